@@ -1,0 +1,187 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The stored form of an entry: a small header, then the bytes exactly as they go to a client.
+
+The *body* is what follows the command in a Pulsar payload frame: ``0x0e01 | crc32c | metadata size | metadata |
+payload``. It is kept as it came, so publishing and dispatching copy it once and never re-encode it. Everything the
+broker itself wants to know at dispatch, for filters, for replication and after a restart stands in the header, so none
+of those ways parses protobuf.
+
+Layout, big-endian (``HEADER``), followed by the origin's region name for entries that came from elsewhere and by
+optional fields (type u8, length u16, bytes)::
+
+    u8 version | u8 flags | u16 offset of the body | u32 messages | u32 key hash | u32 origin checksum
+    u64 publish time ms | u64 stored time ms | i64 prev ledger | i64 prev entry
+    [FOREIGN: i64 origin ledger | i64 origin entry | u8 length | region name]  [extras ...]  body
+
+``origin checksum`` is the CRC32C of ``metadata size | metadata | payload`` as the origin stored it: replication appends
+fields to the metadata, and this number proves that everything else stayed what it was (R7, R60).
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Final, NamedTuple
+
+from meridian_broker.positions.position import EARLIEST, Position
+
+FORMAT_VERSION: Final = 1
+
+MARKER: Final = 0x01
+"""Never shown to clients (PIP-33)."""
+FOREIGN: Final = 0x02
+"""First stored in another region; its origin follows the fixed part."""
+BATCH: Final = 0x04
+"""The body is a client's batch: its messages share one entry."""
+CHUNK: Final = 0x08
+"""One piece of a message larger than the limit."""
+NO_ORIGIN: Final = 0x10
+"""Came from a peer that stamps no source position: takes no part in exact mode (R2)."""
+
+EXTRA_REPLICATE_TO: Final = 1
+"""Comma-joined region names this entry may go to; absent means all."""
+EXTRA_DELIVER_AT: Final = 2
+"""u64 milliseconds: not before this time."""
+
+HEADER: Final = struct.Struct(">BBHIIIQQqq")
+_FOREIGN: Final = struct.Struct(">qqB")
+_EXTRA: Final = struct.Struct(">BH")
+_U64: Final = struct.Struct(">Q")
+
+
+class EntryFormatError(ValueError):
+    """The bytes are no entry this version can read."""
+
+
+class EntryHeader(NamedTuple):
+    """The header, unpacked."""
+
+    flags: int
+    body_offset: int
+    messages: int
+    key_hash: int
+    origin_checksum: int
+    publish_time_ms: int
+    stored_time_ms: int
+    prev: Position
+    """The origin's previous own entry of this partition (R3); ``EARLIEST`` for its first."""
+    region: str | None
+    """The origin's region; None: this entry was first stored here."""
+    origin: Position | None
+    """The origin's position; None: the entry's own position is its origin."""
+    replicate_to: tuple[str, ...] | None
+    deliver_at_ms: int | None
+
+    @property
+    def is_marker(self) -> bool:
+        return bool(self.flags & MARKER)
+
+
+def pack_own(
+    flags: int,
+    messages: int,
+    key_hash: int,
+    origin_checksum: int,
+    publish_time_ms: int,
+    stored_time_ms: int,
+    prev_ledger: int,
+    prev_entry: int,
+    extras: bytes = b"",
+) -> bytes:
+    """The header of an entry first stored here. Flat arguments: this runs once per published entry."""
+    return (
+        HEADER.pack(
+            FORMAT_VERSION,
+            flags,
+            HEADER.size + len(extras),
+            messages,
+            key_hash,
+            origin_checksum,
+            publish_time_ms,
+            stored_time_ms,
+            prev_ledger,
+            prev_entry,
+        )
+        + extras
+    )
+
+
+def pack_foreign(header: EntryHeader) -> bytes:
+    """The header of an entry that came from another region; ``body_offset`` is worked out here."""
+    if header.region is None or header.origin is None:
+        raise ValueError("a foreign entry has a region and an origin")
+    name = header.region.encode()
+    tail = _FOREIGN.pack(header.origin.ledger, header.origin.entry, len(name)) + name
+    tail += pack_extras(header.replicate_to, header.deliver_at_ms)
+    return (
+        HEADER.pack(
+            FORMAT_VERSION,
+            header.flags | FOREIGN,
+            HEADER.size + len(tail),
+            header.messages,
+            header.key_hash,
+            header.origin_checksum,
+            header.publish_time_ms,
+            header.stored_time_ms,
+            header.prev.ledger,
+            header.prev.entry,
+        )
+        + tail
+    )
+
+
+def pack_extras(replicate_to: tuple[str, ...] | None, deliver_at_ms: int | None) -> bytes:
+    """The optional fields; empty for an entry that has none of them, which is nearly all."""
+    extras = b""
+    if replicate_to is not None:
+        joined = ",".join(replicate_to).encode()
+        extras += _EXTRA.pack(EXTRA_REPLICATE_TO, len(joined)) + joined
+    if deliver_at_ms is not None:
+        extras += _EXTRA.pack(EXTRA_DELIVER_AT, 8) + _U64.pack(deliver_at_ms)
+    return extras
+
+
+def unpack(entry: bytes) -> EntryHeader:
+    """Read the header of a stored entry.
+
+    :raises EntryFormatError: a newer format, or bytes that are no entry.
+    """
+    try:
+        version, flags, offset, messages, key_hash, checksum, published, stored, prev_ledger, prev_entry = (
+            HEADER.unpack_from(entry)
+        )
+        if version != FORMAT_VERSION:
+            raise EntryFormatError(
+                f"entry format {version}: this broker reads format {FORMAT_VERSION} only; a newer broker wrote it, "
+                "start that version again"
+            )
+        region = origin = replicate_to = deliver_at = None
+        at = HEADER.size
+        if flags & FOREIGN:
+            ledger, number, length = _FOREIGN.unpack_from(entry, at)
+            at += _FOREIGN.size
+            region, origin = str(entry[at : at + length], "utf-8"), Position(ledger, number)
+            at += length
+        while at < offset:
+            kind, length = _EXTRA.unpack_from(entry, at)
+            at += _EXTRA.size
+            if kind == EXTRA_REPLICATE_TO:
+                replicate_to = tuple(name for name in str(entry[at : at + length], "utf-8").split(",") if name)
+            elif kind == EXTRA_DELIVER_AT:
+                (deliver_at,) = _U64.unpack_from(entry, at)
+            at += length
+    except (struct.error, UnicodeDecodeError) as error:
+        raise EntryFormatError(f"{len(entry)} bytes are no stored entry: {error}") from error
+    return EntryHeader(
+        flags,
+        offset,
+        messages,
+        key_hash,
+        checksum,
+        published,
+        stored,
+        Position(prev_ledger, prev_entry) if prev_ledger >= 0 else EARLIEST,
+        region,
+        origin,
+        replicate_to,
+        deliver_at,
+    )

@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The port every storage engine implements: append-only ledgers, written by one owner, readable by anyone.
+
+A *ledger* is a segment of a log with an id that is never used twice (rule R1). One broker writes it; when that broker
+is gone, ``recover`` fences whatever is left of the old writer, finds the last durable entry and seals the ledger.
+Nothing in this port assumes a local file, so that a distributed engine fits behind it.
+
+Ordering obligations of an implementation:
+
+1. ``append`` assigns entry ids in call order and calls ``done`` in the same order, on the event loop's thread.
+2. ``done(entry_id)`` is called only after the entry would survive a power cut.
+3. After the first ``done(error)`` of a writer every later append of that writer fails too: no gap can appear.
+4. Nothing past ``last_confirmed`` is ever handed to a reader.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+
+class LedgerError(Exception):
+    """A ledger operation failed. The message names the ledger, the situation and what to do."""
+
+
+class LedgerFenced(LedgerError):
+    """Another owner took the ledger over: this writer must stop and let go of its topic."""
+
+
+class LedgerNotFound(LedgerError):
+    """There is no such ledger: it was deleted, or never made."""
+
+
+class LedgerWriteFailed(LedgerError):
+    """The storage refused a write (full, read-only or broken disk). Nothing after it was stored."""
+
+
+class LedgerCorrupt(LedgerError):
+    """A stored entry fails its checksum. The message names the ledger, the entry and the file."""
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerInfo:
+    """What is known of a ledger."""
+
+    ledger_id: int
+    entries: int
+    """Number of durable entries; ids run from 0 to ``entries - 1``."""
+    size: int
+    """Sum of the entries' sizes in bytes."""
+    sealed: bool
+
+
+AppendDone = Callable[[int | LedgerError], None]
+
+
+class Writer(Protocol):
+    """The one appender of one ledger."""
+
+    @property
+    def ledger_id(self) -> int: ...
+
+    @property
+    def next_entry(self) -> int:
+        """The id the next ``append`` will get."""
+        ...
+
+    @property
+    def size(self) -> int:
+        """Bytes appended so far, durable or not."""
+        ...
+
+    def append(self, buffer: bytes, done: AppendDone) -> int:
+        """Queue one entry and return its id at once; ``done`` hears the id again once it is durable, or an error.
+
+        Synchronous and cheap: many appends of one turn of the loop share one fdatasync (group commit).
+        """
+        ...
+
+    async def seal(self) -> LedgerInfo:
+        """Wait for what is queued, then close the ledger for good.
+
+        :raises LedgerFenced: another owner sealed it first.
+        """
+        ...
+
+
+class Reader(Protocol):
+    """Reads a ledger that anybody may still be writing."""
+
+    @property
+    def ledger_id(self) -> int: ...
+
+    def last_confirmed(self) -> int:
+        """Id of the last durable entry, -1 for none."""
+        ...
+
+    async def read(self, first: int, last: int, max_bytes: int) -> list[bytes]:
+        """Entries ``first`` to ``last`` inclusive, fewer when ``max_bytes`` is reached (but at least one) or at the end.
+
+        :raises LedgerNotFound: the ledger was deleted.
+        :raises LedgerCorrupt: an entry fails its checksum.
+        """
+        ...
+
+
+class LedgerStore(Protocol):
+    """All ledgers a broker can reach."""
+
+    async def create(self, ledger_id: int, fence: int) -> Writer:
+        """Make a ledger and become its writer. ``fence`` is the owner's epoch: a smaller one is refused later on.
+
+        :raises LedgerError: the id was used before (R1).
+        """
+        ...
+
+    async def open(self, ledger_id: int) -> Reader:
+        """:raises LedgerNotFound: no such ledger."""
+        ...
+
+    async def recover(self, ledger_id: int, fence: int) -> LedgerInfo:
+        """Fence the old writer, find the last durable entry, seal. Sealed already: only says what is there.
+
+        :raises LedgerFenced: ``fence`` is older than one seen.
+        :raises LedgerNotFound: no such ledger.
+        """
+        ...
+
+    async def delete(self, ledger_id: int) -> None:
+        """Forget the ledger and give its space back, in time. Absent: nothing happens."""
+        ...
+
+    async def list(self) -> list[LedgerInfo]:
+        """Every ledger of this store."""
+        ...

@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The port to a region's metadata store: a small, consistent tree of versioned values.
+
+Paths look like files (``/namespaces/public/default``); a value is bytes; a version is a number that grows with each
+write of its path and is compared for equality only. Regions share no store: nothing here crosses a region's border.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+ABSENT = 0
+"""``expected=ABSENT``: the path must not exist. Real versions start at 1."""
+
+
+class MetadataError(Exception):
+    """The metadata store refused or failed. The message says whose fault it is and what to do."""
+
+
+class VersionConflict(MetadataError):
+    """Somebody else wrote the path first: read it again and decide anew."""
+
+
+class MetadataUnavailable(MetadataError):
+    """The store does not answer (down, cut off, too slow). Retrying later is right."""
+
+
+class LeaseExpired(MetadataError):
+    """The lease is gone: whatever it protected may belong to somebody else by now."""
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """A value and its version."""
+
+    value: bytes
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class Put:
+    """Write ``value`` at ``path``; with ``lease`` it vanishes when that lease does."""
+
+    path: str
+    value: bytes
+    lease: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Delete:
+    """Remove ``path`` (that path alone, not what is below it). Absent: nothing happens."""
+
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """``path`` must be at ``version`` (``ABSENT``: must not exist) for a transaction to go through."""
+
+    path: str
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One change seen by a watch; ``record`` is None for a deletion."""
+
+    path: str
+    record: Record | None
+
+
+class Lease(Protocol):
+    """A right that ends by itself unless its holder keeps renewing it. The store renews it in the background."""
+
+    @property
+    def lease_id(self) -> int: ...
+
+    def valid_until(self) -> float:
+        """Monotonic seconds until which the holder may rely on the lease (its own clock, margin included)."""
+        ...
+
+    async def revoke(self) -> None:
+        """Give it up now; everything put with it goes."""
+        ...
+
+
+class MetadataStore(Protocol):
+    """One region's metadata. All methods may raise :class:`MetadataUnavailable`."""
+
+    async def get(self, path: str) -> Record | None: ...
+
+    async def put(self, path: str, value: bytes, *, expected: int | None = None, lease: int | None = None) -> int:
+        """Write and return the new version. ``expected``: the version that must be there, ``ABSENT`` for none.
+
+        :raises VersionConflict: another version is there.
+        :raises LeaseExpired: the lease is unknown or gone.
+        """
+        ...
+
+    async def delete(self, path: str, *, expected: int | None = None) -> bool:
+        """Remove; says whether there was something.
+
+        :raises VersionConflict: another version is there.
+        """
+        ...
+
+    async def children(self, path: str) -> list[str]:
+        """Sorted names one level below ``path`` (also of paths that only have descendants)."""
+        ...
+
+    async def scan(self, prefix: str) -> list[tuple[str, Record]]:
+        """Every path that starts with ``prefix``, sorted, from one consistent moment."""
+        ...
+
+    async def transact(self, checks: Sequence[Check], operations: Sequence[Put | Delete]) -> bool:
+        """All operations or none: False when a check fails (nothing was written).
+
+        :raises LeaseExpired: a lease is unknown or gone.
+        """
+        ...
+
+    def watch(self, prefix: str) -> AsyncIterator[list[Change]]:
+        """Changes below ``prefix`` from now on, a list per transaction, in order, none missed while the store restarts.
+
+        The first item is always an empty list: it is yielded once the watch is in place, so that a caller can scan
+        after it and miss nothing. When the store compacted what was missed, the iterator raises
+        :class:`MetadataError`, and the caller scans again and watches anew.
+        """
+        ...
+
+    async def lease(self, ttl_seconds: float) -> Lease: ...
+
+    async def close(self) -> None: ...
