@@ -1,0 +1,402 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Everything an operator can set, in one tree of small frozen classes, and the one place where it is read.
+
+A key is spelled as Pulsar's ``broker.conf`` spells it where Pulsar has the setting, and in camelCase where it has not.
+The Python attribute is the same name in snake_case. A value comes from the first of these that has it:
+
+1. ``--set key=value`` on the command line,
+2. the environment variable ``MERIDIAN_<key>``, for example ``MERIDIAN_clusterName``,
+3. the file given by ``--config``, one ``key=value`` per line, ``#`` begins a comment line,
+4. the default below.
+
+A key nobody knows is an error that names the nearest one, because a misspelt limit that is silently ignored is found
+at the worst moment. Nothing else in the broker reads the environment. The sentence under each field is its
+documentation: ``docs/configuration.md`` is generated from it, and a test notices when the two differ.
+
+``python -m meridian_broker.server.settings_page`` prints that page.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import ipaddress
+import re
+import typing
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, Literal, Self
+
+ENVIRONMENT_PREFIX: Final = "MERIDIAN_"
+
+TopicCreationType = Literal["partitioned", "non-partitioned"]
+LogLevel = Literal["debug", "info", "warning", "error"]
+
+
+class SettingsError(Exception):
+    """What the operator wrote cannot be used. The message names the key, its source and what is expected."""
+
+
+def _int(default: int, minimum: int, maximum: int, *, key: str | None = None) -> Any:
+    """A whole number with inclusive bounds; ``key`` when the snake_case name does not lead back to Pulsar's."""
+    return field(default=default, metadata={"minimum": minimum, "maximum": maximum, "key": key})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RegionSettings:
+    """Who this region is and where it keeps its things."""
+
+    cluster_name: str = "standalone"
+    """Name of this region. Pulsar's API calls it cluster. It becomes part of every message's origin, so it never
+    changes in the life of a data directory. Letters, digits, `-`, `_` and `.`, at most 64."""
+
+    data_directory: Path = Path("data/standalone")
+    """Directory of the message log and, when the metadata store is embedded, of the metadata. Made when missing."""
+
+    metadata_store_url: str = ""
+    """Where the region's metadata is kept: `sqlite:PATH` (embedded) or `etcd:http://HOST:PORT`. Empty means
+    `metadata.sqlite` inside the data directory. Every region has a store of its own."""
+
+    regions_file: Path | None = None
+    """A JSON file `{"regions": [{"name", "service_url", "admin_url"}, ...]}` that lists every region, this one too. On
+    start the broker makes a cluster for each, and tenant `public` with namespace `public/default` replicated to all.
+    Empty: this region stands alone until clusters are made through the admin API."""
+
+    peer_token_file: Path | None = None
+    """File that holds the secret with which brokers of other regions show that they are peers. The same content in all
+    regions; readable by the broker's user only. Empty: nobody is taken for a peer, so nothing is replicated."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NetworkSettings:
+    """Addresses, ports, and what one connection may ask for."""
+
+    bind_address: str = "127.0.0.1"
+    """IP address on which both ports listen. Anything but loopback is refused unless `insecure` is set, because this
+    broker does not authenticate clients yet."""
+
+    advertised_address: str = ""
+    """Host name or address that lookups tell clients to connect to. Empty: the bind address."""
+
+    broker_service_port: int = _int(6650, 0, 65535)
+    """Port of the Pulsar protocol. 0 lets the system choose."""
+
+    web_service_port: int = _int(8080, 0, 65535)
+    """Port of the admin REST API, health and metrics. 0 lets the system choose."""
+
+    insecure: bool = False
+    """Allows a bind address that other machines can reach although nothing authenticates clients."""
+
+    max_message_size: int = _int(5 * 1024 * 1024, 1024, 128 * 1024 * 1024)
+    """Largest message in bytes, announced to clients when they connect. A client splits or refuses larger ones."""
+
+    keep_alive_interval_seconds: int = _int(30, 1, 3600)
+    """Seconds of silence after which the broker pings a connection. After the same time without an answer it closes
+    the connection."""
+
+    max_concurrent_lookup_request: int = _int(50_000, 1, 1_000_000)
+    """Lookups and partition queries of all connections under way at once. More are answered with TooManyRequests, which
+    clients try again."""
+
+    max_pending_publish_requests_per_connection: int = _int(1000, 1, 1_000_000)
+    """Messages of one connection that wait to be durable. At this number the broker stops reading from the connection
+    until half are stored."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopicSettings:
+    """Creation of topics and subscriptions, and delivery to consumers."""
+
+    allow_auto_topic_creation: bool = True
+    """A producer or consumer that names a topic which does not exist creates it."""
+
+    allow_auto_topic_creation_type: TopicCreationType = "non-partitioned"
+    """What is created then."""
+
+    default_num_partitions: int = _int(1, 1, 1000)
+    """Partitions of a partitioned topic that is created that way."""
+
+    allow_auto_subscription_creation: bool = True
+    """A consumer that names a subscription which does not exist creates it."""
+
+    max_unacked_messages_per_consumer: int = _int(50_000, 0, 10_000_000)
+    """Messages delivered to one consumer of a Shared subscription and not yet acknowledged at which delivery to it
+    pauses. 0: no limit."""
+
+    max_unacked_messages_per_subscription: int = _int(200_000, 0, 100_000_000)
+    """The same for all consumers of a subscription together. 0: no limit."""
+
+    active_consumer_failover_delay_time_millis: int = _int(1000, 0, 600_000)
+    """Milliseconds a Failover subscription waits before another consumer becomes active, so that the acknowledgements
+    of the one before can arrive."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StorageSettings:
+    """Ledgers, and how long acknowledged messages stay. Unacknowledged messages always stay."""
+
+    default_retention_time_in_minutes: int = _int(0, -1, 10 * 366 * 24 * 60)
+    """Minutes for which messages that every subscription has acknowledged are kept. -1: for ever. A namespace's own
+    policy comes first."""
+
+    default_retention_size_in_mb: int = _int(0, -1, 1_000_000_000, key="defaultRetentionSizeInMB")
+    """Mebibytes of such messages kept per topic. -1: no limit. A message goes as soon as either limit is passed; with
+    one of the two at 0 and the other not, none is kept."""
+
+    retention_check_interval_in_seconds: int = _int(120, 1, 86_400)
+    """Seconds between two looks for ledgers whose space can be given back."""
+
+    managed_ledger_max_entries_per_ledger: int = _int(50_000, 1, 10_000_000)
+    """Entries after which a topic goes on in a new ledger. Space is given back by whole ledgers."""
+
+    managed_ledger_max_size_per_ledger_mbytes: int = _int(2048, 1, 1_000_000)
+    """Mebibytes after which a topic goes on in a new ledger."""
+
+    managed_ledger_cache_size_mb: int = _int(64, 0, 1_000_000, key="managedLedgerCacheSizeMB")
+    """Mebibytes of the newest entries of all topics kept in memory for consumers that keep up."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicationSettings:
+    """Messages and acknowledgements on their way to the other regions."""
+
+    replication_producer_queue_size: int = _int(1000, 1, 100_000)
+    """Messages sent to a remote region, per topic, that it has not yet confirmed."""
+
+    barrier_timeout_millis: int = _int(250, 0, 60_000)
+    """Longest wait, in milliseconds, for the newest progress of the other regions before the first message goes to a
+    subscription that had no consumers here, and for their confirmation before a consumer's close is answered."""
+
+    progress_coalesce_millis: int = _int(10, 0, 1000)
+    """Longest time, in milliseconds, for which acknowledgements wait to travel together while others are under way to
+    the same region."""
+
+    digest_interval_seconds: int = _int(3, 1, 3600)
+    """Seconds between two comparisons of a topic's progress with another region."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessSettings:
+    """The process itself."""
+
+    log_level: LogLevel = "info"
+    """Least important kind of line that goes to the log, which is standard error."""
+
+    broker_shutdown_timeout_ms: int = _int(60_000, 0, 3_600_000)
+    """Longest time, in milliseconds, in which the broker hands over and stores what is open after SIGTERM."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """All settings of one broker process."""
+
+    region: RegionSettings = field(default_factory=RegionSettings)
+    network: NetworkSettings = field(default_factory=NetworkSettings)
+    topics: TopicSettings = field(default_factory=TopicSettings)
+    storage: StorageSettings = field(default_factory=StorageSettings)
+    replication: ReplicationSettings = field(default_factory=ReplicationSettings)
+    process: ProcessSettings = field(default_factory=ProcessSettings)
+
+    def __post_init__(self) -> None:
+        """Rules that a single value cannot break.
+
+        :raises SettingsError: always with the keys that do not go together.
+        """
+        if not re.fullmatch(r"[A-Za-z0-9][-_.A-Za-z0-9]{0,63}", self.region.cluster_name):
+            raise SettingsError(
+                f"clusterName={self.region.cluster_name!r}: expected a letter or digit and then at most 63 letters, "
+                "digits, '-', '_' or '.'"
+            )
+        _check_metadata_url(self.region.metadata_store_url)
+        _check_bind_address(self.network)
+
+    @property
+    def metadata_store_url(self) -> str:
+        """The metadata store's URL with the default filled in."""
+        return self.region.metadata_store_url or f"sqlite:{self.region.data_directory / 'metadata.sqlite'}"
+
+    @property
+    def advertised_address(self) -> str:
+        """The address that clients are told, with the default filled in."""
+        return self.network.advertised_address or self.network.bind_address
+
+    @classmethod
+    def of(cls, pairs: Mapping[str, str], source: str = "settings") -> Self:
+        """Settings from ``key -> text``; absent keys have their defaults. ``source`` names the pairs in errors.
+
+        :raises SettingsError: unknown key, wrong type, out of bounds, or keys that do not go together.
+        """
+        return cls._build({key: (value, source) for key, value in pairs.items()})
+
+    @classmethod
+    def _build(cls, given: Mapping[str, tuple[str, str]]) -> Self:
+        sections: dict[str, dict[str, Any]] = {}
+        for key, (text, source) in given.items():
+            setting = BY_KEY.get(key)
+            if setting is None:
+                raise SettingsError(_unknown(key, source))
+            sections.setdefault(setting.section, {})[setting.attribute] = setting.parse(text, source)
+        return cls(**{name: SECTIONS[name](**values) for name, values in sections.items()})
+
+    def pairs(self) -> dict[str, str]:
+        """Every key with its value as text, as ``of`` reads it. No value of a setting is a secret."""
+        return {
+            key: setting.text(getattr(getattr(self, setting.section), setting.attribute))
+            for key, setting in BY_KEY.items()
+        }
+
+
+def load(config: Path | None, assignments: Sequence[str], environment: Mapping[str, str]) -> Settings:
+    """The settings of this process, from a file, ``--set`` assignments and the environment.
+
+    :raises SettingsError: the file cannot be read, or something in one of the three cannot be used.
+    """
+    given: dict[str, tuple[str, str]] = {}
+    if config is not None:
+        try:
+            text = config.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise SettingsError(f"cannot read the configuration file {config}: {error}") from error
+        given.update(_parse_properties(text.splitlines(), str(config)))
+    given.update(_from_environment(environment))
+    for assignment in assignments:
+        key, equals, value = assignment.partition("=")
+        if not equals:
+            raise SettingsError(f"--set {assignment}: expected key=value")
+        given[key.strip()] = (value.strip(), "--set")
+    return Settings._build(given)
+
+
+def _parse_properties(lines: Iterable[str], source: str) -> dict[str, tuple[str, str]]:
+    found: dict[str, tuple[str, str]] = {}
+    for number, raw in enumerate(lines, start=1):
+        line = raw.strip()
+        if not line or line.startswith(("#", "!")):
+            continue
+        key, equals, value = line.partition("=")
+        if not equals:
+            raise SettingsError(f"{source}:{number}: expected key=value, found {line!r}")
+        found[key.strip()] = (value.strip(), f"{source}:{number}")
+    return found
+
+
+def _from_environment(environment: Mapping[str, str]) -> dict[str, tuple[str, str]]:
+    """Settings among the environment's variables.
+
+    Names without a small letter after the prefix are left alone: ``MERIDIAN_URL`` belongs to the command line, and
+    Kubernetes adds names like ``MERIDIAN_BROKER_SERVICE_HOST`` to every container beside a Service of that name.
+    """
+    found: dict[str, tuple[str, str]] = {}
+    for name, value in environment.items():
+        key = name.removeprefix(ENVIRONMENT_PREFIX)
+        if key != name and (key in BY_KEY or not key.isupper()):
+            found[key] = (value, f"environment variable {name}")
+    return found
+
+
+def _check_metadata_url(url: str) -> None:
+    if url and not re.fullmatch(r"sqlite:.+|etcd:https?://[^/]+:\d+/?", url):
+        raise SettingsError(f"metadataStoreUrl={url!r}: expected sqlite:PATH or etcd:http://HOST:PORT")
+
+
+def _check_bind_address(network: NetworkSettings) -> None:
+    try:
+        address = ipaddress.ip_address(network.bind_address)
+    except ValueError:
+        raise SettingsError(f"bindAddress={network.bind_address!r}: expected an IP address such as 127.0.0.1") from None
+    if not address.is_loopback and not network.insecure:
+        raise SettingsError(
+            f"bindAddress={network.bind_address}: other machines could connect and nothing authenticates them. "
+            "Bind 127.0.0.1, or accept this with --insecure (insecure=true)"
+        )
+    if address.is_unspecified and not network.advertised_address:
+        raise SettingsError(
+            f"bindAddress={network.bind_address} is no address clients can connect to: set advertisedAddress as well"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One key: where it lives in the tree and how its text is read."""
+
+    key: str
+    section: str
+    attribute: str
+    kind: Any
+    default: Any
+    minimum: int | None
+    maximum: int | None
+
+    def parse(self, text: str, source: str) -> Any:
+        value = self._convert(text)
+        if value is None and not (text == "" and self.kind == Path | None):
+            raise SettingsError(f"{source}: {self.key}={text!r}: expected {self.expected()}")
+        return value
+
+    def _convert(self, text: str) -> Any:
+        if self.kind is bool:
+            return {"true": True, "false": False}.get(text.lower())
+        if self.kind is int:
+            if not re.fullmatch(r"-?\d{1,18}", text):
+                return None
+            number = int(text)
+            return number if self._within(number) else None
+        if typing.get_origin(self.kind) is Literal:
+            return text if text in typing.get_args(self.kind) else None
+        if self.kind is str:
+            return text
+        return Path(text) if text else None
+
+    def _within(self, number: int) -> bool:
+        return (self.minimum is None or number >= self.minimum) and (self.maximum is None or number <= self.maximum)
+
+    def expected(self) -> str:
+        if self.kind is bool:
+            return "true or false"
+        if self.kind is int:
+            return f"a whole number from {self.minimum} to {self.maximum}"
+        if typing.get_origin(self.kind) is Literal:
+            return " or ".join(typing.get_args(self.kind))
+        return "a path" if self.kind in (Path, Path | None) else "text"
+
+    def text(self, value: Any) -> str:
+        if isinstance(value, bool):
+            return "true" if value else "false"
+        return "" if value is None else str(value)
+
+
+def _camel(attribute: str) -> str:
+    first, *rest = attribute.split("_")
+    return first + "".join(word.capitalize() for word in rest)
+
+
+SECTIONS: Final[dict[str, type]] = typing.get_type_hints(Settings)
+
+
+def _all_settings() -> dict[str, Setting]:
+    found: dict[str, Setting] = {}
+    for section, holder in SECTIONS.items():
+        hints = typing.get_type_hints(holder)
+        for item in dataclasses.fields(holder):
+            key = item.metadata.get("key") or _camel(item.name)
+            found[key] = Setting(
+                key=key,
+                section=section,
+                attribute=item.name,
+                kind=hints[item.name],
+                default=item.default,
+                minimum=item.metadata.get("minimum"),
+                maximum=item.metadata.get("maximum"),
+            )
+    return found
+
+
+BY_KEY: Final[Mapping[str, Setting]] = _all_settings()
+
+
+def _unknown(key: str, source: str) -> str:
+    lowered = {known.lower(): known for known in BY_KEY}
+    nearest = difflib.get_close_matches(key.lower(), lowered, n=1, cutoff=0.5)
+    hint = f"did you mean {lowered[nearest[0]]}?" if nearest else "see docs/configuration.md for all keys"
+    return f"{source}: there is no setting {key!r}: {hint}"
