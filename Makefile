@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: Apache-2.0
+# What one does with a checkout. Every target sets up what it needs by itself: start with `make demo` or `make test`.
+
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.NOTPARALLEL:
+
+BIN := .venv/bin
+SEED ?=
+JSON ?=
+
+.PHONY: setup
+setup: ## make .venv with the pinned dependencies; by apt: python3-venv and Java 17, where missing
+	@scripts/setup
+
+.PHONY: demo
+demo: setup ## three regions, a year of New York's flights, one region killed; SEED=n, JSON=1
+	@$(BIN)/python demo/run.py $(if $(JSON),--json) $(if $(SEED),--seed $(SEED))
+
+.PHONY: test
+test: setup ## unit, integration and scenario tests
+	@$(BIN)/python -m pytest tests/unit tests/integration tests/scenarios
+
+.PHONY: check
+check: setup ## lint, format, types, import contracts, generated files
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy broker/src verifier/src
+	@$(BIN)/lint-imports
+	@scripts/generated check
+
+.PHONY: docs
+docs: setup ## write the generated pages again
+	@scripts/generated write
+
+.PHONY: test-fresh
+test-fresh: ## the two commands of the README in a new Debian system (root, debootstrap; not part of test)
+	@tests/fresh/run
+
+.PHONY: clean
+clean: ## remove caches and what demo and tests left; keeps .venv
+	@rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache data demo-data reports
+	@find . -name __pycache__ -type d -not -path './.venv/*' -prune -exec rm -rf {} +
+
+.PHONY: help
+help: ## this list
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
