@@ -1,0 +1,263 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Commands in, bytes out.
+
+What a broker sends millions of times (receipts, message headers) and what a replicator sends (SEND, ACK, FLOW) is
+written by hand; everything else goes through protobuf by ``simple``. All functions return complete frames as ``bytes``,
+except ``message_header`` and ``send_header``: those are followed on the socket by the body, which is never copied here
+and is shared between all subscriptions it goes to.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Final
+
+from meridian_broker.wire.proto import peer_pb2
+from meridian_broker.wire.proto import pulsar_pb2 as pb
+from meridian_broker.wire.pulsar.limits import VARINT_CACHE_ENTRIES
+
+if TYPE_CHECKING:
+    from google.protobuf.message import Message as ProtoMessage
+
+_U64: Final = (1 << 64) - 1
+_HEAD: Final = struct.Struct(">II")
+_TWO_BYTES: Final = 1 << 14
+
+_LAST: Final = [bytes((n,)) if n < 0x80 else bytes((n & 0x7F | 0x80, n >> 7)) for n in range(_TWO_BYTES)]
+"""Varints of one or two bytes."""
+_MORE: Final = [bytes((n & 0x7F | 0x80, n >> 7 | 0x80)) for n in range(_TWO_BYTES)]
+"""Fourteen bits with more to follow."""
+
+
+def varint(number: int) -> bytes:
+    """The shortest varint; negative numbers as protobuf writes them, in 64 bits two's complement."""
+    if 0 <= number < _TWO_BYTES:
+        return _LAST[number]
+    number &= _U64
+    encoded = b""
+    while number >= _TWO_BYTES:
+        encoded += _MORE[number & 0x3FFF]
+        number >>= 14
+    return encoded + _LAST[number]
+
+
+_ledger_fields: dict[int, bytes] = {}
+
+
+def _ledger_field(ledger: int) -> bytes:
+    """Field 1 of a message id. Ledger ids are eight bytes of varint and few at a time, hence remembered."""
+    field = _ledger_fields.get(ledger)
+    if field is None:
+        if len(_ledger_fields) >= VARINT_CACHE_ENTRIES:
+            _ledger_fields.clear()
+        field = _ledger_fields[ledger] = b"\x08" + varint(ledger)
+    return field
+
+
+# ------------------------------------------------------------------------------------------------ any command
+
+_FIELD_OF: Final[dict[int, tuple[str, bytes, bytes]]] = {
+    field.number: (field.name, b"\x08" + varint(field.number), varint(field.number << 3 | 2))
+    for field in pb.BaseCommand.DESCRIPTOR.fields
+    if field.message_type is not None
+}
+
+
+def simple(kind: int, message: ProtoMessage) -> bytes:
+    """The frame of a command without payload: ``kind`` is a ``BaseCommand.Type``, ``message`` goes in its field.
+
+    :raises KeyError: no such type.
+    :raises google.protobuf.message.EncodeError: a required field is missing.
+    """
+    _, type_field, tag = _FIELD_OF[kind]
+    inner = message.SerializeToString()
+    size = varint(len(inner))
+    length = len(type_field) + len(tag) + len(size) + len(inner)
+    return b"".join((_HEAD.pack(length + 4, length), type_field, tag, size, inner))
+
+
+def command(base: pb.BaseCommand) -> bytes:
+    """The frame of a whole ``BaseCommand`` without payload."""
+    encoded = base.SerializeToString()
+    return _HEAD.pack(len(encoded) + 4, len(encoded)) + encoded
+
+
+PING: Final = simple(pb.BaseCommand.PING, pb.CommandPing())
+PONG: Final = simple(pb.BaseCommand.PONG, pb.CommandPong())
+
+
+def success(request_id: int) -> bytes:
+    """SUCCESS."""
+    return simple(pb.BaseCommand.SUCCESS, pb.CommandSuccess(request_id=request_id))
+
+
+def error(request_id: int, code: int, message: str) -> bytes:
+    """ERROR; -1 as ``request_id`` belongs to no request (handshake)."""
+    return simple(pb.BaseCommand.ERROR, pb.CommandError(request_id=request_id & _U64, error=code, message=message))
+
+
+def send_error(producer_id: int, sequence_id: int, code: int, message: str) -> bytes:
+    """SEND_ERROR."""
+    return simple(
+        pb.BaseCommand.SEND_ERROR,
+        pb.CommandSendError(producer_id=producer_id, sequence_id=sequence_id, error=code, message=message),
+    )
+
+
+# ------------------------------------------------------------------------------------------------ broker's side
+
+
+def message_id(ledger: int, entry: int, partition: int = -1) -> bytes:
+    """An encoded ``MessageIdData``, to share between the headers of one entry. -1 is the default partition."""
+    if partition < 0:
+        return _ledger_field(ledger) + b"\x10" + varint(entry)
+    return _ledger_field(ledger) + b"\x10" + varint(entry) + b"\x18" + varint(partition)
+
+
+def send_receipt(
+    producer_id: int, sequence_id: int, ledger: int, entry: int, highest_sequence_id: int | None = None
+) -> bytes:
+    """SEND_RECEIPT. ``ledger`` and ``entry`` of -1 say: this was a duplicate."""
+    place = _ledger_field(ledger) + b"\x10" + varint(entry)
+    inner = b"\x08" + varint(producer_id) + b"\x10" + varint(sequence_id) + b"\x1a" + _LAST[len(place)] + place
+    if highest_sequence_id is not None:
+        inner += b"\x20" + varint(highest_sequence_id)
+    return _RECEIPT_HEADS[len(inner)] + inner
+
+
+def _heads(kind: int) -> list[bytes]:
+    """Everything before the inner message, by the inner message's length (below 128)."""
+    _, type_field, tag = _FIELD_OF[kind]
+    before = len(type_field) + len(tag) + 1
+    return [_HEAD.pack(n + before + 4, n + before) + type_field + tag + _LAST[n] for n in range(0x80)]
+
+
+_RECEIPT_HEADS: Final = _heads(7)
+
+
+def message_header(
+    consumer_id: int,
+    place: bytes,
+    body_length: int,
+    redelivery_count: int = 0,
+    ack_set: Sequence[int] = (),
+    consumer_epoch: int | None = None,
+) -> bytes:
+    """What stands before the body of a MESSAGE.
+
+    :param place: from ``message_id``; one per entry, shared by all subscriptions.
+    :param body_length: of the body (magic included) that is written after this.
+    :param ack_set: of a partly acknowledged batch, the wire's sense: set bits are still wanted. Signed or unsigned.
+    """
+    inner = b"\x08" + varint(consumer_id) + b"\x12" + _LAST[len(place)] + place
+    if redelivery_count:
+        inner += b"\x18" + varint(redelivery_count)
+    for word in ack_set:
+        inner += b"\x20" + varint(word)
+    if consumer_epoch is not None:
+        inner += b"\x28" + varint(consumer_epoch)
+    size = varint(len(inner))
+    length = 3 + len(size) + len(inner)
+    return _HEAD.pack(length + 4 + body_length, length) + b"\x08\x09\x4a" + size + inner
+
+
+def message(
+    consumer_id: int,
+    ledger: int,
+    entry: int,
+    body: bytes,
+    partition: int = -1,
+    redelivery_count: int = 0,
+    ack_set: Sequence[int] = (),
+    consumer_epoch: int | None = None,
+) -> list[bytes]:
+    """A MESSAGE as two buffers, header and body, for ``writelines``."""
+    place = message_id(ledger, entry, partition)
+    return [message_header(consumer_id, place, len(body), redelivery_count, ack_set, consumer_epoch), body]
+
+
+# ------------------------------------------------------------------------------------------------ client's side
+
+
+def send_header(
+    producer_id: int,
+    sequence_id: int,
+    body_length: int,
+    num_messages: int = 1,
+    highest_sequence_id: int | None = None,
+    is_chunk: bool = False,
+    marker: bool = False,
+    shadow_message_id: bytes | None = None,
+    origin: peer_pb2.OriginStamp | None = None,
+) -> bytes:
+    """What stands before the body of a SEND.
+
+    :param shadow_message_id: from ``message_id``: the entry is to be stored under this id (shadow topics).
+    :param origin: the stamp of a replicated entry; only to peers that speak the peer protocol.
+    """
+    inner = b"\x08" + varint(producer_id) + b"\x10" + varint(sequence_id)
+    if num_messages != 1:
+        inner += b"\x18" + varint(num_messages)
+    if highest_sequence_id is not None:
+        inner += b"\x30" + varint(highest_sequence_id)
+    if is_chunk:
+        inner += b"\x38\x01"
+    if marker:
+        inner += b"\x40\x01"
+    if shadow_message_id is not None:
+        inner += b"\x4a" + varint(len(shadow_message_id)) + shadow_message_id
+    if origin is not None:
+        stamp = origin.SerializeToString()
+        inner += b"\xc2\x3e" + varint(len(stamp)) + stamp
+    size = varint(len(inner))
+    length = 3 + len(size) + len(inner)
+    return _HEAD.pack(length + 4 + body_length, length) + b"\x08\x06\x32" + size + inner
+
+
+def send(
+    producer_id: int,
+    sequence_id: int,
+    body: bytes,
+    num_messages: int = 1,
+    highest_sequence_id: int | None = None,
+    is_chunk: bool = False,
+    marker: bool = False,
+    shadow_message_id: bytes | None = None,
+    origin: peer_pb2.OriginStamp | None = None,
+) -> list[bytes]:
+    """A SEND as two buffers, header and body, for ``writelines``."""
+    header = send_header(
+        producer_id,
+        sequence_id,
+        len(body),
+        num_messages,
+        highest_sequence_id,
+        is_chunk,
+        marker,
+        shadow_message_id,
+        origin,
+    )
+    return [header, body]
+
+
+def ack(consumer_id: int, ack_type: int, ids: Iterable[tuple[int, int]], request_id: int | None = None) -> bytes:
+    """ACK of whole entries, ``ids`` as (ledger, entry)."""
+    inner = b"\x08" + varint(consumer_id) + b"\x10" + varint(ack_type)
+    for ledger, entry in ids:
+        place = _ledger_field(ledger) + b"\x10" + varint(entry)
+        inner += b"\x1a" + _LAST[len(place)] + place
+    if request_id is not None:
+        inner += b"\x40" + varint(request_id)
+    size = varint(len(inner))
+    length = 3 + len(size) + len(inner)
+    return _HEAD.pack(length + 4, length) + b"\x08\x0a\x52" + size + inner
+
+
+def flow(consumer_id: int, permits: int) -> bytes:
+    """FLOW."""
+    inner = b"\x08" + varint(consumer_id) + b"\x10" + varint(permits)
+    return _FLOW_HEADS[len(inner)] + inner
+
+
+_FLOW_HEADS: Final = _heads(11)
