@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n%meridian_broker/wire/proto/peer.proto\x12\x14meridian.pulsar.peer\"\xbf\x02\n\x0bOriginStamp\x12\x0e\n\x06region\x18\x01 \x01(\t\x12\x0e\n\x06ledger\x18\x02 \x01(\x03\x12\r\n\x05\x65ntry\x18\x03 \x01(\x03\x12\x17\n\x0bprev_ledger\x18\x04 \x01(\x03:\x02-1\x12\x16\n\nprev_entry\x18\x05 \x01(\x03:\x02-1\x12\x1c\n\x10sent_prev_ledger\x18\x06 \x01(\x03:\x02-1\x12\x1b\n\x0fsent_prev_entry\x18\x07 \x01(\x03:\x02-1\x12\x10\n\x08\x63hecksum\x18\x08 \x01(\x07\x12\x1f\n\x17\x61ppended_metadata_bytes\x18\t \x01(\r\x12\x10\n\x08messages\x18\n \x01(\r\x12\x10\n\x08key_hash\x18\x0b \x01(\r\x12\x17\n\x0fpublish_time_ms\x18\x0c \x01(\x04\x12\r\n\x05\x66lags\x18\r \x01(\r\x12\x16\n\x0estored_time_ms\x18\x0e \x01(\x04\"8\n\x11ReplicationSource\x12\x0e\n\x06region\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\"f\n\x10ReplicationState\x12\x1e\n\x12last_origin_ledger\x18\x01 \x01(\x03:\x02-1\x12\x1d\n\x11last_origin_entry\x18\x02 \x01(\x03:\x02-1\x12\x13\n\x0bincarnation\x18\x03 \x01(\t\"N\n\rProgressHello\x12\x0e\n\x06region\x18\x01 \x01(\t\x12\x18\n\x10protocol_version\x18\x02 \x01(\r\x12\x13\n\x0bincarnation\x18\x03 \x01(\t\"\x91\x01\n\tDeltaItem\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x14\n\x0csubscription\x18\x02 \x01(\t\x12\x13\n\x0bincarnation\x18\x03 \x01(\t\x12\x10\n\x08progress\x18\x04 \x01(\x0c\x12\x0e\n\x06record\x18\x05 \x01(\x0c\x12\x15\n\rorigin_region\x18\x06 \x01(\t\x12\x11\n\tpassed_on\x18\x07 \x01(\x08\"N\n\x05\x44\x65lta\x12\x15\n\rlink_sequence\x18\x01 \x01(\x04\x12.\n\x05items\x18\x02 \x03(\x0b\x32\x1f.meridian.pulsar.peer.DeltaItem\"\x9a\x01\n\x08\x44\x65ltaAck\x12\x15\n\rlink_sequence\x18\x01 \x01(\x04\x12\x37\n\x07refused\x18\x02 \x03(\x0b\x32&.meridian.pulsar.peer.DeltaAck.Refused\x1a>\n\x07Refused\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x14\n\x0csubscription\x18\x02 \x01(\t\x12\x0e\n\x06reason\x18\x03 \x01(\t\"o\n\x12SubscriptionDigest\x12\x14\n\x0csubscription\x18\x01 \x01(\t\x12\r\n\x05pairs\x18\x02 \x01(\x0c\x12\x34\n\x0bhigh_waters\x18\x03 \x03(\x0b\x32\x1f.meridian.pulsar.peer.HighWater\"B\n\tHighWater\x12\x0e\n\x06region\x18\x01 \x01(\t\x12\x12\n\x06ledger\x18\x02 \x01(\x03:\x02-1\x12\x11\n\x05\x65ntry\x18\x03 \x01(\x03:\x02-1\"\xa8\x01\n\x06\x44igest\x12\x12\n\nrequest_id\x18\x01 \x01(\x04\x12\r\n\x05topic\x18\x02 \x01(\t\x12\x13\n\x0bincarnation\x18\x03 \x01(\t\x12\x10\n\x08\x63ut_sent\x18\x04 \x01(\x04\x12\x13\n\x0b\x63ut_applied\x18\x05 \x01(\x04\x12?\n\rsubscriptions\x18\x06 \x03(\x0b\x32(.meridian.pulsar.peer.SubscriptionDigest\"N\n\x05\x46\x65tch\x12\x12\n\nrequest_id\x18\x01 \x01(\x04\x12\r\n\x05topic\x18\x02 \x01(\t\x12\x14\n\x0csubscription\x18\x03 \x01(\t\x12\x0c\n\x04keys\x18\x04 \x03(\x0c\"q\n\x05State\x12\x12\n\nrequest_id\x18\x01 \x01(\x04\x12\r\n\x05topic\x18\x02 \x01(\t\x12\x14\n\x0csubscription\x18\x03 \x01(\t\x12\r\n\x05\x66ound\x18\x04 \x01(\x08\x12\x10\n\x08progress\x18\x05 \x01(\x0c\x12\x0e\n\x06record\x18\x06 \x01(\x0c\"B\n\x07\x42\x61rrier\x12\x12\n\nrequest_id\x18\x01 \x01(\x04\x12\r\n\x05topic\x18\x02 \x01(\t\x12\x14\n\x0csubscription\x18\x03 \x01(\t\"a\n\x0b\x42\x61rrierDone\x12\x12\n\nrequest_id\x18\x01 \x01(\x04\x12\r\n\x05\x66ound\x18\x02 \x01(\x08\x12\x10\n\x08progress\x18\x03 \x01(\x0c\x12\x0e\n\x06record\x18\x04 \x01(\x0c\x12\r\n\x05\x65rror\x18\x05 \x01(\t')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n%meridian_broker/wire/proto/peer.proto\x12\x14meridian.pulsar.peer\"\xbf\x02\n\x0bOriginStamp\x12\x0e\n\x06region\x18\x01 \x01(\t\x12\x0e\n\x06ledger\x18\x02 \x01(\x03\x12\r\n\x05\x65ntry\x18\x03 \x01(\x03\x12\x17\n\x0bprev_ledger\x18\x04 \x01(\x03:\x02-1\x12\x16\n\nprev_entry\x18\x05 \x01(\x03:\x02-1\x12\x1c\n\x10sent_prev_ledger\x18\x06 \x01(\x03:\x02-1\x12\x1b\n\x0fsent_prev_entry\x18\x07 \x01(\x03:\x02-1\x12\x10\n\x08\x63hecksum\x18\x08 \x01(\x07\x12\x1f\n\x17\x61ppended_metadata_bytes\x18\t \x01(\r\x12\x10\n\x08messages\x18\n \x01(\r\x12\x10\n\x08key_hash\x18\x0b \x01(\r\x12\x17\n\x0fpublish_time_ms\x18\x0c \x01(\x04\x12\r\n\x05\x66lags\x18\r \x01(\r\x12\x16\n\x0estored_time_ms\x18\x0e \x01(\x04\"8\n\x11ReplicationSource\x12\x0e\n\x06region\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\"f\n\x10ReplicationState\x12\x1e\n\x12last_origin_ledger\x18\x01 \x01(\x03:\x02-1\x12\x1d\n\x11last_origin_entry\x18\x02 \x01(\x03:\x02-1\x12\x13\n\x0bincarnation\x18\x03 \x01(\t\"]\n\rProgressHello\x12\x0e\n\x06region\x18\x01 \x01(\t\x12\x18\n\x10protocol_version\x18\x02 \x01(\r\x12\x12\n\nnext_delta\x18\x03 \x01(\x04\x12\x0e\n\x06\x61nswer\x18\x04 \x01(\x08\"\x8d\x01\n\tDeltaItem\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x14\n\x0csubscription\x18\x02 \x01(\t\x12\x13\n\x0bincarnation\x18\x03 \x01(\t\x12\x10\n\x08progress\x18\x04 \x01(\x0c\x12\x0e\n\x06record\x18\x05 \x01(\x0c\x12\x11\n\tunreached\x18\x06 \x03(\t\x12\x11\n\tpassed_on\x18\x07 \x01(\x08\"G\n\x05\x44\x65lta\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12.\n\x05items\x18\x02 \x03(\x0b\x32\x1f.meridian.pulsar.peer.DeltaItem\"\x8c\x01\n\x08\x44\x65ltaAck\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\x38\n\x08refusals\x18\x02 \x03(\x0b\x32&.meridian.pulsar.peer.DeltaAck.Refusal\x1a\x36\n\x07Refusal\x12\r\n\x05index\x18\x01 \x01(\r\x12\x0c\n\x04\x63ode\x18\x02 \x01(\t\x12\x0e\n\x06reason\x18\x03 \x01(\t\"\x81\x01\n\x0bProgressKey\x12\x15\n\repoch_time_ms\x18\x01 \x01(\x04\x12\x15\n\repoch_counter\x18\x02 \x01(\x04\x12\x14\n\x0c\x65poch_region\x18\x03 \x01(\t\x12\x0e\n\x06region\x18\x04 \x01(\t\x12\x0e\n\x06ledger\x18\x05 \x01(\x12\x12\x0e\n\x06\x64igest\x18\x06 \x01(\x06\"?\n\x0cProgressKeys\x12/\n\x04keys\x18\x01 \x03(\x0b\x32!.meridian.pulsar.peer.ProgressKey\"|\n\x12SubscriptionDigest\x12\x14\n\x0csubscription\x18\x01 \x01(\t\x12\x0e\n\x06\x64igest\x18\x02 \x01(\x06\x12\x0e\n\x06record\x18\x03 \x01(\x06\x12\x30\n\x04keys\x18\x04 \x01(\x0b\x32\".meridian.pulsar.peer.ProgressKeys\"\xb5\x01\n\x0bTopicDigest\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12\x0e\n\x06\x64igest\x18\x03 \x01(\x06\x12\x11\n\tunsettled\x18\x04 \x01(\x08\x12\x0e\n\x06\x66orced\x18\x05 \x01(\x08\x12\x0e\n\x06listed\x18\x06 \x01(\x08\x12?\n\rsubscriptions\x18\x07 \x03(\x0b\x32(.meridian.pulsar.peer.SubscriptionDigest\"Z\n\x06\x44igest\x12\x0c\n\x04sent\x18\x01 \x01(\x04\x12\x0f\n\x07\x61pplied\x18\x02 \x01(\x04\x12\x31\n\x06topics\x18\x03 \x03(\x0b\x32!.meridian.pulsar.peer.TopicDigest\"\xb2\x01\n\x05\x46\x65tch\x12\x37\n\tquestions\x18\x01 \x03(\x0b\x32$.meridian.pulsar.peer.Fetch.Question\x1ap\n\x08Question\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x14\n\x0csubscription\x18\x02 \x01(\t\x12\r\n\x05state\x18\x03 \x01(\x08\x12\x30\n\x04keys\x18\x04 \x01(\x0b\x32\".meridian.pulsar.peer.ProgressKeys\"\x9c\x01\n\x05State\x12/\n\x05items\x18\x01 \x03(\x0b\x32 .meridian.pulsar.peer.State.Item\x1a\x62\n\x04Item\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x14\n\x0csubscription\x18\x02 \x01(\t\x12\x13\n\x0bincarnation\x18\x03 \x01(\t\x12\x0e\n\x06record\x18\x04 \x01(\x0c\x12\x10\n\x08progress\x18\x05 \x01(\x0c\"\x9b\x01\n\x07\x42\x61rrier\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\r\n\x05topic\x18\x02 \x01(\t\x12\x14\n\x0csubscription\x18\x03 \x01(\t\x12\x13\n\x0bincarnation\x18\x04 \x01(\t\x12\x30\n\x04keys\x18\x05 \x01(\x0b\x32\".meridian.pulsar.peer.ProgressKeys\x12\x14\n\x0cwants_record\x18\x06 \x01(\x08\"O\n\x0b\x42\x61rrierDone\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\x10\n\x08progress\x18\x02 \x01(\x0c\x12\x0e\n\x06record\x18\x03 \x01(\x0c\x12\x0e\n\x06reason\x18\x04 \x01(\t')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -38,27 +38,35 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_REPLICATIONSTATE']._serialized_start=443
   _globals['_REPLICATIONSTATE']._serialized_end=545
   _globals['_PROGRESSHELLO']._serialized_start=547
-  _globals['_PROGRESSHELLO']._serialized_end=625
-  _globals['_DELTAITEM']._serialized_start=628
-  _globals['_DELTAITEM']._serialized_end=773
-  _globals['_DELTA']._serialized_start=775
-  _globals['_DELTA']._serialized_end=853
-  _globals['_DELTAACK']._serialized_start=856
-  _globals['_DELTAACK']._serialized_end=1010
-  _globals['_DELTAACK_REFUSED']._serialized_start=948
-  _globals['_DELTAACK_REFUSED']._serialized_end=1010
-  _globals['_SUBSCRIPTIONDIGEST']._serialized_start=1012
-  _globals['_SUBSCRIPTIONDIGEST']._serialized_end=1123
-  _globals['_HIGHWATER']._serialized_start=1125
-  _globals['_HIGHWATER']._serialized_end=1191
-  _globals['_DIGEST']._serialized_start=1194
-  _globals['_DIGEST']._serialized_end=1362
-  _globals['_FETCH']._serialized_start=1364
-  _globals['_FETCH']._serialized_end=1442
-  _globals['_STATE']._serialized_start=1444
-  _globals['_STATE']._serialized_end=1557
-  _globals['_BARRIER']._serialized_start=1559
-  _globals['_BARRIER']._serialized_end=1625
-  _globals['_BARRIERDONE']._serialized_start=1627
-  _globals['_BARRIERDONE']._serialized_end=1724
+  _globals['_PROGRESSHELLO']._serialized_end=640
+  _globals['_DELTAITEM']._serialized_start=643
+  _globals['_DELTAITEM']._serialized_end=784
+  _globals['_DELTA']._serialized_start=786
+  _globals['_DELTA']._serialized_end=857
+  _globals['_DELTAACK']._serialized_start=860
+  _globals['_DELTAACK']._serialized_end=1000
+  _globals['_DELTAACK_REFUSAL']._serialized_start=946
+  _globals['_DELTAACK_REFUSAL']._serialized_end=1000
+  _globals['_PROGRESSKEY']._serialized_start=1003
+  _globals['_PROGRESSKEY']._serialized_end=1132
+  _globals['_PROGRESSKEYS']._serialized_start=1134
+  _globals['_PROGRESSKEYS']._serialized_end=1197
+  _globals['_SUBSCRIPTIONDIGEST']._serialized_start=1199
+  _globals['_SUBSCRIPTIONDIGEST']._serialized_end=1323
+  _globals['_TOPICDIGEST']._serialized_start=1326
+  _globals['_TOPICDIGEST']._serialized_end=1507
+  _globals['_DIGEST']._serialized_start=1509
+  _globals['_DIGEST']._serialized_end=1599
+  _globals['_FETCH']._serialized_start=1602
+  _globals['_FETCH']._serialized_end=1780
+  _globals['_FETCH_QUESTION']._serialized_start=1668
+  _globals['_FETCH_QUESTION']._serialized_end=1780
+  _globals['_STATE']._serialized_start=1783
+  _globals['_STATE']._serialized_end=1939
+  _globals['_STATE_ITEM']._serialized_start=1841
+  _globals['_STATE_ITEM']._serialized_end=1939
+  _globals['_BARRIER']._serialized_start=1942
+  _globals['_BARRIER']._serialized_end=2097
+  _globals['_BARRIERDONE']._serialized_start=2099
+  _globals['_BARRIERDONE']._serialized_end=2178
 # @@protoc_insertion_point(module_scope)

@@ -56,142 +56,182 @@ class ReplicationState(_message.Message):
     def __init__(self, last_origin_ledger: _Optional[int] = ..., last_origin_entry: _Optional[int] = ..., incarnation: _Optional[str] = ...) -> None: ...
 
 class ProgressHello(_message.Message):
-    __slots__ = ("region", "protocol_version", "incarnation")
+    __slots__ = ("region", "protocol_version", "next_delta", "answer")
     REGION_FIELD_NUMBER: _ClassVar[int]
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
-    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    NEXT_DELTA_FIELD_NUMBER: _ClassVar[int]
+    ANSWER_FIELD_NUMBER: _ClassVar[int]
     region: str
     protocol_version: int
-    incarnation: str
-    def __init__(self, region: _Optional[str] = ..., protocol_version: _Optional[int] = ..., incarnation: _Optional[str] = ...) -> None: ...
+    next_delta: int
+    answer: bool
+    def __init__(self, region: _Optional[str] = ..., protocol_version: _Optional[int] = ..., next_delta: _Optional[int] = ..., answer: bool = ...) -> None: ...
 
 class DeltaItem(_message.Message):
-    __slots__ = ("topic", "subscription", "incarnation", "progress", "record", "origin_region", "passed_on")
+    __slots__ = ("topic", "subscription", "incarnation", "progress", "record", "unreached", "passed_on")
     TOPIC_FIELD_NUMBER: _ClassVar[int]
     SUBSCRIPTION_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     PROGRESS_FIELD_NUMBER: _ClassVar[int]
     RECORD_FIELD_NUMBER: _ClassVar[int]
-    ORIGIN_REGION_FIELD_NUMBER: _ClassVar[int]
+    UNREACHED_FIELD_NUMBER: _ClassVar[int]
     PASSED_ON_FIELD_NUMBER: _ClassVar[int]
     topic: str
     subscription: str
     incarnation: str
     progress: bytes
     record: bytes
-    origin_region: str
+    unreached: _containers.RepeatedScalarFieldContainer[str]
     passed_on: bool
-    def __init__(self, topic: _Optional[str] = ..., subscription: _Optional[str] = ..., incarnation: _Optional[str] = ..., progress: _Optional[bytes] = ..., record: _Optional[bytes] = ..., origin_region: _Optional[str] = ..., passed_on: bool = ...) -> None: ...
+    def __init__(self, topic: _Optional[str] = ..., subscription: _Optional[str] = ..., incarnation: _Optional[str] = ..., progress: _Optional[bytes] = ..., record: _Optional[bytes] = ..., unreached: _Optional[_Iterable[str]] = ..., passed_on: bool = ...) -> None: ...
 
 class Delta(_message.Message):
-    __slots__ = ("link_sequence", "items")
-    LINK_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("number", "items")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
     ITEMS_FIELD_NUMBER: _ClassVar[int]
-    link_sequence: int
+    number: int
     items: _containers.RepeatedCompositeFieldContainer[DeltaItem]
-    def __init__(self, link_sequence: _Optional[int] = ..., items: _Optional[_Iterable[_Union[DeltaItem, _Mapping[str, object]]]] = ...) -> None: ...
+    def __init__(self, number: _Optional[int] = ..., items: _Optional[_Iterable[_Union[DeltaItem, _Mapping[str, object]]]] = ...) -> None: ...
 
 class DeltaAck(_message.Message):
-    __slots__ = ("link_sequence", "refused")
-    class Refused(_message.Message):
-        __slots__ = ("topic", "subscription", "reason")
-        TOPIC_FIELD_NUMBER: _ClassVar[int]
-        SUBSCRIPTION_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("number", "refusals")
+    class Refusal(_message.Message):
+        __slots__ = ("index", "code", "reason")
+        INDEX_FIELD_NUMBER: _ClassVar[int]
+        CODE_FIELD_NUMBER: _ClassVar[int]
         REASON_FIELD_NUMBER: _ClassVar[int]
-        topic: str
-        subscription: str
+        index: int
+        code: str
         reason: str
-        def __init__(self, topic: _Optional[str] = ..., subscription: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
-    LINK_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
-    REFUSED_FIELD_NUMBER: _ClassVar[int]
-    link_sequence: int
-    refused: _containers.RepeatedCompositeFieldContainer[DeltaAck.Refused]
-    def __init__(self, link_sequence: _Optional[int] = ..., refused: _Optional[_Iterable[_Union[DeltaAck.Refused, _Mapping[str, object]]]] = ...) -> None: ...
+        def __init__(self, index: _Optional[int] = ..., code: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    REFUSALS_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    refusals: _containers.RepeatedCompositeFieldContainer[DeltaAck.Refusal]
+    def __init__(self, number: _Optional[int] = ..., refusals: _Optional[_Iterable[_Union[DeltaAck.Refusal, _Mapping[str, object]]]] = ...) -> None: ...
 
-class SubscriptionDigest(_message.Message):
-    __slots__ = ("subscription", "pairs", "high_waters")
-    SUBSCRIPTION_FIELD_NUMBER: _ClassVar[int]
-    PAIRS_FIELD_NUMBER: _ClassVar[int]
-    HIGH_WATERS_FIELD_NUMBER: _ClassVar[int]
-    subscription: str
-    pairs: bytes
-    high_waters: _containers.RepeatedCompositeFieldContainer[HighWater]
-    def __init__(self, subscription: _Optional[str] = ..., pairs: _Optional[bytes] = ..., high_waters: _Optional[_Iterable[_Union[HighWater, _Mapping[str, object]]]] = ...) -> None: ...
-
-class HighWater(_message.Message):
-    __slots__ = ("region", "ledger", "entry")
+class ProgressKey(_message.Message):
+    __slots__ = ("epoch_time_ms", "epoch_counter", "epoch_region", "region", "ledger", "digest")
+    EPOCH_TIME_MS_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_COUNTER_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_REGION_FIELD_NUMBER: _ClassVar[int]
     REGION_FIELD_NUMBER: _ClassVar[int]
     LEDGER_FIELD_NUMBER: _ClassVar[int]
-    ENTRY_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    epoch_time_ms: int
+    epoch_counter: int
+    epoch_region: str
     region: str
     ledger: int
-    entry: int
-    def __init__(self, region: _Optional[str] = ..., ledger: _Optional[int] = ..., entry: _Optional[int] = ...) -> None: ...
+    digest: int
+    def __init__(self, epoch_time_ms: _Optional[int] = ..., epoch_counter: _Optional[int] = ..., epoch_region: _Optional[str] = ..., region: _Optional[str] = ..., ledger: _Optional[int] = ..., digest: _Optional[int] = ...) -> None: ...
 
-class Digest(_message.Message):
-    __slots__ = ("request_id", "topic", "incarnation", "cut_sent", "cut_applied", "subscriptions")
-    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+class ProgressKeys(_message.Message):
+    __slots__ = ("keys",)
+    KEYS_FIELD_NUMBER: _ClassVar[int]
+    keys: _containers.RepeatedCompositeFieldContainer[ProgressKey]
+    def __init__(self, keys: _Optional[_Iterable[_Union[ProgressKey, _Mapping[str, object]]]] = ...) -> None: ...
+
+class SubscriptionDigest(_message.Message):
+    __slots__ = ("subscription", "digest", "record", "keys")
+    SUBSCRIPTION_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    RECORD_FIELD_NUMBER: _ClassVar[int]
+    KEYS_FIELD_NUMBER: _ClassVar[int]
+    subscription: str
+    digest: int
+    record: int
+    keys: ProgressKeys
+    def __init__(self, subscription: _Optional[str] = ..., digest: _Optional[int] = ..., record: _Optional[int] = ..., keys: _Optional[_Union[ProgressKeys, _Mapping[str, object]]] = ...) -> None: ...
+
+class TopicDigest(_message.Message):
+    __slots__ = ("topic", "incarnation", "digest", "unsettled", "forced", "listed", "subscriptions")
     TOPIC_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
-    CUT_SENT_FIELD_NUMBER: _ClassVar[int]
-    CUT_APPLIED_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    UNSETTLED_FIELD_NUMBER: _ClassVar[int]
+    FORCED_FIELD_NUMBER: _ClassVar[int]
+    LISTED_FIELD_NUMBER: _ClassVar[int]
     SUBSCRIPTIONS_FIELD_NUMBER: _ClassVar[int]
-    request_id: int
     topic: str
     incarnation: str
-    cut_sent: int
-    cut_applied: int
+    digest: int
+    unsettled: bool
+    forced: bool
+    listed: bool
     subscriptions: _containers.RepeatedCompositeFieldContainer[SubscriptionDigest]
-    def __init__(self, request_id: _Optional[int] = ..., topic: _Optional[str] = ..., incarnation: _Optional[str] = ..., cut_sent: _Optional[int] = ..., cut_applied: _Optional[int] = ..., subscriptions: _Optional[_Iterable[_Union[SubscriptionDigest, _Mapping[str, object]]]] = ...) -> None: ...
+    def __init__(self, topic: _Optional[str] = ..., incarnation: _Optional[str] = ..., digest: _Optional[int] = ..., unsettled: bool = ..., forced: bool = ..., listed: bool = ..., subscriptions: _Optional[_Iterable[_Union[SubscriptionDigest, _Mapping[str, object]]]] = ...) -> None: ...
+
+class Digest(_message.Message):
+    __slots__ = ("sent", "applied", "topics")
+    SENT_FIELD_NUMBER: _ClassVar[int]
+    APPLIED_FIELD_NUMBER: _ClassVar[int]
+    TOPICS_FIELD_NUMBER: _ClassVar[int]
+    sent: int
+    applied: int
+    topics: _containers.RepeatedCompositeFieldContainer[TopicDigest]
+    def __init__(self, sent: _Optional[int] = ..., applied: _Optional[int] = ..., topics: _Optional[_Iterable[_Union[TopicDigest, _Mapping[str, object]]]] = ...) -> None: ...
 
 class Fetch(_message.Message):
-    __slots__ = ("request_id", "topic", "subscription", "keys")
-    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
-    TOPIC_FIELD_NUMBER: _ClassVar[int]
-    SUBSCRIPTION_FIELD_NUMBER: _ClassVar[int]
-    KEYS_FIELD_NUMBER: _ClassVar[int]
-    request_id: int
-    topic: str
-    subscription: str
-    keys: _containers.RepeatedScalarFieldContainer[bytes]
-    def __init__(self, request_id: _Optional[int] = ..., topic: _Optional[str] = ..., subscription: _Optional[str] = ..., keys: _Optional[_Iterable[bytes]] = ...) -> None: ...
+    __slots__ = ("questions",)
+    class Question(_message.Message):
+        __slots__ = ("topic", "subscription", "state", "keys")
+        TOPIC_FIELD_NUMBER: _ClassVar[int]
+        SUBSCRIPTION_FIELD_NUMBER: _ClassVar[int]
+        STATE_FIELD_NUMBER: _ClassVar[int]
+        KEYS_FIELD_NUMBER: _ClassVar[int]
+        topic: str
+        subscription: str
+        state: bool
+        keys: ProgressKeys
+        def __init__(self, topic: _Optional[str] = ..., subscription: _Optional[str] = ..., state: bool = ..., keys: _Optional[_Union[ProgressKeys, _Mapping[str, object]]] = ...) -> None: ...
+    QUESTIONS_FIELD_NUMBER: _ClassVar[int]
+    questions: _containers.RepeatedCompositeFieldContainer[Fetch.Question]
+    def __init__(self, questions: _Optional[_Iterable[_Union[Fetch.Question, _Mapping[str, object]]]] = ...) -> None: ...
 
 class State(_message.Message):
-    __slots__ = ("request_id", "topic", "subscription", "found", "progress", "record")
-    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
-    TOPIC_FIELD_NUMBER: _ClassVar[int]
-    SUBSCRIPTION_FIELD_NUMBER: _ClassVar[int]
-    FOUND_FIELD_NUMBER: _ClassVar[int]
-    PROGRESS_FIELD_NUMBER: _ClassVar[int]
-    RECORD_FIELD_NUMBER: _ClassVar[int]
-    request_id: int
-    topic: str
-    subscription: str
-    found: bool
-    progress: bytes
-    record: bytes
-    def __init__(self, request_id: _Optional[int] = ..., topic: _Optional[str] = ..., subscription: _Optional[str] = ..., found: bool = ..., progress: _Optional[bytes] = ..., record: _Optional[bytes] = ...) -> None: ...
+    __slots__ = ("items",)
+    class Item(_message.Message):
+        __slots__ = ("topic", "subscription", "incarnation", "record", "progress")
+        TOPIC_FIELD_NUMBER: _ClassVar[int]
+        SUBSCRIPTION_FIELD_NUMBER: _ClassVar[int]
+        INCARNATION_FIELD_NUMBER: _ClassVar[int]
+        RECORD_FIELD_NUMBER: _ClassVar[int]
+        PROGRESS_FIELD_NUMBER: _ClassVar[int]
+        topic: str
+        subscription: str
+        incarnation: str
+        record: bytes
+        progress: bytes
+        def __init__(self, topic: _Optional[str] = ..., subscription: _Optional[str] = ..., incarnation: _Optional[str] = ..., record: _Optional[bytes] = ..., progress: _Optional[bytes] = ...) -> None: ...
+    ITEMS_FIELD_NUMBER: _ClassVar[int]
+    items: _containers.RepeatedCompositeFieldContainer[State.Item]
+    def __init__(self, items: _Optional[_Iterable[_Union[State.Item, _Mapping[str, object]]]] = ...) -> None: ...
 
 class Barrier(_message.Message):
-    __slots__ = ("request_id", "topic", "subscription")
-    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("number", "topic", "subscription", "incarnation", "keys", "wants_record")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
     TOPIC_FIELD_NUMBER: _ClassVar[int]
     SUBSCRIPTION_FIELD_NUMBER: _ClassVar[int]
-    request_id: int
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    KEYS_FIELD_NUMBER: _ClassVar[int]
+    WANTS_RECORD_FIELD_NUMBER: _ClassVar[int]
+    number: int
     topic: str
     subscription: str
-    def __init__(self, request_id: _Optional[int] = ..., topic: _Optional[str] = ..., subscription: _Optional[str] = ...) -> None: ...
+    incarnation: str
+    keys: ProgressKeys
+    wants_record: bool
+    def __init__(self, number: _Optional[int] = ..., topic: _Optional[str] = ..., subscription: _Optional[str] = ..., incarnation: _Optional[str] = ..., keys: _Optional[_Union[ProgressKeys, _Mapping[str, object]]] = ..., wants_record: bool = ...) -> None: ...
 
 class BarrierDone(_message.Message):
-    __slots__ = ("request_id", "found", "progress", "record", "error")
-    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
-    FOUND_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("number", "progress", "record", "reason")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
     PROGRESS_FIELD_NUMBER: _ClassVar[int]
     RECORD_FIELD_NUMBER: _ClassVar[int]
-    ERROR_FIELD_NUMBER: _ClassVar[int]
-    request_id: int
-    found: bool
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    number: int
     progress: bytes
     record: bytes
-    error: str
-    def __init__(self, request_id: _Optional[int] = ..., found: bool = ..., progress: _Optional[bytes] = ..., record: _Optional[bytes] = ..., error: _Optional[str] = ...) -> None: ...
+    reason: str
+    def __init__(self, number: _Optional[int] = ..., progress: _Optional[bytes] = ..., record: _Optional[bytes] = ..., reason: _Optional[str] = ...) -> None: ...
