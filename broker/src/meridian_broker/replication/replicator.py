@@ -1,0 +1,495 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Carrying a topic's own entries to one remote region: the decisions, without sockets and without a clock.
+
+There is one ``Replicator`` per (topic or partition, remote region). It keeps no durable state of its own. The remote
+says in its answer to PRODUCER which of our entries it stored last, and we go on exactly after that one, so a restart
+of either side, a lost receipt or a broken connection can neither lose nor repeat an entry.
+
+Three numbers travel with each entry and make mistakes visible instead of silent:
+
+* ``prev``, the own entry before it in our log (R3). We check it too: when the entries we read do not form one chain
+  from the remote's last one, something between was trimmed here (a *gap*, R4) or our log was rolled back (R5).
+* ``sent_prev``, the entry before it that was meant for this remote. The remote refuses an entry whose ``sent_prev``
+  is not the last one it stored.
+* ``checksum`` of the entry as it was first stored (R7).
+
+A replicator that must not go on says why (``Hold``) and asks again from time to time: what holds it up is always
+something another region or a person can settle. The shell that gives it a connection is ``gateway/replication.py``.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+
+from meridian_broker.ledgers import entry as entries
+from meridian_broker.positions.position import EARLIEST, LATEST, Position
+from meridian_broker.replication.sending import Stamp, schema_version_of, send_frame
+
+if TYPE_CHECKING:
+    from meridian_broker.wire.proto.pulsar_pb2 import Schema
+
+QUEUE_SIZE: Final = 1000
+"""Entries sent and not yet confirmed (``replicationProducerQueueSize``)."""
+QUEUE_BYTES: Final = 16 * 1024 * 1024
+"""Bytes sent and not yet confirmed. One entry is always let through, however large."""
+READ_BYTES: Final = 1024 * 1024
+"""Most bytes asked of the log in one read."""
+SCHEMA_CACHE: Final = 1000
+"""Schema versions remembered per replicator."""
+
+
+class ReplicationSource(Protocol):
+    """A topic, as a replicator sees it. All positions are local, which for own entries is also their origin."""
+
+    @property
+    def name(self) -> str:
+        """Full name, ``persistent://tenant/namespace/topic[-partition-N]``."""
+        ...
+
+    @property
+    def region(self) -> str: ...
+
+    @property
+    def incarnation(self) -> str:
+        """Stamp of the topic's last deletion, empty when it was never deleted (R8)."""
+        ...
+
+    @property
+    def partitions(self) -> int | None:
+        """Of how many partitions the partitioned topic has that this one belongs to; None: not a partition."""
+        ...
+
+    def last_confirmed(self) -> Position:
+        """The last durable entry; ``EARLIEST`` when there is none."""
+        ...
+
+    def first_position(self) -> Position:
+        """The first entry still stored."""
+        ...
+
+    async def read_after(self, position: Position, max_entries: int, max_bytes: int) -> list[tuple[Position, bytes]]:
+        """Durable stored entries strictly after ``position``, in order; empty at the end."""
+        ...
+
+    def previous_own(self, position: Position) -> Position:
+        """The own entry before ``position`` (R3), trimmed ones included; ``EARLIEST`` when there was none."""
+        ...
+
+    def entries_after(self, position: Position) -> int:
+        """How many stored entries lie after ``position``."""
+        ...
+
+    def watch(self, callback: Callable[[], None]) -> Callable[[], None]:
+        """Call ``callback`` whenever new entries became durable; the result ends that."""
+        ...
+
+    def replicated_to(self, remote: str, position: Position) -> None:
+        """``remote`` has stored everything up to ``position`` durably: retention may trim that far."""
+        ...
+
+    async def schema_for(self, version: bytes) -> Schema | None:
+        """The schema registered here under ``version``, or None when there is no such schema."""
+        ...
+
+
+class State(enum.Enum):
+    """The words of Pulsar's replicator, so that its users recognise them."""
+
+    DISCONNECTED = "Disconnected"
+    STARTING = "Starting"
+    STARTED = "Started"
+    DISCONNECTING = "Disconnecting"
+    TERMINATED = "Terminated"
+
+
+class Hold(enum.Enum):
+    """Why a replicator does not send although the remote can be reached."""
+
+    GAP = "gap"
+    """Entries the remote still needs are no longer stored here (R4)."""
+    ROLLED_BACK = "rolled-back"
+    """The remote has entries of ours that we do not have: this region's log was restored from an older copy (R5)."""
+    INCARNATION = "incarnation"
+    """The topic was deleted and made again, and not both sides know it yet (R8)."""
+    SCHEMA = "schema"
+    """The remote does not accept a schema that entries were written with."""
+    REFUSED = "refused"
+    """The remote refused an entry, and again after we had gone back to where it said it was."""
+
+
+class RemotePlace(NamedTuple):
+    """What the remote said in its answer to PRODUCER."""
+
+    last: Position
+    """The last of our entries it stored durably; ``EARLIEST`` for none."""
+    incarnation: str
+
+
+class Read(NamedTuple):
+    """A read the replicator wants from the log."""
+
+    after: Position
+    max_entries: int
+    max_bytes: int
+
+
+class _Sent(NamedTuple):
+    sequence: int
+    position: Position
+    size: int
+    messages: int
+    stored_ms: int
+
+
+class _Passed(NamedTuple):
+    """A place where everything was confirmed: the last entry sent, and what had been passed over behind it."""
+
+    sent: Position
+    scanned: Position
+    chain: Position
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicatorStatus:
+    """A replicator at one moment. Counters run since it was made."""
+
+    remote: str
+    state: State
+    connected: bool
+    hold: Hold | None
+    last_error: str | None
+    messages_out: int
+    """Messages confirmed by the remote (a batch counts as many)."""
+    bytes_out: int
+    entries_out: int
+    backlog: int
+    """Entries stored here and not yet confirmed, those never meant for the remote included until they are passed."""
+    pending: int
+    """Entries sent and not yet confirmed."""
+    delay_ms: int
+    """Age of the oldest entry known to wait for the remote; 0 when none waits."""
+    confirmed: Position
+    joined_at: Position | None
+    """Set when the remote had nothing and earlier entries were no longer stored here: it begins with this one (R21)."""
+    connected_since_ms: int | None
+    connections: int
+    """How often a producer was opened."""
+
+
+class Replicator:
+    """The state machine of one (topic, remote). Feed it what happened; it says what to read and what to send."""
+
+    def __init__(
+        self,
+        topic: str,
+        region: str,
+        remote: str,
+        incarnation: str,
+        *,
+        queue_size: int = QUEUE_SIZE,
+        queue_bytes: int = QUEUE_BYTES,
+    ) -> None:
+        self.topic = topic
+        self.region = region
+        self.remote = remote
+        self.incarnation = incarnation
+        self.state = State.DISCONNECTED
+        self.hold: Hold | None = None
+        self.last_error: str | None = None
+        self.confirmed = EARLIEST
+        self.joined_at: Position | None = None
+        self.wanted_schema: bytes | None = None
+        """A schema version whose number at the remote must be learned before the next read."""
+        self._queue_size = queue_size
+        self._queue_bytes = queue_bytes
+        self._producer_id = 0
+        self._sequence = 0
+        self._scanned = EARLIEST  # everything up to here has been sent or passed over
+        self._chain = EARLIEST  # the last own entry seen, sent or not
+        self._sent_prev = EARLIEST  # the last entry meant for this remote
+        self._pending: deque[_Sent] = deque()
+        self._pending_bytes = 0
+        self._passed: _Passed | None = None
+        self._schemas: dict[bytes, bytes] = {}
+        self._waiting_since_ms: int | None = None
+        self._connected_since_ms: int | None = None
+        self._connections = 0
+        self._entries_out = self._messages_out = self._bytes_out = 0
+        self._refusals = 0
+
+    # -- connection -------------------------------------------------------------------------------------------------
+
+    def starting(self) -> None:
+        """The shell begins to connect."""
+        if self.state is not State.TERMINATED:
+            self.state = State.STARTING
+
+    def connected(self, producer_id: int, place: RemotePlace, end: Position, last_own: Position, now_ms: int) -> bool:
+        """The remote answered PRODUCER. True: send; False: ``hold`` says why not, let go of the producer.
+
+        :param end: our last durable entry.
+        :param last_own: our last own entry, trimmed or not (``previous_own(LATEST)``), asked for after ``end``.
+        """
+        if self.state is State.TERMINATED:
+            return False
+        if place.incarnation != self.incarnation:
+            return self._stop(
+                Hold.INCARNATION,
+                f"{self.topic}: {self.remote} knows deletion {place.incarnation or 'none'!r} of this topic and "
+                f"{self.region} knows {self.incarnation or 'none'!r}; replication waits until both know the same one",
+            )
+        if place.last > last_own:
+            return self._stop_rolled_back(place.last, last_own)
+        self.state = State.STARTED
+        self._producer_id = producer_id
+        self._sequence = 0
+        self._forget_pending()
+        self._connected_since_ms = now_ms
+        self._connections += 1
+        if place.last > self.confirmed:
+            self._refusals = 0
+        self._resume(place.last, end, last_own)
+        return True
+
+    def disconnected(self, reason: str | None, now_ms: int) -> None:
+        """The producer is gone, for whatever reason. What was pending is read again after the next ``connected``."""
+        if self._pending and self._waiting_since_ms is None:
+            self._waiting_since_ms = self._pending[0].stored_ms
+        self._forget_pending()
+        self._connected_since_ms = None
+        if reason is not None:
+            self.last_error = reason
+        if self.state is not State.TERMINATED:
+            self.state = State.DISCONNECTED
+        if self._waiting_since_ms is None and self.hold is not None:
+            self._waiting_since_ms = now_ms
+
+    def stopping(self) -> None:
+        """The shell lets go of the producer on purpose."""
+        if self.state is not State.TERMINATED:
+            self.state = State.DISCONNECTING
+
+    def terminated(self) -> None:
+        """The remote left the topic's regions, or the topic was closed. Nothing starts it again."""
+        self.state = State.TERMINATED
+        self._forget_pending()
+        self._connected_since_ms = None
+
+    # -- sending ----------------------------------------------------------------------------------------------------
+
+    def next_read(self) -> Read | None:
+        """What to read next, or None: wait for receipts, for the connection or for ``wanted_schema``."""
+        if self.state is not State.STARTED or self.wanted_schema is not None:
+            return None
+        free = self._queue_size - len(self._pending)
+        room = self._queue_bytes - self._pending_bytes
+        if self._pending and (free <= 0 or room <= 0):
+            return None
+        return Read(self._scanned, max(free, 1), max(1, min(room, READ_BYTES)))
+
+    def read(self, batch: list[tuple[Position, bytes]], last_own: Position) -> list[bytes]:
+        """The answer to ``next_read``: entries strictly after its position. Returns encoded SEND frames, in order.
+
+        An empty batch means the end of the log; then ``last_own``, taken before the read, must have been seen.
+        When ``wanted_schema`` is set afterwards, the rest of the batch was left for the next read. When the chain does
+        not hold, the state becomes Disconnecting and ``hold`` tells why.
+        """
+        if self.state is not State.STARTED:
+            return []
+        if not batch:
+            # With nothing at the remote and nothing stored here there is no gap: the remote will join later.
+            if last_own > self._chain and self._chain != EARLIEST:
+                self._stop_gap(last_own, EARLIEST)
+            else:
+                self._release_hold()
+            return []
+        frames: list[bytes] = []
+        header_of = entries.HEADER.unpack_from
+        skipped = entries.MARKER | entries.FOREIGN | entries.NO_ORIGIN
+        for position, stored in batch:
+            _, flags, offset, messages, key_hash, checksum, published, stored_ms, ledger, number = header_of(stored)
+            if flags & skipped:
+                self._scanned = position
+                continue
+            prev = Position(ledger, number) if ledger >= 0 else EARLIEST
+            if prev != self._chain and not self._joins(prev, position):
+                break
+            if offset == entries.HEADER.size or self._permitted(stored):
+                version = None
+                if (named := schema_version_of(stored, offset)) is not None:
+                    if (version := self._schemas.get(named)) is None:
+                        self.wanted_schema = named
+                        break
+                    if version == named:
+                        version = None
+                stamp = Stamp(
+                    position, prev, self._sent_prev, checksum, messages, key_hash, published, stored_ms, flags
+                )
+                frame = send_frame(self._producer_id, self._sequence, self.region, stamp, stored[offset:], version)
+                self._pending.append(_Sent(self._sequence, position, len(frame), messages, stored_ms))
+                self._pending_bytes += len(frame)
+                self._sequence += 1
+                self._sent_prev = position
+                frames.append(frame)
+            self._scanned = self._chain = position
+        if self.state is State.STARTED and self.wanted_schema is None:
+            self._release_hold()
+        if not self._pending:
+            self._all_confirmed()  # all of it was passed over
+        return frames
+
+    def schema_known(self, version: bytes, remote_version: bytes) -> None:
+        """The remote numbers the schema ``version`` as ``remote_version`` (R41)."""
+        if len(self._schemas) >= SCHEMA_CACHE:
+            self._schemas.clear()
+        self._schemas[version] = remote_version
+        if self.wanted_schema == version:
+            self.wanted_schema = None
+
+    def schema_refused(self, version: bytes, reason: str) -> None:
+        """The remote does not take the schema: entries wait, because passing them over would lose them."""
+        self.wanted_schema = None
+        self._stop(Hold.SCHEMA, f"{self.topic}: {self.remote} refuses schema version {version.hex()}: {reason}")
+
+    # -- answers ----------------------------------------------------------------------------------------------------
+
+    def receipt(self, sequence: int) -> bool:
+        """A SEND_RECEIPT, for a stored entry or for a repeated one. False: it fits nothing, connect again."""
+        if self.state is not State.STARTED:
+            return True
+        if not self._pending or self._pending[0].sequence != sequence:
+            self.last_error = (
+                f"{self.topic}: {self.remote} confirmed send {sequence}, expected "
+                f"{self._pending[0].sequence if self._pending else 'none'}; connecting again"
+            )
+            return False
+        sent = self._pending.popleft()
+        self._pending_bytes -= sent.size
+        self._entries_out += 1
+        self._messages_out += sent.messages
+        self._bytes_out += sent.size
+        self.confirmed = sent.position
+        if not self._pending:
+            self._all_confirmed()
+        self._waiting_since_ms = None
+        self._refusals = 0
+        self.hold = None
+        return True
+
+    def send_error(self, sequence: int, reason: str) -> None:
+        """A SEND_ERROR. The entry and all after it are not stored: go back to where the remote says it is (R4)."""
+        self._refusals += 1
+        self.last_error = f"{self.topic}: {self.remote} refused send {sequence}: {reason}"
+        if self._refusals >= 2:
+            self.hold = Hold.REFUSED
+        self.stopping()
+
+    # -- looking ----------------------------------------------------------------------------------------------------
+
+    def new_entries(self, now_ms: int) -> None:
+        """Entries became durable; remembers since when something waits while nothing can be sent."""
+        if self.state is not State.STARTED and self._waiting_since_ms is None:
+            self._waiting_since_ms = now_ms
+
+    @property
+    def window_open(self) -> bool:
+        return self.next_read() is not None
+
+    def status(self, backlog: int, now_ms: int) -> ReplicatorStatus:
+        """:param backlog: entries stored after ``confirmed`` (``ReplicationSource.entries_after``)."""
+        since = self._pending[0].stored_ms if self._pending else self._waiting_since_ms
+        return ReplicatorStatus(
+            remote=self.remote,
+            state=self.state,
+            connected=self.state is State.STARTED,
+            hold=self.hold,
+            last_error=self.last_error,
+            messages_out=self._messages_out,
+            bytes_out=self._bytes_out,
+            entries_out=self._entries_out,
+            backlog=backlog,
+            pending=len(self._pending),
+            delay_ms=max(0, now_ms - since) if since is not None and backlog else 0,
+            confirmed=self.confirmed,
+            joined_at=self.joined_at,
+            connected_since_ms=self._connected_since_ms,
+            connections=self._connections,
+        )
+
+    # -- inside -----------------------------------------------------------------------------------------------------
+
+    def _resume(self, last: Position, end: Position, last_own: Position) -> None:
+        """Go on after ``last``, without reading again what is known not to be meant for this remote."""
+        if self._passed is not None and self._passed.sent == last:
+            self._scanned, self._chain = self._passed.scanned, self._passed.chain
+        else:
+            self._scanned = self._chain = last
+        if last == last_own and end > self._scanned:
+            self._scanned, self._chain = end, last  # all after it came from elsewhere
+        self._sent_prev = last
+        self._passed = _Passed(last, self._scanned, self._chain)
+        self.confirmed = self._scanned
+
+    def _all_confirmed(self) -> None:
+        """Nothing is pending, so everything scanned is either stored at the remote or not meant for it."""
+        if self._scanned > self.confirmed:
+            self.confirmed = self._scanned
+        self._passed = _Passed(self._sent_prev, self._scanned, self._chain)
+
+    def _release_hold(self) -> None:
+        if self._refusals < 2:
+            self.hold = None
+
+    def _joins(self, prev: Position, position: Position) -> bool:
+        """Whether an entry whose ``prev`` is not the one we saw last may be sent all the same."""
+        if self._chain == EARLIEST:
+            # The remote has none of our entries: it begins with what is still stored, and status says where.
+            self.joined_at = position
+            return True
+        if prev > self._chain:
+            return self._stop_gap(prev, position)
+        return self._stop_rolled_back(self._chain, prev)
+
+    def _permitted(self, stored: bytes) -> bool:
+        regions = entries.unpack(stored).replicate_to
+        return regions is None or self.remote in regions
+
+    def _forget_pending(self) -> None:
+        self._pending.clear()
+        self._pending_bytes = 0
+        self.wanted_schema = None
+
+    def _stop(self, hold: Hold, reason: str) -> bool:
+        self.hold = hold
+        self.last_error = reason
+        self.stopping()
+        return False
+
+    def _stop_gap(self, missing: Position, before: Position) -> bool:
+        where = f"before {before} " if before != EARLIEST else ""
+        return self._stop(
+            Hold.GAP,
+            f"{self.topic}: {self.remote} has {self.region}'s entries up to {self._chain}, but {missing} {where}is no "
+            f"longer stored in {self.region}; fetch it from another region or let {self.remote} start anew",
+        )
+
+    def _stop_rolled_back(self, theirs: Position, ours: Position) -> bool:
+        return self._stop(
+            Hold.ROLLED_BACK,
+            f"{self.topic}: {self.remote} has {self.region}'s entry {theirs}, but {self.region} has nothing after "
+            f"{ours} in that place: its log was restored from an older copy; fetch the entries back first",
+        )
+
+
+def last_own_durable(source: ReplicationSource) -> Position:
+    """The last own entry of ``source``, trimmed or not, or ``EARLIEST`` while it is not yet durable.
+
+    For ``Replicator.read``: an entry that is still on its way to the disk is not a gap.
+    """
+    end = source.last_confirmed()
+    own = source.previous_own(LATEST)
+    return own if own <= end else EARLIEST
