@@ -30,6 +30,9 @@ from typing import Any, Final, Literal, Self
 
 ENVIRONMENT_PREFIX: Final = "MERIDIAN_"
 
+Given = Mapping[str, tuple[str, str]]
+"""Key -> its text and the source to name in an error."""
+
 TopicCreationType = Literal["partitioned", "non-partitioned"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 
@@ -61,7 +64,7 @@ class RegionSettings:
     regions_file: Path | None = None
     """A JSON file `{"regions": [{"name", "service_url", "admin_url"}, ...]}` that lists every region, this one too. On
     start the broker makes a cluster for each, and tenant `public` with namespace `public/default` replicated to all.
-    Empty: this region stands alone until clusters are made through the admin API."""
+    Empty: the same for this region alone; other clusters can be made through the admin API."""
 
     peer_token_file: Path | None = None
     """File that holds the secret with which brokers of other regions show that they are peers. The same content in all
@@ -227,10 +230,14 @@ class Settings:
 
         :raises SettingsError: unknown key, wrong type, out of bounds, or keys that do not go together.
         """
-        return cls._build({key: (value, source) for key, value in pairs.items()})
+        return cls.build({key: (value, source) for key, value in pairs.items()})
 
     @classmethod
-    def _build(cls, given: Mapping[str, tuple[str, str]]) -> Self:
+    def build(cls, given: Given) -> Self:
+        """Settings from what was collected.
+
+        :raises SettingsError: as ``of``.
+        """
         sections: dict[str, dict[str, Any]] = {}
         for key, (text, source) in given.items():
             setting = BY_KEY.get(key)
@@ -252,6 +259,14 @@ def load(config: Path | None, assignments: Sequence[str], environment: Mapping[s
 
     :raises SettingsError: the file cannot be read, or something in one of the three cannot be used.
     """
+    return Settings.build(collect(config, assignments, environment))
+
+
+def collect(config: Path | None, assignments: Sequence[str], environment: Mapping[str, str]) -> Given:
+    """What the three sources say, the stronger over the weaker, before it is checked.
+
+    :raises SettingsError: the file cannot be read, or a line of it or an assignment is not ``key=value``.
+    """
     given: dict[str, tuple[str, str]] = {}
     if config is not None:
         try:
@@ -265,7 +280,7 @@ def load(config: Path | None, assignments: Sequence[str], environment: Mapping[s
         if not equals:
             raise SettingsError(f"--set {assignment}: expected key=value")
         given[key.strip()] = (value.strip(), "--set")
-    return Settings._build(given)
+    return given
 
 
 def _parse_properties(lines: Iterable[str], source: str) -> dict[str, tuple[str, str]]:

@@ -1,0 +1,181 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``meridian tenants|namespaces|topics|regions VERB``: what is set up once, over the admin REST API."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from meridian_broker.cli.names import TopicName, namespace_name, namespace_path, part, topic_name
+from meridian_broker.cli.output import Console, with_console
+
+force_option = click.option("--force", is_flag=True, help="Also when it is in use.")
+
+
+def forced(force: bool) -> dict[str, str]:
+    """The query that every forced deletion carries."""
+    return {"force": "true"} if force else {}
+
+
+@click.group()
+def tenants() -> None:
+    """Tenants: who owns namespaces."""
+
+
+@tenants.command("list")
+@with_console
+def tenants_list(console: Console) -> None:
+    """Names of all tenants."""
+    console.names(console.admin.get("/admin/v2/tenants"))
+
+
+@tenants.command("create")
+@click.argument("tenant")
+@click.option("--admin-role", "roles", multiple=True, help="Role that may administer it. Repeat for several.")
+@click.option("--allowed-cluster", "clusters", multiple=True, help="Region it may use. Repeat. Default: all.")
+@with_console
+def tenants_create(console: Console, tenant: str, roles: tuple[str, ...], clusters: tuple[str, ...]) -> None:
+    """Create TENANT."""
+    allowed = list(clusters) or console.admin.get("/admin/v2/clusters")
+    body = {"adminRoles": list(roles), "allowedClusters": allowed}
+    console.admin.request("PUT", f"/admin/v2/tenants/{part(tenant)}", body=body)
+    console.done(f"created tenant {tenant}")
+
+
+@tenants.command("delete")
+@click.argument("tenant")
+@force_option
+@with_console
+def tenants_delete(console: Console, tenant: str, force: bool) -> None:
+    """Delete TENANT, which must have no namespaces."""
+    console.admin.request("DELETE", f"/admin/v2/tenants/{part(tenant)}", forced(force))
+    console.done(f"deleted tenant {tenant}")
+
+
+@click.group()
+def namespaces() -> None:
+    """Namespaces: topics that share policies."""
+
+
+@namespaces.command("list")
+@click.argument("tenant")
+@with_console
+def namespaces_list(console: Console, tenant: str) -> None:
+    """Namespaces of TENANT."""
+    console.names(console.admin.get(f"/admin/v2/namespaces/{part(tenant)}"))
+
+
+@namespaces.command("create")
+@click.argument("namespace", type=namespace_name)
+@click.option("--cluster", "clusters", multiple=True, help="Region to replicate to. Repeat for several.")
+@with_console
+def namespaces_create(console: Console, namespace: str, clusters: tuple[str, ...]) -> None:
+    """Create NAMESPACE, written TENANT/NAME."""
+    body = {"replication_clusters": list(clusters)} if clusters else {}
+    console.admin.request("PUT", namespace_path(namespace), body=body)
+    console.done(f"created namespace {namespace}")
+
+
+@namespaces.command("set-clusters")
+@click.argument("namespace", type=namespace_name)
+@click.argument("clusters", nargs=-1, required=True)
+@with_console
+def namespaces_set_clusters(console: Console, namespace: str, clusters: tuple[str, ...]) -> None:
+    """Replicate NAMESPACE to exactly these CLUSTERS."""
+    console.admin.request("POST", f"{namespace_path(namespace)}/replication", body=list(clusters))
+    console.done(f"{namespace} is replicated to {', '.join(clusters)}")
+
+
+@click.group()
+def topics() -> None:
+    """Topics of a namespace."""
+
+
+@topics.command("list")
+@click.argument("namespace", type=namespace_name, default="public/default")
+@with_console
+def topics_list(console: Console, namespace: str) -> None:
+    """Topics of NAMESPACE. Partitions are listed each on its own, as they are stored."""
+    tenant, _, name = namespace.partition("/")
+    console.names(sorted(console.admin.get(f"/admin/v2/persistent/{part(tenant)}/{part(name)}")))
+
+
+@topics.command("create")
+@click.argument("topic", type=topic_name)
+@click.option("--partitions", type=click.IntRange(min=1), help="Make it partitioned.")
+@with_console
+def topics_create(console: Console, topic: TopicName, partitions: int | None) -> None:
+    """Create TOPIC."""
+    if partitions is None:
+        console.admin.request("PUT", topic.path)
+        console.done(f"created {topic}")
+    else:
+        console.admin.request("PUT", f"{topic.path}/partitions", body=partitions)
+        console.done(f"created {topic} with {partitions} partitions")
+
+
+@topics.command("delete")
+@click.argument("topic", type=topic_name)
+@force_option
+@with_console
+def topics_delete(console: Console, topic: TopicName, force: bool) -> None:
+    """Delete TOPIC with all its messages, and all partitions of a partitioned one."""
+    path = f"{topic.path}/partitions" if partition_count(console, topic) else topic.path
+    console.admin.request("DELETE", path, forced(force))
+    console.done(f"deleted {topic}")
+
+
+@topics.command("stats")
+@click.argument("topic", type=topic_name)
+@click.option("--internal", is_flag=True, help="Ledgers and cursors instead.")
+@with_console
+def topics_stats(console: Console, topic: TopicName, internal: bool) -> None:
+    """Counters of TOPIC, its producers, subscriptions and replicators."""
+    partitioned = partition_count(console, topic) > 0
+    last = ("partitioned-internalStats" if partitioned else "internalStats") if internal else ""
+    console.tree(console.admin.get(f"{topic.path}/{last or ('partitioned-stats' if partitioned else 'stats')}"))
+
+
+@topics.command("partitions")
+@click.argument("topic", type=topic_name)
+@click.option("--grow-to", type=click.IntRange(min=1), help="Add partitions up to this number. They never shrink.")
+@with_console
+def topics_partitions(console: Console, topic: TopicName, grow_to: int | None) -> None:
+    """How many partitions TOPIC has; 0 when it is not partitioned."""
+    if grow_to is not None:
+        console.admin.request("POST", f"{topic.path}/partitions", body=grow_to)
+        console.done(f"{topic} has {grow_to} partitions")
+    else:
+        console.tree(partition_count(console, topic))
+
+
+def partition_count(console: Console, topic: TopicName) -> int:
+    """Partitions of a topic; 0 when it has none or does not exist (then the next request says so)."""
+    answer: Any = console.admin.get(f"{topic.path}/partitions")
+    return int(answer.get("partitions", 0)) if isinstance(answer, dict) else 0
+
+
+@click.group()
+def regions() -> None:
+    """Regions that this one knows."""
+
+
+@regions.command("list")
+@with_console
+def regions_list(console: Console) -> None:
+    """Names and addresses, as every Pulsar tool can ask them."""
+    rows = []
+    for name in console.admin.get("/admin/v2/clusters"):
+        cluster = console.admin.get(f"/admin/v2/clusters/{part(name)}")
+        rows.append(
+            {"name": name, "brokerServiceUrl": cluster.get("brokerServiceUrl"), "url": cluster.get("serviceUrl")}
+        )
+    console.rows(["name", "brokerServiceUrl", "url"], rows)
+
+
+@regions.command("status")
+@with_console
+def regions_status(console: Console) -> None:
+    """How this region's links to the others are."""
+    console.tree(console.admin.get("/meridian/v1/regions"))

@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How a command says its result: a plain table for people, JSON for programs, and the exit code for both.
+
+Exit codes mean the same in every command: 0 yes (it is so, it is done), 1 no (the broker answered and refused), 2 could
+not tell (no answer, or the command was not understood).
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Concatenate, ParamSpec
+
+import click
+
+from meridian_broker.cli.rest import Admin, AdminRefused, AdminUnreachable, read_token
+
+NO = 1
+COULD_NOT_TELL = 2
+
+Arguments = ParamSpec("Arguments")
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """Columns as wide as their longest cell, two spaces between them, no lines."""
+    cells = [list(header), *([str(cell) for cell in row] for row in rows)]
+    widths = [max(len(row[column]) for row in cells) for column in range(len(header))]
+    lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells)
+    return "\n".join(lines)
+
+
+@dataclass(frozen=True, slots=True)
+class Console:
+    """What every command that talks to a broker gets: the API, and where to say the result."""
+
+    admin: Admin
+    as_json: bool
+
+    def names(self, names: Sequence[str]) -> None:
+        """A list of names, one per line."""
+        if self.as_json:
+            click.echo(json.dumps(list(names)))
+        elif names:
+            click.echo("\n".join(names))
+
+    def rows(self, header: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> None:
+        """Objects as a table with these columns; JSON prints them whole."""
+        if self.as_json:
+            click.echo(json.dumps(list(rows)))
+        else:
+            click.echo(table(header, [[_cell(row.get(column)) for column in header] for row in rows]))
+
+    def tree(self, value: Any) -> None:
+        """A nested object: JSON either way, indented for people."""
+        click.echo(json.dumps(value) if self.as_json else json.dumps(value, indent=2))
+
+    def done(self, sentence: str) -> None:
+        """A change was made. JSON prints an object, so that a program can parse every output."""
+        click.echo(json.dumps({"done": sentence}) if self.as_json else sentence)
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, str):
+        return value
+    return json.dumps(value)
+
+
+def with_console(command: Callable[Concatenate[Console, Arguments], None]) -> Callable[..., None]:
+    """Give a command ``--url``, ``--token-file`` and ``--json``, and turn the API's failures into exit codes."""
+
+    @click.option(
+        "--url",
+        envvar="MERIDIAN_URL",
+        default="http://127.0.0.1:8080",
+        show_default=True,
+        show_envvar=True,
+        help="Admin address of a region.",
+    )
+    @click.option(
+        "--token-file",
+        type=click.Path(path_type=Path, dir_okay=False),
+        help="File with the token to show. A token is never an argument, because arguments are visible to everybody.",
+    )
+    @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+    @functools.wraps(command)
+    def wrapped(
+        url: str, token_file: Path | None, as_json: bool, *args: Arguments.args, **kwargs: Arguments.kwargs
+    ) -> None:
+        try:
+            token = read_token(token_file) if token_file else None
+            command(Console(Admin(url, token), as_json), *args, **kwargs)
+        except AdminRefused as refusal:
+            click.echo(f"no: {refusal}", err=True)
+            raise SystemExit(NO) from None
+        except AdminUnreachable as silence:
+            click.echo(f"could not tell: {silence}", err=True)
+            raise SystemExit(COULD_NOT_TELL) from None
+
+    return wrapped

@@ -1,0 +1,166 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``meridian up``, ``meridian standalone`` and ``meridian broker``: the commands that run until they are stopped.
+
+This room may not import the one that builds brokers, so the three programs come in from outside as ``Programs``: what
+is typed is understood here, what it starts is made there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, Protocol, cast
+
+import click
+
+MetadataKind = Literal["embedded", "etcd"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sources:
+    """Where a broker's settings come from, apart from the environment."""
+
+    config: Path | None
+    assignments: tuple[str, ...]
+    """``key=value`` each; the last of a key wins."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpOptions:
+    """What ``meridian up`` was asked for."""
+
+    regions: tuple[str, ...]
+    data_directory: Path
+    metadata: MetadataKind
+    base_port: int
+    base_http_port: int
+    assignments: tuple[str, ...]
+    """Settings that every region gets."""
+
+
+class Programs(Protocol):
+    """What the composition root passes in. Each runs until it is stopped and returns the process's exit code."""
+
+    def broker(self, sources: Sources, supervisor: int | None) -> int:
+        """One broker. ``supervisor`` is the process id it must not outlive, if any."""
+        ...
+
+    def up(self, options: UpOptions, say: Callable[[str], None]) -> int:
+        """Several regions, each in its own process. ``say`` prints a line for the person at the terminal."""
+        ...
+
+
+set_option = click.option(
+    "--set", "assignments", multiple=True, metavar="KEY=VALUE", help="A setting. Repeat. See docs/configuration.md."
+)
+insecure_option = click.option(
+    "--insecure", is_flag=True, help="Allow an address that other machines can reach, without authentication."
+)
+config_option = click.option(
+    "--config", type=click.Path(path_type=Path, dir_okay=False), help="File of KEY=VALUE lines."
+)
+
+
+def region_names(text: str) -> tuple[str, ...]:
+    """``a,b,c`` as three names.
+
+    :raises click.BadParameter: a name is missing or comes twice.
+    """
+    names = tuple(name.strip() for name in text.split(","))
+    if not all(names):
+        raise click.BadParameter("a region's name is missing: write NAME,NAME,...")
+    if len(set(names)) != len(names):
+        raise click.BadParameter("every region needs its own name")
+    return names
+
+
+def commands(programs: Programs) -> list[click.Command]:
+    """The three commands, bound to what they start."""
+    return [_up(programs), _standalone(programs), _broker(programs)]
+
+
+def _all_assignments(assignments: tuple[str, ...], insecure: bool) -> tuple[str, ...]:
+    return (*assignments, "insecure=true") if insecure else assignments
+
+
+def _up(programs: Programs) -> click.Command:
+    @click.command("up")
+    @click.option("--regions", type=region_names, default="us-east,us-west,eu-central", show_default=True)
+    @click.option(
+        "--data-dir",
+        type=click.Path(path_type=Path, file_okay=False),
+        default="data",
+        show_default=True,
+        help="Everything the regions keep. Start with the same directory again to go on where they stopped.",
+    )
+    @click.option(
+        "--metadata",
+        type=click.Choice(["embedded", "etcd"]),
+        default="embedded",
+        show_default=True,
+        help="SQLite inside the data directory, or one real etcd per region.",
+    )
+    @click.option("--base-port", type=click.IntRange(1, 65535), default=6650, show_default=True)
+    @click.option("--base-http-port", type=click.IntRange(1, 65535), default=8080, show_default=True)
+    @set_option
+    @insecure_option
+    def up(
+        regions: tuple[str, ...],
+        data_dir: Path,
+        metadata: str,
+        base_port: int,
+        base_http_port: int,
+        assignments: tuple[str, ...],
+        insecure: bool,
+    ) -> None:
+        """Run several regions on this machine, replicating to each other.
+
+        Region i listens on base-port + 10 i and base-http-port + 10 i. Ctrl-C or SIGTERM stops all of them.
+        """
+        options = UpOptions(
+            regions=regions,
+            data_directory=data_dir,
+            metadata=cast("MetadataKind", metadata),
+            base_port=base_port,
+            base_http_port=base_http_port,
+            assignments=_all_assignments(assignments, insecure),
+        )
+        raise SystemExit(programs.up(options, click.echo))
+
+    return up
+
+
+def _standalone(programs: Programs) -> click.Command:
+    @click.command("standalone")
+    @click.option(
+        "--data-dir",
+        type=click.Path(path_type=Path, file_okay=False),
+        default="data/standalone",
+        show_default=True,
+        help="Everything the region keeps.",
+    )
+    @config_option
+    @set_option
+    @insecure_option
+    def standalone(data_dir: Path, config: Path | None, assignments: tuple[str, ...], insecure: bool) -> None:
+        """Run one region that stands alone, with everything in one process."""
+        mine = (f"dataDirectory={data_dir}", *_all_assignments(assignments, insecure))
+        sources = Sources(config=config, assignments=mine)
+        raise SystemExit(programs.broker(sources, None))
+
+    return standalone
+
+
+def _broker(programs: Programs) -> click.Command:
+    @click.command("broker")
+    @config_option
+    @set_option
+    @insecure_option
+    @click.option("--supervisor", type=int, hidden=True, help="Process id that this process must not outlive.")
+    def broker(config: Path | None, assignments: tuple[str, ...], insecure: bool, supervisor: int | None) -> None:
+        """Run one broker of a region until SIGTERM, which hands over and stores what is open."""
+        sources = Sources(config=config, assignments=_all_assignments(assignments, insecure))
+        raise SystemExit(programs.broker(sources, supervisor))
+
+    return broker

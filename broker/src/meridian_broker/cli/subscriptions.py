@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``meridian subscriptions VERB``: where consumers stand, over the admin REST API."""
+
+from __future__ import annotations
+
+import re
+
+import click
+
+from meridian_broker.cli.names import TopicName, part, topic_name
+from meridian_broker.cli.nouns import force_option, forced
+from meridian_broker.cli.output import Console, with_console
+
+EARLIEST = {"ledgerId": -1, "entryId": -1, "partitionIndex": -1}
+LATEST = {"ledgerId": 2**63 - 1, "entryId": 2**63 - 1, "partitionIndex": -1}
+"""Pulsar's two reserved message ids: before everything and after everything."""
+
+
+def place_in_topic(text: str) -> dict[str, int] | int:
+    """A message id from ``earliest``, ``latest`` or ``LEDGER:ENTRY``; a number from milliseconds since 1970.
+
+    :raises click.BadParameter: it is none of them.
+    """
+    if text in ("earliest", "latest"):
+        return EARLIEST if text == "earliest" else LATEST
+    if found := re.fullmatch(r"(\d{1,18}):(-1|\d{1,18})", text):
+        return {"ledgerId": int(found[1]), "entryId": int(found[2]), "partitionIndex": -1}
+    if re.fullmatch(r"\d{1,18}", text):
+        return int(text)
+    raise click.BadParameter(f"{text!r} is no place: write earliest, latest, LEDGER:ENTRY or milliseconds since 1970")
+
+
+def subscription_path(topic: TopicName, subscription: str) -> str:
+    """The admin path of one subscription."""
+    return f"{topic.path}/subscription/{part(subscription)}"
+
+
+@click.group()
+def subscriptions() -> None:
+    """Subscriptions of a topic."""
+
+
+@subscriptions.command("list")
+@click.argument("topic", type=topic_name)
+@with_console
+def subscriptions_list(console: Console, topic: TopicName) -> None:
+    """Names of the subscriptions of TOPIC."""
+    console.names(console.admin.get(f"{topic.path}/subscriptions"))
+
+
+@subscriptions.command("status")
+@click.argument("topic", type=topic_name)
+@click.argument("subscription")
+@with_console
+def subscriptions_status(console: Console, topic: TopicName, subscription: str) -> None:
+    """Progress of SUBSCRIPTION by origin region, and what the other regions have of it."""
+    console.tree(console.admin.get(f"/meridian/v1/subscriptions/{topic.below}/{part(subscription)}/status"))
+
+
+@subscriptions.command("create")
+@click.argument("topic", type=topic_name)
+@click.argument("subscription")
+@click.option("--from", "place", type=place_in_topic, default="latest", show_default=True, help="Where it begins.")
+@click.option("--replicated", is_flag=True, help="Keep its progress the same in all regions of the topic.")
+@with_console
+def subscriptions_create(
+    console: Console, topic: TopicName, subscription: str, place: dict[str, int] | int, replicated: bool
+) -> None:
+    """Create SUBSCRIPTION on TOPIC before any consumer comes."""
+    if isinstance(place, int):
+        raise click.UsageError(
+            "a subscription begins at a message, not at a time: create it, then reset it to the time"
+        )
+    query = {"replicated": "true"} if replicated else {}
+    console.admin.request("PUT", subscription_path(topic, subscription), query, body=place)
+    console.done(f"created subscription {subscription} on {topic}")
+
+
+@subscriptions.command("delete")
+@click.argument("topic", type=topic_name)
+@click.argument("subscription")
+@force_option
+@with_console
+def subscriptions_delete(console: Console, topic: TopicName, subscription: str, force: bool) -> None:
+    """Delete SUBSCRIPTION and its progress."""
+    console.admin.request("DELETE", subscription_path(topic, subscription), forced(force))
+    console.done(f"deleted subscription {subscription} of {topic}")
+
+
+@subscriptions.command("reset")
+@click.argument("topic", type=topic_name)
+@click.argument("subscription")
+@click.option(
+    "--to",
+    "place",
+    type=place_in_topic,
+    required=True,
+    help="earliest, latest, LEDGER:ENTRY or milliseconds since 1970.",
+)
+@with_console
+def subscriptions_reset(console: Console, topic: TopicName, subscription: str, place: dict[str, int] | int) -> None:
+    """Move SUBSCRIPTION. Going back delivers again what was acknowledged."""
+    path = f"{subscription_path(topic, subscription)}/resetcursor"
+    if isinstance(place, int):
+        console.admin.request("POST", f"{path}/{place}")
+    else:
+        console.admin.request("POST", path, body=place)
+    console.done(f"moved subscription {subscription} of {topic}")

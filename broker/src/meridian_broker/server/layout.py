@@ -1,0 +1,214 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What ``meridian up`` keeps in its directory: one folder per region, the peers' secret, and who is where.
+
+DIR/regions.json         every region's name, addresses, process id and directory
+DIR/peer.token           the secret by which the regions' brokers know each other, mode 0600
+DIR/lock                 held by the running ``meridian up``
+DIR/<region>/broker.conf settings of that region's broker: ``meridian broker --config`` starts it again by hand
+DIR/<region>/broker.log  what it logged, all starts
+DIR/<region>/data        its message log and, when embedded, its metadata
+DIR/<region>/etcd        its etcd's data, when there is one
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import secrets
+import socket
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from meridian_broker.cli.programs import UpOptions
+from meridian_broker.server.limits import REGIONS_MAX
+from meridian_broker.server.settings import Given, Settings
+
+PORT_STEP = 10
+"""Distance between the ports of two regions."""
+
+
+class UpFailed(Exception):
+    """The regions cannot be run as asked. The message says what is in the way and what to do."""
+
+
+SET_BY_UP = ("clusterName", "dataDirectory", "metadataStoreUrl", "regionsFile", "peerTokenFile")
+PORTS_BY_UP = ("brokerServicePort", "webServicePort")
+
+
+@dataclass(frozen=True, slots=True)
+class RegionPlan:
+    """Where one region will run."""
+
+    name: str
+    directory: Path
+    host: str
+    """The address that clients are told."""
+    port: int
+    http_port: int
+
+    @property
+    def service_url(self) -> str:
+        """Where Pulsar clients connect."""
+        return f"pulsar://{self.host}:{self.port}"
+
+    @property
+    def admin_url(self) -> str:
+        """Where admin tools connect."""
+        return f"http://{self.host}:{self.http_port}"
+
+    @property
+    def log_file(self) -> Path:
+        """What the broker writes to standard error."""
+        return self.directory / "broker.log"
+
+    @property
+    def config_file(self) -> Path:
+        """The broker's settings."""
+        return self.directory / "broker.conf"
+
+
+def plan_regions(options: UpOptions, given: Given) -> list[RegionPlan]:
+    """One plan per region, after checking that their ports neither collide nor leave the range.
+
+    :raises UpFailed: they do, or a setting was given that this program chooses itself.
+    """
+    for key in (*SET_BY_UP, *PORTS_BY_UP):
+        if key in given:
+            hint = " (see --base-port and --base-http-port)" if key in PORTS_BY_UP else ""
+            raise UpFailed(f"{given[key][1]}: `meridian up` chooses {key} for every region itself{hint}")
+    if len(options.regions) > REGIONS_MAX:
+        raise UpFailed(f"{len(options.regions)} regions: at most {REGIONS_MAX} run on one machine")
+    host = Settings.build(given).advertised_address
+    plans = []
+    for index, name in enumerate(options.regions):
+        Settings.of({"clusterName": name}, source="--regions")
+        port, http_port = options.base_port + PORT_STEP * index, options.base_http_port + PORT_STEP * index
+        plans.append(RegionPlan(name, options.data_directory.resolve() / name, host, port, http_port))
+    ports = [port for plan in plans for port in (plan.port, plan.http_port)]
+    if len(set(ports)) != len(ports) or max(ports) > 65535:
+        raise UpFailed(
+            f"the ports {options.base_port} + {PORT_STEP} i and {options.base_http_port} + {PORT_STEP} i of "
+            f"{len(plans)} regions meet each other or pass 65535: choose another --base-port or --base-http-port"
+        )
+    return plans
+
+
+def require_free_ports(plans: Iterable[RegionPlan], bind_address: str) -> None:
+    """Notice a taken port before anything is started, and say which.
+
+    :raises UpFailed: somebody listens there.
+    """
+    family = socket.AF_INET6 if ":" in bind_address else socket.AF_INET
+    for plan in plans:
+        for port, option in ((plan.port, "--base-port"), (plan.http_port, "--base-http-port")):
+            with socket.socket(family, socket.SOCK_STREAM) as probe:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                try:
+                    probe.bind((bind_address, port))
+                except OSError as error:
+                    raise UpFailed(
+                        f"port {port}, meant for region {plan.name}, cannot be used: {error.strerror}. "
+                        f"Stop the process that has it, or choose another {option}"
+                    ) from error
+
+
+class Directory:
+    """The directory of one ``meridian up``, locked as long as this object is open."""
+
+    def __init__(self, path: Path) -> None:
+        """:raises UpFailed: another ``meridian up`` runs there, or it cannot be written."""
+        self.path = path.resolve()
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            self._lock = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        except OSError as error:
+            raise UpFailed(f"cannot use the data directory {self.path}: {error}") from error
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(self._lock)
+            raise UpFailed(
+                f"another `meridian up` runs on {self.path}: stop it first, or choose another --data-dir"
+            ) from None
+
+    def close(self) -> None:
+        """Let the next one in."""
+        os.close(self._lock)
+
+    @property
+    def regions_file(self) -> Path:
+        """Who is where, for brokers and people."""
+        return self.path / "regions.json"
+
+    @property
+    def token_file(self) -> Path:
+        """The peers' secret."""
+        return self.path / "peer.token"
+
+    def make_token(self) -> None:
+        """Choose the secret, once in the directory's life. It is readable by this user only from the first byte on."""
+        if self.token_file.exists():
+            return
+        unfinished = self.path / "peer.token.new"
+        unfinished.unlink(missing_ok=True)
+        descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(descriptor, "w", encoding="ascii") as file:
+            file.write(secrets.token_urlsafe(32) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        unfinished.rename(self.token_file)
+
+    def require_same_metadata(self, metadata: str) -> None:
+        """Metadata does not move from one kind of store to another by itself.
+
+        :raises UpFailed: the directory was made with the other kind, or its record cannot be read.
+        """
+        if not self.regions_file.exists():
+            return
+        try:
+            before = json.loads(self.regions_file.read_text(encoding="utf-8"))["metadata"]
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise UpFailed(f"cannot read {self.regions_file}: {error!r}. Remove it to have it written again") from error
+        if before != metadata:
+            raise UpFailed(
+                f"{self.path} keeps its metadata as {before}: start it with --metadata {before}, or choose another "
+                "--data-dir"
+            )
+
+    def write_regions(self, plans: Iterable[RegionPlan], metadata: str, pids: Mapping[str, int]) -> None:
+        """Write ``regions.json``: whole or not at all, because brokers and people read it at any moment."""
+        rows: list[dict[str, Any]] = [
+            {
+                "name": plan.name,
+                "service_url": plan.service_url,
+                "admin_url": plan.admin_url,
+                "pid": pids.get(plan.name),
+                "data_directory": str(plan.directory),
+                "config": str(plan.config_file),
+                "log": str(plan.log_file),
+            }
+            for plan in plans
+        ]
+        document = {"supervisor_pid": os.getpid(), "metadata": metadata, "regions": rows}
+        unfinished = self.path / "regions.json.new"
+        unfinished.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+        unfinished.rename(self.regions_file)
+
+    def write_config(self, plan: RegionPlan, metadata_url: str, given: Given) -> None:
+        """Write the region's ``broker.conf`` out of what was given and what this program chooses."""
+        chosen = {
+            "clusterName": plan.name,
+            "dataDirectory": str(plan.directory / "data"),
+            "metadataStoreUrl": metadata_url,
+            "regionsFile": str(self.regions_file),
+            "peerTokenFile": str(self.token_file),
+            "brokerServicePort": str(plan.port),
+            "webServicePort": str(plan.http_port),
+        }
+        pairs = {key: text for key, (text, _) in given.items()} | chosen
+        lines = ["# Written by `meridian up` at every start.", *(f"{key}={text}" for key, text in pairs.items())]
+        plan.directory.mkdir(parents=True, exist_ok=True)
+        plan.config_file.write_text("\n".join(lines) + "\n", encoding="utf-8")

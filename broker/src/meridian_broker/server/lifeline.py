@@ -1,0 +1,41 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A child process that must not outlive its parent, even one that is killed without a chance to say goodbye.
+
+Linux sends a process the signal it asked for when its parent dies. Asking has a gap, though: a parent that died before
+the child asked is never noticed. So the child is told whom to expect as parent and compares afterwards.
+
+``python -m meridian_broker.server.lifeline PID PROGRAM ARGUMENT...`` asks, compares and becomes the program: what was
+asked survives exec. On systems without the call nothing happens: there, a killed supervisor leaves children running.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+from typing import Final
+
+_PR_SET_PDEATHSIG: Final = 1
+
+
+def die_with_parent(parent: int) -> None:
+    """Have this process sent SIGTERM when process ``parent`` is gone, or end at once when it is gone already.
+
+    The signal comes when the *thread* that made this process ends: a supervisor starts children from its main thread.
+    """
+    if sys.platform != "linux":
+        return
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+    if os.getppid() != parent:
+        raise SystemExit(f"process {parent}, which started this one, is gone")
+
+
+def command(parent: int, program: list[str]) -> list[str]:
+    """The command line that runs ``program`` tied to the life of ``parent``."""
+    return [sys.executable, "-P", "-m", "meridian_broker.server.lifeline", str(parent), *program]
+
+
+if __name__ == "__main__":
+    die_with_parent(int(sys.argv[1]))
+    os.execvp(sys.argv[2], sys.argv[2:])

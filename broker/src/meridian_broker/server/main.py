@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The entry point of the command ``meridian``: joins the command line to what it starts.
+
+The command line may not import this room, so the programs that build brokers are handed to it. They are imported when
+they are started and not before: ``meridian topics list`` should not wait for an event loop and a storage engine.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import time
+from collections.abc import Callable
+
+import click
+
+from meridian_broker.cli.main import build
+from meridian_broker.cli.output import COULD_NOT_TELL
+from meridian_broker.cli.programs import Sources, UpOptions
+from meridian_broker.server.settings import LogLevel, SettingsError, load
+
+
+class ServerPrograms:
+    """The programs as this room makes them; see ``meridian_broker.cli.programs.Programs``."""
+
+    def broker(self, sources: Sources, supervisor: int | None) -> int:
+        """One broker process until SIGTERM."""
+        if supervisor is not None:
+            from meridian_broker.server.lifeline import die_with_parent
+
+            die_with_parent(supervisor)
+        settings = load(sources.config, sources.assignments, os.environ)
+        start_logging(settings.process.log_level)
+        from meridian_broker.server.broker import run_broker
+
+        return run_broker(settings)
+
+    def up(self, options: UpOptions, say: Callable[[str], None]) -> int:
+        """Several regions as child processes."""
+        from meridian_broker.server.supervisor import run_up
+
+        return run_up(options, say)
+
+
+def start_logging(level: LogLevel) -> None:
+    """One line per event on standard error, times in UTC."""
+    formatter = logging.Formatter(
+        fmt="%(asctime)s.%(msecs)03dZ %(levelname)s %(name)s: %(message)s", datefmt="%Y-%m-%dT%H:%M:%S"
+    )
+    formatter.converter = time.gmtime
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(formatter)
+    logging.basicConfig(level=level.upper(), handlers=[handler])
+
+
+def main() -> None:
+    """What the installed script calls."""
+    from meridian_broker.server.layout import UpFailed
+
+    try:
+        build(ServerPrograms())()
+    except (SettingsError, UpFailed) as error:
+        click.echo(f"meridian: {error}", err=True)
+        raise SystemExit(COULD_NOT_TELL) from None
+
+
+if __name__ == "__main__":
+    main()

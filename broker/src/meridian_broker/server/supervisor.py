@@ -1,0 +1,254 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``meridian up``: several regions on one machine, one broker process each, watched and stopped together.
+
+The supervisor does little on purpose. It starts what a region needs, waits until every region says that it is healthy,
+and then only watches. A broker that dies is reported and not started again: whoever killed it may want to see what the
+others do. Its ``broker.conf`` starts it again by hand, with the command that the report prints.
+
+Stopping is a drain: SIGTERM to every broker, a bounded wait, then force. The brokers stop before their metadata
+stores, because they write to them until the end. Children are in sessions of their own, so that Ctrl-C at the terminal
+reaches the supervisor alone, and none outlives a supervisor that is killed (see ``lifeline``).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shlex
+import signal
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import aiohttp
+
+from meridian_broker.cli.output import NO, table
+from meridian_broker.cli.programs import UpOptions
+from meridian_broker.server import limits
+from meridian_broker.server.etcd_process import EtcdFailed, EtcdProcess
+from meridian_broker.server.layout import Directory, RegionPlan, UpFailed, plan_regions, require_free_ports
+from meridian_broker.server.settings import BY_KEY, ENVIRONMENT_PREFIX, Given, Settings, collect
+
+__all__ = ["UpFailed", "run_up"]
+
+Say = Callable[[str], None]
+
+
+def run_up(options: UpOptions, say: Say) -> int:
+    """Run the regions until SIGTERM or SIGINT. Returns 0 when all stopped in good order, else 1.
+
+    :raises UpFailed: they could not be started; whatever was started is stopped again.
+    :raises SettingsError: a setting cannot be used.
+    """
+    given = collect(None, options.assignments, os.environ)
+    plans = plan_regions(options, given)
+    directory = Directory(options.data_directory)
+    try:
+        return asyncio.run(_run(options, given, plans, directory, say))
+    finally:
+        directory.close()
+
+
+async def _run(options: UpOptions, given: Given, plans: list[RegionPlan], directory: Directory, say: Say) -> int:
+    settings = Settings.build(given)
+    directory.require_same_metadata(options.metadata)
+    require_free_ports(plans, settings.network.bind_address)
+    directory.make_token()
+    supervisor = Supervisor(options, given, plans, directory, say)
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    try:
+        await supervisor.start(stop)
+        if not stop.is_set():
+            supervisor.announce()
+            await supervisor.watch(stop)
+    finally:
+        # A second signal means: do not wait any longer.
+        stop.clear()
+        clean = await supervisor.stop(settings.process.broker_shutdown_timeout_ms / 1000, stop)
+    return 0 if clean else NO
+
+
+class Supervisor:
+    """The child processes of one ``meridian up``."""
+
+    def __init__(
+        self, options: UpOptions, given: Given, plans: Sequence[RegionPlan], directory: Directory, say: Say
+    ) -> None:
+        self._metadata = options.metadata
+        self._given = given
+        self._plans = plans
+        self._directory = directory
+        self._say = say
+        self._etcds: dict[str, EtcdProcess] = {}
+        self._brokers: dict[str, asyncio.subprocess.Process] = {}
+        self._all_ended_well = True
+
+    async def start(self, stop: asyncio.Event) -> None:
+        """Start every region and wait until all are healthy, or until ``stop`` is set.
+
+        :raises UpFailed: a metadata store or a broker does not come up.
+        """
+        for plan in self._plans:
+            self._directory.write_config(plan, await self._metadata_url(plan), self._given)
+        self._directory.write_regions(self._plans, self._metadata, {})
+        for plan in self._plans:
+            self._brokers[plan.name] = await _start_broker(plan)
+        pids = {name: process.pid for name, process in self._brokers.items()}
+        self._directory.write_regions(self._plans, self._metadata, pids)
+        deadline = time.monotonic() + limits.START_SECONDS_MAX
+        # Health never goes through a proxy: it asks this machine.
+        timeout = aiohttp.ClientTimeout(total=limits.HEALTH_ANSWER_SECONDS_MAX)
+        async with aiohttp.ClientSession(timeout=timeout, trust_env=False) as http:
+            for plan in self._plans:
+                await self._wait_until_healthy(http, plan, deadline, stop)
+
+    async def _metadata_url(self, plan: RegionPlan) -> str:
+        if self._metadata == "embedded":
+            return f"sqlite:{plan.directory / 'data' / 'metadata.sqlite'}"
+        try:
+            etcd = await EtcdProcess.start(plan.directory / "etcd")
+        except EtcdFailed as error:
+            raise UpFailed(f"region {plan.name}: {error}") from error
+        self._etcds[plan.name] = etcd
+        return f"etcd:{etcd.url}"
+
+    async def _wait_until_healthy(
+        self, http: aiohttp.ClientSession, plan: RegionPlan, deadline: float, stop: asyncio.Event
+    ) -> None:
+        process = self._brokers[plan.name]
+        while not stop.is_set() and not await _healthy(http, plan):
+            if process.returncode is not None:
+                how = _ending(process.returncode)
+                raise UpFailed(f"the broker of region {plan.name} {how} while starting\n{_log_end(plan.log_file)}")
+            if time.monotonic() > deadline:
+                raise UpFailed(
+                    f"region {plan.name} is not healthy after {limits.START_SECONDS_MAX:.0f} s\n"
+                    f"{_log_end(plan.log_file)}"
+                )
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(stop.wait(), limits.HEALTH_POLL_SECONDS)
+
+    def announce(self) -> None:
+        """Say where the regions are."""
+        if self._etcds:
+            self._say(f"metadata: {next(iter(self._etcds.values())).binary}, one per region")
+        rows = [(plan.name, plan.service_url, plan.admin_url, self._brokers[plan.name].pid) for plan in self._plans]
+        self._say(table(("region", "clients", "admin", "process"), rows))
+        self._say(f"All regions are up. Their data is in {self._directory.path}. Ctrl-C stops them.")
+
+    async def watch(self, stop: asyncio.Event) -> None:
+        """Report every broker that ends, until ``stop`` is set or none is left."""
+        waiting = {asyncio.create_task(self._brokers[plan.name].wait()): plan for plan in self._plans}
+        stopping = asyncio.create_task(stop.wait())
+        try:
+            while waiting and not stopping.done():
+                done, _ = await asyncio.wait([stopping, *waiting], return_when=asyncio.FIRST_COMPLETED)
+                for task in done - {stopping}:
+                    self._report_death(waiting.pop(task))
+        finally:
+            stopping.cancel()
+            for task in waiting:
+                task.cancel()
+            await asyncio.gather(stopping, *waiting, return_exceptions=True)
+        if not waiting:
+            self._say("No broker is left.")
+
+    def _report_death(self, plan: RegionPlan) -> None:
+        process = self._brokers.pop(plan.name)
+        self._all_ended_well = False
+        self._say(
+            f"The broker of region {plan.name} (process {process.pid}) {_ending(process.returncode)}. "
+            f"The others go on. Its log: {plan.log_file}\n"
+            f"Start it again: {shlex.join(['meridian', 'broker', '--config', str(plan.config_file)])}"
+        )
+
+    async def stop(self, drain_seconds: float, hurry: asyncio.Event) -> bool:
+        """Drain the brokers, then stop their metadata stores. True when none had to be killed and none had died.
+
+        :param hurry: set when the person asks a second time; the brokers still running are killed then.
+        """
+        for process in self._brokers.values():
+            _signal(process, signal.SIGTERM)
+        limit = drain_seconds + limits.STOP_MARGIN_SECONDS
+        outcomes = await asyncio.gather(
+            *(self._stop_broker(plan, limit, hurry) for plan in self._plans if plan.name in self._brokers)
+        )
+        await asyncio.gather(*(etcd.stop() for etcd in self._etcds.values()))
+        return all(outcomes) and self._all_ended_well
+
+    async def _stop_broker(self, plan: RegionPlan, limit: float, hurry: asyncio.Event) -> bool:
+        process = self._brokers[plan.name]
+        began = time.monotonic()
+        ended, hurried = asyncio.create_task(process.wait()), asyncio.create_task(hurry.wait())
+        try:
+            await asyncio.wait([ended, hurried], timeout=limit, return_when=asyncio.FIRST_COMPLETED)
+            in_time = ended.done()
+            if not in_time:
+                _signal(process, signal.SIGKILL)
+            code = await ended
+        finally:
+            hurried.cancel()
+            await asyncio.gather(hurried, return_exceptions=True)
+        seconds = time.monotonic() - began
+        if in_time and code == 0:
+            self._say(f"{plan.name} stopped in {seconds:.1f} s")
+            return True
+        how = _ending(code) if in_time else "did not stop and was killed"
+        self._say(f"The broker of region {plan.name} {how} after {seconds:.1f} s. Its log: {plan.log_file}")
+        return False
+
+
+async def _start_broker(plan: RegionPlan) -> asyncio.subprocess.Process:
+    """The region's broker as a child that logs to its file and does not outlive this process."""
+    # What the environment sets is in the file already; left in place it would win over the file's ports and names.
+    environment = {
+        name: value for name, value in os.environ.items() if name.removeprefix(ENVIRONMENT_PREFIX) not in BY_KEY
+    }
+    with plan.log_file.open("ab") as log:
+        return await asyncio.create_subprocess_exec(
+            *(sys.executable, "-P", "-m", "meridian_broker.server.main", "broker"),
+            *("--config", str(plan.config_file), "--supervisor", str(os.getpid())),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            env=environment,
+            start_new_session=True,
+        )
+
+
+async def _healthy(http: aiohttp.ClientSession, plan: RegionPlan) -> bool:
+    try:
+        async with http.get(f"{plan.admin_url}/admin/v2/brokers/health") as answer:
+            return answer.status == 200
+    except (aiohttp.ClientError, TimeoutError, OSError):
+        return False
+
+
+def _signal(process: asyncio.subprocess.Process, number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        process.send_signal(number)
+
+
+def _ending(code: int | None) -> str:
+    """How a process ended, as the rest of a sentence."""
+    if code is None:
+        return "is still running"
+    if code < 0:
+        return f"was ended by {signal.Signals(-code).name}"
+    return f"ended with exit code {code}"
+
+
+def _log_end(file: Path) -> str:
+    """The last lines of a log, for an error."""
+    try:
+        with file.open("rb") as log:
+            log.seek(max(0, file.stat().st_size - limits.LOG_TAIL_BYTES))
+            lines = log.read().decode(errors="replace").splitlines()[-limits.LOG_TAIL_LINES :]
+    except OSError as error:
+        return f"its log {file} cannot be read: {error}"
+    return "\n".join([f"the end of {file}:", *(f"    {line}" for line in lines)])
