@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How an outgoing connection is made: addresses, credentials, patience."""
+
+from __future__ import annotations
+
+import ssl
+from dataclasses import dataclass, replace
+from typing import Final
+from urllib.parse import urlsplit
+
+PEER_AUTH_METHOD: Final = "meridian-peer"
+"""Authentication method with which brokers of one deployment know each other (R7)."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClientOptions:
+    """How to connect and how patient to be. Times in seconds."""
+
+    auth_method: str | None = None
+    auth_data: bytes | None = None
+    """Never logged."""
+    peer: bool = False
+    """Announce the peer protocol: we are a Meridian broker."""
+    client_version: str = "meridian"
+    connect_timeout: float = 10.0
+    request_timeout: float = 30.0
+    keep_alive: float = 30.0
+    """Silence after which we ask whether the other side is still there; twice that ends the connection."""
+    max_pending_requests: int = 1000
+    """More requests than this wait for their turn."""
+    write_buffer: int = 1024 * 1024
+    """Bytes waiting for the socket above which ``drain`` waits."""
+    tls: ssl.SSLContext | None = None
+    """For ``pulsar+ssl://``; None: the system's trust store."""
+
+
+def split_url(url: str) -> list[tuple[str, int, bool]]:
+    """``pulsar://a:6650,b:6650`` -> ``[(host, port, tls), ...]``.
+
+    :raises ValueError: another scheme, or no host.
+    """
+    scheme, separator, rest = url.partition("://")
+    if not separator or scheme not in ("pulsar", "pulsar+ssl"):
+        raise ValueError(f"{url!r} is no service URL: it begins with pulsar:// or pulsar+ssl://")
+    tls = scheme == "pulsar+ssl"
+    places = []
+    for part in rest.rstrip("/").split(","):
+        split = urlsplit(f"//{part}")
+        if not split.hostname:
+            raise ValueError(f"{url!r} names no host")
+        places.append((split.hostname, split.port or (6651 if tls else 6650), tls))
+    return places
+
+
+def peer_options(token: bytes | None, base: ClientOptions | None = None) -> ClientOptions:
+    """Options of a connection between brokers.
+
+    :param token: the secret that makes us a peer; None where the other side asks for none.
+    """
+    options = replace(base or ClientOptions(), peer=True)
+    return options if token is None else replace(options, auth_method=PEER_AUTH_METHOD, auth_data=token)
