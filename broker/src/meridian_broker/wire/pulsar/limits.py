@@ -22,3 +22,6 @@ PROTOCOL_VERSION: Final = 21
 
 PEER_PROTOCOL_VERSION: Final = 1
 """Version of the exchange between Meridian regions (``peer.proto``), announced in ``FeatureFlags``."""
+
+MAX_TOPIC_NAME_CHARACTERS: Final = 2048
+"""Far above any real name, and small enough for keys of the metadata store and for log lines."""

@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Names of topics: ``persistent://tenant/namespace/name``, short forms, partitions.
+
+Clients may leave out the domain, and the tenant with the namespace: ``name`` is ``persistent://public/default/name``,
+``t/n/name`` is ``persistent://t/n/name``. Partition 3 of a partitioned topic is a topic of its own called
+``name-partition-3``.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final, NamedTuple
+
+from meridian_broker.wire.pulsar.errors import InvalidTopicNameError
+from meridian_broker.wire.pulsar.limits import MAX_TOPIC_NAME_CHARACTERS
+
+PERSISTENT: Final = "persistent"
+NON_PERSISTENT: Final = "non-persistent"
+DOMAINS: Final = frozenset({PERSISTENT, NON_PERSISTENT})
+DEFAULT_TENANT: Final = "public"
+DEFAULT_NAMESPACE: Final = "default"
+
+_ENTITY: Final = re.compile(r"[-=:.\w]+", re.ASCII)
+_PARTITION: Final = re.compile(r"-partition-(0|[1-9][0-9]{0,8})\Z", re.ASCII)
+_CONTROL: Final = re.compile(r"[\x00-\x1f\x7f]")
+
+
+class TopicName(NamedTuple):
+    """A topic, completely named. Make it with ``parse`` or ``of``, which check."""
+
+    domain: str
+    tenant: str
+    namespace: str
+    local_name: str
+    """The last part, with the partition suffix if there is one."""
+
+    def __str__(self) -> str:
+        return f"{self.domain}://{self.tenant}/{self.namespace}/{self.local_name}"
+
+    @property
+    def namespace_name(self) -> str:
+        """``tenant/namespace``."""
+        return f"{self.tenant}/{self.namespace}"
+
+    @property
+    def is_persistent(self) -> bool:
+        return self.domain == PERSISTENT
+
+    @property
+    def partition(self) -> int:
+        """Index of the partition this names, -1 if it names none."""
+        match = _PARTITION.search(self.local_name)
+        return int(match[1]) if match else -1
+
+    @property
+    def base(self) -> TopicName:
+        """The partitioned topic this is a partition of; itself when it is none."""
+        match = _PARTITION.search(self.local_name)
+        return self._replace(local_name=self.local_name[: match.start()]) if match else self
+
+    def with_partition(self, index: int) -> TopicName:
+        """Partition ``index`` of this topic.
+
+        :raises ValueError: the index is negative, or this is a partition already.
+        """
+        if index < 0:
+            raise ValueError(f"{index} is no index of a partition")
+        if self.partition >= 0:
+            raise ValueError(f"{self} is a partition already")
+        return self._replace(local_name=f"{self.local_name}-partition-{index}")
+
+
+def of(tenant: str, namespace: str, local_name: str, domain: str = PERSISTENT) -> TopicName:
+    """A topic from its parts, as a path of the admin API has them.
+
+    :raises InvalidTopicNameError: a part is not what it should be.
+    """
+    if domain not in DOMAINS:
+        raise InvalidTopicNameError(f"{domain!r} is no domain: a topic is persistent:// or non-persistent://")
+    for what, name in (("tenant", tenant), ("namespace", namespace)):
+        if not _ENTITY.fullmatch(name):
+            raise InvalidTopicNameError(
+                f"{name!r} is no name of a {what}: letters, digits and - = : . _ are allowed, and at least one of them"
+            )
+    if not local_name.strip() or "/" in local_name or _CONTROL.search(local_name):
+        raise InvalidTopicNameError(f"{local_name!r} is no topic name: it is blank or holds a / or a control character")
+    if _PARTITION.match(local_name):
+        raise InvalidTopicNameError(f"{local_name!r} is a partition of a topic without a name")
+    topic = TopicName(domain, tenant, namespace, local_name)
+    if len(str(topic)) > MAX_TOPIC_NAME_CHARACTERS:
+        raise InvalidTopicNameError(
+            f"a topic name of {len(str(topic))} characters; the limit is {MAX_TOPIC_NAME_CHARACTERS}"
+        )
+    return topic
+
+
+def parse(text: str) -> TopicName:
+    """Any form a client may write, completed.
+
+    :raises InvalidTopicNameError: no topic name; the message shows the text.
+    """
+    domain, separator, rest = text.partition("://")
+    parts = (rest if separator else text).split("/")
+    if not separator:
+        domain = PERSISTENT
+        if len(parts) == 1:
+            return of(DEFAULT_TENANT, DEFAULT_NAMESPACE, parts[0])
+    if len(parts) == 4 and domain in DOMAINS:
+        raise InvalidTopicNameError(
+            f"{text!r} has four parts: names with a cluster in them are of Pulsar 1.x, write tenant/namespace/name"
+        )
+    if len(parts) != 3:
+        raise InvalidTopicNameError(
+            f"{text!r} is no topic name: write name, tenant/namespace/name or persistent://tenant/namespace/name"
+        )
+    return of(parts[0], parts[1], parts[2], domain)
+
+
+def parse_namespace(text: str) -> tuple[str, str]:
+    """``"tenant/namespace"`` -> the two.
+
+    :raises InvalidTopicNameError: anything else.
+    """
+    tenant, separator, namespace = text.partition("/")
+    if not separator or not _ENTITY.fullmatch(tenant) or not _ENTITY.fullmatch(namespace):
+        raise InvalidTopicNameError(f"{text!r} is no namespace: write tenant/namespace")
+    return tenant, namespace
