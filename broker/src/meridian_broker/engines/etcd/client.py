@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A thin way to speak to etcd: aetcd's generated stubs over our own channel, and errors in our words.
+
+aetcd's own client delivers watch events one by one (a transaction falls apart), queues without a bound and dies with
+the server; its message classes and stubs are sound, so those are what we use. Every request has a deadline and waits
+for a connection until then: an etcd that restarts within it is not noticed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from urllib.parse import urlsplit
+
+import grpc
+from aetcd import rpc
+
+from meridian_broker.metadata.store import LeaseExpired, MetadataError, MetadataUnavailable
+
+REQUEST_TIMEOUT = 5.0
+"""Seconds for one request, connecting included."""
+
+_CHANNEL_OPTIONS = (
+    # gRPC's own reconnect back-off grows to two minutes; a region's metadata store is near and should be found at once.
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1000),
+    # A peer that vanished without a word is noticed after 15 s. etcd allows a ping every 5 s.
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 5_000),
+    # One page of a scan: 500 values of at most 1 MiB would exceed it, ordinary records never do.
+    ("grpc.max_receive_message_length", 256 << 20),
+)
+
+
+class EtcdChannel:
+    """One connection to one etcd, and its stubs."""
+
+    def __init__(self, url: str) -> None:
+        """:raises MetadataError: the URL is not ``http://host:port``."""
+        parts = urlsplit(url)
+        if parts.scheme != "http" or not parts.hostname or parts.port is None:
+            raise MetadataError(f"{url!r} is not an etcd address: it has to look like http://127.0.0.1:2379")
+        self.url = url
+        host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
+        self._channel = rpc.insecure_channel(f"{host}:{parts.port}", options=_CHANNEL_OPTIONS)
+        self.kv = rpc.KVStub(self._channel)
+        self.leases = rpc.LeaseStub(self._channel)
+        self.watches = rpc.WatchStub(self._channel)
+
+    async def close(self) -> None:
+        await self._channel.close()
+
+    @contextmanager
+    def errors(self, doing: str) -> Iterator[None]:
+        """Turn gRPC's errors into the port's. ``doing`` begins the message: "reading /a/b"."""
+        try:
+            yield
+        except grpc.aio.AioRpcError as error:
+            raise self.translated(error, doing) from error
+        except grpc.aio.UsageError as error:
+            raise MetadataError(f"{doing}: the connection to etcd at {self.url} was closed by this process") from error
+
+    def no_answer(self, doing: str, why: str = "no answer in time") -> MetadataUnavailable:
+        return MetadataUnavailable(f"{doing}: etcd at {self.url} does not answer ({why}): is it running and reachable?")
+
+    def translated(self, error: grpc.aio.AioRpcError, doing: str) -> MetadataError:
+        code, details = error.code(), error.details() or ""
+        if code == grpc.StatusCode.NOT_FOUND and "lease" in details:
+            return LeaseExpired(f"{doing}: the lease is gone: take a new one and claim again what it protected")
+        if code in _PASSING:
+            return self.no_answer(doing, f"{code.name.lower()}: {details}")
+        if code == grpc.StatusCode.RESOURCE_EXHAUSTED:
+            return MetadataUnavailable(
+                f"{doing}: etcd at {self.url} is full or overloaded ({details}): raise its quota, or compact it"
+            )
+        return MetadataError(f"{doing}: etcd at {self.url} refused ({code.name.lower()}: {details})")
+
+
+_PASSING = frozenset(
+    {
+        grpc.StatusCode.UNAVAILABLE,
+        grpc.StatusCode.DEADLINE_EXCEEDED,
+        grpc.StatusCode.ABORTED,
+        grpc.StatusCode.INTERNAL,
+        grpc.StatusCode.UNKNOWN,
+        grpc.StatusCode.CANCELLED,
+    }
+)
+
+
+def is_compacted(error: grpc.aio.AioRpcError) -> bool:
+    """Whether a pinned revision is gone: the read has to begin anew at the newest one."""
+    return error.code() == grpc.StatusCode.OUT_OF_RANGE and "compacted" in (error.details() or "")

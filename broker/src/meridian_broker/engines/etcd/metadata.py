@@ -1,0 +1,196 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The metadata store of a region that has its own etcd.
+
+A record's version is its key's ``mod_revision``: never repeated, not even when a key is removed and made again, and 0
+for a key that does not exist, which is what the port calls ``ABSENT``. Keys are the store's prefix followed by the
+path, so several regions may share one etcd in a test. This module imports gRPC: import it only where etcd is used.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+import grpc
+from aetcd import rpc
+
+from meridian_broker.engines.etcd.client import REQUEST_TIMEOUT, EtcdChannel, is_compacted
+from meridian_broker.engines.etcd.leasing import EtcdLease
+from meridian_broker.engines.etcd.watching import EtcdWatch
+from meridian_broker.metadata.limits import (
+    after_prefix,
+    check_path,
+    check_prefix,
+    check_transaction,
+    check_value,
+    collect_children,
+)
+from meridian_broker.metadata.store import (
+    Change,
+    Check,
+    Delete,
+    Lease,
+    LeaseExpired,
+    MetadataError,
+    MetadataUnavailable,
+    Put,
+    Record,
+    VersionConflict,
+)
+
+PAGE = 500
+"""Keys read per request while scanning or listing."""
+
+SCAN_ATTEMPTS = 3
+"""How often a scan begins anew because etcd compacted the revision it was reading."""
+
+
+class EtcdMetadataStore:
+    """A region's metadata in etcd; implements ``MetadataStore``.
+
+    A write that ends in :class:`MetadataUnavailable` may have happened: use ``expected`` where that matters.
+    """
+
+    def __init__(self, channel: EtcdChannel, prefix: str) -> None:
+        self._channel = channel
+        self._prefix = prefix
+        self._leases: dict[int, EtcdLease] = {}
+        self._closed = False
+
+    @classmethod
+    async def connect(cls, url: str, prefix: str) -> EtcdMetadataStore:
+        """``url`` is ``http://host:port``, ``prefix`` is ``/meridian/<region>``. Asks etcd once, to fail early.
+
+        :raises MetadataUnavailable: nobody answers there.
+        :raises MetadataError: the URL or the prefix is none.
+        """
+        check_path(prefix)
+        store = cls(EtcdChannel(url), prefix)
+        try:
+            await store.get("/format")
+        except BaseException:
+            await store.close()
+            raise
+        return store
+
+    async def get(self, path: str) -> Record | None:
+        request = rpc.RangeRequest(key=self._key(check_path(path)))
+        answer = await self._range(request, f"reading {path}")
+        return Record(answer.kvs[0].value, answer.kvs[0].mod_revision) if answer.kvs else None
+
+    async def put(self, path: str, value: bytes, *, expected: int | None = None, lease: int | None = None) -> int:
+        check_value(check_path(path), value)
+        checks = [] if expected is None else [Check(path, expected)]
+        answer = await self._transaction(checks, [Put(path, value, lease)], f"writing {path}")
+        if not answer.succeeded:
+            raise VersionConflict(f"{path} is not at version {expected} any more: read it again")
+        return int(answer.header.revision)
+
+    async def delete(self, path: str, *, expected: int | None = None) -> bool:
+        check_path(path)
+        checks = [] if expected is None else [Check(path, expected)]
+        answer = await self._transaction(checks, [Delete(path)], f"deleting {path}")
+        if not answer.succeeded:
+            raise VersionConflict(f"{path} is not at version {expected} any more: read it again")
+        return bool(answer.responses[0].response_delete_range.deleted)
+
+    async def children(self, path: str) -> list[str]:
+        base = "/" if path == "/" else check_path(path) + "/"
+        names: set[str] = set()
+        at, end = base, self._key(after_prefix(base))
+        while True:
+            request = rpc.RangeRequest(key=self._key(at), range_end=end, limit=PAGE, keys_only=True)
+            answer = await self._range(request, f"listing {path}")
+            at = collect_children(base, [self._path(kv.key) for kv in answer.kvs], names)
+            if not answer.more:
+                return sorted(names)
+
+    async def scan(self, prefix: str) -> list[tuple[str, Record]]:
+        check_prefix(prefix)
+        for _ in range(SCAN_ATTEMPTS):
+            found = await self._scan_one_revision(prefix)
+            if found is not None:
+                return found
+        raise MetadataUnavailable(f"scanning {prefix}: etcd compacted it {SCAN_ATTEMPTS} times while it was read")
+
+    async def transact(self, checks: Sequence[Check], operations: Sequence[Put | Delete]) -> bool:
+        check_transaction(checks, operations)
+        paths = ", ".join(operation.path for operation in operations[:3])
+        return bool((await self._transaction(checks, operations, f"a transaction on {paths}")).succeeded)
+
+    def watch(self, prefix: str) -> AsyncIterator[list[Change]]:
+        check_prefix(prefix)
+        return EtcdWatch(self._channel, self._prefix + prefix, len(self._prefix)).changes()
+
+    async def lease(self, ttl_seconds: float) -> Lease:
+        """etcd counts whole seconds and has a least time (about 2 s): the lease may last longer than asked."""
+        self._leases = {lease_id: lease for lease_id, lease in self._leases.items() if not lease.lost()}
+        lease = await EtcdLease.grant(self._channel, ttl_seconds)
+        self._leases[lease.lease_id] = lease
+        return lease
+
+    async def close(self) -> None:
+        """Give up every lease and close the connection. Watchers get a :class:`MetadataError`."""
+        if self._closed:
+            return
+        self._closed = True
+        await asyncio.gather(*(lease.revoke() for lease in self._leases.values()))
+        self._leases.clear()
+        await self._channel.close()
+
+    def _key(self, path: str) -> bytes:
+        return (self._prefix + path).encode()
+
+    def _path(self, key: bytes) -> str:
+        return key.decode()[len(self._prefix) :]
+
+    async def _range(self, request: Any, doing: str) -> Any:
+        with self._channel.errors(doing):
+            return await self._channel.kv.Range(request, timeout=REQUEST_TIMEOUT, wait_for_ready=True)
+
+    async def _transaction(self, checks: Sequence[Check], operations: Sequence[Put | Delete], doing: str) -> Any:
+        for operation in operations:
+            if isinstance(operation, Put) and operation.lease is not None:
+                self._check_lease(operation.lease, doing)
+        request = rpc.TxnRequest(
+            compare=[self._comparison(check) for check in checks],
+            success=[self._operation(operation) for operation in operations],
+        )
+        with self._channel.errors(doing):
+            return await self._channel.kv.Txn(request, timeout=REQUEST_TIMEOUT, wait_for_ready=True)
+
+    def _check_lease(self, lease_id: int, doing: str) -> None:
+        """A lease of ours that is over by our clock must not protect anything new, whatever etcd thinks."""
+        lease = self._leases.get(lease_id)
+        if lease is not None and lease.lost():
+            raise LeaseExpired(f"{doing}: lease {lease_id} is gone: take a new one and claim again what it protected")
+
+    def _comparison(self, check: Check) -> Any:
+        return rpc.Compare(
+            target=rpc.Compare.MOD, result=rpc.Compare.EQUAL, key=self._key(check.path), mod_revision=check.version
+        )
+
+    def _operation(self, operation: Put | Delete) -> Any:
+        if isinstance(operation, Delete):
+            return rpc.RequestOp(request_delete_range=rpc.DeleteRangeRequest(key=self._key(operation.path)))
+        put = rpc.PutRequest(key=self._key(operation.path), value=operation.value, lease=operation.lease or 0)
+        return rpc.RequestOp(request_put=put)
+
+    async def _scan_one_revision(self, prefix: str) -> list[tuple[str, Record]] | None:
+        """None: the revision was compacted in the middle."""
+        found: list[tuple[str, Record]] = []
+        at, end, revision = self._key(prefix), self._key(after_prefix(prefix)), 0
+        while True:
+            request = rpc.RangeRequest(key=at, range_end=end, limit=PAGE, revision=revision)
+            try:
+                answer = await self._range(request, f"scanning {prefix}")
+            except MetadataError as error:
+                if isinstance(error.__cause__, grpc.aio.AioRpcError) and is_compacted(error.__cause__):
+                    return None
+                raise
+            found.extend((self._path(kv.key), Record(kv.value, kv.mod_revision)) for kv in answer.kvs)
+            if not answer.more:
+                return found
+            revision = revision or answer.header.revision
+            at = answer.kvs[-1].key + b"\x00"

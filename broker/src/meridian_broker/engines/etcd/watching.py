@@ -1,0 +1,155 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A watch on etcd that outlives etcd's restarts.
+
+etcd keeps history, so nothing has to queue here: the stream is read only as fast as the watcher takes changes, and
+whatever does not fit into the stream's window waits in etcd. When the stream breaks, it is opened again right after
+the last revision seen. Only when etcd compacted that revision meanwhile is something lost, and then the watch says so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import operator
+from collections.abc import AsyncIterator, Awaitable
+from typing import Any, TypeVar
+
+import grpc
+from aetcd import rpc
+
+from meridian_broker.engines.etcd.client import REQUEST_TIMEOUT, EtcdChannel
+from meridian_broker.metadata.limits import after_prefix
+from meridian_broker.metadata.store import Change, MetadataError, Record
+
+FIRST_PAUSE = 0.05
+LONGEST_PAUSE = 1.0
+"""Seconds between attempts to open a broken watch again: doubling from the first to the longest."""
+
+_DELETE = 1
+
+T = TypeVar("T")
+
+
+class EtcdWatch:
+    """One watch of every key that starts with ``prefix``; paths are told without the first ``strip`` characters."""
+
+    def __init__(self, channel: EtcdChannel, prefix: str, strip: int) -> None:
+        self._channel = channel
+        self._prefix = prefix
+        self._strip = strip
+        self._next = 0
+        """Revision to open at; 0 until the watch was first in place."""
+        self._pending: list[tuple[int, Change]] = []
+        """Events of a response that came in fragments."""
+
+    async def changes(self) -> AsyncIterator[list[Change]]:
+        """An empty list once in place, then the changes of one revision at a time, for ever.
+
+        :raises MetadataUnavailable: etcd did not answer the first time.
+        :raises MetadataError: etcd compacted what was missed, or refuses the watch.
+        """
+        pause = FIRST_PAUSE
+        while True:
+            call = self._call()
+            try:
+                first_time = self._next == 0
+                await self._open(call)
+                if first_time:
+                    yield []
+                pause = FIRST_PAUSE
+                while True:
+                    for transaction in await self._receive(call):
+                        yield transaction
+            except _Broken as error:
+                if self._next == 0:
+                    raise self._channel.no_answer(self._doing(), str(error)) from error.__cause__
+            finally:
+                call.cancel()
+            self._pending.clear()
+            await asyncio.sleep(pause)
+            pause = min(pause * 2, LONGEST_PAUSE)
+
+    def _call(self) -> Any:
+        try:
+            return self._channel.watches.Watch(wait_for_ready=True)
+        except grpc.aio.UsageError:
+            raise self._closed() from None
+
+    async def _open(self, call: Any) -> None:
+        request = rpc.WatchCreateRequest(
+            key=self._prefix.encode(),
+            range_end=after_prefix(self._prefix).encode(),
+            start_revision=self._next,
+            progress_notify=True,
+            fragment=True,
+        )
+        try:
+            async with asyncio.timeout(REQUEST_TIMEOUT):
+                await self._guarded(call.write(rpc.WatchRequest(create_request=request)))
+                response = await self._guarded(call.read())
+        except TimeoutError:
+            raise _Broken("no answer in time") from None
+        self._check(response)
+        if not response.created:
+            raise MetadataError(f"{self._doing()}: etcd answered something else than that the watch is in place")
+        if self._next == 0:
+            self._next = response.header.revision + 1
+
+    async def _receive(self, call: Any) -> list[list[Change]]:
+        """The next response, as one list per revision; empty while one is incomplete or says nothing new."""
+        response = await self._guarded(call.read())
+        self._check(response)
+        self._pending.extend((event.kv.mod_revision, self._change(event)) for event in response.events)
+        if response.fragment:
+            return []
+        events, self._pending = self._pending, []
+        if not events:
+            # Nothing happened up to this revision: a later restart need not ask for what came before.
+            self._next = max(self._next, response.header.revision + 1)
+            return []
+        transactions = [
+            [change for _, change in group]
+            for revision, group in itertools.groupby(events, key=operator.itemgetter(0))
+            if revision >= self._next
+        ]
+        self._next = max(self._next, events[-1][0] + 1)
+        return transactions
+
+    async def _guarded(self, awaitable: Awaitable[T]) -> T:
+        """Await something of the stream; a broken stream becomes :class:`_Broken`."""
+        try:
+            return await awaitable
+        except grpc.aio.AioRpcError as error:
+            raise _Broken(f"{error.code().name.lower()}: {error.details()}") from error
+        except grpc.aio.UsageError:
+            raise self._closed() from None
+        except asyncio.CancelledError:
+            # gRPC reports a channel closed under a stream as a cancellation; ours has been announced to the task.
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
+            raise self._closed() from None
+
+    def _check(self, response: Any) -> None:
+        if response is grpc.aio.EOF:
+            raise _Broken("the stream ended")
+        if response.compact_revision:
+            raise MetadataError(
+                f"{self._doing()}: etcd compacted the changes since revision {self._next}: scan and watch again"
+            )
+        if response.canceled:
+            raise MetadataError(f"{self._doing()}: etcd ended the watch ({response.cancel_reason})")
+
+    def _change(self, event: Any) -> Change:
+        path = event.kv.key.decode()[self._strip :]
+        return Change(path, None if event.type == _DELETE else Record(event.kv.value, event.kv.mod_revision))
+
+    def _doing(self) -> str:
+        return f"watching {self._prefix[self._strip :]}"
+
+    def _closed(self) -> MetadataError:
+        return MetadataError(f"{self._doing()}: the metadata store was closed by this process")
+
+
+class _Broken(Exception):
+    """The stream ended; opening it again is right."""

