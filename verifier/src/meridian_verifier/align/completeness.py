@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""R62: every origin's entries stand in every region that should have them: all of them, once, in order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from meridian_verifier.align.findings import Finding, Flow, Reason
+
+if TYPE_CHECKING:
+    from meridian_verifier.align.evidence import Evidence, Stored
+    from meridian_verifier.align.intervals import Mask
+
+QUANTILES: Final = tuple(range(0, 101, 5))
+
+
+def completeness(evidence: Evidence) -> tuple[list[Finding], list[Flow]]:
+    """Findings and, for every region that holds the topic, how its copy of this origin fares."""
+    findings: list[Finding | None] = []
+    flows = []
+    for region, state in evidence.world.later.items():
+        if evidence.topic not in state.topics:
+            continue
+        missing, behind = holes(evidence, region)
+        findings.append(evidence.finding(Reason.ENTRY_MISSING, "", evidence.origin, region, missing))
+        held = evidence.stored.get(region)
+        if held is not None:
+            findings += _disorder(evidence, region, held)
+        flows.append(_flow(evidence, region, held, int(missing.sum()), int(behind.sum())))
+    findings += _rolled_back(evidence)
+    return [found for found in findings if found], flows
+
+
+def holes(evidence: Evidence, region: str) -> tuple[Mask, Mask]:
+    """Which known entries the region should hold and does not: *missing* below its high-water, *behind* above."""
+    keys = evidence.known.keys
+    held = evidence.stored.get(region)
+    absent = evidence.known.meant_for(region) & (keys > evidence.low_water(region))
+    if held is not None:
+        absent &= ~np.isin(keys, held.keys)
+    absent &= ~evidence.dropped_anywhere(region).holds(keys)
+    below = keys <= evidence.high_water(region)
+    return absent & below, absent & ~below
+
+
+def _disorder(evidence: Evidence, region: str, held: Stored) -> Iterable[Finding | None]:
+    values, counts = np.unique(held.keys, return_counts=True)
+    doubled = np.isin(evidence.known.keys, values[counts > 1])
+    yield evidence.finding(Reason.ENTRY_DOUBLED, "", region, region, doubled)
+    # An entry is out of order when an earlier place of the log holds a later entry. Second copies are told above.
+    _, first = np.unique(held.keys, return_index=True)
+    once = held.keys[np.sort(first)]
+    late = once[1:][once[1:] < np.maximum.accumulate(once)[:-1]] if len(once) else once
+    yield evidence.finding(Reason.OUT_OF_ORDER, "", region, region, np.isin(evidence.known.keys, late))
+
+
+def _rolled_back(evidence: Evidence) -> Iterable[Finding | None]:
+    """Entries other regions had at S1 beyond the origin's own end at S2 (R5)."""
+    if evidence.origin not in evidence.world.later or evidence.origin not in evidence.world.earlier:
+        return
+    end = evidence.high_water(evidence.origin)
+    for region in evidence.world.earlier:
+        if region != evidence.origin:
+            keys = evidence.known.keys
+            beyond = (keys > end) & (keys <= evidence.place(region, "earlier"))
+            yield evidence.finding(Reason.ORIGIN_ROLLED_BACK, "", region, evidence.origin, beyond)
+
+
+def _flow(evidence: Evidence, region: str, held: Stored | None, missing: int, behind: int) -> Flow:
+    at_origin = evidence.stored.get(evidence.origin)
+    quantiles: tuple[int, ...] = ()
+    entries = messages = 0
+    if held is not None:
+        entries = len(held.keys)
+        messages = int(evidence.known.messages[np.searchsorted(evidence.known.keys, held.keys)].sum())
+        if at_origin is not None and region != evidence.origin:
+            _, here, there = np.intersect1d(held.keys, at_origin.keys, return_indices=True)
+            if len(here):
+                delays = np.maximum(held.stored_ms[here] - at_origin.stored_ms[there], 0)
+                quantiles = tuple(int(value) for value in np.percentile(delays, QUANTILES))
+    return Flow(evidence.topic, evidence.origin, region, entries, messages, missing, behind, quantiles)

@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""R61: what region A had acked at S1 must be acked in region B at S2, entry by entry, batch bits included.
+
+Sets are compared as ranges first; only what is left over is counted in entries. A difference that holds no entry any
+region knows is no difference: sets are sets of entries, and a range may end between two of them.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from meridian_verifier.align.evidence import NOTHING, Acked, Evidence
+from meridian_verifier.align.findings import Finding, Reason
+from meridian_verifier.align.intervals import EMPTY, IntervalSet, keys_of
+
+if TYPE_CHECKING:
+    from meridian_verifier.align.facts import World
+
+
+def compared(world: World, topic: str, subscription: str) -> list[tuple[str, str]]:
+    """The ordered pairs of regions whose sets can be compared: both listed the subscription, replicated, at both
+    snapshots and in the same epoch and incarnation."""
+    able = []
+    for region in world.regions_of(topic):
+        first = world.cursors(region, topic, world.earlier).get(subscription)
+        second = world.cursors(region, topic, world.later).get(subscription)
+        if first and second and first.replicated and second.replicated:
+            able.append((region, first.epoch, second.epoch))
+    return [
+        (source, target)
+        for source, epoch, _ in able
+        for target, _, later in able
+        if source != target
+        and epoch == later
+        and _incarnation(world, source, topic) == _incarnation(world, target, topic)
+    ]
+
+
+def _incarnation(world: World, region: str, topic: str) -> str:
+    return world.later[region].topics[topic].incarnation
+
+
+def missing_acks(evidence: Evidence) -> list[Finding]:
+    """Every violation of containment for this origin, over all subscriptions and pairs."""
+    findings = []
+    names = sorted({name for _, name in evidence.earlier})
+    for subscription in names:
+        for source, target in compared(evidence.world, evidence.topic, subscription):
+            found = _missing(evidence, subscription, source, target)
+            if found:
+                findings.append(found)
+    return findings
+
+
+def _missing(evidence: Evidence, subscription: str, source: str, target: str) -> Finding | None:
+    before = evidence.earlier.get((source, subscription), NOTHING)
+    after = evidence.later.get((target, subscription), NOTHING)
+    dropped = evidence.dropped.get((target, subscription), EMPTY)
+    lacking = lacking_entries(before, after, dropped)
+    keys = evidence.known.keys
+    chosen = lacking.holds(keys)
+    # A message counts as missing where its bit does; an entry that is missing whole counts with all its messages,
+    # save those the target has at least in part.
+    messages = int(evidence.known.messages[chosen].sum())
+    for key in lacking.within(keys_of(sorted(after.partial))):
+        messages -= after.partial[int(key)].bits.bit_count() if key in keys[chosen] else 0
+    bits = lacking_bits(before, after)
+    for key, count in bits.items():
+        at = int(np.searchsorted(keys, key))
+        if at < len(keys) and keys[at] == key and not chosen[at]:
+            chosen[at] = True
+            messages += count
+    return evidence.finding(Reason.MISSING_ACK, subscription, source, target, chosen, messages)
+
+
+def lacking_entries(before: Acked, after: Acked, dropped: IntervalSet) -> IntervalSet:
+    """Ranges acked whole in ``before`` and not in ``after``.
+
+    Below the source's floor, what the target dropped will do too: a floor also covers what every region dropped (R11).
+    """
+    whole = after.whole
+    return (before.full - whole) | (before.floor - whole - dropped)
+
+
+def lacking_bits(before: Acked, after: Acked) -> dict[int, int]:
+    """Per entry acked in part in ``before``: how many of those messages ``after`` lacks."""
+    if not before.partial:
+        return {}
+    keys = keys_of(sorted(before.partial))
+    lacking = {}
+    for key in keys[~after.whole.holds(keys)].tolist():
+        have = after.partial[key].bits if key in after.partial else 0
+        count = (before.partial[key].bits & ~have).bit_count()
+        if count:
+            lacking[key] = count
+    return lacking

@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: Apache-2.0
+"""All that regions say about one origin's entries of one topic, in one set of coordinates: what the rules judge."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from meridian_verifier.align.facts import EARLIEST, Place, World
+from meridian_verifier.align.findings import RANGES_SHOWN, Finding, Reason
+from meridian_verifier.align.intervals import EMPTY, IntervalSet, Keys, Mask, union
+
+if TYPE_CHECKING:
+    from meridian_verifier.align.coordinates import Coordinates
+
+Holder = tuple[str, str]
+"""``(region, subscription)``."""
+
+
+class Partial(NamedTuple):
+    """A partly acked batch: bit i set = message i is acked (R18)."""
+
+    size: int
+    bits: int
+
+
+@dataclass(frozen=True, slots=True)
+class Acked:
+    """What a region says is acked."""
+
+    full: IntervalSet = EMPTY
+    """Whole entries above the floor."""
+    floor: IntervalSet = EMPTY
+    """Below the floor: acked anywhere, or dropped in every region; detail is forgotten there (R11)."""
+    partial: Mapping[int, Partial] = field(default_factory=dict)
+
+    @property
+    def whole(self) -> IntervalSet:
+        """Every entry that will not be dispatched any more."""
+        return self.full | self.floor
+
+
+NOTHING = Acked()
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """The origin's entries in one region, in the order of that region's log. Markers are left out."""
+
+    keys: Keys
+    local: Keys
+    prev: Keys
+    checksum: Keys
+    stored_ms: Keys
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """The origin's entries that at least one region holds: sorted, each once. Markers are left out."""
+
+    keys: Keys
+    messages: Keys
+    publish_ms: Keys
+    withheld: Mapping[str, Mask]
+    """Per region that some ``replicate_to`` excludes: which entries. The origin is never excluded from its own."""
+
+    def meant_for(self, region: str) -> Mask:
+        """Which of the entries this region should hold."""
+        excluded = self.withheld.get(region)
+        return np.ones(len(self.keys), dtype=np.bool_) if excluded is None else ~excluded
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """One topic, one origin."""
+
+    topic: str
+    origin: str
+    world: World
+    coordinates: Coordinates
+    known: Known
+    stored: Mapping[str, Stored]
+    earlier: Mapping[Holder, Acked]
+    """Progress at S1."""
+    later: Mapping[Holder, Acked]
+    """Progress at S2."""
+    firsthand: Mapping[Holder, Acked]
+    """First-hand acks at S2."""
+    dropped: Mapping[Holder, IntervalSet]
+    """Drops at S2."""
+    passed: Mapping[Holder, IntervalSet]
+    """What the cursor passed at S2, in that region's **local** keys."""
+
+    def place(self, region: str, moment: str, default: Place = EARLIEST) -> int:
+        """Key of the last entry of this origin that ``region`` says it stored, at ``"earlier"`` or ``"later"``."""
+        state = (self.world.earlier if moment == "earlier" else self.world.later).get(region)
+        topic = state.topics.get(self.topic) if state else None
+        place = topic.last_origins.get(self.origin, default) if topic else default
+        return self.coordinates.key(*place)
+
+    def high_water(self, region: str) -> int:
+        """Up to where the region has this origin's entries at S2: above it is lag, below it a hole is a loss (R62)."""
+        held = self.stored.get(region)
+        seen = int(held.keys.max()) if held and len(held.keys) else self.coordinates.key(*EARLIEST)
+        return max(seen, self.place(region, "later"))
+
+    def low_water(self, region: str) -> int:
+        """Up to here the region need not hold anything: before its join point, or trimmed.
+
+        What was trimmed is known in local coordinates only; the chain translates it: everything before the first
+        entry that is left, in the origin's order, was there earlier.
+        """
+        state = self.world.later[region].topics[self.topic]
+        joined = self.coordinates.key(*state.joined.get(self.origin, EARLIEST))
+        if state.trimmed_to == EARLIEST:
+            return joined
+        held = self.stored.get(region)
+        if held is None or not len(held.keys):
+            return max(joined, self.high_water(region))
+        return max(joined, int(held.prev[np.argmin(held.keys)]))
+
+    def dropped_anywhere(self, region: str) -> IntervalSet:
+        """What the region dropped for at least one subscription."""
+        return union(ranges for (holder, _), ranges in self.dropped.items() if holder == region)
+
+    def finding(
+        self, reason: Reason, subscription: str, source: str, target: str, chosen: Mask, messages: int | None = None
+    ) -> Finding | None:
+        """The finding about those known entries that ``chosen`` marks; None when there are none."""
+        indexes = np.flatnonzero(chosen)
+        if not len(indexes):
+            return None
+        times = self.known.publish_ms[indexes]
+        return Finding(
+            reason,
+            self.topic,
+            subscription,
+            self.origin,
+            source,
+            target,
+            len(indexes),
+            int(self.known.messages[indexes].sum()) if messages is None else messages,
+            int(times.min()),
+            int(times.max()),
+            self._ranges(indexes),
+        )
+
+    def _ranges(self, indexes: Keys) -> tuple[tuple[Place, Place], ...]:
+        """Neighbours in the origin's chain as ranges; the place before the first known entry is the start."""
+        starts = np.flatnonzero(np.append(True, np.diff(indexes) > 1))
+        ends = np.append(starts[1:], len(indexes)) - 1
+        shown = []
+        for start, end in zip(starts[:RANGES_SHOWN], ends[:RANGES_SHOWN], strict=True):
+            first = int(indexes[start])
+            after = self.coordinates.position(int(self.known.keys[first - 1])) if first else EARLIEST
+            shown.append((after, self.coordinates.position(int(self.known.keys[indexes[end]]))))
+        return tuple(shown)

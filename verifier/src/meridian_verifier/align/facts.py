@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a region says of itself in one snapshot, apart from the ranges: topics, cursors, links.
+
+This is small (some hundred bytes a subscription), so the driver holds it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+Place = tuple[int, int]
+"""``(ledger, entry)``; whose coordinates they are is told by the field's name."""
+
+EARLIEST: Final[Place] = (-1, -1)
+
+
+@dataclass(frozen=True, slots=True)
+class Cursor:
+    """A subscription in one region at one snapshot."""
+
+    replicated: bool
+    durable: bool
+    type: str
+    mark_delete: Place
+    backlog: int | None
+    epoch: str
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """The way from one region to another, for one topic."""
+
+    connected: bool
+    backlog: int
+    last_ack_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class TopicState:
+    """A topic in one region at one snapshot."""
+
+    incarnation: str = ""
+    trimmed_to: Place = EARLIEST
+    """Local: everything up to here was given back."""
+    last_origins: Mapping[str, Place] = field(default_factory=dict)
+    """Per origin region, this one included, the last entry stored here (R4)."""
+    joined: Mapping[str, Place] = field(default_factory=dict)
+    """Per origin region, the place up to which this region was never meant to have entries (R21)."""
+    links: Mapping[str, Link] = field(default_factory=dict)
+    cursors: Mapping[str, Cursor] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class RegionState:
+    """One region at one snapshot."""
+
+    region: str
+    snapshot: str
+    taken_ms: int
+    topics: Mapping[str, TopicState]
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """All regions at the two snapshots S1 (``earlier``) and S2 (``later``), at least ``max_lag_ms`` apart."""
+
+    asked: tuple[str, ...]
+    earlier: Mapping[str, RegionState]
+    later: Mapping[str, RegionState]
+    unreachable: Mapping[str, str]
+    """Regions that could not be asked for either snapshot, each with the sentence that says why."""
+    max_lag_ms: int
+
+    def topics(self) -> list[str]:
+        """Every topic some region listed at S2, sorted."""
+        return sorted({topic for state in self.later.values() for topic in state.topics})
+
+    def regions_of(self, topic: str) -> list[str]:
+        """The asked regions that hold the topic or that some region replicates it to, in the order asked."""
+        named = set()
+        for region, state in self.later.items():
+            if topic in state.topics:
+                named |= {region, *state.topics[topic].links}
+        return [region for region in self.asked if region in named]
+
+    def subscriptions(self, topic: str) -> list[str]:
+        """Subscriptions of the topic that some region replicated at both snapshots, sorted."""
+        return sorted(
+            {
+                name
+                for region in self.later
+                for name, cursor in self.cursors(region, topic, self.later).items()
+                if cursor.replicated and name in self.cursors(region, topic, self.earlier)
+            }
+        )
+
+    @staticmethod
+    def cursors(region: str, topic: str, moment: Mapping[str, RegionState]) -> Mapping[str, Cursor]:
+        """A region's cursors of a topic at ``world.earlier`` or ``world.later``; empty where it has no such topic."""
+        state = moment.get(region)
+        found = state.topics.get(topic) if state else None
+        return found.cursors if found else {}

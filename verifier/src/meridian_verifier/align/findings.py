@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What can be wrong, in one vocabulary for rules, table, JSON and report."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from meridian_verifier.align.facts import Place
+
+RANGES_SHOWN: Final = 50
+"""A finding lists at most so many ranges; its counts are always whole."""
+
+
+class Reason(StrEnum):
+    """Why a verdict is not *aligned*. The value is what people and programs see."""
+
+    MISSING_ACK = "MissingAck"
+    """Acked at the source at S1, not at the target at S2 (R61): after a failover it would come again."""
+    EPOCH_BEHIND = "EpochBehind"
+    """The target has not applied a rewind that the source had at S1 (R61)."""
+    LINK_DOWN = "LinkDown"
+    """Both regions answer, but the link between them was down at both snapshots (R61)."""
+    SUBSCRIPTION_MISSING = "SubscriptionMissing"
+    """The source lists the replicated subscription at both snapshots, the target at neither."""
+    NOT_REPLICATED = "NotReplicated"
+    """The target has the subscription, but does not replicate its state (R17)."""
+    TOPIC_MISSING = "TopicMissing"
+    """The source replicates the topic to the target, which does not have it."""
+    PASSED_UNACKED = "PassedUnacked"
+    """Loss (R60 a): the cursor passed the entry, though nobody acked it and no drop is recorded."""
+    OVERCLAIMED = "Overclaimed"
+    """Loss (R60 b): progress claims an ack that no region received first-hand."""
+    TRIMMED_UNACKED = "TrimmedUnacked"
+    """Loss (R60 c): given back above the floor, neither acked nor recorded as dropped."""
+    CHECKSUM_DIFFERS = "ChecksumDiffers"
+    """Loss (R60 d): one origin, two contents."""
+    ENTRY_MISSING = "EntryMissing"
+    """A hole below the target's high-water for that origin (R62)."""
+    ENTRY_DOUBLED = "EntryDoubled"
+    """One origin is stored twice in a region (R62)."""
+    OUT_OF_ORDER = "OutOfOrder"
+    """A region stores an origin's entries in another order than the origin (R62)."""
+    ORIGIN_ROLLED_BACK = "OriginRolledBack"
+    """A region holds entries of an origin beyond that origin's own end (R5)."""
+    UNREACHABLE = "Unreachable"
+    """Unknown: the region could not be asked."""
+    REWOUND = "Rewound"
+    """Unknown: the subscription was rewound between the snapshots; ask again."""
+    INCARNATION = "Incarnation"
+    """Unknown: the topic was deleted and made again, and the regions do not agree on it yet (R8)."""
+
+
+LOSS: Final = frozenset({Reason.PASSED_UNACKED, Reason.OVERCLAIMED, Reason.TRIMMED_UNACKED, Reason.CHECKSUM_DIFFERS})
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Something wrong with one origin's entries of one topic."""
+
+    reason: Reason
+    topic: str
+    subscription: str
+    """Empty where it is no subscription's matter (completeness, checksums)."""
+    origin: str
+    source: str
+    target: str
+    """The region that is wrong. Equal to ``source`` where only one region is concerned."""
+    entries: int
+    messages: int
+    first_publish_ms: int
+    last_publish_ms: int
+    ranges: tuple[tuple[Place, Place], ...]
+    """Half-open ``(after, upto]`` in origin coordinates, each a run of entries all of which are concerned; at most
+    ``RANGES_SHOWN``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Flow:
+    """One origin's entries in one region: how many, how complete, how late."""
+
+    topic: str
+    origin: str
+    region: str
+    entries: int
+    messages: int
+    missing: int
+    behind: int
+    """Entries above the region's high-water: on their way (R62 *lag*)."""
+    quantiles_ms: tuple[int, ...]
+    """From stored at the origin to stored here: minimum, 5 %, 10 %, ... maximum; empty: nothing to compare."""
+
+
+@dataclass(frozen=True, slots=True)
+class Strip:
+    """A subscription's acks in one region along one origin, cut into equal shares of its entries, for drawing."""
+
+    topic: str
+    subscription: str
+    origin: str
+    region: str
+    entries: int
+    acked: tuple[int, ...]
+    """Per share, acked entries in percent."""
+    dropped: tuple[int, ...]
+    missing: tuple[int, ...]
+    """Per share, entries this region should have and has not, in percent."""

@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Exported rows of one topic and origin -> :class:`Evidence`.
+
+Columns become arrays at once; no row is touched singly, save partly acked batches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from meridian_verifier.align.coordinates import Coordinates
+from meridian_verifier.align.evidence import Acked, Evidence, Holder, Known, Partial, Stored
+from meridian_verifier.align.facts import EARLIEST, Place, World
+from meridian_verifier.align.intervals import IntervalSet, Keys
+
+EARLIER: Final = 1
+LATER: Final = 2
+"""Values of the column ``taken``: which snapshot a range is from."""
+
+
+def gather(topic: str, origin: str, world: World, entries: pa.Table, ranges: pa.Table) -> Evidence:
+    """Evidence from the rows of one topic and origin.
+
+    :param entries: from S2; columns region, ledger, entry, origin_ledger, origin_entry, prev_ledger, prev_entry,
+        checksum, messages, publish_ms, stored_ms, marker, replicate_to.
+    :param ranges: columns taken, table, region, subscription, after_ledger, after_entry, upto_ledger, upto_entry,
+        cause, batch_size, acked_bits; table ``passed`` is in local coordinates, the others in the origin's.
+    """
+    entries = entries.filter(pc.invert(entries["marker"]))
+    is_passed = pc.equal(ranges["table"], "passed")
+    passed, ranges = ranges.filter(is_passed), ranges.filter(pc.invert(is_passed))
+    coordinates = Coordinates.over(
+        numbers(entries, "origin_ledger"),
+        numbers(entries, "prev_ledger"),
+        numbers(ranges, "after_ledger"),
+        numbers(ranges, "upto_ledger"),
+        [ledger for ledger, _ in _named_places(world, topic, origin)],
+    )
+    local = Coordinates.over(
+        numbers(entries, "ledger"), numbers(passed, "after_ledger"), numbers(passed, "upto_ledger")
+    )
+    keys = coordinates.keys(numbers(entries, "origin_ledger"), numbers(entries, "origin_entry"))
+    found: dict[tuple[int, str], dict[Holder, Acked]] = {}
+    for (taken, table, *holder), rows in _split(ranges, ("taken", "table", "region", "subscription")):
+        found.setdefault((taken, table), {})[(holder[0], holder[1])] = _acked(coordinates, ranges.take(rows))
+    return Evidence(
+        topic,
+        origin,
+        world,
+        coordinates,
+        _known(entries, keys, world),
+        {region: _stored(entries, keys, coordinates, local, rows) for (region,), rows in _split(entries, ("region",))},
+        found.get((EARLIER, "progress"), {}),
+        found.get((LATER, "progress"), {}),
+        found.get((LATER, "acks"), {}),
+        {holder: acked.whole for holder, acked in found.get((LATER, "dropped"), {}).items()},
+        {
+            (region, name): _intervals(local, passed.take(rows))
+            for (region, name), rows in _split(passed, ("region", "subscription"))
+        },
+    )
+
+
+def numbers(table: pa.Table, column: str) -> Keys:
+    """A whole-number column as an array, nulls as -1."""
+    values: Keys = pc.fill_null(table[column], -1).to_numpy()
+    return values
+
+
+def _named_places(world: World, topic: str, origin: str) -> Iterator[Place]:
+    yield EARLIEST
+    for moment in (world.earlier, world.later):
+        for region in moment.values():
+            if topic in region.topics:
+                state = region.topics[topic]
+                yield state.last_origins.get(origin, EARLIEST)
+                yield state.joined.get(origin, EARLIEST)
+
+
+def _split(table: pa.Table, columns: tuple[str, ...]) -> Iterator[tuple[tuple[Any, ...], Keys]]:
+    """The distinct values of the columns, each with the indexes of its rows in their order."""
+    if not table.num_rows:
+        return
+    code = np.zeros(table.num_rows, dtype=np.int64)
+    for column in columns:
+        coded = table[column].combine_chunks().dictionary_encode()
+        code = code * len(coded.dictionary) + coded.indices.to_numpy()
+    order = np.argsort(code, kind="stable")
+    bounds = np.flatnonzero(np.diff(code[order])) + 1
+    for rows in np.split(order, bounds):
+        first = int(rows[0])
+        yield tuple(table[column][first].as_py() for column in columns), rows
+
+
+def _intervals(coordinates: Coordinates, rows: pa.Table) -> IntervalSet:
+    after = coordinates.keys(numbers(rows, "after_ledger"), numbers(rows, "after_entry"))
+    return IntervalSet.of(after, coordinates.keys(numbers(rows, "upto_ledger"), numbers(rows, "upto_entry")))
+
+
+def _acked(coordinates: Coordinates, rows: pa.Table) -> Acked:
+    in_part = pc.is_valid(rows["batch_size"])
+    is_floor = pc.fill_null(pc.equal(rows["cause"], "floor"), False)
+    whole = pc.invert(in_part)
+    batches = rows.filter(in_part)
+    at = coordinates.keys(numbers(batches, "upto_ledger"), numbers(batches, "upto_entry")).tolist()
+    partial = {
+        key: Partial(size, int.from_bytes(bits, "little"))
+        for key, size, bits in zip(
+            at, batches["batch_size"].to_pylist(), batches["acked_bits"].to_pylist(), strict=True
+        )
+    }
+    return Acked(
+        _intervals(coordinates, rows.filter(pc.and_(whole, pc.invert(is_floor)))),
+        _intervals(coordinates, rows.filter(pc.and_(whole, is_floor))),
+        partial,
+    )
+
+
+def _known(entries: pa.Table, keys: Keys, world: World) -> Known:
+    unique, first = np.unique(keys, return_index=True)
+    chosen = entries.take(first)
+    withheld = {}
+    if chosen["replicate_to"].null_count < chosen.num_rows:
+        lists = chosen["replicate_to"].to_pylist()
+        for region in world.asked:
+            # The origin keeps its own entries; it is its rows, not this mask, that say so.
+            mask = np.fromiter((to is not None and region not in to for to in lists), dtype=np.bool_, count=len(lists))
+            if mask.any():
+                withheld[region] = mask
+    return Known(unique, numbers(chosen, "messages"), numbers(chosen, "publish_ms"), withheld)
+
+
+def _stored(entries: pa.Table, keys: Keys, coordinates: Coordinates, local: Coordinates, rows: Keys) -> Stored:
+    chosen = entries.take(rows)
+    here = local.keys(numbers(chosen, "ledger"), numbers(chosen, "entry"))
+    order = np.argsort(here, kind="stable")
+    return Stored(
+        keys[rows][order],
+        here[order],
+        coordinates.keys(numbers(chosen, "prev_ledger"), numbers(chosen, "prev_entry"))[order],
+        numbers(chosen, "checksum")[order],
+        numbers(chosen, "stored_ms")[order],
+    )

@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""R60: the four forms of loss, each told from independent evidence rather than from the cursor's own word."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from meridian_verifier.align.containment import lacking_bits
+from meridian_verifier.align.evidence import NOTHING, Acked, Evidence, Partial
+from meridian_verifier.align.facts import EARLIEST
+from meridian_verifier.align.findings import Finding, Reason
+from meridian_verifier.align.intervals import EMPTY, IntervalSet, keys_of, union
+
+
+def losses(evidence: Evidence) -> list[Finding]:
+    """All findings of loss for this origin."""
+    found = [*_passed_unacked(evidence), *_trimmed_unacked(evidence), *_checksums(evidence)]
+    # Whether an ack was received anywhere can be told only when every region of the topic was asked.
+    regions = evidence.world.regions_of(evidence.topic)
+    if not any(region in evidence.world.unreachable for region in regions):
+        found += _overclaimed(evidence)
+    return found
+
+
+def _replicated(evidence: Evidence) -> Iterable[tuple[str, str]]:
+    for region in evidence.world.later:
+        cursors = evidence.world.cursors(region, evidence.topic, evidence.world.later)
+        yield from ((region, name) for name, cursor in sorted(cursors.items()) if cursor.replicated)
+
+
+def _settled(evidence: Evidence, holder: tuple[str, str]) -> IntervalSet:
+    return evidence.later.get(holder, NOTHING).whole | evidence.dropped.get(holder, EMPTY)
+
+
+def _passed_unacked(evidence: Evidence) -> Iterable[Finding]:
+    """(a) Entries in the log that the cursor passed, in neither progress nor drops."""
+    for holder in _replicated(evidence):
+        region, subscription = holder
+        held = evidence.stored.get(region)
+        if held is None:
+            continue
+        passed = held.keys[evidence.passed.get(holder, EMPTY).holds(held.local)]
+        lost = passed[~_settled(evidence, holder).holds(passed)]
+        chosen = np.isin(evidence.known.keys, lost)
+        found = evidence.finding(Reason.PASSED_UNACKED, subscription, region, region, chosen)
+        if found:
+            yield found
+
+
+def _overclaimed(evidence: Evidence) -> Iterable[Finding]:
+    """(b) Progress at S1 beyond the union of all regions' first-hand acks at S2. Below the floor, detail is gone."""
+    for subscription in sorted({name for _, name in evidence.earlier}):
+        received = merged(acked for (_, name), acked in evidence.firsthand.items() if name == subscription)
+        for (region, name), acked in evidence.earlier.items():
+            if name != subscription:
+                continue
+            keys = evidence.known.keys
+            chosen = (acked.full - acked.floor - received.whole).holds(keys)
+            messages = int(evidence.known.messages[chosen].sum())
+            for key, count in lacking_bits(acked, received).items():
+                at = int(np.searchsorted(keys, key))
+                if at < len(keys) and keys[at] == key and not chosen[at]:
+                    chosen[at] = True
+                    messages += count
+            found = evidence.finding(Reason.OVERCLAIMED, subscription, region, region, chosen, messages)
+            if found:
+                yield found
+
+
+def merged(parts: Iterable[Acked]) -> Acked:
+    """The union of acks; batch bits unite too, and a full set of bits is the whole entry (R18)."""
+    known = list(parts)
+    bits: dict[int, Partial] = {}
+    for acked in known:
+        for key, partial in acked.partial.items():
+            before = bits.get(key)
+            bits[key] = Partial(partial.size, partial.bits | before.bits) if before else partial
+    complete = keys_of(sorted(key for key, partial in bits.items() if partial.bits.bit_count() >= partial.size))
+    full = union([*(acked.full for acked in known), IntervalSet.of(complete - 1, complete)])
+    return Acked(full, union(acked.floor for acked in known), bits)
+
+
+def _trimmed_unacked(evidence: Evidence) -> Iterable[Finding]:
+    """(c) Entries other regions still hold, given back here, in neither progress nor drops."""
+    for holder in _replicated(evidence):
+        region, subscription = holder
+        state = evidence.world.later[region].topics[evidence.topic]
+        if state.trimmed_to == EARLIEST:
+            continue
+        joined = evidence.coordinates.key(*state.joined.get(evidence.origin, EARLIEST))
+        gone = IntervalSet.of([joined], [evidence.low_water(region)])
+        chosen = (gone - _settled(evidence, holder)).holds(evidence.known.keys) & evidence.known.meant_for(region)
+        found = evidence.finding(Reason.TRIMMED_UNACKED, subscription, region, region, chosen)
+        if found:
+            yield found
+
+
+def _checksums(evidence: Evidence) -> Iterable[Finding]:
+    """(d) One origin with another checksum than the origin's own region has, or the first region that holds it."""
+    order = [evidence.origin, *(region for region in sorted(evidence.stored) if region != evidence.origin)]
+    reference = np.full(len(evidence.known.keys), -1, dtype=np.int64)
+    giver = np.full(len(evidence.known.keys), -1, dtype=np.int64)
+    for number, region in enumerate(order):
+        held = evidence.stored.get(region)
+        if held is None:
+            continue
+        at = np.searchsorted(evidence.known.keys, held.keys)
+        differs = (reference[at] >= 0) & (reference[at] != held.checksum)
+        for source in np.unique(giver[at[differs]]):
+            chosen = np.zeros(len(reference), dtype=np.bool_)
+            chosen[at[differs & (giver[at] == source)]] = True
+            found = evidence.finding(Reason.CHECKSUM_DIFFERS, "", order[int(source)], region, chosen)
+            if found:
+                yield found
+        fresh = at[reference[at] < 0]
+        reference[fresh] = held.checksum[reference[at] < 0]
+        giver[fresh] = number

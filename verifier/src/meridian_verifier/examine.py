@@ -1,0 +1,196 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The heavy part as one Spark job: entries and ranges meet per (topic, origin), and the pure rules judge each group.
+
+Every table is read once. One shuffle brings together what all regions say about one origin's entries of one topic; the
+result is findings and drawings, small whatever the input was. No range and no entry comes to the driver.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Final
+
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as f
+
+from meridian_verifier.align.completeness import completeness
+from meridian_verifier.align.containment import missing_acks
+from meridian_verifier.align.facts import World
+from meridian_verifier.align.findings import Finding, Flow, Reason, Strip
+from meridian_verifier.align.gather import gather
+from meridian_verifier.align.loss import losses
+from meridian_verifier.align.strips import strips
+from meridian_verifier.source.client import Taken
+from meridian_verifier.source.datasource import MeridianDataSource
+from meridian_verifier.source.regions import Region
+
+STRIPS_PER_RUN: Final = 40
+"""Subscriptions drawn in one report: more nobody looks at."""
+_OUTCOME: Final = pa.schema([("kind", pa.string()), ("payload", pa.string())])
+_ENTRIES: Final = (
+    "region",
+    "topic",
+    "ledger",
+    "entry",
+    "origin_region",
+    "origin_ledger",
+    "origin_entry",
+    "prev_ledger",
+    "prev_entry",
+    "checksum",
+    "messages",
+    "publish_ms",
+    "stored_ms",
+    "marker",
+    "replicate_to",
+    "problem",
+)
+_RANGES: Final = (
+    "taken",
+    "table",
+    "region",
+    "topic",
+    "subscription",
+    "after_ledger",
+    "after_entry",
+    "upto_ledger",
+    "upto_entry",
+    "cause",
+    "batch_size",
+    "acked_bits",
+    "problem",
+)
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What the rules found."""
+
+    findings: list[Finding] = field(default_factory=list)
+    flows: list[Flow] = field(default_factory=list)
+    strips: list[Strip] = field(default_factory=list)
+    problems: dict[str, str] = field(default_factory=dict)
+    """Regions whose export broke off while it was read, each with the reason."""
+
+
+def examine(
+    spark: SparkSession,
+    regions: Sequence[Region],
+    snapshots: Mapping[str, Sequence[Taken]],
+    world: World,
+    token_file: str | None = None,
+) -> Outcome:
+    """Run the job over S1 and S2 (the two snapshots of each region, in that order)."""
+    spark.dataSource.register(MeridianDataSource)
+    reachable = [region for region in regions if region.name not in world.unreachable]
+    if not reachable:
+        return Outcome()
+    options = {
+        "regions": ",".join(f"{region.name}={region.admin_url}" for region in reachable),
+        "snapshot": json.dumps(
+            {
+                region.name: [
+                    {"snapshot": taken.snapshot, "partitions": dict(taken.partitions)}
+                    for taken in snapshots[region.name]
+                ]
+                for region in reachable
+            }
+        ),
+    }
+    if token_file:
+        options["token-file"] = token_file
+    reader = spark.read.format(MeridianDataSource.name()).options(**options)
+    entries = reader.option("table", "entries@2").load()
+    ranges = reader.option("table", "progress@1,progress@2,acks@2,dropped@2,passed@2").load()
+    judged = (
+        _entries(entries)
+        .groupBy("topic", "origin_region")
+        .cogroup(_ranges(ranges, _origins(world)).groupBy("topic", "origin_region"))
+        .applyInArrow(_judge_group(world, _drawn(world)), "kind string, payload string")
+    )
+    return _outcome(judged.collect())
+
+
+def _entries(entries: DataFrame) -> DataFrame:
+    # What a peer stamped no origin on takes part in nothing here (R2).
+    told = f.col("origin_region").isNotNull() | f.col("problem").isNotNull()
+    return entries.select(*_ENTRIES).where(told)
+
+
+def _ranges(ranges: DataFrame, origins: Sequence[str]) -> DataFrame:
+    own = (f.col("table") != "acks") | f.col("firsthand") | f.col("problem").isNotNull()
+    # Local ranges concern the entries of every origin.
+    everywhere = f.array(*[f.lit(origin) for origin in origins])
+    origin = f.when(f.col("table") == "passed", everywhere).otherwise(f.array("origin_region"))
+    return ranges.where(f.coalesce(own, f.lit(True))).select(*_RANGES, f.explode(origin).alias("origin_region"))
+
+
+def _origins(world: World) -> list[str]:
+    """Every region whose entries may stand in some log: those asked, and those some region remembers."""
+    named = set(world.asked)
+    for state in world.later.values():
+        for topic in state.topics.values():
+            named |= set(topic.last_origins)
+    return sorted(named)
+
+
+def _drawn(world: World) -> dict[str, list[str]]:
+    """Which subscriptions get a strip, per topic."""
+    chosen: dict[str, list[str]] = {}
+    every = [(topic, name) for topic in world.topics() for name in world.subscriptions(topic)]
+    for topic, name in every[:STRIPS_PER_RUN]:
+        chosen.setdefault(topic, []).append(name)
+    return chosen
+
+
+def _judge_group(
+    world: World, drawn: Mapping[str, Collection[str]]
+) -> Callable[[tuple[pa.Scalar, ...], pa.Table, pa.Table], pa.Table]:
+    def judge_group(key: tuple[pa.Scalar, ...], entries: pa.Table, ranges: pa.Table) -> pa.Table:
+        topic, origin = key[0].as_py(), key[1].as_py()
+        if topic is None:
+            return _table([*_problems(entries), *_problems(ranges)])
+        evidence = gather(topic, origin, world, entries, ranges)
+        findings, flows = completeness(evidence)
+        findings += missing_acks(evidence)
+        findings += losses(evidence)
+        rows = [("finding", _json(found)) for found in findings]
+        rows += [("flow", _json(flow)) for flow in flows]
+        rows += [("strip", _json(strip)) for strip in strips(evidence, drawn.get(topic, ()))]
+        return _table(rows)
+
+    return judge_group
+
+
+def _problems(rows: pa.Table) -> Iterable[tuple[str, str]]:
+    for region, problem in zip(rows["region"].to_pylist(), rows["problem"].to_pylist(), strict=True):
+        if problem is not None:
+            yield "problem", json.dumps([region, problem])
+
+
+def _table(rows: Sequence[tuple[str, str]]) -> pa.Table:
+    return pa.table([[kind for kind, _ in rows], [payload for _, payload in rows]], schema=_OUTCOME)
+
+
+def _json(value: Finding | Flow | Strip) -> str:
+    return json.dumps(asdict(value))
+
+
+def _outcome(rows: Iterable[Any]) -> Outcome:
+    outcome = Outcome()
+    for kind, payload in rows:
+        told = json.loads(payload)
+        if kind == "problem":
+            outcome.problems[told[0]] = told[1]
+        elif kind == "finding":
+            told["reason"] = Reason(told["reason"])
+            told["ranges"] = tuple(((a[0], a[1]), (b[0], b[1])) for a, b in told["ranges"])
+            outcome.findings.append(Finding(**told))
+        elif kind == "flow":
+            outcome.flows.append(Flow(**told | {"quantiles_ms": tuple(told["quantiles_ms"])}))
+        else:
+            outcome.strips.append(Strip(**told | {name: tuple(told[name]) for name in ("acked", "dropped", "missing")}))
+    return outcome

@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One verification: snapshot S1, wait ``maxLag``, snapshot S2, compare, judge (R60-R62)."""
+
+from __future__ import annotations
+
+import dataclasses
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from meridian_verifier.align.facts import World
+from meridian_verifier.align.verdicts import Verdict, judge, rewound
+from meridian_verifier.examine import Outcome, examine
+from meridian_verifier.session import start_session
+from meridian_verifier.source.client import RegionClient, read_token
+from meridian_verifier.source.regions import Region
+from meridian_verifier.source.snapshots import Moment, take_moment
+
+ROUNDS: Final = 3
+"""S1 is taken again so many times in all when a subscription is rewound in between (R61)."""
+
+Tell = Callable[[str], None]
+"""Hears one sentence per step."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What to verify."""
+
+    regions: Sequence[Region]
+    topics: str | None = None
+    """Glob over full topic names, or ``re:`` and a regular expression; None: all."""
+    max_lag_ms: int = 2000
+    """How far regions may be behind one another: the time between the two snapshots."""
+    master: str = "local[2]"
+    token_file: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Seconds each step took."""
+
+    session: float
+    snapshots: float
+    examination: float
+
+
+def verify(request: Request, tell: Tell) -> tuple[Verdict, Timing]:
+    """Run it. Regions that do not answer make *unknown*, never an exception.
+
+    The session starts first: it takes the longest, and the snapshots should be young when they are read.
+    """
+    begun = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="meridian-verify-", ignore_cleanup_errors=True) as scratch:
+        tell(f"starting Spark ({request.master})")
+        spark = start_session(request.master, Path(scratch))
+        started = time.monotonic()
+        try:
+            first, second = take_snapshots(request, tell)
+            taken = time.monotonic()
+            world = world_of(request, first, second)
+            topics = world.topics()
+            subscriptions = sum(len(world.subscriptions(topic)) for topic in topics)
+            tell(f"comparing {len(topics)} topics, {subscriptions} replicated subscriptions")
+            outcome = (
+                examine(
+                    spark,
+                    request.regions,
+                    {name: [first.taken[name], second.taken[name]] for name in second.taken if name in first.taken},
+                    world,
+                    request.token_file,
+                )
+                if topics
+                else Outcome()
+            )
+        finally:
+            spark.stop()
+    for problem in outcome.problems.values():
+        tell(f"not read to the end: {problem}")
+    world = dataclasses.replace(world, unreachable={**outcome.problems, **world.unreachable})
+    verdict = judge(world, outcome.findings, outcome.flows, outcome.strips)
+    return verdict, Timing(started - begun, taken - started, time.monotonic() - taken)
+
+
+def take_snapshots(request: Request, tell: Tell) -> tuple[Moment, Moment]:
+    """S1 and S2, at least ``max_lag_ms`` apart. When a rewind came between, S2 becomes S1 and another is taken."""
+    token = read_token(request.token_file)
+    clients = [RegionClient(region, token) for region in request.regions]
+    tell(f"snapshot S1 of {', '.join(region.name for region in request.regions)}")
+    first = take_moment(clients, request.topics)
+    for round_number in range(1, ROUNDS + 1):
+        tell(f"waiting {request.max_lag_ms / 1000:g} s, then snapshot S2")
+        threading.Event().wait(request.max_lag_ms / 1000)
+        second = take_moment(clients, request.topics)
+        if round_number == ROUNDS or not rewound(world_of(request, first, second)):
+            break
+        tell("a subscription was rewound in between: once more")
+        first = second
+    for problem in {**first.unreachable, **second.unreachable}.values():
+        tell(f"could not ask: {problem}")
+    return first, second
+
+
+def world_of(request: Request, first: Moment, second: Moment) -> World:
+    """Both moments as one value; a region missing from either is unreachable, and left out of both."""
+    unreachable = {**first.unreachable, **second.unreachable}
+    return World(
+        tuple(region.name for region in request.regions),
+        {name: state for name, state in first.states.items() if name not in unreachable},
+        {name: state for name, state in second.states.items() if name not in unreachable},
+        unreachable,
+        request.max_lag_ms,
+    )

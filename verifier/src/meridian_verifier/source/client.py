@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One region's export over HTTP: take a snapshot, stream its tables, go on where a broken stream stopped."""
+
+from __future__ import annotations
+
+import http.client
+import io
+import json
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import pyarrow as pa
+
+from meridian_verifier.source.tables import FORMAT
+
+if TYPE_CHECKING:
+    from meridian_verifier.source.regions import Region
+
+CONNECT_SECONDS: Final = 10.0
+"""For a snapshot, and for each wait on the socket while a stream runs."""
+ATTEMPTS: Final = 3
+"""A stream that breaks is taken up again so many times in all."""
+BACKOFF_SECONDS: Final = 0.5
+_END_OF_STREAM: Final = b"\xff\xff\xff\xff\x00\x00\x00\x00"
+_FAULTS: Final = (OSError, http.client.HTTPException, pa.ArrowException, ValueError, KeyError)
+
+
+class RegionUnreachable(Exception):
+    """A region could not be asked. The message says which, what failed, and is fit for the report."""
+
+    def __init__(self, region: str, what: str) -> None:
+        super().__init__(f"{region}: {what}")
+        self.region = region
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """A snapshot as the region answered it."""
+
+    snapshot: str
+    taken_ms: int
+    partitions: Mapping[str, int]
+
+
+class RegionClient:
+    """Talks to one region's admin port. Proxies from the environment are not used: regions are named by address."""
+
+    def __init__(self, region: Region, token: str | None = None) -> None:
+        self.region = region
+        self._headers = {"Authorization": f"Bearer {token}"} if token else {}
+        self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+    def take(self, topics: str | None = None) -> Taken:
+        """Take a snapshot.
+
+        :raises RegionUnreachable: no answer, a refusal, or an answer of another format.
+        """
+        body = json.dumps({"topics": topics} if topics else {}).encode()
+        try:
+            with self._open("/meridian/v1/export", body) as response:
+                answer = json.loads(response.read())
+            if answer["format"] != FORMAT:
+                raise ValueError(
+                    f"export format {answer['format']}, this verifier reads {FORMAT}: take the verifier of that version"
+                )
+            partitions = {str(table): int(count) for table, count in answer["partitions"].items()}
+            return Taken(str(answer["snapshot"]), int(answer["taken_ms"]), partitions)
+        except _FAULTS as error:
+            raise RegionUnreachable(
+                self.region.name, f"no snapshot from {self.region.admin_url}: {_said(error)}"
+            ) from error
+
+    def rows(self, snapshot: str, table: str, partition: int) -> Iterator[pa.RecordBatch]:
+        """The rows of one partition. A stream that breaks is taken up again after the rows that came.
+
+        :raises RegionUnreachable: it broke ``ATTEMPTS`` times.
+        """
+        received = 0
+        for attempt in range(1, ATTEMPTS + 1):
+            try:
+                for batch in self._stream(snapshot, table, partition, received):
+                    yield batch
+                    received += batch.num_rows
+                return
+            except _FAULTS as error:
+                gone = isinstance(error, urllib.error.HTTPError) and error.code < 500
+                if gone or attempt == ATTEMPTS:
+                    raise RegionUnreachable(
+                        self.region.name, f"table {table} broke off after {received} rows: {_said(error)}"
+                    ) from error
+            time.sleep(BACKOFF_SECONDS * attempt)
+
+    def _stream(self, snapshot: str, table: str, partition: int, after: int) -> Iterator[pa.RecordBatch]:
+        path = f"/meridian/v1/export/{snapshot}/{table}?partition={partition}&after={after}"
+        with self._open(path, None) as response:
+            watched = _Watched(response)
+            with pa.ipc.open_stream(pa.PythonFile(watched, mode="r")) as reader:
+                yield from reader
+            response.read(1)
+            if watched.tail != _END_OF_STREAM:
+                raise OSError("the stream ended before its end mark")
+
+    def _open(self, path: str, body: bytes | None) -> Any:
+        headers = dict(self._headers)
+        if body is not None:
+            headers["Content-Type"] = "application/json"
+        request = urllib.request.Request(self.region.admin_url + path, data=body, headers=headers)
+        return self._opener.open(request, timeout=CONNECT_SECONDS)
+
+
+class _Watched(io.RawIOBase):
+    """Hands bytes on and remembers the last eight: Arrow takes a stream cut between two batches for a whole one."""
+
+    def __init__(self, response: Any) -> None:
+        self._response = response
+        self.tail = b""
+
+    def readable(self) -> bool:
+        return True
+
+    def read(self, size: int = -1) -> bytes:
+        data: bytes = self._response.read(None if size < 0 else size)
+        self.tail = (self.tail + data[-8:])[-8:]
+        return data
+
+
+def read_token(path: str | None) -> str | None:
+    """The token in a file, without the line's end; None without a file."""
+    return Path(path).read_text(encoding="utf-8").strip() if path else None
+
+
+def _said(error: Exception) -> str:
+    if isinstance(error, urllib.error.HTTPError):
+        return f"HTTP {error.code} {error.reason}"
+    if isinstance(error, urllib.error.URLError):
+        return str(error.reason)
+    return str(error) or type(error).__name__

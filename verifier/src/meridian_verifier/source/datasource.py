@@ -1,0 +1,180 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``spark.read.format("meridian")``: the tables of all regions as DataFrames.
+
+Options:
+
+- ``regions``: ``name=url`` pairs or the path of a regions file;
+- ``table``: one of the contract's tables; or several with the number of the snapshot each is read from, as
+  ``progress@1,progress@2,acks@2``: they come as one, with the columns ``taken`` and ``table`` in front;
+- ``snapshot``: JSON ``{region: [{"snapshot", "partitions"}, ...]}``, snapshots taken before; absent: one is taken now;
+- ``topics``: glob or ``re:`` pattern, when a snapshot is taken now;
+- ``token-file``: path of a file with the token, readable where the tasks run.
+
+A task reads one partition of one region's table. A region that cannot be asked gives one row with nothing but
+``region`` and ``problem`` set: a region that is down is an answer, not an error of the job.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql.datasource import DataSource, DataSourceReader, EqualTo, Filter, In, InputPartition, IsNotNull, IsNull
+from pyspark.sql.pandas.types import from_arrow_schema
+
+from meridian_verifier.source.client import RegionClient, RegionUnreachable, Taken, read_token
+from meridian_verifier.source.regions import Region, parse_regions
+from meridian_verifier.source.tables import PROBLEM, TABLES, combined, conform
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
+
+FORMAT_NAME: Final = "meridian"
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """A table and which of the region's snapshots it is read from, counted from 1."""
+
+    table: str
+    taken: int
+
+
+class Part(InputPartition):
+    """One partition of one region's table."""
+
+    def __init__(self, region: Region, snapshot: str, wanted: Wanted, number: int, problem: str | None) -> None:
+        super().__init__((region.name, wanted.table, number))
+        self.region = region
+        self.snapshot = snapshot
+        self.wanted = wanted
+        self.number = number
+        self.problem = problem
+
+
+class MeridianDataSource(DataSource):
+    """Registered as ``meridian``."""
+
+    @classmethod
+    def name(cls) -> str:
+        return FORMAT_NAME
+
+    def schema(self) -> StructType:
+        return from_arrow_schema(arrow_schema(parse_tables(self.options.get("table", ""))))
+
+    def reader(self, schema: StructType) -> DataSourceReader:  # noqa: ARG002 (the port's signature)
+        return MeridianReader(dict(self.options))
+
+
+def parse_tables(text: str) -> list[Wanted]:
+    """``"progress@1,acks@2"`` -> what to read.
+
+    :raises ValueError: an unknown table; the message lists the known ones.
+    """
+    wanted = []
+    for part in text.split(","):
+        table, _, taken = part.strip().partition("@")
+        if table not in TABLES:
+            raise ValueError(f"option table: {table!r} is no table; there are {', '.join(TABLES)}")
+        wanted.append(Wanted(table, int(taken or 1)))
+    return wanted
+
+
+def arrow_schema(wanted: Sequence[Wanted]) -> pa.Schema:
+    """What the rows look like: the table's own columns and ``problem``; for several tables see ``combined``."""
+    if len(wanted) == 1:
+        return TABLES[wanted[0].table].append(PROBLEM)
+    return combined([one.table for one in wanted])
+
+
+class MeridianReader(DataSourceReader):
+    """Plans partitions on the driver, reads them in tasks."""
+
+    def __init__(self, options: Mapping[str, str]) -> None:
+        self._wanted = parse_tables(options.get("table", ""))
+        self._schema = arrow_schema(self._wanted)
+        self._regions = parse_regions(options["regions"])
+        self._topics = options.get("topics")
+        self._token_file = options.get("token-file")
+        self._snapshots: Mapping[str, list[dict[str, Any]]] = json.loads(options.get("snapshot") or "{}")
+        self._filters: list[Filter] = []
+
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802 (Spark's name)
+        """Equality, membership and null tests on flat columns are answered here; the rest is Spark's."""
+        self._filters = []
+        for one in filters:
+            flat = isinstance(one, EqualTo | In | IsNull | IsNotNull) and len(one.attribute) == 1
+            if flat and one.attribute != (PROBLEM.name,):  # type: ignore[attr-defined]
+                self._filters.append(one)
+            else:
+                yield one
+
+    def partitions(self) -> Sequence[InputPartition]:
+        return [
+            part
+            for region in self._regions
+            if self._admits("region", region.name)
+            for wanted in self._wanted
+            if self._admits("table", wanted.table) and self._admits("taken", wanted.taken)
+            for part in self._parts(region, wanted)
+        ]
+
+    def _parts(self, region: Region, wanted: Wanted) -> Iterator[Part]:
+        try:
+            taken = self._taken(region, wanted.taken)
+        except RegionUnreachable as error:
+            yield Part(region, "", wanted, 0, str(error))
+            return
+        for number in range(taken.partitions.get(wanted.table, 0)):
+            yield Part(region, taken.snapshot, wanted, number, None)
+
+    def _taken(self, region: Region, number: int) -> Taken:
+        if self._snapshots:
+            known = self._snapshots.get(region.name, [])
+            if len(known) < number:
+                raise RegionUnreachable(region.name, f"no snapshot {number} of it was taken")
+            return Taken(known[number - 1]["snapshot"], 0, known[number - 1]["partitions"])
+        return RegionClient(region, read_token(self._token_file)).take(self._topics)
+
+    def _admits(self, column: str, value: str | int) -> bool:
+        """Whether the pushed filters leave rows with this value of a column that is constant per partition."""
+        for one in self._filters:
+            if isinstance(one, EqualTo) and one.attribute == (column,) and one.value != value:
+                return False
+            if isinstance(one, In) and one.attribute == (column,) and value not in one.value:
+                return False
+        return True
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        if not isinstance(partition, Part):
+            raise TypeError(f"not a partition of this source: {partition!r}")
+        try:
+            if partition.problem:
+                raise RegionUnreachable(partition.region.name, partition.problem.partition(": ")[2])
+            client = RegionClient(partition.region, read_token(self._token_file))
+            constants: dict[str, object] = {"problem": None}
+            if len(self._wanted) > 1:
+                constants |= {"taken": partition.wanted.taken, "table": partition.wanted.table}
+            for batch in client.rows(partition.snapshot, partition.wanted.table, partition.number):
+                yield self._filtered(conform(batch, self._schema, **constants))
+        except RegionUnreachable as error:
+            one = pa.record_batch([pa.array([error.region])], names=["region"])
+            # A failed read is told whatever the filters say: rows that are not there are nobody's matches.
+            yield conform(one, self._schema, problem=str(error))
+
+    def _filtered(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        for one in self._filters:
+            column = batch.column(one.attribute[0])  # type: ignore[attr-defined]
+            if isinstance(one, EqualTo):
+                batch = batch.filter(pc.equal(column, pa.scalar(one.value, column.type)))
+            elif isinstance(one, In):
+                batch = batch.filter(pc.is_in(column, pa.array(list(one.value), column.type)))
+            elif isinstance(one, IsNull):
+                batch = batch.filter(pc.is_null(column))
+            else:
+                batch = batch.filter(pc.is_valid(column))
+        return batch

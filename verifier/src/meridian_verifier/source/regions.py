@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which regions there are: ``name=url`` pairs, or the ``regions.json`` that ``meridian up`` leaves behind."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+
+class RegionsError(ValueError):
+    """The regions cannot be made out. The message says what was found and what is expected."""
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """A region and the URL of its admin port, without a slash at its end."""
+
+    name: str
+    admin_url: str
+
+
+def parse_regions(text: str) -> list[Region]:
+    """Regions from ``us-east=http://127.0.0.1:8080,us-west=...`` or from the path of a regions file.
+
+    :raises RegionsError: neither of the two.
+    """
+    if "=" in text.split(",")[0]:
+        pairs = [part.strip().partition("=") for part in text.split(",") if part.strip()]
+        return _checked([(name.strip(), url.strip()) for name, _, url in pairs])
+    return read_regions_file(Path(text))
+
+
+def read_regions_file(path: Path) -> list[Region]:
+    """Regions from a file ``{"regions": [{"name": ..., "admin_url": ...}, ...]}``.
+
+    :raises RegionsError: no such file, or another shape.
+    """
+    try:
+        listed = json.loads(path.read_text(encoding="utf-8"))["regions"]
+        return _checked([(str(one["name"]), str(one["admin_url"])) for one in listed])
+    except OSError as error:
+        raise RegionsError(
+            f"{path} cannot be read ({error.strerror}): give the regions.json of a running `meridian up`, "
+            "or name=url pairs"
+        ) from error
+    except (ValueError, KeyError, TypeError) as error:
+        if isinstance(error, RegionsError):
+            raise
+        raise RegionsError(f'{path} is no regions file: expected {{"regions": [{{"name", "admin_url"}}]}}') from error
+
+
+def _checked(pairs: list[tuple[str, str]]) -> list[Region]:
+    for name, url in pairs:
+        if not name or urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).netloc:
+            raise RegionsError(f"region {name!r} has the URL {url!r}: expected name=http://host:port")
+    names = [name for name, _ in pairs]
+    if len(set(names)) != len(names):
+        raise RegionsError(f"a region is named twice: {', '.join(names)}")
+    if not pairs:
+        raise RegionsError("no region is named: expected name=http://host:port,...")
+    return [Region(name, url.rstrip("/")) for name, url in pairs]

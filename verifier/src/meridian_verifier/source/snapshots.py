@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Snapshots of all regions at once, and the small tables of each as :class:`RegionState`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from meridian_verifier.align.facts import Cursor, Link, Place, RegionState, TopicState
+from meridian_verifier.source.client import RegionClient, RegionUnreachable, Taken
+from meridian_verifier.source.tables import TABLES, conform
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """One snapshot of every region that answered, taken at about the same time."""
+
+    taken: Mapping[str, Taken]
+    states: Mapping[str, RegionState]
+    unreachable: Mapping[str, str]
+
+
+def take_moment(clients: Sequence[RegionClient], topics: str | None) -> Moment:
+    """Ask all regions at once. A region that does not answer is recorded, not raised."""
+
+    def ask(client: RegionClient) -> tuple[Taken, RegionState]:
+        taken = client.take(topics)
+        return taken, read_state(client, taken)
+
+    answers = _each(clients, ask)
+    good = {name: answer for name, answer in answers.items() if not isinstance(answer, RegionUnreachable)}
+    return Moment(
+        {name: taken for name, (taken, _) in good.items()},
+        {name: state for name, (_, state) in good.items()},
+        {name: str(error) for name, error in answers.items() if isinstance(error, RegionUnreachable)},
+    )
+
+
+def _each(clients: Sequence[RegionClient], ask: Callable[[RegionClient], T]) -> dict[str, T | RegionUnreachable]:
+    def guarded(client: RegionClient) -> T | RegionUnreachable:
+        try:
+            return ask(client)
+        except RegionUnreachable as error:
+            return error
+
+    with ThreadPoolExecutor(max_workers=len(clients)) as pool:
+        return dict(zip([client.region.name for client in clients], pool.map(guarded, clients), strict=True))
+
+
+def read_state(client: RegionClient, taken: Taken) -> RegionState:
+    """The tables ``topics`` and ``cursors`` of a snapshot.
+
+    :raises RegionUnreachable: the stream broke too often.
+    """
+    cursors: dict[str, dict[str, Cursor]] = {}
+    for row in _rows(client, taken, "cursors"):
+        cursors.setdefault(row["topic"], {})[row["subscription"]] = Cursor(
+            bool(row["replicated"]),
+            bool(row["durable"]),
+            row["type"] or "",
+            (row["mark_delete_ledger"], row["mark_delete_entry"]),
+            row["backlog"],
+            row["epoch"] or "",
+        )
+    topics = {
+        row["topic"]: TopicState(
+            row["incarnation"] or "",
+            (row["trimmed_ledger"], row["trimmed_entry"]),
+            _places(row["last_origins"]),
+            _places(row["joined"]),
+            {
+                link["remote"]: Link(bool(link["connected"]), link["backlog"] or 0, link["last_ack_ms"] or 0)
+                for link in row["links"] or []
+            },
+            cursors.get(row["topic"], {}),
+        )
+        for row in _rows(client, taken, "topics")
+    }
+    return RegionState(client.region.name, taken.snapshot, taken.taken_ms, topics)
+
+
+def _rows(client: RegionClient, taken: Taken, table: str) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = []
+    for partition in range(taken.partitions.get(table, 0)):
+        for batch in client.rows(taken.snapshot, table, partition):
+            found += conform(batch, TABLES[table]).to_pylist()
+    return found
+
+
+def _places(listed: list[dict[str, Any]] | None) -> dict[str, Place]:
+    return {one["region"]: (one["ledger"], one["entry"]) for one in listed or []}
