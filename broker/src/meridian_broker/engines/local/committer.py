@@ -1,0 +1,191 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Group commit: one thread that writes batches and syncs them, one call back to the loop per group.
+
+At the end of each turn of the loop the queued batch is handed to the thread. While one fdatasync runs, batches of later
+turns pile up; the thread takes all of them as the next group, so the group grows with the load and a lone append waits
+for nobody. The thread only calls `writev` and `fdatasync`, which release the interpreter lock; heads and checksums are
+made on the loop's thread, because every time the thread needs the lock back it may have to wait for the loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from queue import Empty, SimpleQueue
+from typing import Final
+
+from meridian_broker.engines.local.files import AppendFile, FilePort
+from meridian_broker.engines.local.log import Batch, Log
+from meridian_broker.engines.local.segment import SEGMENT_HEADER_BYTES
+from meridian_broker.engines.local.stats import EngineStats
+from meridian_broker.ledgers.store import LedgerWriteFailed
+
+_log = logging.getLogger(__name__)
+
+MAX_GROUP_BYTES: Final = 16 << 20
+"""One fdatasync covers no more: it bounds how long the first append of a group waits for the last."""
+
+
+class Committer:
+    """Carries batches of a `Log` to the disk. The log itself is only touched on the loop's thread."""
+
+    def __init__(
+        self,
+        log: Log,
+        files: FilePort,
+        loop: asyncio.AbstractEventLoop,
+        stats: EngineStats,
+        segment_name: Callable[[int], str],
+    ) -> None:
+        self._log = log
+        self._files = files
+        self._loop = loop
+        self._stats = stats
+        self._segment_name = segment_name
+        self._queue: SimpleQueue[list[Batch] | None] = SimpleQueue()
+        self._flush_due = False
+        self._file: AppendFile | None = None
+        self._segment = -1
+        self._synced = 0
+        self._written = 0
+        self._failed_generation = -1
+        self._thread = threading.Thread(target=self._run, name="meridian-ledger-log", daemon=True)
+        log.wake = self._wake
+
+    def start(self) -> None:
+        self._thread.start()
+
+    async def stop(self) -> None:
+        """Write what is queued, then end the thread."""
+        self._flush()
+        self._queue.put(None)
+        await self._loop.run_in_executor(None, self._thread.join)
+        # The thread's last report was posted before it ended: this turn behind it finds only what came too late.
+        await asyncio.sleep(0)
+        if not self._log.idle:
+            self._log.fail(LedgerWriteFailed(f"the ledgers in {self._files.place} were closed"))
+
+    # -- on the loop's thread ------------------------------------------------------------------------------------
+
+    def _wake(self) -> None:
+        if self._flush_due:
+            ready = self._log.take(all_of_it=False)
+            if ready:
+                self._queue.put(ready)
+        else:
+            self._flush_due = True
+            self._loop.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        self._flush_due = False
+        batches = self._log.take()
+        if batches:
+            self._queue.put(batches)
+
+    def _report(self, durable: Sequence[Batch], error: Exception | None, seconds: Sequence[float]) -> None:
+        """One group is done: run its callbacks, in order."""
+        stats = self._stats
+        for each in seconds:
+            stats.synced(each)
+        for batch in durable:
+            stats.appends += len(batch.dones) - batch.others
+            stats.append_bytes += batch.data_bytes
+        self._log.complete(len(durable))
+        if error is not None:
+            stats.write_failures += 1
+            failure = LedgerWriteFailed(
+                f"the disk of {self._files.place} refused a write ({error}): nothing queued behind it "
+                "was stored; free space or repair the disk, then open new ledgers"
+            )
+            failure.__cause__ = error
+            _log.error("%s", failure)
+            self._log.fail(failure)
+
+    # -- on the writer's thread ----------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        stop = False
+        while not stop:
+            group: list[Batch] = []
+            waiting: list[Batch] | None = self._queue.get()
+            size = 0
+            while True:
+                if waiting is None:
+                    stop = True
+                    break
+                group += waiting
+                size += sum(batch.data_bytes for batch in waiting)
+                if size >= MAX_GROUP_BYTES:
+                    break
+                try:
+                    waiting = self._queue.get_nowait()
+                except Empty:
+                    break
+            if group:
+                self._commit(group)
+        if self._file is not None:
+            self._file.close()
+
+    def _commit(self, group: list[Batch]) -> None:
+        """Write and sync a group. Batches queued before a failure was known are dropped: they failed already."""
+        group = [batch for batch in group if batch.generation != self._failed_generation]
+        seconds: list[float] = []
+        durable = 0
+        error: Exception | None = None
+        try:
+            for at, batch in enumerate(group):
+                if batch.header is not None:
+                    self._sync(seconds)
+                    durable = at
+                    self._roll(batch)
+                if batch.buffers:
+                    assert self._file is not None
+                    self._file.write(batch.buffers)
+                    self._written = batch.ends
+            self._sync(seconds)
+            durable = len(group)
+        except Exception as caught:
+            error = caught
+            self._failed_generation = group[0].generation
+            self._abandon()
+        if group:
+            self._loop.call_soon_threadsafe(self._report, group[:durable], error, seconds)
+
+    def _sync(self, seconds: list[float]) -> None:
+        if self._file is None or self._written == self._synced:
+            return
+        start = time.monotonic()
+        self._file.sync()
+        seconds.append(time.monotonic() - start)
+        if self._synced == 0:
+            # The name of a new segment must survive as well as its bytes.
+            self._files.sync_directory()
+        self._synced = self._written
+
+    def _roll(self, batch: Batch) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+        self._segment, self._synced, self._written = batch.segment, 0, 0
+        self._file = self._files.create(self._segment_name(batch.segment))
+        assert batch.header is not None
+        self._file.write([batch.header])
+        self._written = SEGMENT_HEADER_BYTES
+
+    def _abandon(self) -> None:
+        """Leave a segment after a failed write; take back what was not synced, so that its space is free again."""
+        name = self._segment_name(self._segment)
+        try:
+            if self._file is not None:
+                self._file.close()
+            if self._synced == 0:
+                self._files.unlink(name)
+            else:
+                self._files.truncate(name, self._synced)
+        except OSError as error:
+            # Harmless: the next segment's header says how much of this one counts.
+            _log.warning("could not cut %s after a failed write: %s", name, error)
+        self._file = None

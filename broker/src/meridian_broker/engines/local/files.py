@@ -1,0 +1,234 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The seam between the engine and the disk: one flat directory of files that only grow.
+
+The engine needs very little of a file system: files are made once, appended to, synced, read at any place, cut, renamed
+and unlinked. Keeping that list short and behind a Protocol is what makes it possible to run the same engine on a disk
+that loses everything un-synced, tears writes at any byte, or is full.
+
+Every method blocks. What runs on the event loop's thread is only what the page cache answers at once.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final, Protocol
+
+from meridian_broker.ledgers.store import LedgerError
+
+LOCK_NAME: Final = "LOCK"
+IOV_MAX: Final = min(1024, os.sysconf("SC_IOV_MAX"))
+"""Buffers one writev takes; Linux fixes it at 1024."""
+
+
+class AppendFile(Protocol):
+    """A new file that is written at its end only."""
+
+    def write(self, buffers: Sequence[bytes]) -> None:
+        """Append all buffers. :raises OSError: after it, any part may have been written."""
+        ...
+
+    def sync(self) -> None:
+        """Return once everything written survives a power cut. :raises OSError: nothing un-synced may be relied on."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class ReadFile(Protocol):
+    """A file that is read at any place, while it may still grow."""
+
+    def pread(self, length: int, offset: int) -> bytes:
+        """``length`` bytes from ``offset``, fewer only at the end of the file."""
+        ...
+
+    def pread_cached(self, length: int, offset: int) -> bytes | None:
+        """As ``pread`` when no disk has to be waited for, else None."""
+        ...
+
+    def size(self) -> int: ...
+
+    def close(self) -> None: ...
+
+
+class FilePort(Protocol):
+    """The directory."""
+
+    @property
+    def place(self) -> str:
+        """How error messages call this directory."""
+        ...
+
+    def create(self, name: str) -> AppendFile:
+        """:raises FileExistsError: there is such a file."""
+        ...
+
+    def open(self, name: str) -> ReadFile:
+        """:raises FileNotFoundError: there is none."""
+        ...
+
+    def names(self) -> list[str]: ...
+
+    def truncate(self, name: str, size: int) -> None:
+        """Cut a file and sync it."""
+        ...
+
+    def sync_file(self, name: str) -> None:
+        """Make what the page cache holds of a file durable."""
+        ...
+
+    def rename(self, old: str, new: str) -> None: ...
+
+    def unlink(self, name: str) -> None: ...
+
+    def sync_directory(self) -> None:
+        """Make creations, renames and unlinks durable."""
+        ...
+
+    def lock(self) -> None:
+        """Become the directory's only writer. :raises LedgerError: another process is."""
+        ...
+
+    def unlock(self) -> None: ...
+
+
+class OsAppendFile:
+    """`AppendFile` on a file descriptor: writev without joining, fdatasync."""
+
+    __slots__ = ("_fd",)
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+
+    def write(self, buffers: Sequence[bytes]) -> None:
+        for start in range(0, len(buffers), IOV_MAX):
+            part = buffers[start : start + IOV_MAX]
+            written = os.writev(self._fd, part)
+            # A short write is rare (a full disk, a signal): finish it piece by piece, so that the error shows.
+            for buffer in part:
+                if written >= len(buffer):
+                    written -= len(buffer)
+                    continue
+                rest = memoryview(buffer)[written:]
+                written = 0
+                while rest:
+                    rest = rest[os.write(self._fd, rest) :]
+
+    def sync(self) -> None:
+        os.fdatasync(self._fd)
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+
+class OsReadFile:
+    """`ReadFile` on a file descriptor."""
+
+    __slots__ = ("_fd",)
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+
+    def pread(self, length: int, offset: int) -> bytes:
+        data = os.pread(self._fd, length, offset)
+        while len(data) < length:
+            more = os.pread(self._fd, length - len(data), offset + len(data))
+            if not more:
+                break
+            data += more
+        return data
+
+    def pread_cached(self, length: int, offset: int) -> bytes | None:
+        buffer = bytearray(length)
+        try:
+            got = os.preadv(self._fd, [buffer], offset, os.RWF_NOWAIT)
+        except OSError as error:
+            if error.errno in (errno.EAGAIN, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL):
+                return None
+            raise
+        return bytes(buffer) if got == length else None
+
+    def size(self) -> int:
+        return os.fstat(self._fd).st_size
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+
+class OsFiles:
+    """`FilePort` on a real directory, which is made when absent."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._lock_fd: int | None = None
+        missing = []
+        parent = directory
+        while not parent.exists():
+            missing.append(parent)
+            parent = parent.parent
+        for path in reversed(missing):
+            path.mkdir(exist_ok=True)
+            self._sync_path(path.parent)
+
+    @property
+    def place(self) -> str:
+        return str(self._directory)
+
+    def create(self, name: str) -> OsAppendFile:
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        return OsAppendFile(os.open(self._directory / name, flags, 0o640))
+
+    def open(self, name: str) -> OsReadFile:
+        return OsReadFile(os.open(self._directory / name, os.O_RDONLY | os.O_CLOEXEC))
+
+    def names(self) -> list[str]:
+        return os.listdir(self._directory)
+
+    def truncate(self, name: str, size: int) -> None:
+        fd = os.open(self._directory / name, os.O_WRONLY | os.O_CLOEXEC)
+        try:
+            os.ftruncate(fd, size)
+            os.fdatasync(fd)
+        finally:
+            os.close(fd)
+
+    def sync_file(self, name: str) -> None:
+        self._sync_path(self._directory / name)
+
+    def rename(self, old: str, new: str) -> None:
+        os.rename(self._directory / old, self._directory / new)
+
+    def unlink(self, name: str) -> None:
+        os.unlink(self._directory / name)
+
+    def sync_directory(self) -> None:
+        self._sync_path(self._directory)
+
+    def lock(self) -> None:
+        fd = os.open(self._directory / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(fd)
+            if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
+                raise
+            raise LedgerError(
+                f"{self.place} is in use by another broker process: stop that one, or give this one its own directory"
+            ) from error
+        self._lock_fd = fd
+
+    def unlock(self) -> None:
+        if self._lock_fd is not None:
+            os.close(self._lock_fd)
+            self._lock_fd = None
+
+    @staticmethod
+    def _sync_path(path: Path) -> None:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)

@@ -1,0 +1,311 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The pure core of the shared log: appends go in, batches of bytes come out, completions move the index.
+
+Each append gets its place at once: the log knows where it ends, so the index is filled in as entries are queued, and
+readers are held back by ``confirmed`` alone. A batch is what was queued in one turn of the loop; its owner writes
+batches in order, syncs, and reports `complete`. Or it reports `fail`, once, which fails everything that is queued:
+behind a failed write no place is known any more. The log then goes on in a new segment, whose header says how much of
+the old one counts.
+
+No I/O here, and no clock.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable
+from typing import Final
+
+from crc32c import crc32c
+
+from meridian_broker.engines.local.index import Ledger, Run, Segment
+from meridian_broker.engines.local.segment import (
+    BATCH_BYTES,
+    ENTRY,
+    ENTRY_FACTOR,
+    LENGTH_FACTOR,
+    MAX_DATA_BYTES,
+    PRIME,
+    RECORD,
+    RECORD_BYTES,
+    SEGMENT_HEADER_BYTES,
+    SegmentHeader,
+    batch_record,
+    segment_header,
+)
+from meridian_broker.ledgers.store import AppendDone, LedgerError
+
+MIN_SEGMENT_BYTES: Final = 4096
+MAX_SEGMENT_BYTES: Final = 1 << 30
+"""Offsets have 32 bits in the index; a segment may outgrow its limit by one record."""
+
+NO_SEGMENT: Final = -1
+"""The segment of a batch that has nothing to write."""
+
+MAX_BATCH_BYTES: Final = 4 << 20
+"""A batch beyond this is closed early, so that writing starts while the turn goes on."""
+
+
+_log = logging.getLogger(__name__)
+
+
+class Batch:
+    """Bytes to write at the end of one segment, and whom to tell."""
+
+    __slots__ = ("buffers", "data_bytes", "dones", "ends", "generation", "header", "ids", "last", "others", "segment")
+
+    def __init__(self, segment: int, generation: int, header: bytes | None) -> None:
+        self.segment = segment
+        self.generation = generation
+        self.header = header
+        """The header of a segment to be started before this batch; None: the segment is open."""
+        self.buffers: list[bytes] = []
+        self.dones: list[AppendDone] = []
+        self.ids: list[int | LedgerError] = []
+        """What each of ``dones`` is told."""
+        self.last: dict[Ledger, int] = {}
+        """The last entry of each ledger in this batch."""
+        self.data_bytes = 0
+        """Bytes of entries in it."""
+        self.others = 0
+        """How many of ``dones`` are no entries."""
+        self.ends = 0
+        """Length of the segment behind it."""
+
+
+class Log:
+    """The end of the shared log.
+
+    :param wake: called when a batch was started, so that its owner takes it at the end of the turn.
+    """
+
+    def __init__(
+        self, segments: dict[int, Segment], *, next_segment: int, previous: tuple[int, int], segment_bytes: int
+    ) -> None:
+        if not MIN_SEGMENT_BYTES <= segment_bytes <= MAX_SEGMENT_BYTES:
+            raise ValueError(f"segment_bytes must lie in {MIN_SEGMENT_BYTES}..{MAX_SEGMENT_BYTES}")
+        self.segments = segments
+        self.pending_bytes = 0
+        """Bytes of entries queued and not yet reported."""
+        self.appended_bytes = 0
+        """Bytes of log given out since the start, heads included."""
+        self.wake: Callable[[], None] = lambda: None
+        self.on_closed: Callable[[Segment], None] = lambda _: None
+        self._segment_bytes = segment_bytes
+        self._next_segment = next_segment
+        self._previous = previous
+        self._segment: Segment | None = None
+        self._tail = 0
+        self._durable = 0
+        self._generation = 0
+        self._open: Batch | None = None
+        self._room = 0
+        self._ready: deque[Batch] = deque()
+        self._in_flight: deque[Batch] = deque()
+
+    @property
+    def generation(self) -> int:
+        """Grows with each failure; batches of an older one are not to be written."""
+        return self._generation
+
+    @property
+    def idle(self) -> bool:
+        """Nothing is queued or being written."""
+        return self._open is None and not self._ready and not self._in_flight
+
+    @property
+    def active_segment(self) -> int:
+        """Number of the segment that grows, or of the one that comes next."""
+        return self._next_segment if self._segment is None else self._segment.number
+
+    # -- in ------------------------------------------------------------------------------------------------------
+
+    def append(self, ledger: Ledger, data: bytes, done: AppendDone) -> int:
+        """Queue an entry. This is the hot path: about one microsecond, hence flat and inlined."""
+        entry = ledger.appended
+        if ledger.refusal is not None:
+            self.tell(done, ledger.refusal)
+            return entry
+        length = len(data)
+        batch = self._open
+        if batch is None or self._tail + RECORD_BYTES + length > self._room:
+            batch = self._begin(RECORD_BYTES + length)
+        crc = crc32c(data, ledger.entry_seed ^ ((entry * ENTRY_FACTOR + length * LENGTH_FACTOR) % PRIME))
+        batch.buffers += (RECORD.pack(length, crc, ENTRY, ledger.ledger_id, entry), data)
+        batch.dones.append(done)
+        batch.ids.append(entry)
+        batch.last[ledger] = entry
+        run = ledger.tail
+        if run is None or run.segment != batch.segment:
+            run = self._new_tail(ledger, entry)
+        tail = self._tail
+        run.places.append(tail << 32 | length)  # type: ignore[union-attr]
+        self._tail = tail + RECORD_BYTES + length
+        ledger.appended = entry + 1
+        ledger.size += length
+        batch.data_bytes += length
+        self.pending_bytes += length
+        return entry
+
+    def put(self, record: bytes, done: AppendDone) -> tuple[int, int]:
+        """Queue a record that is no entry of a writer; ``done`` hears 0. Returns its segment and offset."""
+        batch = self._open
+        if batch is None or self._tail + len(record) > self._room:
+            batch = self._begin(len(record))
+        batch.buffers.append(record)
+        batch.dones.append(done)
+        batch.ids.append(0)
+        batch.others += 1
+        place = batch.segment, self._tail
+        self._tail += len(record)
+        return place
+
+    def tell(self, done: AppendDone, error: LedgerError) -> None:
+        """Have ``done`` hear an error, behind everything that is queued; nothing is written for it."""
+        batch = self._open
+        if batch is None:
+            batch = self._open = Batch(NO_SEGMENT, self._generation, None)
+            self._room = 0
+            self.wake()
+        batch.dones.append(done)
+        batch.ids.append(error)
+        batch.others += 1
+
+    def mark(self) -> None:
+        """Queue a batch that says how much is durable, so that damage is not taken for a torn tail."""
+        if self._segment is not None and self._open is None:
+            self._begin(0)
+
+    # -- out -----------------------------------------------------------------------------------------------------
+
+    def take(self, *, all_of_it: bool = True) -> list[Batch]:
+        """What is queued, in the order to write it; without the batch that still grows unless ``all_of_it``."""
+        if all_of_it:
+            self._close_batch()
+        taken = list(self._ready)
+        self._ready.clear()
+        self._in_flight.extend(taken)
+        return taken
+
+    def complete(self, count: int) -> None:
+        """The first ``count`` batches in flight are durable: confirm and tell."""
+        for _ in range(count):
+            batch = self._in_flight.popleft()
+            if batch.header is not None:
+                self._close_older_than(batch.segment)
+            if batch.segment != NO_SEGMENT:
+                segment = self.segments[batch.segment]
+                segment.length = batch.ends
+                if segment is self._segment:
+                    self._durable = batch.ends
+            for ledger, entry in batch.last.items():
+                ledger.confirmed = entry + 1
+            self.pending_bytes -= batch.data_bytes
+            for done, result in zip(batch.dones, batch.ids, strict=True):
+                try:
+                    done(result)
+                except Exception:
+                    # Whoever was told wrongly handled it; everybody else still has to hear.
+                    _log.exception("a callback of an append raised")
+
+    def fail(self, error: LedgerError) -> None:
+        """The batch in flight was not stored: everything queued fails, and the log goes on in a new segment."""
+        self._close_batch()
+        failed = [*self._in_flight, *self._ready]
+        self._in_flight.clear()
+        self._ready.clear()
+        self._generation += 1
+        ledgers = {ledger: None for batch in failed for ledger in batch.last}
+        for ledger in ledgers:
+            dropped = [run for run in ledger.runs if run.first >= ledger.confirmed]
+            ledger.forget_unconfirmed()
+            for run in dropped:
+                self.segments[run.segment].runs.pop(run, None)
+            if ledger.refusal is None:
+                ledger.refusal = error
+        self._abandon_segments()
+        for batch in failed:
+            self.pending_bytes -= batch.data_bytes
+            for done, result in zip(batch.dones, batch.ids, strict=True):
+                try:
+                    done(result if isinstance(result, LedgerError) else error)
+                except Exception:
+                    _log.exception("a callback of a failed append raised")
+
+    # -- inside --------------------------------------------------------------------------------------------------
+
+    def _begin(self, needed: int) -> Batch:
+        """Start a batch with room for a record, in a new segment when this one is full."""
+        if needed > RECORD_BYTES + MAX_DATA_BYTES:
+            raise ValueError(f"an entry of {needed} bytes: the log takes {MAX_DATA_BYTES} at most")
+        self._close_batch()
+        header: bytes | None = None
+        full = self._tail + BATCH_BYTES + needed > self._segment_bytes and self._tail > SEGMENT_HEADER_BYTES
+        if self._segment is None or (full and needed):
+            header = self._start_segment()
+        assert self._segment is not None
+        batch = Batch(self._segment.number, self._generation, header)
+        batch.buffers.append(batch_record(self._segment.number, self._tail, self._durable))
+        self._tail += BATCH_BYTES
+        self._room = max(self._tail + needed, min(self._segment_bytes, self._tail + MAX_BATCH_BYTES))
+        self._open = batch
+        self.wake()
+        return batch
+
+    def _close_batch(self) -> None:
+        if self._open is not None:
+            self._open.ends = self._tail
+            self._ready.append(self._open)
+            self._open = None
+
+    def _start_segment(self) -> bytes:
+        if self._segment is not None:
+            self._previous = self._segment.number, self._tail
+        number = self._next_segment
+        self._next_segment += 1
+        self._segment = self.segments[number] = Segment(number)
+        self._tail = self._durable = SEGMENT_HEADER_BYTES
+        return segment_header(SegmentHeader(number, *self._previous))
+
+    def _new_tail(self, ledger: Ledger, entry: int) -> Run:
+        assert self._segment is not None
+        if ledger.tail is not None:
+            ledger.tail.fix(ledger.size - ledger.tail.start_size)
+        run = Run(self._segment.number, entry, ledger.size)
+        ledger.runs.append(run)
+        ledger.tail = run
+        self._segment.runs[run] = ledger
+        return run
+
+    def _close_older_than(self, number: int) -> None:
+        """A durable segment follows: the ones before it are complete."""
+        for segment in list(self.segments.values()):
+            if segment.number < number and not segment.closed:
+                close_segment(segment)
+                self.on_closed(segment)
+
+    def _abandon_segments(self) -> None:
+        """After a failure: what is durable stays, what never got a durable byte goes."""
+        self._segment = None
+        self._tail = self._durable = 0
+        for segment in [each for each in self.segments.values() if not each.closed]:
+            if segment.length == 0:
+                del self.segments[segment.number]
+            else:
+                close_segment(segment)
+                self.on_closed(segment)
+        last = max(self.segments, default=-1)
+        self._previous = (last, self.segments[last].length) if last >= 0 else (-1, 0)
+
+
+def close_segment(segment: Segment) -> None:
+    """Fix the numbers of a segment's runs; only now its live bytes are known."""
+    segment.closed = True
+    for run, ledger in segment.runs.items():
+        if run is ledger.tail:
+            run.fix(ledger.size - run.start_size)
+            ledger.tail = None
+        elif run.stored_count != run.count:
+            run.fix(run.data_bytes())
+    segment.live_bytes = sum(run.record_bytes for run in segment.runs)

@@ -1,0 +1,175 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reading entries: from places to bytes, neighbours in one read, every checksum checked.
+
+What the page cache holds is read inline, because a hand-over to a thread costs more than the read. Only when the kernel
+says that a disk has to be waited for, a thread does the waiting.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from array import array
+from collections import OrderedDict
+from typing import Final, NoReturn
+
+from crc32c import crc32c
+
+from meridian_broker.engines.local.files import FilePort, ReadFile
+from meridian_broker.engines.local.index import LENGTH_MASK, Ledger, Run
+from meridian_broker.engines.local.recovery import segment_name
+from meridian_broker.engines.local.segment import (
+    ENTRY,
+    MOVED,
+    RECORD,
+    RECORD_BYTES,
+    ledger_seed,
+    record_seed,
+)
+from meridian_broker.engines.local.stats import EngineStats
+from meridian_broker.ledgers.store import LedgerCorrupt, LedgerNotFound
+
+GAP_BYTES: Final = 4096
+"""Records of other ledgers between two of ours are read along up to this size: a system call costs as much."""
+BLOCK_BYTES: Final = 1 << 20
+"""Neighbours are read together up to this size."""
+OPEN_FILES_MAX: Final = 64
+"""Segment files kept open for reading."""
+
+
+class SegmentFiles:
+    """Segment files open for reading, the least recently used closed first."""
+
+    def __init__(self, files: FilePort) -> None:
+        self._files = files
+        self._open: OrderedDict[int, ReadFile] = OrderedDict()
+
+    def get(self, number: int) -> ReadFile:
+        file = self._open.get(number)
+        if file is None:
+            file = self._open[number] = self._files.open(segment_name(number))
+            if len(self._open) > OPEN_FILES_MAX:
+                self._open.popitem(last=False)[1].close()
+        else:
+            self._open.move_to_end(number)
+        return file
+
+    def wait_for(self, number: int, length: int, offset: int) -> bytes:
+        """Read in a thread, through a file of its own: the shared one may be closed meanwhile."""
+        file = self._files.open(segment_name(number))
+        try:
+            return file.pread(length, offset)
+        finally:
+            file.close()
+
+    def forget(self, number: int) -> None:
+        """The segment is going away."""
+        file = self._open.pop(number, None)
+        if file is not None:
+            file.close()
+
+    def close(self) -> None:
+        while self._open:
+            self._open.popitem()[1].close()
+
+
+class EntryReads:
+    """Reads entries of any ledger of one directory."""
+
+    def __init__(self, files: FilePort, stats: EngineStats) -> None:
+        self.files = SegmentFiles(files)
+        self._place = files.place
+        self._stats = stats
+
+    async def read(self, ledger: Ledger, first: int, last: int, max_bytes: int) -> list[bytes]:
+        """As `Reader.read`; ``last`` is already bounded by what is confirmed."""
+        entries: list[bytes] = []
+        left = max_bytes
+        while first <= last and (left > 0 or not entries):
+            # Looked up anew for each block: while one waits for the disk, entries may move to another segment.
+            run = ledger.run_of(first)
+            if run is None:
+                if not entries:
+                    self._lost(ledger, first)
+                break
+            places = run.places
+            assert places is not None
+            lower = first - run.first
+            upper, left = _reach(places, lower, min(last + 1 - run.first, len(places)), left, bool(entries))
+            if upper == lower:
+                break
+            block = await self._block(ledger, run, places, lower, upper)
+            if not block and not entries:
+                self._corrupt(ledger, run, first, places[lower] >> 32)
+            entries += block
+            first += len(block)
+            if len(block) < upper - lower:
+                # The entry behind is broken: what is whole goes out, the next read meets it first and says so.
+                break
+        self._stats.reads += 1
+        self._stats.read_entries += len(entries)
+        self._stats.read_bytes += max_bytes - left
+        return entries
+
+    async def _block(self, ledger: Ledger, run: Run, places: array[int], lower: int, upper: int) -> list[bytes]:
+        """Entries ``lower`` to ``upper - 1`` of a run in one read, as far as they are whole."""
+        base = places[lower] >> 32
+        end = places[upper - 1]
+        length = (end >> 32) + RECORD_BYTES + (end & LENGTH_MASK) - base
+        data = self.files.get(run.segment).pread_cached(length, base)
+        if data is None:
+            data = await asyncio.get_running_loop().run_in_executor(
+                None, self.files.wait_for, run.segment, length, base
+            )
+            if ledger.deleted:
+                raise LedgerNotFound(f"ledger {ledger.ledger_id} was deleted")
+        number = ledger.ledger_id
+        seed = ledger.entry_seed
+        unpack = RECORD.unpack_from
+        entries: list[bytes] = []
+        entry = run.first + lower
+        for place in places[lower:upper]:
+            size = place & LENGTH_MASK
+            at = (place >> 32) - base + RECORD_BYTES
+            body = data[at : at + size]
+            if at + size > len(data):
+                break
+            stored, crc, kind, owner, named = unpack(data, at - RECORD_BYTES)
+            start = record_seed(seed if kind == ENTRY else ledger_seed(MOVED, number), entry, size)
+            if stored != size or owner != number or named != entry or crc32c(body, start) != crc:
+                break
+            entries.append(body)
+            entry += 1
+        return entries
+
+    def _lost(self, ledger: Ledger, entry: int) -> NoReturn:
+        self._stats.damaged_entries += 1
+        raise LedgerCorrupt(
+            f"entry {entry} of ledger {ledger.ledger_id} is in no file of {self._place}: it was lost to damage that "
+            "the broker reported when it started; skip it, or restore it from another region"
+        )
+
+    def _corrupt(self, ledger: Ledger, run: Run, entry: int, offset: int) -> NoReturn:
+        self._stats.damaged_entries += 1
+        raise LedgerCorrupt(
+            f"entry {entry} of ledger {ledger.ledger_id} fails its checksum in {self._place}/"
+            f"{segment_name(run.segment)} at byte {offset}: the disk damaged it; skip it, or restore it from another "
+            "region"
+        )
+
+
+def _reach(places: array[int], lower: int, stop: int, left: int, have_some: bool) -> tuple[int, int]:
+    """How far one read goes: until ``left`` bytes are used up (one entry at least unless there are some already), the
+    block is large enough, or the next entry lies too far away. Returns (index behind the last, bytes left)."""
+    base = end = places[lower] >> 32
+    for at in range(lower, stop):
+        place = places[at]
+        size = place & LENGTH_MASK
+        offset = place >> 32
+        after = offset + RECORD_BYTES + size
+        if size > left and (have_some or at > lower):
+            return at, 0
+        if at > lower and (offset - end > GAP_BYTES or after - base > BLOCK_BYTES):
+            return at, left
+        left -= size
+        end = after
+    return stop, left

@@ -1,0 +1,297 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From files to an index: the last checkpoint, then the tail of the log behind it.
+
+Segments behind the checkpoint are never removed, so each names the one before it, down to the first. A segment that no
+later one names was never finished (its creation failed): it holds nothing that was confirmed. Only the last segment may
+be torn. Everything found is made durable before anybody may read it, because after a kill the page cache can hold more
+than the disk, and what was shown once must not vanish with the next power cut.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final
+
+from meridian_broker.engines.local.files import FilePort
+from meridian_broker.engines.local.index import Ledger, Run, Segment
+from meridian_broker.engines.local.log import close_segment
+from meridian_broker.engines.local.segment import (
+    DELETED,
+    ENTRY,
+    MOVE_DONE,
+    MOVED,
+    SEGMENT_HEADER_BYTES,
+    STATE,
+    Damage,
+    Record,
+    Scanner,
+    SegmentHeader,
+    TornTail,
+    ledger_seed,
+    unpack_count,
+    unpack_segment_header,
+    unpack_state,
+)
+from meridian_broker.ledgers.store import LedgerError
+
+_log = logging.getLogger(__name__)
+
+SEGMENT_PREFIX: Final = "segment-"
+SEGMENT_SUFFIX: Final = ".log"
+
+
+def segment_name(number: int) -> str:
+    return f"{SEGMENT_PREFIX}{number:012d}{SEGMENT_SUFFIX}"
+
+
+def segment_number(name: str) -> int | None:
+    """The number in a segment's file name; None for other files."""
+    middle = name.removeprefix(SEGMENT_PREFIX).removesuffix(SEGMENT_SUFFIX)
+    if segment_name(int(middle)) != name if middle.isdigit() else True:
+        return None
+    return int(middle)
+
+
+@dataclass(slots=True)
+class State:
+    """Everything the log says."""
+
+    ledgers: dict[int, Ledger] = field(default_factory=dict)
+    segments: dict[int, Segment] = field(default_factory=dict)
+    next_segment: int = 1
+    previous: tuple[int, int] = (-1, 0)
+    """Number and length of the last segment."""
+    scanned_bytes: int = 0
+    damages: list[str] = field(default_factory=list)
+    """Sentences about damaged files, for the log and the health page."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """A segment file on the way into the state."""
+
+    number: int
+    end: int
+    attested: bool
+
+
+class Replay:
+    """Applies the records of the log's tail, in order."""
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+        self._moved: dict[int, list[Run]] = {}
+
+    def segment(self, found: _Found, read: Callable[[int, int], bytes]) -> int:
+        """Take in one segment. Returns its length without a torn tail."""
+        segment = Segment(found.number, length=found.end)
+        self._state.segments[found.number] = segment
+        name = segment_name(found.number)
+        for item in Scanner(read, found.number, found.end, attested=found.attested).scan():
+            if isinstance(item, Record):
+                self._record(segment, item)
+            elif isinstance(item, TornTail):
+                segment.length = item.offset
+            else:
+                self._damage(segment, name, item)
+        self._state.scanned_bytes += segment.length
+        return segment.length
+
+    def finish(self) -> None:
+        """All segments were taken in."""
+        for ledger in self._state.ledgers.values():
+            last = ledger.runs[-1].end if ledger.runs else 0
+            if not ledger.sealed:
+                ledger.confirmed = last
+            ledger.appended = ledger.confirmed
+        for segment in self._state.segments.values():
+            if not segment.closed:
+                close_segment(segment)
+        for ledger in self._state.ledgers.values():
+            ledger.size = sum(run.stored_bytes for run in ledger.runs)
+
+    def _record(self, segment: Segment, record: Record) -> None:
+        kind = record.kind
+        if kind == ENTRY:
+            self._entry(segment, record.ledger, record.entry, record.offset, record.length)
+        elif kind == STATE:
+            self._state_of(record)
+        elif kind == DELETED:
+            self._deleted(record.ledger)
+        elif kind == MOVED:
+            runs = self._moved.setdefault(record.ledger, [])
+            run = runs[-1] if runs else None
+            if run is None or run.segment != segment.number or run.end != record.entry:
+                run = Run(segment.number, record.entry)
+                runs.append(run)
+            assert run.places is not None
+            run.places.append(record.offset << 32 | record.length)
+        elif kind == MOVE_DONE:
+            self._move_done(record.ledger, record.entry, unpack_count(record.data))
+
+    def _entry(self, segment: Segment, number: int, entry: int, offset: int, length: int) -> None:
+        ledger = self._state.ledgers.get(number)
+        if ledger is None:
+            return
+        run = ledger.tail
+        if run is None or run.segment != segment.number or entry != run.end:
+            last = ledger.runs[-1].end if ledger.runs else 0
+            if entry < last:
+                return
+            run = Run(segment.number, entry)
+            ledger.runs.append(run)
+            ledger.tail = run
+            segment.runs[run] = ledger
+        assert run.places is not None
+        run.places.append(offset << 32 | length)
+
+    def _state_of(self, record: Record) -> None:
+        state = unpack_state(record.data)
+        ledger = self._state.ledgers.get(record.ledger)
+        if ledger is None:
+            ledger = self._state.ledgers[record.ledger] = Ledger(
+                record.ledger, state.fence, ledger_seed(ENTRY, record.ledger)
+            )
+        ledger.fence = max(ledger.fence, state.fence)
+        if state.sealed:
+            ledger.sealed = True
+            ledger.confirmed = state.entries
+            self._clamp(ledger)
+
+    def _clamp(self, ledger: Ledger) -> None:
+        """A seal says how many entries count; what failed to be written may have left more behind."""
+        dropped = [run for run in ledger.runs if run.first >= ledger.confirmed]
+        ledger.forget_unconfirmed()
+        for run in dropped:
+            self._state.segments[run.segment].drop(run)
+
+    def _deleted(self, number: int) -> None:
+        ledger = self._state.ledgers.pop(number, None)
+        self._moved.pop(number, None)
+        if ledger is not None:
+            for run in ledger.runs:
+                self._state.segments[run.segment].drop(run)
+
+    def _move_done(self, number: int, first: int, count: int) -> None:
+        """Copies count once all of them are there; else the originals still are, and stay in use."""
+        runs = [run for run in self._moved.pop(number, []) if first <= run.first and run.end <= first + count]
+        ledger = self._state.ledgers.get(number)
+        if ledger is None or sum(run.count for run in runs) != count:
+            return
+        for run in runs:
+            for old in ledger.place_run(run):
+                self._state.segments[old.segment].drop(old)
+            self._state.segments[run.segment].runs[run] = ledger
+
+    def _damage(self, segment: Segment, name: str, damage: Damage) -> None:
+        sentence = f"{name} is damaged from byte {damage.offset} to {damage.end}"
+        if damage.record is not None:
+            kind, number, entry, length = damage.record
+            ledger = self._state.ledgers.get(number)
+            if kind == ENTRY and ledger is not None and entry == (ledger.runs[-1].end if ledger.runs else 0):
+                # Its head is believable: keep the place, so that reading it names the entry.
+                self._entry(segment, number, entry, damage.offset, length)
+                sentence += f": entry {entry} of ledger {number}"
+        self._state.damages.append(sentence)
+
+
+def recover(files: FilePort, state: State, *, repair: bool) -> State:
+    """Read the log's tail into ``state``, which holds what the checkpoint said (or nothing).
+
+    :param repair: cut torn tails, remove what never counted and make the rest durable. A second process that only reads
+        must not.
+    """
+    numbers = sorted(number for name in files.names() if (number := segment_number(name)) is not None)
+    covered = max(state.segments, default=0)
+    tail = [number for number in numbers if number > covered]
+    found, leftovers = _chain(files, tail, state, covered)
+    replay = Replay(state)
+    for segment in found:
+        length = _take_in(files, replay, segment)
+        if repair and length < _size(files, segment.number):
+            _log.info("%s: cut to %d bytes, what followed was never synced", segment_name(segment.number), length)
+            files.truncate(segment_name(segment.number), length)
+        if repair and not segment.attested:
+            files.sync_file(segment_name(segment.number))
+    replay.finish()
+    if repair:
+        for number in leftovers:
+            files.unlink(segment_name(number))
+        files.sync_directory()
+    last = max(state.segments, default=-1)
+    state.next_segment = max([last, *numbers, 0]) + 1
+    state.previous = (last, state.segments[last].length) if last >= 0 else (-1, 0)
+    for sentence in state.damages:
+        _log.error("%s; its ledgers go on without what was there", sentence)
+    return state
+
+
+def _chain(files: FilePort, tail: list[int], state: State, covered: int) -> tuple[list[_Found], list[int]]:
+    """Which segments of the tail count and how far, oldest first; and which do not count at all."""
+    found: list[_Found] = []
+    leftovers: list[int] = []
+    named: SegmentHeader | None = None
+    for number in reversed(tail):
+        name = segment_name(number)
+        header = _header(files, number)
+        size = _size(files, number)
+        if named is not None and named.previous != number:
+            leftovers.append(number)
+            continue
+        if named is None and header is None and not _has_records(files, number, size):
+            leftovers.append(number)
+            continue
+        if header is None:
+            state.damages.append(f"the header of {name} is damaged")
+            below = [other for other in tail if other < number]
+            header = SegmentHeader(number, below[-1] if below else covered or -1, -1)
+        end = size
+        if named is not None and named.previous_length >= 0:
+            end = named.previous_length
+            if size < end:
+                state.damages.append(f"{name} has {size} bytes and should have {end}: its end is lost")
+                end = size
+        found.append(_Found(number, end, named is not None and named.previous_length >= 0))
+        named = header
+    found.reverse()
+    return found, leftovers
+
+
+def _has_records(files: FilePort, number: int, size: int) -> bool:
+    """Whether a file with a broken header is more than a segment that was just being made."""
+    file = files.open(segment_name(number))
+    try:
+        scanner = Scanner(lambda offset, length: file.pread(length, offset), number, size, attested=False)
+        return any(isinstance(item, Record) for item in scanner.scan())
+    finally:
+        file.close()
+
+
+def _take_in(files: FilePort, replay: Replay, found: _Found) -> int:
+    file = files.open(segment_name(found.number))
+    try:
+        return replay.segment(found, lambda offset, length: file.pread(length, offset))
+    finally:
+        file.close()
+
+
+def _header(files: FilePort, number: int) -> SegmentHeader | None:
+    name = segment_name(number)
+    file = files.open(name)
+    try:
+        header = unpack_segment_header(file.pread(SEGMENT_HEADER_BYTES, 0), name)
+    finally:
+        file.close()
+    if header is not None and header.number != number:
+        raise LedgerError(f"{name} says it is segment {header.number}: it was renamed; give it its name back")
+    return header
+
+
+def _size(files: FilePort, number: int) -> int:
+    file = files.open(segment_name(number))
+    try:
+        return file.size()
+    finally:
+        file.close()

@@ -1,0 +1,282 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The local `LedgerStore`: composition of log, committer, index and files, and the rules of ledgers.
+
+    open -> recover the index -> start the committer ...... append -> batch -> writev + fdatasync -> done
+                                                            read  <- index <- pread
+
+One store owns its directory (a lock says so). All methods run on the event loop's thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from meridian_broker.engines.local.committer import Committer
+from meridian_broker.engines.local.files import FilePort, OsFiles
+from meridian_broker.engines.local.index import Ledger
+from meridian_broker.engines.local.log import Log
+from meridian_broker.engines.local.reading import EntryReads
+from meridian_broker.engines.local.recovery import State, recover, segment_name
+from meridian_broker.engines.local.segment import (
+    DELETED,
+    ENTRY,
+    LedgerState,
+    ledger_seed,
+    record,
+    state_record,
+)
+from meridian_broker.engines.local.stats import EngineStats
+from meridian_broker.ledgers.store import (
+    AppendDone,
+    LedgerError,
+    LedgerFenced,
+    LedgerInfo,
+    LedgerNotFound,
+)
+
+SEGMENT_BYTES: Final = 64 << 20
+"""Default size of a segment: small enough that space comes back soon, large enough that thousands hold terabytes."""
+
+
+class LocalWriter:
+    """The appender of one ledger of this store."""
+
+    __slots__ = ("_ledger", "_store")
+
+    def __init__(self, store: LocalLedgerStore, ledger: Ledger) -> None:
+        self._store = store
+        self._ledger = ledger
+
+    @property
+    def ledger_id(self) -> int:
+        return self._ledger.ledger_id
+
+    @property
+    def next_entry(self) -> int:
+        return self._ledger.appended
+
+    @property
+    def size(self) -> int:
+        return self._ledger.size
+
+    def append(self, buffer: bytes, done: AppendDone) -> int:
+        return self._store.log.append(self._ledger, buffer, done)
+
+    async def seal(self) -> LedgerInfo:
+        return await self._store.seal(self._ledger)
+
+
+class LocalReader:
+    """Reads one ledger of this store."""
+
+    __slots__ = ("_ledger", "_reads")
+
+    def __init__(self, ledger: Ledger, reads: EntryReads) -> None:
+        self._ledger = ledger
+        self._reads = reads
+
+    @property
+    def ledger_id(self) -> int:
+        return self._ledger.ledger_id
+
+    def last_confirmed(self) -> int:
+        return self._ledger.confirmed - 1
+
+    async def read(self, first: int, last: int, max_bytes: int) -> list[bytes]:
+        if self._ledger.deleted:
+            raise LedgerNotFound(f"ledger {self.ledger_id} was deleted")
+        if first < 0:
+            raise ValueError(f"entry ids start at 0, not {first}")
+        return await self._reads.read(self._ledger, first, min(last, self._ledger.confirmed - 1), max_bytes)
+
+
+class LocalLedgerStore:
+    """See `meridian_broker.ledgers.store.LedgerStore`. Made by `start`."""
+
+    def __init__(self, files: FilePort, state: State, stats: EngineStats, segment_bytes: int) -> None:
+        self._files = files
+        self._stats = stats
+        self._ledgers = state.ledgers
+        self._making: set[int] = set()
+        self._closed = False
+        self.damages: tuple[str, ...] = tuple(state.damages)
+        """Sentences about files that recovery found damaged."""
+        self.log = Log(
+            state.segments,
+            next_segment=state.next_segment,
+            previous=state.previous,
+            segment_bytes=segment_bytes,
+        )
+        self._reads = EntryReads(files, stats)
+        self._loop = asyncio.get_running_loop()
+        self._committer = Committer(self.log, files, self._loop, stats, segment_name)
+
+    @classmethod
+    async def start(
+        cls, directory: Path | str, *, files: FilePort | None = None, segment_bytes: int = SEGMENT_BYTES
+    ) -> LocalLedgerStore:
+        """Take the directory, recover what it holds, start.
+
+        :param files: the file port; the operating system's own when None.
+        :raises LedgerError: another process has the directory, or its files are of a newer format.
+        """
+        port = files if files is not None else OsFiles(Path(directory))
+        port.lock()
+        try:
+            start = time.monotonic()
+            state = await asyncio.get_running_loop().run_in_executor(None, _recover, port)
+            stats = EngineStats(recovered_bytes=state.scanned_bytes, recovery_seconds=time.monotonic() - start)
+            store = cls(port, state, stats, segment_bytes)
+        except BaseException:
+            port.unlock()
+            raise
+        store._committer.start()
+        return store
+
+    async def close(self) -> None:
+        """Write what is queued, then let go of the directory. Appends after this fail."""
+        if self._closed:
+            return
+        self._closed = True
+        for ledger in self._ledgers.values():
+            if ledger.refusal is None:
+                ledger.refusal = LedgerError(f"the ledgers in {self._files.place} were closed")
+        await self._drain()
+        self.log.mark()
+        await self._committer.stop()
+        self._reads.files.close()
+        self._files.unlock()
+
+    @property
+    def pending_bytes(self) -> int:
+        """Bytes of entries queued and not durable yet. The caller of ``append`` bounds it by reading less."""
+        return self.log.pending_bytes
+
+    def stats(self) -> EngineStats:
+        """Counters and gauges; the same object each time, brought up to date."""
+        stats = self._stats
+        stats.pending_bytes = self.log.pending_bytes
+        stats.ledgers = len(self._ledgers)
+        stats.segments = len(self.log.segments)
+        stats.log_bytes = sum(segment.length for segment in self.log.segments.values())
+        stats.live_bytes = sum(segment.live_bytes for segment in self.log.segments.values())
+        return stats
+
+    # -- the port ------------------------------------------------------------------------------------------------
+
+    async def create(self, ledger_id: int, fence: int) -> LocalWriter:
+        self._check_open()
+        if ledger_id < 0 or ledger_id in self._ledgers or ledger_id in self._making:
+            raise LedgerError(f"ledger id {ledger_id} was used before: take a new one from the metadata store")
+        ledger = Ledger(ledger_id, fence, ledger_seed(ENTRY, ledger_id))
+        self._making.add(ledger_id)
+
+        def made() -> None:
+            self._ledgers[ledger_id] = ledger
+
+        try:
+            await self._put(state_record(ledger_id, LedgerState(fence, -1, False)), made)
+        finally:
+            self._making.discard(ledger_id)
+        return LocalWriter(self, ledger)
+
+    async def open(self, ledger_id: int) -> LocalReader:
+        return LocalReader(self._find(ledger_id), self._reads)
+
+    async def recover(self, ledger_id: int, fence: int) -> LedgerInfo:
+        self._check_open()
+        ledger = self._find(ledger_id)
+        if fence < ledger.fence:
+            raise LedgerFenced(
+                f"ledger {ledger_id} belongs to owner epoch {ledger.fence}, and {fence} is older: let go of the topic"
+            )
+        ledger.fence = fence
+        if not ledger.sealed:
+            ledger.refusal = LedgerFenced(
+                f"ledger {ledger_id} was taken over by owner epoch {fence}: this writer must let go of its topic"
+            )
+            await self._seal(ledger)
+        return ledger.info()
+
+    async def delete(self, ledger_id: int) -> None:
+        self._check_open()
+        ledger = self._ledgers.get(ledger_id)
+        if ledger is None:
+            return
+        if not ledger.sealed and (ledger.refusal is None or not isinstance(ledger.refusal, LedgerNotFound)):
+            ledger.refusal = LedgerNotFound(f"ledger {ledger_id} was deleted")
+
+        def gone() -> None:
+            if self._ledgers.pop(ledger_id, None) is not None:
+                ledger.deleted = True
+                for run in ledger.runs:
+                    self.log.segments[run.segment].drop(run)
+
+        await self._put(record(DELETED, ledger_id, 0, b""), gone)
+
+    async def list(self) -> list[LedgerInfo]:
+        return [ledger.info() for ledger in self._ledgers.values()]
+
+    # -- for the writer ------------------------------------------------------------------------------------------
+
+    async def seal(self, ledger: Ledger) -> LedgerInfo:
+        """As `Writer.seal`."""
+        self._check_open()
+        if isinstance(ledger.refusal, LedgerFenced | LedgerNotFound):
+            raise ledger.refusal
+        if not ledger.sealed:
+            ledger.refusal = LedgerError(f"ledger {ledger.ledger_id} is sealed: open a new one")
+            await self._seal(ledger)
+        return ledger.info()
+
+    # -- inside --------------------------------------------------------------------------------------------------
+
+    async def _seal(self, ledger: Ledger) -> None:
+        # What is queued lies before this record, so it is durable when the record is. Should the write fail, the queued
+        # entries fail with it, and a later try seals what is left.
+        def sealed() -> None:
+            ledger.sealed = True
+
+        state = LedgerState(ledger.fence, ledger.appended, True)
+        await self._put(state_record(ledger.ledger_id, state), sealed)
+
+    async def _put(self, data: bytes, apply: Callable[[], None]) -> None:
+        """Log a record; ``apply`` runs when it is durable, whether the caller still waits or was cancelled."""
+        heard: asyncio.Future[None] = self._loop.create_future()
+
+        def done(result: int | LedgerError) -> None:
+            if not isinstance(result, LedgerError):
+                apply()
+            if heard.done():
+                return
+            if isinstance(result, LedgerError):
+                heard.set_exception(result)
+            else:
+                heard.set_result(None)
+
+        self.log.put(data, done)
+        await heard
+
+    async def _drain(self) -> None:
+        """Wait until everything queued so far was told."""
+        heard: asyncio.Future[None] = self._loop.create_future()
+        self.log.tell(lambda _: heard.set_result(None), LedgerError("drained"))
+        await heard
+
+    def _find(self, ledger_id: int) -> Ledger:
+        ledger = self._ledgers.get(ledger_id)
+        if ledger is None:
+            raise LedgerNotFound(f"there is no ledger {ledger_id} in {self._files.place}: it was deleted or never made")
+        return ledger
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise LedgerError(f"the ledgers in {self._files.place} were closed")
+
+
+def _recover(files: FilePort) -> State:
+    return recover(files, State(), repair=True)

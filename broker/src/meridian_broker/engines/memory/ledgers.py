@@ -1,0 +1,323 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A `LedgerStore` in memory that can forget what was not synced, as a disk does when the power fails.
+
+The *disk* (`MemoryDisk`) outlives a store: a test crashes one store and starts the next on the same disk. Writes become
+durable when the store syncs: soon, through a scheduler such as ``loop.call_soon``, or only when the owner of the
+simulation says so. Nothing here needs threads or clocks, so a simulation stays deterministic.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from meridian_broker.ledgers.store import (
+    AppendDone,
+    LedgerError,
+    LedgerFenced,
+    LedgerInfo,
+    LedgerNotFound,
+    LedgerWriteFailed,
+)
+
+Schedule = Callable[[Callable[[], None]], object]
+"""Runs a callback soon, never at once: `loop.call_soon`, or the simulator's own."""
+
+
+@dataclass(slots=True)
+class StoredLedger:
+    """A ledger as the disk has it."""
+
+    fence: int
+    entries: list[bytes] = field(default_factory=list)
+    sealed: bool = False
+
+
+@dataclass(slots=True)
+class MemoryDisk:
+    """What is durable."""
+
+    ledgers: dict[int, StoredLedger] = field(default_factory=dict)
+    used: set[int] = field(default_factory=set)
+    """Every id that was ever made (R1)."""
+
+
+@dataclass(slots=True)
+class _Write:
+    """Something on its way to the disk."""
+
+    apply: Callable[[], None]
+    done: Callable[[LedgerError | None], None]
+    size: int
+    refusal: LedgerError | None = None
+
+
+class _Handle:
+    """The store's view of a ledger; runs ahead of the disk by what is not synced."""
+
+    __slots__ = ("appended", "deleted", "fence", "ledger_id", "refusal", "size", "stored")
+
+    def __init__(self, ledger_id: int, stored: StoredLedger) -> None:
+        self.ledger_id = ledger_id
+        self.stored = stored
+        self.fence = stored.fence
+        self.appended = len(stored.entries)
+        self.size = sum(map(len, stored.entries))
+        self.refusal: LedgerError | None = LedgerError(f"ledger {ledger_id} was found, not made: its writer is gone")
+        self.deleted = False
+
+    def info(self) -> LedgerInfo:
+        entries = self.stored.entries
+        return LedgerInfo(self.ledger_id, len(entries), sum(map(len, entries)), self.stored.sealed)
+
+
+class MemoryWriter:
+    """See `meridian_broker.ledgers.store.Writer`."""
+
+    def __init__(self, store: MemoryLedgerStore, handle: _Handle) -> None:
+        self._store = store
+        self._handle = handle
+
+    @property
+    def ledger_id(self) -> int:
+        return self._handle.ledger_id
+
+    @property
+    def next_entry(self) -> int:
+        return self._handle.appended
+
+    @property
+    def size(self) -> int:
+        return self._handle.size
+
+    def append(self, buffer: bytes, done: AppendDone) -> int:
+        return self._store.append(self._handle, buffer, done)
+
+    async def seal(self) -> LedgerInfo:
+        return await self._store.seal(self._handle)
+
+
+class MemoryReader:
+    """See `meridian_broker.ledgers.store.Reader`."""
+
+    def __init__(self, handle: _Handle) -> None:
+        self._handle = handle
+
+    @property
+    def ledger_id(self) -> int:
+        return self._handle.ledger_id
+
+    def last_confirmed(self) -> int:
+        return len(self._handle.stored.entries) - 1
+
+    async def read(self, first: int, last: int, max_bytes: int) -> list[bytes]:
+        if self._handle.deleted:
+            raise LedgerNotFound(f"ledger {self.ledger_id} was deleted")
+        if first < 0:
+            raise ValueError(f"entry ids start at 0, not {first}")
+        found: list[bytes] = []
+        for entry in self._handle.stored.entries[first : last + 1]:
+            max_bytes -= len(entry)
+            if max_bytes < 0 and found:
+                break
+            found.append(entry)
+        return found
+
+
+class MemoryLedgerStore:
+    """See `meridian_broker.ledgers.store.LedgerStore`.
+
+    :param disk: what earlier stores left; a new one when None.
+    :param schedule: how a sync is scheduled; None: only `sync` makes anything durable.
+    """
+
+    def __init__(self, disk: MemoryDisk | None = None, *, schedule: Schedule | None = None) -> None:
+        self.disk = disk if disk is not None else MemoryDisk()
+        self._schedule = schedule
+        self._due = False
+        self._queue: list[_Write] = []
+        self._handles = {number: _Handle(number, stored) for number, stored in self.disk.ledgers.items()}
+        self._taken: set[int] = set()
+        self._stopped: str | None = None
+        self._failure: str | None = None
+        self.pending_bytes = 0
+        """Bytes of entries that are not durable yet."""
+
+    # -- what a test does to it ----------------------------------------------------------------------------------
+
+    def sync(self, writes: int | None = None) -> int:
+        """Make the oldest ``writes`` queued writes durable, all of them when None, and tell. Returns how many."""
+        self._due = False
+        if self._stopped is not None:
+            return 0
+        part, self._queue = (self._queue, []) if writes is None else (self._queue[:writes], self._queue[writes:])
+        for write in part:
+            self.pending_bytes -= write.size
+            if write.refusal is None and self._failure is None:
+                write.apply()
+                write.done(None)
+            else:
+                write.done(write.refusal or LedgerWriteFailed(f"the memory disk refused a write: {self._failure}"))
+        return len(part)
+
+    def fail_writes(self, reason: str) -> None:
+        """The disk refuses everything that is queued or comes, until `repair`."""
+        self._failure = reason
+        failed = LedgerWriteFailed(f"the memory disk refused a write: {reason}")
+        for handle in self._handles.values():
+            if handle.appended > len(handle.stored.entries) and handle.refusal is None:
+                handle.refusal = failed
+        for write in self._queue:
+            write.refusal = write.refusal or failed
+
+    def repair(self) -> None:
+        """The disk takes writes again; writers that failed stay failed."""
+        self.sync()
+        self._failure = None
+        for handle in self._handles.values():
+            handle.appended = len(handle.stored.entries)
+            handle.size = sum(map(len, handle.stored.entries))
+
+    def crash(self) -> MemoryDisk:
+        """Power cut: what was not synced is forgotten, nobody is told anything more. Returns the disk."""
+        self._stopped = "crashed"
+        self._queue.clear()
+        return self.disk
+
+    async def close(self) -> None:
+        """Sync, then refuse everything."""
+        self.sync()
+        self._stopped = "closed"
+
+    # -- the port ------------------------------------------------------------------------------------------------
+
+    async def create(self, ledger_id: int, fence: int) -> MemoryWriter:
+        self._check_open()
+        if ledger_id < 0 or ledger_id in self.disk.used or ledger_id in self._taken:
+            raise LedgerError(f"ledger id {ledger_id} was used before: take a new one from the metadata store")
+        self._taken.add(ledger_id)
+        handle = _Handle(ledger_id, StoredLedger(fence))
+        handle.refusal = None
+
+        def apply() -> None:
+            self.disk.used.add(ledger_id)
+            self.disk.ledgers[ledger_id] = handle.stored
+            self._handles[ledger_id] = handle
+
+        try:
+            await self._write(apply)
+        finally:
+            self._taken.discard(ledger_id)
+        return MemoryWriter(self, handle)
+
+    async def open(self, ledger_id: int) -> MemoryReader:
+        return MemoryReader(self._find(ledger_id))
+
+    async def recover(self, ledger_id: int, fence: int) -> LedgerInfo:
+        self._check_open()
+        handle = self._find(ledger_id)
+        if fence < handle.fence:
+            raise LedgerFenced(
+                f"ledger {ledger_id} belongs to owner epoch {handle.fence}, and {fence} is older: let go of the topic"
+            )
+        handle.fence = fence
+        if not handle.stored.sealed:
+            handle.refusal = LedgerFenced(
+                f"ledger {ledger_id} was taken over by owner epoch {fence}: this writer must let go of its topic"
+            )
+            await self._seal(handle)
+        return handle.info()
+
+    async def delete(self, ledger_id: int) -> None:
+        self._check_open()
+        handle = self._handles.get(ledger_id)
+        if handle is None:
+            return
+        handle.refusal = LedgerNotFound(f"ledger {ledger_id} was deleted")
+
+        def apply() -> None:
+            handle.deleted = True
+            self._handles.pop(ledger_id, None)
+            self.disk.ledgers.pop(ledger_id, None)
+
+        await self._write(apply)
+
+    async def list(self) -> list[LedgerInfo]:
+        return [handle.info() for handle in self._handles.values()]
+
+    # -- for the writer ------------------------------------------------------------------------------------------
+
+    def append(self, handle: _Handle, buffer: bytes, done: AppendDone) -> int:
+        """As `Writer.append`."""
+        entry = handle.appended
+        refusal = handle.refusal
+        if self._stopped is not None:
+            refusal = LedgerError(f"the memory ledgers were {self._stopped}")
+        elif refusal is None and self._failure is not None:
+            refusal = handle.refusal = LedgerWriteFailed(f"the memory disk refused a write: {self._failure}")
+        if refusal is None:
+            handle.appended += 1
+            handle.size += len(buffer)
+            self.pending_bytes += len(buffer)
+
+        def tell(error: LedgerError | None) -> None:
+            done(entry if error is None else error)
+
+        size = len(buffer) if refusal is None else 0
+        self._add(_Write(lambda: handle.stored.entries.append(buffer), tell, size, refusal))
+        return entry
+
+    async def seal(self, handle: _Handle) -> LedgerInfo:
+        """As `Writer.seal`."""
+        self._check_open()
+        if isinstance(handle.refusal, LedgerFenced | LedgerNotFound):
+            raise handle.refusal
+        if not handle.stored.sealed:
+            handle.refusal = LedgerError(f"ledger {handle.ledger_id} is sealed: open a new one")
+            await self._seal(handle)
+        return handle.info()
+
+    # -- inside --------------------------------------------------------------------------------------------------
+
+    async def _seal(self, handle: _Handle) -> None:
+        fence = handle.fence
+
+        def apply() -> None:
+            handle.stored.sealed = True
+            handle.stored.fence = fence
+
+        await self._write(apply)
+
+    async def _write(self, apply: Callable[[], None]) -> None:
+        heard: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        def tell(error: LedgerError | None) -> None:
+            if heard.done():
+                return
+            if error is None:
+                heard.set_result(None)
+            else:
+                heard.set_exception(error)
+
+        self._add(_Write(apply, tell, 0))
+        await heard
+
+    def _add(self, write: _Write) -> None:
+        self._queue.append(write)
+        if self._schedule is not None and not self._due:
+            self._due = True
+            self._schedule(self._sync_all)
+
+    def _sync_all(self) -> None:
+        self.sync()
+
+    def _find(self, ledger_id: int) -> _Handle:
+        handle = self._handles.get(ledger_id)
+        if handle is None:
+            raise LedgerNotFound(f"there is no ledger {ledger_id} in memory: it was deleted or never made")
+        return handle
+
+    def _check_open(self) -> None:
+        if self._stopped is not None:
+            raise LedgerError(f"the memory ledgers were {self._stopped}")
