@@ -26,8 +26,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from meridian_broker.ledgers import entry as entries
-from meridian_broker.positions.position import EARLIEST, LATEST, Position
-from meridian_broker.replication.sending import Stamp, schema_version_of, send_frame
+from meridian_broker.positions.position import EARLIEST, Position
+from meridian_broker.replication.sending import SendWriter, Stamp, schema_version_of
 
 if TYPE_CHECKING:
     from meridian_broker.wire.proto.pulsar_pb2 import Schema
@@ -75,8 +75,8 @@ class ReplicationSource(Protocol):
         """Durable stored entries strictly after ``position``, in order; empty at the end."""
         ...
 
-    def previous_own(self, position: Position) -> Position:
-        """The own entry before ``position`` (R3), trimmed ones included; ``EARLIEST`` when there was none."""
+    def last_own(self) -> Position:
+        """The last own entry (R3), trimmed or not yet durable ones included; ``EARLIEST`` when there was none."""
         ...
 
     def entries_after(self, position: Position) -> int:
@@ -204,6 +204,7 @@ class Replicator:
         self.joined_at: Position | None = None
         self.wanted_schema: bytes | None = None
         """A schema version whose number at the remote must be learned before the next read."""
+        self._writer = SendWriter(region)
         self._queue_size = queue_size
         self._queue_bytes = queue_bytes
         self._producer_id = 0
@@ -232,7 +233,7 @@ class Replicator:
         """The remote answered PRODUCER. True: send; False: ``hold`` says why not, let go of the producer.
 
         :param end: our last durable entry.
-        :param last_own: our last own entry, trimmed or not (``previous_own(LATEST)``), asked for after ``end``.
+        :param last_own: our last own entry (``ReplicationSource.last_own``), asked for after ``end``.
         """
         if self.state is State.TERMINATED:
             return False
@@ -292,7 +293,8 @@ class Replicator:
         return Read(self._scanned, max(free, 1), max(1, min(room, READ_BYTES)))
 
     def read(self, batch: list[tuple[Position, bytes]], last_own: Position) -> list[bytes]:
-        """The answer to ``next_read``: entries strictly after its position. Returns encoded SEND frames, in order.
+        """The answer to ``next_read``: entries strictly after its position. Returns encoded SEND frames, in order;
+        each is two buffers, so that a payload is not copied once more.
 
         An empty batch means the end of the log; then ``last_own``, taken before the read, must have been seen.
         When ``wanted_schema`` is set afterwards, the rest of the batch was left for the next read. When the chain does
@@ -329,12 +331,13 @@ class Replicator:
                 stamp = Stamp(
                     position, prev, self._sent_prev, checksum, messages, key_hash, published, stored_ms, flags
                 )
-                frame = send_frame(self._producer_id, self._sequence, self.region, stamp, stored[offset:], version)
-                self._pending.append(_Sent(self._sequence, position, len(frame), messages, stored_ms))
-                self._pending_bytes += len(frame)
+                frame = self._writer.send(self._producer_id, self._sequence, stamp, stored, offset, version)
+                size = len(frame[0]) + len(frame[1])
+                self._pending.append(_Sent(self._sequence, position, size, messages, stored_ms))
+                self._pending_bytes += size
                 self._sequence += 1
                 self._sent_prev = position
-                frames.append(frame)
+                frames += frame
             self._scanned = self._chain = position
         if self.state is State.STARTED and self.wanted_schema is None:
             self._release_hold()
@@ -491,5 +494,5 @@ def last_own_durable(source: ReplicationSource) -> Position:
     For ``Replicator.read``: an entry that is still on its way to the disk is not a gap.
     """
     end = source.last_confirmed()
-    own = source.previous_own(LATEST)
+    own = source.last_own()
     return own if own <= end else EARLIEST

@@ -1,26 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A stored entry of this region -> the SEND frame that carries it to another one.
+"""A stored entry of this region -> the SEND that carries it to another one.
 
-This runs once per entry and remote, so nothing is parsed: the stamp comes from the stored entry's header, the body
-gets its two fields appended (``wire.pulsar.metadata.append_replication`` says what and why), and the only look into the
-metadata is a search for the two bytes with which a schema version begins.
+This runs once per entry and remote, so nothing is parsed and the payload is copied once. The stamp comes from the
+stored entry's header and is written by hand, as ``wire.pulsar.encode`` does with what it sends often. The body gets its
+fields appended to the metadata as ``wire.pulsar.metadata.append_replication`` explains (a test holds the two against
+each other), and the only look into the metadata is a search for the two bytes with which a schema version begins.
 """
 
 from __future__ import annotations
 
 import struct
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
+
+from crc32c import crc32c
 
 from meridian_broker.ledgers.entry import CHUNK
-from meridian_broker.wire.proto import peer_pb2
-from meridian_broker.wire.pulsar import encode, metadata
-
-if TYPE_CHECKING:
-    from meridian_broker.positions.position import Position
+from meridian_broker.positions.position import EARLIEST, Position
+from meridian_broker.wire.pulsar import metadata
+from meridian_broker.wire.pulsar.encode import varint
 
 _SCHEMA_VERSION_TAG: Final = b"\x82\x01"
-_METADATA_SIZE: Final = struct.Struct(">I")
-_METADATA_SIZE_AT: Final = 6
+_ORIGIN_TAG: Final = b"\xc2\x3e"
+_HEAD: Final = struct.Struct(">II")
+_U32: Final = struct.Struct(">I")
+_CHECKSUM: Final = struct.Struct("<I")
+_SIZE_AT: Final = 6
 _METADATA_AT: Final = 10
 
 
@@ -44,43 +48,91 @@ def schema_version_of(stored: bytes, offset: int) -> bytes | None:
     :param offset: where the body begins in ``stored``.
     """
     start = offset + _METADATA_AT
-    (size,) = _METADATA_SIZE.unpack_from(stored, offset + _METADATA_SIZE_AT)
+    (size,) = _U32.unpack_from(stored, offset + _SIZE_AT)
     if stored.find(_SCHEMA_VERSION_TAG, start, start + size) < 0:
         return None  # the usual case, settled without parsing
     return metadata.scan(stored[offset:]).schema_version or None
 
 
-def send_frame(
-    producer_id: int, sequence: int, region: str, stamp: Stamp, body: bytes, schema_version: bytes | None
-) -> bytes:
-    """One complete SEND frame.
+class SendWriter:
+    """Writes the SENDs of one region's entries. Remembers the encodings that hardly ever change."""
 
-    :param schema_version: the remote's number of the entry's schema, when it is another than ours (R41).
-    """
-    position = stamp.position
-    body, appended = metadata.append_replication(body, region, position.ledger, position.entry, schema_version)
-    origin = peer_pb2.OriginStamp(
-        region=region,
-        ledger=position.ledger,
-        entry=position.entry,
-        prev_ledger=stamp.prev.ledger,
-        prev_entry=stamp.prev.entry,
-        sent_prev_ledger=stamp.sent_prev.ledger,
-        sent_prev_entry=stamp.sent_prev.entry,
-        checksum=stamp.checksum,
-        appended_metadata_bytes=appended,
-        messages=stamp.messages,
-        key_hash=stamp.key_hash,
-        publish_time_ms=stamp.publish_time_ms,
-        stored_time_ms=stamp.stored_time_ms,
-        flags=stamp.flags,
-    )
-    header = encode.send_header(
-        producer_id,
-        sequence,
-        len(body),
-        num_messages=stamp.messages,
-        is_chunk=bool(stamp.flags & CHUNK),
-        origin=origin,
-    )
-    return header + body
+    __slots__ = ("_ledger", "_ledger_bytes", "_ledger_text", "_region_field", "_replicated_from")
+
+    def __init__(self, region: str) -> None:
+        name = region.encode()
+        self._region_field = b"\x0a" + varint(len(name)) + name
+        self._replicated_from = b"\x2a" + varint(len(name)) + name
+        self._ledger = -1
+        self._ledger_bytes = b""
+        self._ledger_text = b""
+
+    def send(
+        self,
+        producer_id: int,
+        sequence: int,
+        stamp: Stamp,
+        stored: bytes,
+        offset: int,
+        schema_version: bytes | None = None,
+    ) -> tuple[bytes, bytes]:
+        """One SEND as two buffers: everything before the payload, and the payload.
+
+        :param stored: the stored entry; its body begins at ``offset``.
+        :param schema_version: the remote's number of the entry's schema, when it is another than ours (R41).
+        """
+        (size,) = _U32.unpack_from(stored, offset + _SIZE_AT)
+        start = offset + _METADATA_AT
+        payload = stored[start + size :]
+        added = self._appended(stamp.position, schema_version)
+        covered = _U32.pack(size + len(added)) + stored[start : start + size] + added
+        checksum = crc32c(payload, crc32c(covered))
+
+        origin = self._origin(stamp, len(added))
+        inner = b"\x08" + varint(producer_id) + b"\x10" + varint(sequence)
+        if stamp.messages != 1:
+            inner += b"\x18" + varint(stamp.messages)
+        if stamp.flags & CHUNK:
+            inner += b"\x38\x01"
+        inner += _ORIGIN_TAG + varint(len(origin)) + origin
+        length = varint(len(inner))
+        command = b"\x08\x06\x32" + length + inner
+        body_size = 6 + len(covered) + len(payload)
+        head = _HEAD.pack(len(command) + 4 + body_size, len(command))
+        return b"".join((head, command, b"\x0e\x01", _U32.pack(checksum), covered)), payload
+
+    def _ledger_of(self, ledger: int) -> bytes:
+        if ledger != self._ledger:
+            self._ledger, self._ledger_bytes = ledger, varint(ledger)
+            self._ledger_text = str(ledger).encode()
+        return self._ledger_bytes
+
+    def _origin(self, stamp: Stamp, appended: int) -> bytes:
+        """An encoded ``OriginStamp``."""
+        position, prev, sent_prev, checksum, messages, key_hash, published, stored, flags = stamp
+        ledger = self._ledger_of(position[0])
+        fields = [self._region_field, b"\x10", ledger, b"\x18", varint(position[1])]
+        if prev != EARLIEST:
+            before = ledger if prev[0] == position[0] else varint(prev[0])
+            fields += (b"\x20", before, b"\x28", varint(prev[1]))
+        if sent_prev != EARLIEST:
+            before = ledger if sent_prev[0] == position[0] else varint(sent_prev[0])
+            fields += (b"\x30", before, b"\x38", varint(sent_prev[1]))
+        fields += (b"\x45", _CHECKSUM.pack(checksum), b"\x48", varint(appended), b"\x50", varint(messages))
+        fields += (b"\x58", varint(key_hash), b"\x60", varint(published), b"\x68", varint(flags))
+        fields += (b"\x70", varint(stored))
+        return b"".join(fields)
+
+    def _appended(self, position: Position, schema_version: bytes | None) -> bytes:
+        """What the metadata gets: where the entry comes from, for us and for Pulsar's own consumers."""
+        self._ledger_of(position.ledger)
+        text = self._ledger_text + b":%d" % position.entry
+        pair = _SOURCE_KEY + varint(len(text)) + text
+        added = self._replicated_from + b"\x22" + varint(len(pair)) + pair
+        if schema_version is not None:
+            added += _SCHEMA_VERSION_TAG + varint(len(schema_version)) + schema_version
+        return added
+
+
+_KEY: Final = metadata.SOURCE_POSITION_PROPERTY.encode()
+_SOURCE_KEY: Final = b"\x0a" + varint(len(_KEY)) + _KEY + b"\x12"
