@@ -21,11 +21,12 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Final
 
 import aiohttp
 
 from meridian_broker.cli.output import NO, table
-from meridian_broker.cli.programs import UpOptions
+from meridian_broker.cli.programs import MetadataKind, UpOptions
 from meridian_broker.server import limits
 from meridian_broker.server.etcd_process import EtcdFailed, EtcdProcess
 from meridian_broker.server.layout import Directory, RegionPlan, UpFailed, plan_regions, require_free_ports
@@ -35,10 +36,14 @@ __all__ = ["UpFailed", "run_up"]
 
 Say = Callable[[str], None]
 
+BROKER_PROGRAM: Final = (sys.executable, "-P", "-m", "meridian_broker.server.main", "broker")
+"""What a child runs, before ``--config FILE --supervisor PID``."""
 
-def run_up(options: UpOptions, say: Say) -> int:
+
+def run_up(options: UpOptions, say: Say, program: Sequence[str] = BROKER_PROGRAM) -> int:
     """Run the regions until SIGTERM or SIGINT. Returns 0 when all stopped in good order, else 1.
 
+    :param program: another one than the broker lets tests see how a misbehaving child is treated.
     :raises UpFailed: they could not be started; whatever was started is stopped again.
     :raises SettingsError: a setting cannot be used.
     """
@@ -46,17 +51,24 @@ def run_up(options: UpOptions, say: Say) -> int:
     plans = plan_regions(options, given)
     directory = Directory(options.data_directory)
     try:
-        return asyncio.run(_run(options, given, plans, directory, say))
+        return asyncio.run(_run(options, given, plans, directory, say, program))
     finally:
         directory.close()
 
 
-async def _run(options: UpOptions, given: Given, plans: list[RegionPlan], directory: Directory, say: Say) -> int:
+async def _run(
+    options: UpOptions,
+    given: Given,
+    plans: list[RegionPlan],
+    directory: Directory,
+    say: Say,
+    program: Sequence[str],
+) -> int:
     settings = Settings.build(given)
     directory.require_same_metadata(options.metadata)
     require_free_ports(plans, settings.network.bind_address)
     directory.make_token()
-    supervisor = Supervisor(options, given, plans, directory, say)
+    supervisor = Supervisor(options.metadata, given, plans, directory, say, program)
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -77,9 +89,16 @@ class Supervisor:
     """The child processes of one ``meridian up``."""
 
     def __init__(
-        self, options: UpOptions, given: Given, plans: Sequence[RegionPlan], directory: Directory, say: Say
+        self,
+        metadata: MetadataKind,
+        given: Given,
+        plans: Sequence[RegionPlan],
+        directory: Directory,
+        say: Say,
+        program: Sequence[str],
     ) -> None:
-        self._metadata = options.metadata
+        self._metadata: MetadataKind = metadata
+        self._program = program
         self._given = given
         self._plans = plans
         self._directory = directory
@@ -97,7 +116,7 @@ class Supervisor:
             self._directory.write_config(plan, await self._metadata_url(plan), self._given)
         self._directory.write_regions(self._plans, self._metadata, {})
         for plan in self._plans:
-            self._brokers[plan.name] = await _start_broker(plan)
+            self._brokers[plan.name] = await _start_broker(plan, self._program)
         pids = {name: process.pid for name, process in self._brokers.items()}
         self._directory.write_regions(self._plans, self._metadata, pids)
         deadline = time.monotonic() + limits.START_SECONDS_MAX
@@ -203,7 +222,7 @@ class Supervisor:
         return False
 
 
-async def _start_broker(plan: RegionPlan) -> asyncio.subprocess.Process:
+async def _start_broker(plan: RegionPlan, program: Sequence[str]) -> asyncio.subprocess.Process:
     """The region's broker as a child that logs to its file and does not outlive this process."""
     # What the environment sets is in the file already; left in place it would win over the file's ports and names.
     environment = {
@@ -211,7 +230,7 @@ async def _start_broker(plan: RegionPlan) -> asyncio.subprocess.Process:
     }
     with plan.log_file.open("ab") as log:
         return await asyncio.create_subprocess_exec(
-            *(sys.executable, "-P", "-m", "meridian_broker.server.main", "broker"),
+            *program,
             *("--config", str(plan.config_file), "--supervisor", str(os.getpid())),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=log,
