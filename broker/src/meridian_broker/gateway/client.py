@@ -123,6 +123,7 @@ class PulsarClientConnection(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
         self._decoder = FrameDecoder()
+        self._outbox: list[bytes] = []
         self._connected: asyncio.Future[None] = self._loop.create_future()
         self._over = asyncio.Event()
         self._writable = asyncio.Event()
@@ -183,6 +184,7 @@ class PulsarClientConnection(asyncio.Protocol):
             return
         if self.failure is None:
             self.failure = ConnectionLost(f"the connection to {self.url} was closed on this side")
+        self._flush()
         self._transport.close()
         try:
             async with asyncio.timeout(1.0):
@@ -324,13 +326,27 @@ class PulsarClientConnection(asyncio.Protocol):
     # -- writing ----------------------------------------------------------------------------------------------------
 
     def write(self, frames: Sequence[bytes]) -> None:
-        """Hand complete frames to the socket, at once and in one piece. Wait for ``drain`` before writing much.
+        """Write buffers that make up complete frames. All writes of one turn of the loop leave in one piece.
+
+        Wait for ``drain`` before writing much.
 
         :raises ConnectionLost: there is no connection any more.
         """
         if self.failure is not None or self._transport is None:
             raise self._lost()
-        self._transport.writelines(frames)
+        if not self._outbox:
+            self._loop.call_soon(self._flush)
+        self._outbox += frames
+
+    def _flush(self) -> None:
+        outbox, self._outbox = self._outbox, []
+        if outbox and self._transport is not None and not self._transport.is_closing():
+            self._transport.writelines(outbox)
+
+    @property
+    def unsent_bytes(self) -> int:
+        """Bytes that wait for the socket."""
+        return 0 if self._transport is None else self._transport.get_write_buffer_size()
 
     async def drain(self) -> None:
         """Wait until the socket has room again.

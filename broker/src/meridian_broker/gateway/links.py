@@ -1,0 +1,257 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Connections to other regions that are kept up: made again whenever they end, for as long as they are wanted.
+
+``Link`` is one such connection. ``PeerLinks`` keeps one per remote region for the exchange of progress; the replicators
+have links of their own (``replication``), because a backlog of entries must not stand before acknowledgements.
+
+The first attempts after a loss follow each other quickly, since most losses are a restart; later ones are spread by a
+random share, so that regions do not all knock at the same moment. ``nudge`` cuts a wait short: a region that has just
+connected to us is there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from meridian_broker.gateway.client import PulsarClientConnection
+from meridian_broker.gateway.client_errors import ClientError, ConnectFailed, ConnectionLost
+from meridian_broker.wire.pulsar import encode
+
+if TYPE_CHECKING:
+    from google.protobuf.message import Message as ProtoMessage
+
+    from meridian_broker.gateway.client_options import ClientOptions
+
+logger = logging.getLogger(__name__)
+
+FIRST_DELAY: Final = 0.05
+"""Seconds before the second attempt."""
+LAST_DELAY: Final = 1.0
+"""Seconds between attempts in the long run; one attempt a second costs next to nothing."""
+STEADY: Final = 1.0
+"""A connection that lasted so many seconds was a good one: after its loss the delays begin anew."""
+UNSENT_LIMIT: Final = 32 * 1024 * 1024
+"""A peer that leaves so many bytes unread is taken for gone; what it missed is found by digests later."""
+
+Resolver = Callable[[str], "tuple[str, str | None] | None"]
+"""Region -> (service URL, admin URL); None: not known at present."""
+Send = Callable[[int, "ProtoMessage"], None]
+"""Send a command: its type and its message. Raises ``ConnectionLost`` when the link is down."""
+
+
+class Backoff:
+    """Growing waits, with a random share.
+
+    :param jitter: gives numbers from 0 to 1; ``random.random`` in production.
+    """
+
+    def __init__(self, jitter: Callable[[], float], *, first: float = FIRST_DELAY, last: float = LAST_DELAY) -> None:
+        self._jitter = jitter
+        self._first = first
+        self._last = last
+        self._next = first
+
+    def reset(self) -> None:
+        self._next = self._first
+
+    def next(self) -> float:
+        """Seconds to wait now: between half of the current delay and the whole of it."""
+        delay = self._next
+        self._next = min(self._last, delay * 2)
+        return delay * (0.5 + 0.5 * self._jitter())
+
+
+@dataclass(frozen=True, slots=True)
+class LinkStatus:
+    """A link at one moment."""
+
+    region: str
+    url: str | None
+    connected: bool
+    problem: str | None
+    """Why it is not up, or why it was down last."""
+    connections: int
+
+
+class Link:
+    """Keeps one connection to a region. ``start`` it, then ``await close()`` it."""
+
+    def __init__(
+        self,
+        region: str,
+        resolve: Resolver,
+        options: ClientOptions,
+        jitter: Callable[[], float],
+        *,
+        on_up: Callable[[PulsarClientConnection], None] | None = None,
+        on_down: Callable[[], None] | None = None,
+        on_command: Callable[[int, Any], None] | None = None,
+    ) -> None:
+        self.region = region
+        self.connection: PulsarClientConnection | None = None
+        """The connection while it is up."""
+        self.problem: str | None = None
+        self._resolve = resolve
+        self._options = options
+        self._backoff = Backoff(jitter)
+        self._on_up = on_up
+        self._on_down = on_down
+        self._on_command = on_command
+        self._up = asyncio.Event()
+        self._nudge = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self._url: str | None = None
+        self._connections = 0
+
+    def start(self) -> None:
+        if self._task is None:
+            self._task = asyncio.get_running_loop().create_task(self._run(), name=f"link to {self.region}")
+
+    async def close(self) -> None:
+        """End the connection and give up making new ones."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    def nudge(self) -> None:
+        """Try now: there is reason to believe that the region can be reached."""
+        self._backoff.reset()
+        self._nudge.set()
+
+    async def ready(self) -> PulsarClientConnection:
+        """The connection, as soon as it is up."""
+        while self.connection is None:
+            await self._up.wait()
+        return self.connection
+
+    def status(self) -> LinkStatus:
+        return LinkStatus(self.region, self._url, self.connection is not None, self.problem, self._connections)
+
+    async def _run(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            began = loop.time()
+            try:
+                await self._hold_one()
+            except (ClientError, ValueError) as error:
+                self._tell(str(error))
+            except Exception as error:
+                logger.exception("link to %s: unexpected error; it is made again", self.region)
+                self._tell(repr(error))
+            if loop.time() - began >= STEADY:
+                self._backoff.reset()
+            self._nudge.clear()
+            try:
+                async with asyncio.timeout(self._backoff.next()):
+                    await self._nudge.wait()
+            except TimeoutError:
+                pass
+
+    async def _hold_one(self) -> None:
+        """One connection, from its making to its end."""
+        place = self._resolve(self.region)
+        if place is None:
+            raise ConnectFailed(f"no address is known for region {self.region}")
+        self._url = place[0]
+        connection = await PulsarClientConnection.connect(self._url, self._options, on_command=self._on_command)
+        try:
+            if self._options.peer and connection.peer_version == 0:
+                raise ConnectFailed(f"{self._url} is {connection.server_version}, no Meridian broker")
+            self.connection, self.problem = connection, None
+            self._connections += 1
+            self._up.set()
+            logger.info("link to %s is up (%s)", self.region, self._url)
+            try:
+                if self._on_up is not None:
+                    self._on_up(connection)
+                raise ConnectionLost(await connection.wait_lost())
+            finally:
+                self.connection = None
+                self._up.clear()
+                if self._on_down is not None:
+                    self._on_down()
+        finally:
+            await connection.close()
+
+    def _tell(self, problem: str) -> None:
+        """Log a problem when it is another than before: a region may be away for days."""
+        if problem != self.problem:
+            logger.warning("link to %s is down: %s", self.region, problem)
+        self.problem = problem
+
+
+class PeerLinks:
+    """One outgoing link per remote region, for everything brokers say to each other besides entries."""
+
+    def __init__(
+        self,
+        resolve: Resolver,
+        options: ClientOptions,
+        jitter: Callable[[], float],
+        *,
+        on_up: Callable[[str, Send], None],
+        on_down: Callable[[str], None],
+        on_command: Callable[[str, int, Any, Send], None],
+    ) -> None:
+        """
+        :param on_up: (region, send) when a link came up.
+        :param on_down: (region) when it went down; ``send`` must not be used any more.
+        :param on_command: (region, type, message, reply) of each command that came back over a link.
+        """
+        self._resolve = resolve
+        self._options = options
+        self._jitter = jitter
+        self._on_up = on_up
+        self._on_down = on_down
+        self._on_command = on_command
+        self._links: dict[str, Link] = {}
+        self._closing: set[asyncio.Task[None]] = set()
+
+    def set_regions(self, regions: Iterable[str]) -> None:
+        """Have links to exactly these regions: new ones are begun, those to others are ended."""
+        wanted = set(regions)
+        for region in wanted - self._links.keys():
+            self._links[region] = self._make(region)
+            self._links[region].start()
+        for region in self._links.keys() - wanted:
+            task = asyncio.get_running_loop().create_task(self._links.pop(region).close())
+            self._closing.add(task)
+            task.add_done_callback(self._closing.discard)
+
+    def nudge(self, region: str) -> None:
+        """The region was heard of: try to reach it now."""
+        link = self._links.get(region)
+        if link is not None and link.connection is None:
+            link.nudge()
+
+    def status(self) -> dict[str, LinkStatus]:
+        return {region: link.status() for region, link in self._links.items()}
+
+    async def close(self) -> None:
+        self.set_regions(())
+        await asyncio.gather(*self._closing)
+
+    def _make(self, region: str) -> Link:
+        def send(kind: int, message: ProtoMessage) -> None:
+            connection = link.connection
+            if connection is None:
+                raise ConnectionLost(f"the link to {region} is down: {link.problem}")
+            if connection.unsent_bytes > UNSENT_LIMIT:
+                connection.fail(ConnectionLost(f"{region} left {UNSENT_LIMIT} bytes unread"))
+                return
+            connection.write([encode.simple(kind, message)])
+
+        link = Link(
+            region,
+            self._resolve,
+            self._options,
+            self._jitter,
+            on_up=lambda _: self._on_up(region, send),
+            on_down=lambda: self._on_down(region),
+            on_command=lambda kind, message: self._on_command(region, kind, message, send),
+        )
+        return link
