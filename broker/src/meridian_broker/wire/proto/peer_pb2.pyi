@@ -163,14 +163,16 @@ class TopicDigest(_message.Message):
     def __init__(self, topic: _Optional[str] = ..., incarnation: _Optional[str] = ..., digest: _Optional[int] = ..., unsettled: bool = ..., forced: bool = ..., listed: bool = ..., subscriptions: _Optional[_Iterable[_Union[SubscriptionDigest, _Mapping[str, object]]]] = ...) -> None: ...
 
 class Digest(_message.Message):
-    __slots__ = ("sent", "applied", "topics")
+    __slots__ = ("sent", "applied", "topics", "answer")
     SENT_FIELD_NUMBER: _ClassVar[int]
     APPLIED_FIELD_NUMBER: _ClassVar[int]
     TOPICS_FIELD_NUMBER: _ClassVar[int]
+    ANSWER_FIELD_NUMBER: _ClassVar[int]
     sent: int
     applied: int
     topics: _containers.RepeatedCompositeFieldContainer[TopicDigest]
-    def __init__(self, sent: _Optional[int] = ..., applied: _Optional[int] = ..., topics: _Optional[_Iterable[_Union[TopicDigest, _Mapping[str, object]]]] = ...) -> None: ...
+    answer: bool
+    def __init__(self, sent: _Optional[int] = ..., applied: _Optional[int] = ..., topics: _Optional[_Iterable[_Union[TopicDigest, _Mapping[str, object]]]] = ..., answer: bool = ...) -> None: ...
 
 class Fetch(_message.Message):
     __slots__ = ("questions",)
