@@ -348,6 +348,11 @@ class PulsarClientConnection(asyncio.Protocol):
         """Bytes that wait for the socket."""
         return 0 if self._transport is None else self._transport.get_write_buffer_size()
 
+    @property
+    def writable(self) -> bool:
+        """False while ``drain`` would wait."""
+        return self._writable.is_set()
+
     async def drain(self) -> None:
         """Wait until the socket has room again.
 

@@ -19,14 +19,13 @@ something another region or a person can settle. The shell that gives it a conne
 
 from __future__ import annotations
 
-import enum
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from meridian_broker.ledgers import entry as entries
 from meridian_broker.positions.position import EARLIEST, Position
+from meridian_broker.replication.replicator_status import Hold, ReplicatorStatus, State
 from meridian_broker.replication.sending import SendWriter, Stamp, schema_version_of
 
 if TYPE_CHECKING:
@@ -96,31 +95,6 @@ class ReplicationSource(Protocol):
         ...
 
 
-class State(enum.Enum):
-    """The words of Pulsar's replicator, so that its users recognise them."""
-
-    DISCONNECTED = "Disconnected"
-    STARTING = "Starting"
-    STARTED = "Started"
-    DISCONNECTING = "Disconnecting"
-    TERMINATED = "Terminated"
-
-
-class Hold(enum.Enum):
-    """Why a replicator does not send although the remote can be reached."""
-
-    GAP = "gap"
-    """Entries the remote still needs are no longer stored here (R4)."""
-    ROLLED_BACK = "rolled-back"
-    """The remote has entries of ours that we do not have: this region's log was restored from an older copy (R5)."""
-    INCARNATION = "incarnation"
-    """The topic was deleted and made again, and not both sides know it yet (R8)."""
-    SCHEMA = "schema"
-    """The remote does not accept a schema that entries were written with."""
-    REFUSED = "refused"
-    """The remote refused an entry, and again after we had gone back to where it said it was."""
-
-
 class RemotePlace(NamedTuple):
     """What the remote said in its answer to PRODUCER."""
 
@@ -151,33 +125,6 @@ class _Passed(NamedTuple):
     sent: Position
     scanned: Position
     chain: Position
-
-
-@dataclass(frozen=True, slots=True)
-class ReplicatorStatus:
-    """A replicator at one moment. Counters run since it was made."""
-
-    remote: str
-    state: State
-    connected: bool
-    hold: Hold | None
-    last_error: str | None
-    messages_out: int
-    """Messages confirmed by the remote (a batch counts as many)."""
-    bytes_out: int
-    entries_out: int
-    backlog: int
-    """Entries stored here and not yet confirmed, those never meant for the remote included until they are passed."""
-    pending: int
-    """Entries sent and not yet confirmed."""
-    delay_ms: int
-    """Age of the oldest entry known to wait for the remote; 0 when none waits."""
-    confirmed: Position
-    joined_at: Position | None
-    """Set when the remote had nothing and earlier entries were no longer stored here: it begins with this one (R21)."""
-    connected_since_ms: int | None
-    connections: int
-    """How often a producer was opened."""
 
 
 class Replicator:
@@ -224,8 +171,11 @@ class Replicator:
 
     # -- connection -------------------------------------------------------------------------------------------------
 
-    def starting(self) -> None:
-        """The shell begins to connect."""
+    def starting(self, incarnation: str) -> None:
+        """The shell begins to connect. The incarnation is asked for anew each time: a deletion elsewhere changes it."""
+        if incarnation != self.incarnation:
+            self.incarnation = incarnation
+            self._passed = None
         if self.state is not State.TERMINATED:
             self.state = State.STARTING
 

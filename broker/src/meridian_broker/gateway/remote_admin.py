@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a replicator asks of another region's admin REST: that a partitioned topic there has as many partitions as here.
+
+The count only ever grows (R41: counts merge by max), so a region with more is left alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from typing import Final
+from urllib.parse import quote
+
+import aiohttp
+
+from meridian_broker.gateway.client_errors import ClientError
+
+TIMEOUT: Final = 10.0
+"""Seconds for one request."""
+CACHE: Final = 10_000
+"""Topics whose count at a remote is remembered."""
+
+Resolver = Callable[[str], "tuple[str, str | None] | None"]
+
+
+class RemoteAdminFailed(ClientError):
+    """The remote's admin REST cannot be reached, or refused."""
+
+
+class RemoteAdmin:
+    """Asks once per (region, topic, count), however many partitions start at the same time."""
+
+    def __init__(self, resolve: Resolver, token: str | None = None) -> None:
+        self._resolve = resolve
+        self._token = token
+        self._session: aiohttp.ClientSession | None = None
+        self._known: dict[tuple[str, str], int] = {}
+        self._locks: dict[tuple[str, str], asyncio.Lock] = {}
+
+    async def ensure_partitions(self, region: str, topic: str, partitions: int) -> None:
+        """Make ``topic`` (a partitioned topic's own name) have at least so many partitions in ``region``.
+
+        :raises RemoteAdminFailed: it cannot be told, or does not want to.
+        """
+        key = (region, topic)
+        if self._known.get(key, 0) >= partitions:
+            return
+        lock = self._locks.setdefault(key, asyncio.Lock())
+        try:
+            async with lock:
+                if self._known.get(key, 0) < partitions:
+                    count = await self._raise_to(region, topic, partitions)
+                    if len(self._known) >= CACHE:
+                        self._known.clear()
+                    self._known[key] = count
+        finally:
+            if not lock.locked():
+                self._locks.pop(key, None)
+
+    def forget(self, region: str, topic: str) -> None:
+        """The topic may be gone there: ask again next time."""
+        self._known.pop((region, topic), None)
+
+    async def close(self) -> None:
+        if self._session is not None:
+            await self._session.close()
+            self._session = None
+
+    async def _raise_to(self, region: str, topic: str, partitions: int) -> int:
+        place = self._resolve(region)
+        if place is None or place[1] is None:
+            raise RemoteAdminFailed(f"no admin URL is known for region {region}: {topic} cannot be prepared there")
+        domain, _, rest = topic.partition("://")
+        path = "/".join(quote(part, safe="") for part in rest.split("/", 2))
+        url = f"{place[1].rstrip('/')}/admin/v2/{domain}/{path}/partitions"
+        status, body = await self._ask("GET", url, None)
+        count = _count(body) if status == 200 else 0
+        if status not in (200, 404):
+            raise RemoteAdminFailed(
+                f"{region} answered {status} when asked for the partitions of {topic}: {body[:200]}"
+            )
+        if count >= partitions:
+            return count
+        method = "POST" if count else "PUT"
+        status, body = await self._ask(method, url, partitions)
+        if status == 409:  # another region's replicator was quicker: see what it made
+            status, body = await self._ask("GET", url, None)
+            if status == 200 and (count := _count(body)) >= partitions:
+                return count
+            method, (status, body) = "POST", await self._ask("POST", url, partitions)
+        if status >= 300:
+            raise RemoteAdminFailed(
+                f"{region} answered {status} when {topic} was to get {partitions} partitions: {body[:200]}"
+            )
+        return partitions
+
+    async def _ask(self, method: str, url: str, number: int | None) -> tuple[int, str]:
+        if self._session is None:
+            self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=TIMEOUT))
+        headers = {"Content-Type": "application/json"}
+        if self._token is not None:
+            headers["Authorization"] = f"Bearer {self._token}"
+        data = None if number is None else str(number)
+        try:
+            async with self._session.request(method, url, data=data, headers=headers) as response:
+                return response.status, await response.text()
+        except (aiohttp.ClientError, TimeoutError) as error:
+            raise RemoteAdminFailed(f"{method} {url} failed: {error!r}") from error
+
+
+def _count(body: str) -> int:
+    try:
+        return int(json.loads(body)["partitions"])
+    except (ValueError, KeyError, TypeError):
+        return 0
