@@ -191,9 +191,13 @@ class Supervisor:
 
         :param hurry: set when the person asks a second time; the brokers still running are killed then.
         """
+        limit = drain_seconds + limits.STOP_MARGIN_SECONDS
+        if self._brokers:
+            self._say(
+                f"Stopping: brokers hand over and store what is open, at most {limit:.0f} s. Ctrl-C ends them now."
+            )
         for process in self._brokers.values():
             _signal(process, signal.SIGTERM)
-        limit = drain_seconds + limits.STOP_MARGIN_SECONDS
         outcomes = await asyncio.gather(
             *(self._stop_broker(plan, limit, hurry) for plan in self._plans if plan.name in self._brokers)
         )

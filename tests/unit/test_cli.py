@@ -1,0 +1,333 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command line against a small admin server that records what it was asked and answers what the test says."""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib.metadata import EntryPoint
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+from click.testing import CliRunner, Result
+from meridian_broker.cli import main
+from meridian_broker.cli.programs import Sources, UpOptions
+
+TOKEN = "s3cret-of-a-test"
+
+
+@dataclass
+class Started:
+    """Stands where the composition root stands and notes what it was told to start."""
+
+    sources: list[tuple[Sources, int | None]] = field(default_factory=list)
+    options: list[UpOptions] = field(default_factory=list)
+
+    def broker(self, sources: Sources, supervisor: int | None) -> int:
+        self.sources.append((sources, supervisor))
+        return 0
+
+    def up(self, options: UpOptions, say: Callable[[str], None]) -> int:
+        self.options.append(options)
+        say("up")
+        return 0
+
+
+@dataclass
+class AdminServer:
+    """Answers by ``METHOD path``; what has no answer is a 404."""
+
+    url: str = ""
+    answers: dict[str, tuple[int, Any]] = field(default_factory=dict)
+    redirects: dict[str, str] = field(default_factory=dict)
+    asked: list[tuple[str, Any]] = field(default_factory=list)
+    tokens: set[str | None] = field(default_factory=set)
+
+
+@pytest.fixture
+def server() -> Iterator[AdminServer]:
+    book = AdminServer()
+
+    class Handler(BaseHTTPRequestHandler):
+        def answer(self) -> None:
+            body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            key = f"{self.command} {self.path}"
+            book.asked.append((key, json.loads(body) if body else None))
+            book.tokens.add(self.headers.get("Authorization"))
+            if target := book.redirects.get(key):
+                self.send_response(307)
+                self.send_header("Location", target)
+                self.send_header("Content-Length", "0")
+                self.end_headers()
+                return
+            status, value = book.answers.get(key, (404, {"reason": f"nothing at {self.path}"}))
+            data = b"" if value is None else json.dumps(value).encode()
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(data)))
+            self.end_headers()
+            self.wfile.write(data)
+
+        do_GET = do_PUT = do_POST = do_DELETE = answer  # noqa: N815 - the base class looks for these names
+
+        def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base class names it so
+            pass
+
+    http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    book.url = f"http://127.0.0.1:{http.server_port}"
+    thread = threading.Thread(target=http.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    yield book
+    http.shutdown()
+    thread.join()
+    http.server_close()
+
+
+def run(*arguments: str, started: Started | None = None, env: dict[str, str] | None = None) -> Result:
+    return CliRunner(env=env).invoke(main.build(started or Started()), arguments)
+
+
+@pytest.mark.parametrize(
+    ("line", "request_line", "body"),
+    [
+        (
+            "tenants create t --allowed-cluster a",
+            "PUT /admin/v2/tenants/t",
+            {"adminRoles": [], "allowedClusters": ["a"]},
+        ),
+        ("tenants delete t", "DELETE /admin/v2/tenants/t", None),
+        ("tenants delete t --force", "DELETE /admin/v2/tenants/t?force=true", None),
+        ("namespaces create t/n", "PUT /admin/v2/namespaces/t/n", {}),
+        ("namespaces create t/n --cluster a", "PUT /admin/v2/namespaces/t/n", {"replication_clusters": ["a"]}),
+        ("namespaces set-clusters t/n a b", "POST /admin/v2/namespaces/t/n/replication", ["a", "b"]),
+        ("topics create orders", "PUT /admin/v2/persistent/public/default/orders", None),
+        ("topics create t/n/x --partitions 4", "PUT /admin/v2/persistent/t/n/x/partitions", 4),
+        ("topics create persistent://t/n/a/b%", "PUT /admin/v2/persistent/t/n/a%2Fb%25", None),
+        ("topics partitions x --grow-to 8", "POST /admin/v2/persistent/public/default/x/partitions", 8),
+        (
+            "subscriptions create x s --from earliest --replicated",
+            "PUT /admin/v2/persistent/public/default/x/subscription/s?replicated=true",
+            {"ledgerId": -1, "entryId": -1, "partitionIndex": -1},
+        ),
+        (
+            "subscriptions delete x a/b --force",
+            "DELETE /admin/v2/persistent/public/default/x/subscription/a%2Fb?force=true",
+            None,
+        ),
+        (
+            "subscriptions reset x s --to 7:9",
+            "POST /admin/v2/persistent/public/default/x/subscription/s/resetcursor",
+            {"ledgerId": 7, "entryId": 9, "partitionIndex": -1},
+        ),
+        (
+            "subscriptions reset x s --to 1700000000000",
+            "POST /admin/v2/persistent/public/default/x/subscription/s/resetcursor/1700000000000",
+            None,
+        ),
+    ],
+)
+def test_a_change_is_one_request(server: AdminServer, line: str, request_line: str, body: Any) -> None:
+    server.answers[request_line] = (204, None)
+    result = run(*line.split(), "--url", server.url)
+    assert (result.exit_code, server.asked) == (0, [(request_line, body)]), result.output
+    result = run(*line.split(), "--url", server.url, "--json")
+    assert list(json.loads(result.output)) == ["done"]
+
+
+@pytest.mark.parametrize(
+    ("line", "path", "answer", "output"),
+    [
+        ("tenants list", "/admin/v2/tenants", ["b", "a"], "b\na\n"),
+        ("tenants list", "/admin/v2/tenants", [], ""),
+        ("namespaces list t", "/admin/v2/namespaces/t", ["t/n"], "t/n\n"),
+        ("topics list", "/admin/v2/persistent/public/default", ["y", "x"], "x\ny\n"),
+        ("subscriptions list x", "/admin/v2/persistent/public/default/x/subscriptions", ["s"], "s\n"),
+    ],
+)
+def test_a_list_is_names_by_line_or_json(server: AdminServer, line: str, path: str, answer: Any, output: str) -> None:
+    server.answers[f"GET {path}"] = (200, answer)
+    assert run(*line.split(), "--url", server.url).output == output
+    as_json = run(*line.split(), "--json", env={"MERIDIAN_URL": server.url})
+    assert sorted(json.loads(as_json.output)) == sorted(answer)
+
+
+def test_a_new_tenant_may_use_every_region_unless_told(server: AdminServer) -> None:
+    server.answers["GET /admin/v2/clusters"] = (200, ["us", "eu"])
+    server.answers["PUT /admin/v2/tenants/t"] = (204, None)
+    assert run("tenants", "create", "t", "--url", server.url).exit_code == 0
+    assert server.asked[-1] == ("PUT /admin/v2/tenants/t", {"adminRoles": [], "allowedClusters": ["us", "eu"]})
+
+
+@pytest.mark.parametrize(
+    ("partitions", "internal", "path"),
+    [
+        (0, False, "stats"),
+        (0, True, "internalStats"),
+        (2, False, "partitioned-stats"),
+        (2, True, "partitioned-internalStats"),
+    ],
+)
+def test_stats_of_a_topic_and_of_a_partitioned_one(
+    server: AdminServer, partitions: int, internal: bool, path: str
+) -> None:
+    topic = "/admin/v2/persistent/public/default/x"
+    server.answers[f"GET {topic}/partitions"] = (200, {"partitions": partitions})
+    server.answers[f"GET {topic}/{path}"] = (200, {"found": path})
+    result = run("topics", "stats", "x", "--url", server.url, *(["--internal"] if internal else []))
+    assert json.loads(result.output) == {"found": path}
+
+
+def test_deleting_a_partitioned_topic_deletes_its_partitions(server: AdminServer) -> None:
+    topic = "/admin/v2/persistent/public/default/x"
+    server.answers[f"GET {topic}/partitions"] = (200, {"partitions": 2})
+    server.answers[f"DELETE {topic}/partitions?force=true"] = (204, None)
+    assert run("topics", "delete", "x", "--force", "--url", server.url).exit_code == 0
+
+
+def test_regions_as_a_table_and_as_json(server: AdminServer) -> None:
+    server.answers["GET /admin/v2/clusters"] = (200, ["us", "eu-central"])
+    server.answers["GET /admin/v2/clusters/us"] = (200, {"serviceUrl": "http://u", "brokerServiceUrl": "pulsar://u"})
+    server.answers["GET /admin/v2/clusters/eu-central"] = (200, {})
+    table = run("regions", "list", "--url", server.url).output.splitlines()
+    assert [line.split() for line in table] == [
+        ["name", "brokerServiceUrl", "url"],
+        ["us", "pulsar://u", "http://u"],
+        ["eu-central", "-", "-"],
+    ]
+    assert len(json.loads(run("regions", "list", "--json", "--url", server.url).output)) == 2
+
+
+def test_a_refusal_is_exit_code_1_with_the_brokers_reason(server: AdminServer) -> None:
+    server.answers["PUT /admin/v2/persistent/public/default/x"] = (409, {"reason": "this topic exists"})
+    result = run("topics", "create", "x", "--url", server.url)
+    assert result.exit_code == 1
+    assert result.stderr == "no: this topic exists (HTTP 409)\n"
+
+
+def test_a_broker_in_trouble_is_exit_code_2(server: AdminServer) -> None:
+    server.answers["GET /admin/v2/tenants"] = (503, {"reason": "the metadata store is away"})
+    result = run("tenants", "list", "--url", server.url)
+    assert result.exit_code == 2
+    assert "the metadata store is away" in result.stderr
+
+
+def test_nobody_there_is_exit_code_2(server: AdminServer) -> None:
+    # Port 1 is nobody's on a machine that runs tests; a server of our own would have to be closed first.
+    result = run("tenants", "list", "--url", "http://127.0.0.1:1")
+    assert result.exit_code == 2
+    assert "no answer from http://127.0.0.1:1" in result.stderr
+    assert run("tenants", "list", "--url", "nonsense").exit_code == 2
+
+
+def test_a_redirect_to_the_owner_keeps_method_and_body(server: AdminServer) -> None:
+    first = "/admin/v2/persistent/public/default/x/partitions"
+    server.redirects[f"PUT {first}"] = f"{server.url}{first}?authoritative=true"
+    server.answers[f"PUT {first}?authoritative=true"] = (204, None)
+    assert run("topics", "create", "x", "--partitions", "3", "--url", server.url).exit_code == 0
+    assert [body for _, body in server.asked] == [3, 3]
+
+
+def test_redirects_in_a_circle_end(server: AdminServer) -> None:
+    server.redirects["GET /admin/v2/tenants"] = "/admin/v2/tenants"
+    result = run("tenants", "list", "--url", server.url)
+    assert (result.exit_code, len(server.asked)) == (2, 5)
+
+
+def test_a_token_travels_from_a_file_and_is_never_shown(server: AdminServer, tmp_path: Path) -> None:
+    server.answers["GET /admin/v2/tenants"] = (401, {"reason": "who are you"})
+    file = tmp_path / "token"
+    file.write_text(TOKEN + "\n", encoding="ascii")
+    result = run("tenants", "list", "--url", server.url, "--token-file", str(file))
+    assert server.tokens == {f"Bearer {TOKEN}"}
+    assert TOKEN not in result.output + result.stderr
+
+
+@pytest.mark.parametrize("content", ["", "\n", "two\nlines"])
+def test_a_file_without_a_token(server: AdminServer, tmp_path: Path, content: str) -> None:
+    file = tmp_path / "token"
+    file.write_text(content, encoding="ascii")
+    assert run("tenants", "list", "--url", server.url, "--token-file", str(file)).exit_code == 2
+    assert not server.asked
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "topics create a/b",
+        "topics create mqtt://a/b/c",
+        "topics create persistent://a/b",
+        "namespaces list",
+        "namespaces create n",
+        "namespaces create t/n/x",
+        "subscriptions reset x s --to yesterday",
+        "subscriptions create x s --from 1700000000000",
+        "topics create x --partitions 0",
+        "up --regions a,,b",
+        "up --regions a,a",
+        "nonsense",
+    ],
+)
+def test_what_is_not_understood_is_exit_code_2(server: AdminServer, line: str) -> None:
+    result = run(*line.split(), env={"MERIDIAN_URL": server.url})
+    assert result.exit_code == 2
+    assert "Error" in result.stderr
+    assert not server.asked
+
+
+def test_a_command_of_a_distribution_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(main, "_installed", dict)
+    result = run("verify", "--regions", "x", "y")
+    assert result.exit_code == 2
+    assert "pip install meridian-verifier" in result.stderr
+    assert "pip install meridian-verifier" in re.sub(r"\s+", " ", run("verify", "--help").output)
+
+
+def test_a_command_of_an_installed_distribution_and_a_broken_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    def entry(name: str, value: str) -> EntryPoint:
+        return EntryPoint(name=name, value=value, group=main.ENTRY_POINT_GROUP)
+
+    installed = [entry("hello", f"{__name__}:hello"), entry("broken", "no_such_module:x"), entry("odd", "json:dumps")]
+    monkeypatch.setattr(main, "_installed", lambda: {found.name: found for found in installed})
+    assert run("hello").output == "hello\n"
+    assert (run("broken").exit_code, run("odd").exit_code) == (2, 2)
+    assert "cannot be loaded" in run("broken").stderr
+    help_page = run("--help")
+    assert help_page.exit_code == 0
+    assert {"hello", "broken", "odd", "verify", "topics"} <= set(help_page.output.split())
+
+
+@click.command()
+def hello() -> None:
+    """Says hello."""
+    click.echo("hello")
+
+
+def test_up_hands_over_what_was_typed(tmp_path: Path) -> None:
+    started = Started()
+    line = f"up --regions a,b --data-dir {tmp_path} --metadata etcd --base-port 7000 --set x=1 --set y=2 --insecure"
+    assert run(*line.split(), started=started).exit_code == 0
+    assert started.options == [
+        UpOptions(
+            regions=("a", "b"),
+            data_directory=tmp_path,
+            metadata="etcd",
+            base_port=7000,
+            base_http_port=8080,
+            assignments=("x=1", "y=2", "insecure=true"),
+        )
+    ]
+
+
+def test_broker_and_standalone_hand_over_their_sources() -> None:
+    started = Started()
+    assert run("broker", "--config", "f", "--set", "a=b", "--supervisor", "7", started=started).exit_code == 0
+    assert run("standalone", "--data-dir", "d", started=started).exit_code == 0
+    assert started.sources == [
+        (Sources(config=Path("f"), assignments=("a=b",)), 7),
+        (Sources(config=None, assignments=("dataDirectory=d",)), None),
+    ]
