@@ -16,31 +16,13 @@ from typing import TYPE_CHECKING, Final
 from meridian_broker.wire.proto import peer_pb2
 from meridian_broker.wire.proto import pulsar_pb2 as pb
 from meridian_broker.wire.pulsar.limits import VARINT_CACHE_ENTRIES
+from meridian_broker.wire.pulsar.varints import SHORT, varint
 
 if TYPE_CHECKING:
     from google.protobuf.message import Message as ProtoMessage
 
 _U64: Final = (1 << 64) - 1
 _HEAD: Final = struct.Struct(">II")
-_TWO_BYTES: Final = 1 << 14
-
-_LAST: Final = [bytes((n,)) if n < 0x80 else bytes((n & 0x7F | 0x80, n >> 7)) for n in range(_TWO_BYTES)]
-"""Varints of one or two bytes."""
-_MORE: Final = [bytes((n & 0x7F | 0x80, n >> 7 | 0x80)) for n in range(_TWO_BYTES)]
-"""Fourteen bits with more to follow."""
-
-
-def varint(number: int) -> bytes:
-    """The shortest varint; negative numbers as protobuf writes them, in 64 bits two's complement."""
-    if 0 <= number < _TWO_BYTES:
-        return _LAST[number]
-    number &= _U64
-    encoded = b""
-    while number >= _TWO_BYTES:
-        encoded += _MORE[number & 0x3FFF]
-        number >>= 14
-    return encoded + _LAST[number]
-
 
 _ledger_fields: dict[int, bytes] = {}
 
@@ -120,7 +102,7 @@ def send_receipt(
 ) -> bytes:
     """SEND_RECEIPT. ``ledger`` and ``entry`` of -1 say: this was a duplicate."""
     place = _ledger_field(ledger) + b"\x10" + varint(entry)
-    inner = b"\x08" + varint(producer_id) + b"\x10" + varint(sequence_id) + b"\x1a" + _LAST[len(place)] + place
+    inner = b"\x08" + varint(producer_id) + b"\x10" + varint(sequence_id) + b"\x1a" + SHORT[len(place)] + place
     if highest_sequence_id is not None:
         inner += b"\x20" + varint(highest_sequence_id)
     return _RECEIPT_HEADS[len(inner)] + inner
@@ -130,7 +112,7 @@ def _heads(kind: int) -> list[bytes]:
     """Everything before the inner message, by the inner message's length (below 128)."""
     _, type_field, tag = _FIELD_OF[kind]
     before = len(type_field) + len(tag) + 1
-    return [_HEAD.pack(n + before + 4, n + before) + type_field + tag + _LAST[n] for n in range(0x80)]
+    return [_HEAD.pack(n + before + 4, n + before) + type_field + tag + SHORT[n] for n in range(0x80)]
 
 
 _RECEIPT_HEADS: Final = _heads(7)
@@ -150,7 +132,7 @@ def message_header(
     :param body_length: of the body (magic included) that is written after this.
     :param ack_set: of a partly acknowledged batch, the wire's sense: set bits are still wanted. Signed or unsigned.
     """
-    inner = b"\x08" + varint(consumer_id) + b"\x12" + _LAST[len(place)] + place
+    inner = b"\x08" + varint(consumer_id) + b"\x12" + SHORT[len(place)] + place
     if redelivery_count:
         inner += b"\x18" + varint(redelivery_count)
     for word in ack_set:
@@ -246,7 +228,7 @@ def ack(consumer_id: int, ack_type: int, ids: Iterable[tuple[int, int]], request
     inner = b"\x08" + varint(consumer_id) + b"\x10" + varint(ack_type)
     for ledger, entry in ids:
         place = _ledger_field(ledger) + b"\x10" + varint(entry)
-        inner += b"\x1a" + _LAST[len(place)] + place
+        inner += b"\x1a" + SHORT[len(place)] + place
     if request_id is not None:
         inner += b"\x40" + varint(request_id)
     size = varint(len(inner))

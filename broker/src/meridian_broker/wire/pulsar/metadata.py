@@ -19,7 +19,8 @@ from crc32c import crc32c
 from google.protobuf.message import DecodeError
 
 from meridian_broker.wire.proto import pulsar_pb2 as pb
-from meridian_broker.wire.pulsar.encode import varint
+from meridian_broker.wire.pulsar.limits import VARINT_CACHE_ENTRIES
+from meridian_broker.wire.pulsar.varints import read_varint, varint
 
 MAGIC: Final = 0x0E01
 SOURCE_POSITION_PROPERTY: Final = "__MSG_PROP_REPL_SOURCE_POSITION"
@@ -42,32 +43,32 @@ class MetadataView(NamedTuple):
 
     producer_name: str
     sequence_id: int
-    highest_sequence_id: int
-    """Of a batch; 0 when absent."""
     publish_time_ms: int
     num_messages: int
     is_batch: bool
     """The payload is a batch, possibly of one."""
+    highest_sequence_id: int
+    """Of a batch; 0 when absent."""
     partition_key: str | None
     partition_key_b64: bool
     ordering_key: bytes | None
-    replicate_to: tuple[str, ...] | None
-    """Regions this may go to; None: everywhere."""
-    replicated_from: str | None
-    marker_type: int | None
-    deliver_at_ms: int | None
     schema_version: bytes | None
-    uuid: str | None
-    """Common to the chunks of one message."""
-    chunk_id: int | None
-    num_chunks: int
-    total_chunk_bytes: int
-    source_position: tuple[int, int] | None
-    """From ``SOURCE_POSITION_PROPERTY``."""
-    transactional: bool
-    encrypted: bool
     payload_offset: int
     """Where the payload begins in the body."""
+    replicate_to: tuple[str, ...] | None = None
+    """Regions this may go to; None: everywhere."""
+    replicated_from: str | None = None
+    marker_type: int | None = None
+    deliver_at_ms: int | None = None
+    uuid: str | None = None
+    """Common to the chunks of one message."""
+    chunk_id: int | None = None
+    num_chunks: int = 0
+    total_chunk_bytes: int = 0
+    source_position: tuple[int, int] | None = None
+    """From ``SOURCE_POSITION_PROPERTY``."""
+    transactional: bool = False
+    encrypted: bool = False
 
 
 def metadata_bounds(body: bytes) -> tuple[int, int]:
@@ -106,30 +107,152 @@ def scan(body: bytes) -> MetadataView:
 
     :raises BodyError: no body, or its metadata is no ``MessageMetadata``.
     """
-    return _view(parse(body), metadata_bounds(body)[1])
+    view = _scan_common(body)
+    return view if view is not None else _view(parse(body), metadata_bounds(body)[1])
+
+
+def _scan_common(body: bytes) -> MetadataView | None:
+    """Metadata as clients write it for ordinary messages, read by hand; None for all other.
+
+    Fields of a chunk, a marker, a replicated, encrypted or delayed message are left to the parser.
+    """
+    try:
+        magic, _, size = _HEAD.unpack_from(body)
+        end = _METADATA_AT + size
+        at = _METADATA_AT + 2 + body[_METADATA_AT + 1]
+        if magic != MAGIC or end > len(body) or body[_METADATA_AT] != 0x0A or at > _METADATA_AT + 0x81:
+            return None
+        name = str(body[_METADATA_AT + 2 : at], "utf-8")
+        if body[at] != 0x10:
+            return None
+        sequence_id = body[at + 1]
+        at += 2
+        if sequence_id >= 0x80:
+            sequence_id, at = read_varint(body, at - 1)
+        low, high = body[at + 1], body[at + 2]
+        if body[at] != 0x18:
+            return None
+        publish_time = _times.get(body[at + 3 : at + 7])
+        if publish_time is not None and low >= 0x80 and high >= 0x80:
+            publish_time |= low & 0x7F | (high & 0x7F) << 7
+            at += 7
+        else:
+            publish_time, at = _publish_time(body, at + 1)
+        if at == end:
+            return _new(
+                MetadataView, (name, sequence_id, publish_time, 1, False, 0, None, False, None, None, end, *_RARE)
+            )
+        return _scan_options(body, at, end, (name, sequence_id, publish_time))
+    except (IndexError, UnicodeDecodeError, struct.error):
+        return None
+
+
+_times: dict[bytes, int] = {}
+"""The upper bits of times of these days, by the last four of their six bytes: they change every sixteen seconds."""
+
+
+def _publish_time(body: bytes, at: int) -> tuple[int, int]:
+    """A time not met lately."""
+    number, end = read_varint(body, at)
+    if end - at == 6:
+        if len(_times) >= VARINT_CACHE_ENTRIES:
+            _times.clear()
+        _times[body[at + 2 : end]] = number & ~0x3FFF
+    return number, end
+
+
+_RARE: Final = tuple(MetadataView._field_defaults.values())
+_new: Final = tuple.__new__
+
+
+def _scan_options(body: bytes, at: int, end: int, known: tuple[str, int, int]) -> MetadataView | None:
+    """The fields after the required ones, as far as ordinary messages have them."""
+    messages, is_batch, highest = 1, False, 0
+    key: str | None = None
+    base64_key = False
+    ordering_key: bytes | None = None
+    schema_version: bytes | None = None
+    while at < end:
+        tag = body[at]
+        if tag == 0x58:
+            messages, at = read_varint(body, at + 1)
+            is_batch = True
+        elif tag in _SKIPPED_VARINTS:
+            number, at = read_varint(body, at + 1)
+            if number > _SKIPPED_VARINTS[tag]:
+                return None
+        elif tag == 0x22:
+            length, at = read_varint(body, at + 1)
+            stop = at + length
+            if body[at] != 0x0A or body.startswith(_SOURCE_KEY, at):
+                return None
+            length, at = read_varint(body, at + 1)
+            at += length
+            if body[at] != 0x12:
+                return None
+            length, at = read_varint(body, at + 1)
+            at += length
+            if at != stop:
+                return None
+        elif tag == 0x32:
+            length, at = read_varint(body, at + 1)
+            key = str(body[at : at + length], "utf-8")
+            at += length
+        elif tag >= 0x80 and body[at + 1] == 1:
+            at += 2
+            if tag == 0xC0:
+                highest, at = read_varint(body, at)
+            elif tag == 0x88 and body[at] <= 1:
+                base64_key = body[at] == 1
+                at += 1
+            elif tag in (0x82, 0x92):
+                length, at = read_varint(body, at)
+                if tag == 0x82:
+                    schema_version = body[at : at + length]
+                else:
+                    ordering_key = body[at : at + length]
+                at += length
+            else:
+                return None
+        else:
+            return None
+    if at != end or messages > _INT32_MAX:
+        return None
+    common = (messages, is_batch, highest, key, base64_key, ordering_key, schema_version, end)
+    return _new(MetadataView, (*known, *common, *_RARE))
+
+
+_INT32_MAX: Final = (1 << 31) - 1
+_SKIPPED_VARINTS: Final = {0x40: 4, 0x48: (1 << 32) - 1, 0x60: (1 << 63) - 1}
+"""Fields the broker has no use for, with the largest value that needs no second look: compression, uncompressed size,
+event time."""
 
 
 def _view(metadata: pb.MessageMetadata, payload_offset: int) -> MetadataView:
     has = metadata.HasField
     source = None
     for one in metadata.properties:
-        if one.key == SOURCE_POSITION_PROPERTY:
+        if one.key == SOURCE_POSITION_PROPERTY and isinstance(one.value, str):
             source = _source_position(one.value)
+    texts = (metadata.producer_name, metadata.partition_key, metadata.replicated_from, metadata.uuid)
+    if not all(isinstance(text, str) for text in (*texts, *metadata.replicate_to)):
+        raise BodyError("the metadata holds a name or key that is no UTF-8 text")
     return MetadataView(
         metadata.producer_name,
         metadata.sequence_id,
-        metadata.highest_sequence_id,
         metadata.publish_time,
         metadata.num_messages_in_batch,
         has("num_messages_in_batch"),
+        metadata.highest_sequence_id,
         metadata.partition_key if has("partition_key") else None,
         metadata.partition_key_b64_encoded,
         metadata.ordering_key if has("ordering_key") else None,
+        metadata.schema_version if has("schema_version") else None,
+        payload_offset,
         tuple(metadata.replicate_to) or None,
         metadata.replicated_from if has("replicated_from") else None,
         metadata.marker_type if has("marker_type") else None,
         metadata.deliver_at_time if has("deliver_at_time") else None,
-        metadata.schema_version if has("schema_version") else None,
         metadata.uuid if has("uuid") else None,
         metadata.chunk_id if has("chunk_id") else None,
         metadata.num_chunks_from_msg,
@@ -137,7 +260,6 @@ def _view(metadata: pb.MessageMetadata, payload_offset: int) -> MetadataView:
         source,
         has("txnid_most_bits") or has("txnid_least_bits"),
         bool(metadata.encryption_keys),
-        payload_offset,
     )
 
 
