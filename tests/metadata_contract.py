@@ -120,7 +120,7 @@ class ReadingAndWriting:
         assert record is not None
         assert record.value == b"20"
 
-    @pytest.mark.parametrize("path", ["", "a", "/", "/a/", "//a", "/a//b", "/a b", "/ä", "/a\x00", "/" + "x" * 3000])
+    @pytest.mark.parametrize("path", ["", "a", "/", "/a/", "//a", "/a//b", "/a b", "/ä", "/a\x00", "/" + "x" * 40_000])
     async def test_a_bad_path_is_refused(self, store: MetadataStore, path: str) -> None:
         with pytest.raises(BadRequest):
             await store.get(path)

@@ -18,8 +18,8 @@ MAX_VALUE_BYTES = 1 << 20
 MAX_OPERATIONS = 128
 """Most checks, and most operations, of one transaction. etcd's ``--max-txn-ops`` default."""
 
-MAX_PATH_LENGTH = 2048
-"""Longest path in characters."""
+MAX_PATH_LENGTH = 1 << 15
+"""Longest path in characters: the longest topic name, every byte of it escaped, fits."""
 
 _PATH = re.compile(r"(?:/[!-.0-~]+)+")
 _PREFIX = re.compile(r"/[!-~]*")
@@ -62,7 +62,7 @@ def check_transaction(checks: Sequence[Check], operations: Sequence[Put | Delete
     """:raises BadRequest: too many parts, a path written twice, a bad path or value."""
     if max(len(checks), len(operations)) > MAX_OPERATIONS:
         raise BadRequest(
-            f"{len(checks)} checks and {len(operations)} operations in a transaction: the limit is {MAX_OPERATIONS} each"
+            f"{len(checks)} checks and {len(operations)} operations at once: the limit is {MAX_OPERATIONS} each"
         )
     for check in checks:
         check_path(check.path)

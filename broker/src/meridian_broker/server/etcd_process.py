@@ -231,7 +231,7 @@ async def _healthy(port: int) -> bool:
 
 
 def _prepare(directory: Path) -> None:
-    """Make the directory; end the etcd whose starter was killed, if the process with the noted id really is that one."""
+    """Make the directory; end the etcd whose starter was killed, if the process noted really is that one."""
     directory.mkdir(parents=True, exist_ok=True)
     try:
         pid = int((directory / "etcd.pid").read_text())

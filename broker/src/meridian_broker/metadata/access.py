@@ -1,0 +1,176 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What all parts of the catalog share: the store, the region's clock, the view, and optimistic writing.
+
+Nothing here locks. A change is computed from what was read and written only if that still stands; if not, it is read
+and computed again, a bounded number of times.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from meridian_broker.metadata import keys
+from meridian_broker.metadata.errors import AlreadyExists, Contended, Invalid, NotEmpty, NotFound
+from meridian_broker.metadata.limits import MAX_OPERATIONS
+from meridian_broker.metadata.records import decode
+from meridian_broker.metadata.store import Change, Check, Delete, MetadataStore, Put, Record
+from meridian_broker.metadata.trees import BASE, Leaves, Tree
+from meridian_broker.metadata.view import View
+from meridian_broker.positions.clock import HybridClock, Stamp
+from meridian_broker.wire.pulsar.errors import InvalidTopicNameError
+from meridian_broker.wire.pulsar.topic_name import parse_namespace
+
+ATTEMPTS = 64
+"""How often a change is computed anew because somebody else wrote in between."""
+
+T = TypeVar("T")
+Changing = Callable[[Tree], Leaves]
+"""From what is there to the leaves that should be there. May raise to refuse."""
+
+
+@dataclass(slots=True)
+class Access:
+    """Shared by the parts of one catalog."""
+
+    store: MetadataStore
+    clock: HybridClock
+    view: View = field(default_factory=View)
+
+    @property
+    def region(self) -> str:
+        return self.clock.region
+
+    def stamp(self, replaced: Stamp | None) -> Stamp:
+        """The stamp of a write over a value with this stamp (R40)."""
+        return self.clock.next(replaced)
+
+    async def tree(self, path: str) -> Tree:
+        """``path`` and all below it. Two reads; who writes checks the versions."""
+        records = {leaf.removeprefix(path): record for leaf, record in await self.store.scan(path + "/")}
+        base = await self.store.get(path)
+        if base is not None:
+            records[BASE] = base
+        return Tree(path, records)
+
+    async def change(self, path: str, changing: Changing, also: Sequence[Check] = ()) -> None:
+        """Make the tree at ``path`` into what ``changing`` says, if every check in ``also`` holds with it.
+
+        :raises Contended: others kept writing.
+        :raises Invalid: too much changes at once.
+        """
+
+        async def attempt() -> bool | None:
+            tree = await self.tree(path)
+            checks, operations = tree.writes(changing(tree), self.stamp)
+            if not operations:
+                return True
+            return await self.write(tree, [*checks, *also], operations) or None
+
+        await self.retry(f"changing {path}", attempt)
+
+    async def write(self, tree: Tree, checks: Sequence[Check], operations: Sequence[Put | Delete]) -> bool:
+        """A transaction; when it went through, the view knows of it before the watch does."""
+        if max(len(checks), len(operations)) > MAX_OPERATIONS:
+            raise Invalid(
+                f"{len(operations)} values below {tree.path} change at once; the limit is {MAX_OPERATIONS - 1}"
+            )
+        if not await self.store.transact(checks, operations):
+            return False
+        await self.refresh_tree(tree, operations)
+        return True
+
+    async def refresh_tree(self, before: Tree, operations: Sequence[Put | Delete]) -> None:
+        """Show our own write in the view now.
+
+        Only what we removed is taken out: what others removed meanwhile the watch tells, and what it told already stays.
+        """
+        gone = [Change(operation.path, None) for operation in operations if isinstance(operation, Delete)]
+        self.view.apply(gone)
+        now = await self.tree(before.path)
+        self.view.apply(Change(before.path + leaf, record) for leaf, record in now.records.items())
+
+    async def retry(self, doing: str, attempt: Callable[[], Awaitable[T | None]]) -> T:
+        """Until the attempt gives something else than None.
+
+        :raises Contended: it never did.
+        """
+        for _ in range(ATTEMPTS):
+            result = await attempt()
+            if result is not None:
+                return result
+        raise Contended(f"{doing}: others changed it {ATTEMPTS} times meanwhile; try again later")
+
+    async def value(self, path: str) -> tuple[Any, Stamp | None, int]:
+        """Value, stamp and version at a path; version 0 and None when nothing is there."""
+        record = await self.store.get(path)
+        if record is None:
+            return None, None, 0
+        return (*decode(path, record.value), record.version)
+
+    async def base_of_namespace(self, name: str) -> Record:
+        """The namespace's own record, to be checked by whoever makes something in it.
+
+        :raises NotFound: it does not exist or is being deleted.
+        """
+        path = keys.namespace(check_namespace(name))
+        record = await self.store.get(path)
+        if record is None:
+            raise NotFound(f"namespace {name} does not exist: create it first")
+        if decode(path, record.value)[0].get("deleting"):
+            raise NotFound(f"namespace {name} is being deleted")
+        return record
+
+    async def delete_in_two_steps(self, path: str, what: str, inhabitants: Callable[[], Awaitable[list[str]]]) -> None:
+        """Close a tenant or namespace to newcomers, see that nobody is in it, then remove it whole.
+
+        Whoever makes something inside checks the version of the base, which closing it changes; so nothing can slip in
+        between looking and removing. A broker that dies half-way leaves it closed, and deleting it again finishes.
+
+        :raises NotFound: there is no such thing.
+        :raises NotEmpty: somebody is in it; it is open again.
+        """
+        await self.change(path, lambda tree: _with_deleting(tree, what, deleting=True))
+        inside = await inhabitants()
+        if inside:
+            await self.change(path, lambda tree: _with_deleting(tree, what, deleting=False))
+            raise NotEmpty(
+                f"{what} holds {', '.join(inside[:3])}{' ...' if len(inside) > 3 else ''}: delete these first"
+            )
+        while len((tree := await self.tree(path)).records) > MAX_OPERATIONS // 2:
+            some = [leaf for leaf in tree.records if leaf != BASE][: MAX_OPERATIONS // 2]
+            await self.write(tree, [], [Delete(path + leaf) for leaf in some])
+        await self.change(path, lambda _: {})
+
+
+def _with_deleting(tree: Tree, what: str, *, deleting: bool) -> Leaves:
+    if not tree.exists:
+        raise NotFound(f"{what} does not exist")
+    return {**tree.leaves(), BASE: {"deleting": True} if deleting else {}}
+
+
+def absent(tree: Tree, what: str) -> None:
+    """:raises AlreadyExists: it is there."""
+    if tree.exists:
+        raise AlreadyExists(f"{what} exists already")
+
+
+def check_name(name: str, what: str) -> str:
+    """A name of a cluster or tenant. :raises Invalid: it is none."""
+    try:
+        parse_namespace(f"{name}/any")
+    except InvalidTopicNameError:
+        raise Invalid(
+            f"{name!r} is no name of a {what}: letters, digits and - = : . _ are allowed, and at least one of them"
+        ) from None
+    return name
+
+
+def check_namespace(name: str) -> str:
+    """``tenant/namespace``. :raises Invalid: it is none."""
+    try:
+        parse_namespace(name)
+    except InvalidTopicNameError as error:
+        raise Invalid(str(error)) from None
+    return name

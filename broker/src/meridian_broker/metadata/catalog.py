@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A region's catalog: everything the broker asks its metadata, in the broker's words.
+
+Methods of the parts (``catalog.tenants.create(...)``) go to the store, so that they see what any broker of the region
+wrote. ``namespace``, ``cluster`` and ``tenant`` answer at once from the view, which ``run`` keeps fresh: what they say
+may be a moment old, save for this process's own writes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
+
+from meridian_broker.metadata import keys
+from meridian_broker.metadata.access import Access
+from meridian_broker.metadata.counters import BrokerEpochs, LedgerIds
+from meridian_broker.metadata.errors import AlreadyExists, Invalid, NotFound
+from meridian_broker.metadata.policies import NamespaceRecord
+from meridian_broker.metadata.records import ClusterRecord, TenantRecord
+from meridian_broker.metadata.schema_catalog import Schemas
+from meridian_broker.metadata.store import MetadataError, MetadataStore
+from meridian_broker.metadata.tenancy import Clusters, Namespaces, Tenants
+from meridian_broker.metadata.topic_catalog import Deletions, PartitionedTopics, Topics
+from meridian_broker.metadata.view import Changed, View
+from meridian_broker.positions.clock import HybridClock
+from meridian_broker.wire.pulsar.topic_name import DEFAULT_NAMESPACE, DEFAULT_TENANT
+
+RETRY_SECONDS = 1.0
+"""Pause before the catalog watches again after its watch broke."""
+
+Listener = Callable[[Changed], None]
+
+
+class Catalog:
+    """See the module's text. ``refresh`` once before use; the server owns a task that runs ``run``."""
+
+    def __init__(
+        self,
+        store: MetadataStore,
+        clock: HybridClock,
+        now_ms: Callable[[], int],
+        sleep: Callable[[float], Awaitable[None]],
+    ) -> None:
+        """``clock`` is the region's; ``now_ms`` the wall clock; ``sleep`` waits that many seconds."""
+        self._access = Access(store, clock)
+        self._sleep = sleep
+        self._listeners: list[Listener] = []
+        self._ledger_ids = LedgerIds(self._access, now_ms)
+        self._epochs = BrokerEpochs(self._access)
+        deletions = Deletions(self._access)
+        self.clusters = Clusters(self._access)
+        self.tenants = Tenants(self._access, self.clusters)
+        self.namespaces = Namespaces(self._access, self.clusters)
+        self.partitioned = PartitionedTopics(self._access, deletions)
+        self.topics = Topics(self._access, deletions)
+        self.schemas = Schemas(self._access)
+
+    @property
+    def region(self) -> str:
+        return self._access.region
+
+    # -- at once, from memory
+
+    def namespace(self, name: str) -> NamespaceRecord | None:
+        """``tenant/namespace`` as last seen; None when it does not exist."""
+        return self._access.view.namespace(name)
+
+    def tenant(self, name: str) -> TenantRecord | None:
+        return self._access.view.tenant(name)
+
+    def cluster(self, name: str) -> ClusterRecord | None:
+        return self._access.view.cluster(name)
+
+    def known_clusters(self) -> list[str]:
+        return self._access.view.clusters()
+
+    def known_namespaces(self) -> list[str]:
+        """All, as ``tenant/namespace``, sorted."""
+        return self._access.view.namespaces()
+
+    # -- numbers
+
+    async def allocate_ledger_id(self) -> int:
+        """An id no ledger of this region ever had (R1)."""
+        return await self._ledger_ids.allocate()
+
+    async def next_broker_epoch(self, broker_id: str) -> int:
+        """The fence of a broker that starts now: greater than all before it."""
+        return await self._epochs.next(broker_id)
+
+    # -- staying fresh
+
+    async def refresh(self) -> None:
+        """Read everything into the view.
+
+        :raises MetadataUnavailable: the store does not answer.
+        """
+        self._access.view = View.of(await self._access.store.scan(keys.GEO))
+
+    async def run(self) -> None:
+        """Keep the view fresh and tell the listeners, until cancelled. Whatever breaks the watch is waited out."""
+        while True:
+            try:
+                async for changes in self._access.store.watch(keys.GEO):
+                    if changes:
+                        self._tell(self._access.view.apply(changes))
+                    else:
+                        await self.refresh()
+                        self._tell([Changed("everything", "")])
+            except MetadataError:
+                await self._sleep(RETRY_SECONDS)
+
+    def subscribe(self, listener: Listener) -> Callable[[], None]:
+        """Hear of every change that ``run`` sees, also of partitioned topics and schemas. Returns how to stop hearing.
+
+        A listener is called on the loop, must not block and must not raise.
+        """
+        self._listeners.append(listener)
+        return lambda: self._listeners.remove(listener)
+
+    def _tell(self, news: list[Changed]) -> None:
+        for changed in news:
+            for listener in list(self._listeners):
+                listener(changed)
+
+    # -- the beginning
+
+    async def ensure_bootstrap(self, clusters: Mapping[str, ClusterRecord]) -> None:
+        """Make sure that there are these clusters, tenant ``public`` in them and namespace ``public/default``.
+
+        May run any number of times, by several brokers at once. Addresses of clusters are set to those given, and new
+        clusters are allowed to ``public``; a namespace that is there already is left as it is.
+
+        :raises Invalid: this region is not among the clusters.
+        """
+        if self.region not in clusters:
+            raise Invalid(f"this region, {self.region}, is not among {', '.join(sorted(clusters))}")
+        for name, record in clusters.items():
+            await self._ensure_cluster(name, record)
+        try:
+            await self.tenants.create(DEFAULT_TENANT, TenantRecord(allowed_clusters=frozenset(clusters)))
+        except AlreadyExists:
+            tenant = await self.tenants.get(DEFAULT_TENANT)
+            allowed = tenant.allowed_clusters | clusters.keys()
+            await self.tenants.update(DEFAULT_TENANT, replace(tenant, allowed_clusters=allowed))
+        try:
+            await self.namespaces.create(
+                f"{DEFAULT_TENANT}/{DEFAULT_NAMESPACE}", NamespaceRecord(replication_clusters=frozenset(clusters))
+            )
+        except AlreadyExists:
+            return
+
+    async def _ensure_cluster(self, name: str, record: ClusterRecord) -> None:
+        try:
+            known = await self.clusters.get(name)
+        except NotFound:
+            known = record
+        await self.clusters.put(name, replace(record, extra={**known.extra, **record.extra}))

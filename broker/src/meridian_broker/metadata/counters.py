@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Numbers that are given once: ledger ids and broker epochs."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Final
+
+from meridian_broker.metadata import keys
+from meridian_broker.metadata.access import Access, check_name
+from meridian_broker.metadata.records import encode
+from meridian_broker.metadata.store import MetadataError, VersionConflict
+
+EPOCH_2020_MS: Final = 1_577_836_800_000
+"""2020-01-01T00:00:00Z in milliseconds since 1970."""
+
+LEDGER_ID_END: Final = 1 << 53
+"""Ledger ids stay below, where JSON's numbers are exact."""
+
+BLOCK: Final = 64
+"""Ledger ids taken per write of the metadata. What is left of a block at the end of a process is never used."""
+
+
+class LedgerIds:
+    """Ledger ids that were never given before, not even by a region that this one was rebuilt from (R1).
+
+    ``max(last + 1, milliseconds since 2020 << 12)``: after a restore from a backup the counter may be old, but time has
+    gone on.
+    """
+
+    def __init__(self, access: Access, now_ms: Callable[[], int]) -> None:
+        self._access = access
+        self._now_ms = now_ms
+        self._blocks: deque[range] = deque()
+
+    async def allocate(self) -> int:
+        """:raises MetadataError: the ids are used up, or the clock is centuries ahead."""
+
+        async def attempt() -> int | None:
+            if not self._blocks:
+                await self._take_block()
+            return self._next()
+
+        return await self._access.retry("allocating a ledger id", attempt)
+
+    def _next(self) -> int | None:
+        if not self._blocks:
+            return None
+        block = self._blocks.popleft()
+        if len(block) > 1:
+            self._blocks.appendleft(block[1:])
+        return block[0]
+
+    async def _take_block(self) -> None:
+        """One block more, unless somebody else was faster; then the caller looks again whether there is one now."""
+        last, _, version = await self._access.value(keys.LEDGER_IDS)
+        first = max((-1 if last is None else int(last)) + 1, (self._now_ms() - EPOCH_2020_MS) << 12)
+        if first + BLOCK > LEDGER_ID_END:
+            raise MetadataError(f"the next ledger id would be {first}, over 2^53: is this machine's clock right?")
+        try:
+            await self._access.store.put(keys.LEDGER_IDS, encode(first + BLOCK - 1), expected=version)
+        except VersionConflict:
+            return
+        self._blocks.append(range(first, first + BLOCK))
+
+
+class BrokerEpochs:
+    """How often each broker started: its ledger fence. A later start outranks an earlier one."""
+
+    def __init__(self, access: Access) -> None:
+        self._access = access
+
+    async def next(self, broker_id: str) -> int:
+        """From 1 on, greater each time."""
+        path = keys.broker_epoch(check_name(broker_id, "broker"))
+
+        async def attempt() -> int | None:
+            value, _, version = await self._access.value(path)
+            epoch = (0 if value is None else int(value)) + 1
+            try:
+                await self._access.store.put(path, encode(epoch), expected=version)
+            except VersionConflict:
+                return None
+            return epoch
+
+        return await self._access.retry(f"counting the starts of broker {broker_id}", attempt)

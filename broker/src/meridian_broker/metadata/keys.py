@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where everything lies in a region's metadata.
+
+Two halves: below ``/geo/`` is what regions agree on, every value with its stamp; below ``/local/`` is what belongs to
+this region alone: ledgers, counters, brokers. Every policy, role and member that can be set by itself has a path of its
+own, and lists of regions and roles have one path per element (rule R41), so that two people who change two things never
+overwrite each other.
+
+Names are escaped as in URLs, so a segment never holds ``/`` and a path is always ASCII.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+from urllib.parse import quote, unquote
+
+from meridian_broker.wire.pulsar.topic_name import TopicName
+
+GEO: Final = "/geo/"
+"""What regions agree on."""
+
+LOCAL: Final = "/local/"
+"""What is this region's own."""
+
+CLUSTERS: Final = "/geo/clusters"
+TENANTS: Final = "/geo/tenants"
+NAMESPACES: Final = "/geo/namespaces"
+PARTITIONED: Final = "/geo/partitioned"
+SCHEMAS: Final = "/geo/schemas"
+DELETIONS: Final = "/geo/deletions"
+TOPICS: Final = "/local/topics"
+SCHEMA_VERSIONS: Final = "/local/schema-versions"
+LEDGER_IDS: Final = "/local/ledger-ids"
+BROKERS: Final = "/local/brokers"
+
+
+def escape(name: str) -> str:
+    """A name as one segment of a path."""
+    return quote(name, safe="=:")
+
+
+def unescape(segment: str) -> str:
+    """The name a segment stands for."""
+    return unquote(segment)
+
+
+def cluster(name: str) -> str:
+    return f"{CLUSTERS}/{escape(name)}"
+
+
+def tenant(name: str) -> str:
+    return f"{TENANTS}/{escape(name)}"
+
+
+def namespaces_of(tenant_name: str) -> str:
+    return f"{NAMESPACES}/{escape(tenant_name)}"
+
+
+def namespace(name: str) -> str:
+    """``name`` is ``tenant/namespace``. Its policies lie below, see ``metadata.trees``."""
+    tenant_name, _, short = name.partition("/")
+    return f"{namespaces_of(tenant_name)}/{escape(short)}"
+
+
+def partitioned_topic(topic: TopicName) -> str:
+    return f"{PARTITIONED}/{_topic(topic)}"
+
+
+def partitioned_topics_of(namespace_name: str, domain: str) -> str:
+    return f"{PARTITIONED}/{_namespace(namespace_name)}/{domain}"
+
+
+def deletion(topic: TopicName) -> str:
+    """The stamp of the topic's last deletion (R8)."""
+    return f"{DELETIONS}/{_topic(topic)}"
+
+
+def topic(topic: TopicName) -> str:
+    """The topic's, or partition's, ledgers in this region."""
+    return f"{TOPICS}/{_topic(topic)}"
+
+
+def topics_of(namespace_name: str, domain: str) -> str:
+    return f"{TOPICS}/{_namespace(namespace_name)}/{domain}"
+
+
+def schemas_of(topic: TopicName) -> str:
+    """Schemas belong to the topic, not to its partitions, whatever its domain."""
+    base = topic.base
+    return f"{SCHEMAS}/{_namespace(base.namespace_name)}/{escape(base.local_name)}"
+
+
+def schema(topic: TopicName, content_id: str) -> str:
+    return f"{schemas_of(topic)}/{content_id}"
+
+
+def schema_versions(topic: TopicName) -> str:
+    """Which contents this region numbered 0, 1, 2 ..."""
+    base = topic.base
+    return f"{SCHEMA_VERSIONS}/{_namespace(base.namespace_name)}/{escape(base.local_name)}"
+
+
+def broker_epoch(broker_id: str) -> str:
+    return f"{BROKERS}/{escape(broker_id)}/epoch"
+
+
+def _namespace(name: str) -> str:
+    tenant_name, _, short = name.partition("/")
+    return f"{escape(tenant_name)}/{escape(short)}"
+
+
+def _topic(topic: TopicName) -> str:
+    return f"{_namespace(topic.namespace_name)}/{topic.domain}/{escape(topic.local_name)}"

@@ -1,0 +1,312 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a region remembers, as values: clusters, tenants, namespaces, topics, schemas.
+
+``to_json``/``from_json`` are the form people and the admin API see, with Pulsar's names for the fields. Fields that
+this version does not know are kept in ``extra`` and written back, so that an older broker does not erase what a newer
+one set. In the store every value is wrapped with the number of its format and the stamp of the write, see ``encode``.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from meridian_broker.metadata.errors import Invalid
+from meridian_broker.metadata.store import MetadataError
+from meridian_broker.positions.clock import Stamp
+from meridian_broker.positions.position import EARLIEST, Position, parse_position
+
+FORMAT: Final = 1
+"""Of every stored value. A greater one is refused, an older one is read."""
+
+Json = dict[str, Any]
+
+
+def encode(value: Any, stamp: Stamp | None = None) -> bytes:
+    """A value as it is stored: format, value, and who wrote it when."""
+    wrapped: Json = {"format": FORMAT, "value": value}
+    if stamp is not None:
+        wrapped["stamp"] = list(stamp)
+    return json.dumps(wrapped, separators=(",", ":"), ensure_ascii=False).encode()
+
+
+def decode(path: str, data: bytes) -> tuple[Any, Stamp | None]:
+    """The value and its stamp.
+
+    :raises MetadataError: it is of a newer format, or damaged.
+    """
+    try:
+        wrapped = json.loads(data)
+        found = wrapped["format"]
+        if found > FORMAT:
+            raise MetadataError(f"{path} has format {found}, made by a newer version; this one reads {FORMAT}: upgrade")
+        stamp = wrapped.get("stamp")
+        return wrapped["value"], None if stamp is None else Stamp(int(stamp[0]), int(stamp[1]), str(stamp[2]))
+    except (ValueError, KeyError, TypeError, IndexError) as error:
+        raise MetadataError(f"{path} holds {data[:60]!r}, which no version of Meridian wrote: restore it") from error
+
+
+def take(source: Mapping[str, Any], key: str, kind: type | tuple[type, ...], default: Any = None) -> Any:
+    """``source[key]`` when it is of that kind; the default when it is absent or null.
+
+    :raises Invalid: it is something else.
+    """
+    value = source.get(key)
+    if value is None:
+        return default
+    if not isinstance(value, kind) or (isinstance(value, bool) and kind is int):
+        raise Invalid(f"{key} is {value!r}: {_article(kind)} is wanted")
+    return value
+
+
+def names(source: Mapping[str, Any], key: str) -> frozenset[str]:
+    """A list of names. :raises Invalid: it is something else."""
+    value = take(source, key, (list, tuple, set, frozenset), ())
+    if not all(isinstance(name, str) and name for name in value):
+        raise Invalid(f"{key} is {value!r}: a list of names is wanted")
+    return frozenset(value)
+
+
+def strings(source: Mapping[str, Any], key: str) -> dict[str, str]:
+    """A map of strings. :raises Invalid: it is something else."""
+    value = take(source, key, Mapping, {})
+    if not all(isinstance(name, str) and isinstance(text, str) for name, text in value.items()):
+        raise Invalid(f"{key} is {value!r}: a map of strings is wanted")
+    return dict(value)
+
+
+def without(source: Mapping[str, Any], *known: str) -> Json:
+    """The fields this version does not know."""
+    return {key: value for key, value in source.items() if key not in known}
+
+
+def mapping(source: Any, what: str) -> Mapping[str, Any]:
+    """:raises Invalid: it is no JSON object."""
+    if not isinstance(source, Mapping):
+        raise Invalid(f"{what} is {source!r}: a JSON object is wanted")
+    return source
+
+
+def _article(kind: type | tuple[type, ...]) -> str:
+    words = {str: "a text", int: "a whole number", bool: "true or false", list: "a list", Mapping: "an object"}
+    return words.get(kind[0] if isinstance(kind, tuple) else kind, "something else")
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterRecord:
+    """Where a region's brokers are reached. Pulsar calls it ClusterData."""
+
+    service_url: str = ""
+    """Admin REST, ``http://host:port``."""
+    service_url_tls: str = ""
+    broker_service_url: str = ""
+    """Binary protocol, ``pulsar://host:port``."""
+    broker_service_url_tls: str = ""
+    extra: Mapping[str, Any] = field(default_factory=dict)
+    stamp: Stamp | None = None
+
+    def to_json(self) -> Json:
+        return {
+            "serviceUrl": self.service_url,
+            "serviceUrlTls": self.service_url_tls,
+            "brokerServiceUrl": self.broker_service_url,
+            "brokerServiceUrlTls": self.broker_service_url_tls,
+            **self.extra,
+        }
+
+    @classmethod
+    def from_json(cls, source: Any, stamp: Stamp | None = None) -> ClusterRecord:
+        """:raises Invalid: a field is not what it should be."""
+        data = mapping(source, "a cluster")
+        keys = ("serviceUrl", "serviceUrlTls", "brokerServiceUrl", "brokerServiceUrlTls")
+        admin, admin_tls, broker, broker_tls = (take(data, key, str, "") for key in keys)
+        return cls(admin, admin_tls, broker, broker_tls, without(data, *keys), stamp)
+
+
+@dataclass(frozen=True, slots=True)
+class TenantRecord:
+    """Who may administer a tenant, and in which regions it may live."""
+
+    admin_roles: frozenset[str] = frozenset()
+    allowed_clusters: frozenset[str] = frozenset()
+    deleting: bool = False
+    """Its deletion has begun: nothing new may be made in it."""
+    stamp: Stamp | None = None
+
+    def to_json(self) -> Json:
+        return {"adminRoles": sorted(self.admin_roles), "allowedClusters": sorted(self.allowed_clusters)}
+
+    @classmethod
+    def from_json(cls, source: Any) -> TenantRecord:
+        """:raises Invalid: a field is not what it should be."""
+        data = mapping(source, "a tenant")
+        return cls(names(data, "adminRoles"), names(data, "allowedClusters"))
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionedTopicRecord:
+    """How many partitions a topic has. The number only grows."""
+
+    partitions: int
+    properties: Mapping[str, str] = field(default_factory=dict)
+    extra: Mapping[str, Any] = field(default_factory=dict)
+    stamp: Stamp | None = None
+
+    def to_json(self) -> Json:
+        return {"partitions": self.partitions, "properties": dict(self.properties), **self.extra}
+
+    @classmethod
+    def from_json(cls, source: Any, stamp: Stamp | None = None) -> PartitionedTopicRecord:
+        """:raises Invalid: a field is not what it should be."""
+        data = mapping(source, "a partitioned topic")
+        partitions = take(data, "partitions", int, 0)
+        return cls(partitions, strings(data, "properties"), without(data, "partitions", "properties"), stamp)
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerRecord:
+    """One ledger of a topic, and what was true when it began, so that it can be indexed without the ones before it."""
+
+    ledger_id: int
+    entries: int = 0
+    """Durable entries; known once it is sealed."""
+    size: int = 0
+    """Their bytes."""
+    sealed_ms: int = 0
+    """When it was sealed, in milliseconds since 1970; 0 while it is being written."""
+    own_before: Position = EARLIEST
+    """The last own entry before its first one (R3)."""
+    origins_before: Mapping[str, Position] = field(default_factory=dict)
+    """For each other region, the last origin stored before its first entry (R4)."""
+
+    def to_json(self) -> Json:
+        return {
+            "id": self.ledger_id,
+            "entries": self.entries,
+            "size": self.size,
+            "sealedMs": self.sealed_ms,
+            "ownBefore": str(self.own_before),
+            "originsBefore": {region: str(position) for region, position in self.origins_before.items()},
+        }
+
+    @classmethod
+    def from_json(cls, source: Any) -> LedgerRecord:
+        """:raises Invalid: a field is not what it should be."""
+        data = mapping(source, "a ledger")
+        ledger_id, entries, size, sealed = (take(data, key, int, 0) for key in ("id", "entries", "size", "sealedMs"))
+        own_before, origins_before = _position(data, "ownBefore"), _positions(data, "originsBefore")
+        return cls(ledger_id, entries, size, sealed, own_before, origins_before)
+
+
+@dataclass(frozen=True, slots=True)
+class TopicRecord:
+    """What this region must know of a topic, or of one partition, before it can open it."""
+
+    incarnation: str = ""
+    """The stamp of its last deletion; empty when it was never deleted (R8)."""
+    properties: Mapping[str, str] = field(default_factory=dict)
+    ledgers: tuple[LedgerRecord, ...] = ()
+    """Oldest first; only the last may be open."""
+    progress_ledgers: tuple[int, ...] = ()
+    """Ledgers with the progress of its subscriptions, oldest first."""
+    last_own: Position = EARLIEST
+    """The last own entry, as of the last write of this record (R3)."""
+    last_origins: Mapping[str, Position] = field(default_factory=dict)
+    """The last stored origin per other region, as of the last write of this record (R4)."""
+    terminated: Position | None = None
+    """The last entry for ever, when the topic was terminated."""
+    extra: Mapping[str, Any] = field(default_factory=dict)
+    stamp: Stamp | None = None
+
+    def to_json(self) -> Json:
+        return {
+            "incarnation": self.incarnation,
+            "properties": dict(self.properties),
+            "ledgers": [ledger.to_json() for ledger in self.ledgers],
+            "progressLedgers": list(self.progress_ledgers),
+            "lastOwn": str(self.last_own),
+            "lastOrigins": {region: str(position) for region, position in self.last_origins.items()},
+            "terminated": None if self.terminated is None else str(self.terminated),
+            **self.extra,
+        }
+
+    @classmethod
+    def from_json(cls, source: Any, stamp: Stamp | None = None) -> TopicRecord:
+        """:raises Invalid: a field is not what it should be."""
+        data = mapping(source, "a topic")
+        return cls(
+            incarnation=take(data, "incarnation", str, ""),
+            properties=strings(data, "properties"),
+            ledgers=tuple(LedgerRecord.from_json(ledger) for ledger in take(data, "ledgers", list, [])),
+            progress_ledgers=tuple(int(ledger) for ledger in take(data, "progressLedgers", list, [])),
+            last_own=_position(data, "lastOwn"),
+            last_origins=_positions(data, "lastOrigins"),
+            terminated=None if data.get("terminated") is None else _position(data, "terminated"),
+            extra=without(data, *_TOPIC_FIELDS),
+            stamp=stamp,
+        )
+
+
+_TOPIC_FIELDS: Final = (
+    "incarnation",
+    "properties",
+    "ledgers",
+    "progressLedgers",
+    "lastOwn",
+    "lastOrigins",
+    "terminated",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class SchemaRecord:
+    """One schema of a topic. ``version`` is this region's own number, the content id is the same everywhere (R41)."""
+
+    type: str
+    """As the admin API names it: ``STRING``, ``JSON``, ``AVRO`` ..."""
+    data: bytes
+    properties: Mapping[str, str] = field(default_factory=dict)
+    timestamp_ms: int = 0
+    version: int = -1
+    """-1: not numbered yet."""
+    stamp: Stamp | None = None
+
+    @property
+    def content_id(self) -> str:
+        """What makes two schemas the same: type and definition."""
+        return hashlib.sha256(self.type.encode() + b"\x00" + self.data).hexdigest()
+
+    def to_json(self) -> Json:
+        """As stored; the definition is base64 because some types' definitions are not text."""
+        return {
+            "type": self.type,
+            "data": base64.b64encode(self.data).decode(),
+            "properties": dict(self.properties),
+            "timestamp": self.timestamp_ms,
+        }
+
+    @classmethod
+    def from_json(cls, source: Any, version: int = -1, stamp: Stamp | None = None) -> SchemaRecord:
+        """:raises Invalid: a field is not what it should be."""
+        data = mapping(source, "a schema")
+        try:
+            definition = base64.b64decode(take(data, "data", str, ""), validate=True)
+        except ValueError:
+            raise Invalid("the data of a schema are not base64") from None
+        kind, time_ms = take(data, "type", str, ""), take(data, "timestamp", int, 0)
+        return cls(kind, definition, strings(data, "properties"), time_ms, version, stamp)
+
+
+def _position(data: Mapping[str, Any], key: str) -> Position:
+    try:
+        return parse_position(take(data, key, str, str(EARLIEST)))
+    except ValueError as error:
+        raise Invalid(f"{key}: {error}") from None
+
+
+def _positions(data: Mapping[str, Any], key: str) -> dict[str, Position]:
+    return {region: _position({region: text}, region) for region, text in strings(data, key).items()}

@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Schemas of topics. Contents are a set that all regions share; the numbers 0, 1, 2 ... are each region's own (R41).
+
+So the content lies below ``/geo`` under its hash, and which content got which number here lies below ``/local``. A
+number is never given twice, not even after all schemas of a topic were deleted: stored messages refer to numbers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from meridian_broker.metadata import keys
+from meridian_broker.metadata.access import Access
+from meridian_broker.metadata.errors import Invalid, NotFound
+from meridian_broker.metadata.limits import MAX_OPERATIONS
+from meridian_broker.metadata.records import SchemaRecord, encode
+from meridian_broker.metadata.store import Check, Delete, Put
+from meridian_broker.wire.pulsar.topic_name import TopicName
+
+MAX_SCHEMA_BYTES = 512 << 10
+"""Largest definition; as base64 it fits the store's limit."""
+
+MAX_VERSIONS = 2048
+"""Most schemas of one topic, deleted ones included."""
+
+
+class Schemas:
+    """A topic's schemas; a partition's are its topic's."""
+
+    def __init__(self, access: Access) -> None:
+        self._access = access
+
+    async def all(self, topic: TopicName) -> list[SchemaRecord]:
+        """All that were not deleted, oldest first."""
+        contents, first, _ = await self._numbered(topic)
+        found = [await self._read(topic, contents[number], number) for number in range(first, len(contents))]
+        return [record for record in found if record is not None]
+
+    async def get(self, topic: TopicName, version: int | None = None) -> SchemaRecord:
+        """That version, or the newest. :raises NotFound: there is none, or it was deleted."""
+        contents, first, _ = await self._numbered(topic)
+        number = len(contents) - 1 if version is None else version
+        record = await self._read(topic, contents[number], number) if first <= number < len(contents) else None
+        if record is None:
+            raise NotFound(f"topic {topic.base} has no schema{'' if version is None else f' of version {version}'}")
+        return record
+
+    async def add(self, topic: TopicName, schema: SchemaRecord) -> SchemaRecord:
+        """Number it; one that is there already keeps its number. Returns it with version and stamp.
+
+        Whether it is compatible with the others is for the caller to judge, before.
+
+        :raises NotFound: the namespace does not exist.
+        :raises Invalid: it is too large, or there are too many.
+        """
+        if len(schema.data) > MAX_SCHEMA_BYTES:
+            raise Invalid(f"a schema of {len(schema.data)} bytes: the limit is {MAX_SCHEMA_BYTES}")
+        content = schema.content_id
+        path = keys.schema(topic, content)
+
+        async def attempt() -> SchemaRecord | None:
+            contents, first, version = await self._numbered(topic)
+            if content in contents[first:]:
+                number = contents.index(content, first)
+                return await self._read(topic, content, number)
+            if len(contents) >= MAX_VERSIONS:
+                raise Invalid(f"topic {topic.base} has {MAX_VERSIONS} schemas, which is the limit")
+            namespace = await self._access.base_of_namespace(topic.namespace_name)
+            _, stamp, stored = await self._access.value(path)
+            made = replace(schema, version=len(contents), stamp=self._access.stamp(stamp))
+            checks = [
+                Check(keys.namespace(topic.namespace_name), namespace.version),
+                Check(keys.schema_versions(topic), version),
+                Check(path, stored),
+            ]
+            operations = [
+                Put(keys.schema_versions(topic), encode({"contents": [*contents, content], "first": first})),
+                Put(path, encode(made.to_json(), made.stamp)),
+            ]
+            return made if await self._access.store.transact(checks, operations) else None
+
+        return await self._access.retry(f"adding a schema to {topic.base}", attempt)
+
+    async def delete(self, topic: TopicName) -> int:
+        """Delete all; returns the newest version there was, -1 for none. Numbers go on from there."""
+
+        async def attempt() -> int | None:
+            contents, first, version = await self._numbered(topic)
+            if first == len(contents):
+                return len(contents) - 1 if contents else -1
+            some = contents[first : first + MAX_OPERATIONS - 2]
+            numbering = Put(keys.schema_versions(topic), encode({"contents": contents, "first": first + len(some)}))
+            operations: list[Put | Delete] = [numbering, *(Delete(keys.schema(topic, each)) for each in some)]
+            checks = [Check(keys.schema_versions(topic), version)]
+            if not await self._access.store.transact(checks, operations):
+                return None
+            return len(contents) - 1 if first + len(some) == len(contents) else None
+
+        return await self._access.retry(f"deleting the schemas of {topic.base}", attempt)
+
+    async def _numbered(self, topic: TopicName) -> tuple[list[str], int, int]:
+        """Content ids by number, the first number that is not deleted, and the record's version."""
+        value, _, version = await self._access.value(keys.schema_versions(topic))
+        numbering: dict[str, Any] = value or {}
+        return list(numbering.get("contents", [])), int(numbering.get("first", 0)), version
+
+    async def _read(self, topic: TopicName, content: str, number: int) -> SchemaRecord | None:
+        value, stamp, version = await self._access.value(keys.schema(topic, content))
+        return SchemaRecord.from_json(value, number, stamp) if version else None

@@ -1,0 +1,244 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Topics: how many partitions they have (agreed between regions), and which ledgers they have here (local).
+
+A topic and a partitioned topic of the same name exclude each other. Deleting one leaves the stamp of the deletion:
+that is the incarnation of whatever is made under that name later (R8); creating leaves none, so that two regions that make
+the same topic at the same time mean the same topic.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from meridian_broker.metadata import keys
+from meridian_broker.metadata.access import Access, check_namespace
+from meridian_broker.metadata.errors import AlreadyExists, Invalid, NotFound
+from meridian_broker.metadata.records import PartitionedTopicRecord, TopicRecord, decode, encode
+from meridian_broker.metadata.store import ABSENT, Check, Delete, Put
+from meridian_broker.positions.clock import Stamp
+from meridian_broker.wire.pulsar.topic_name import PERSISTENT, TopicName
+
+MAX_PARTITIONS = 10_000
+"""Most partitions of one topic."""
+
+
+class Deletions:
+    """When topics were deleted last (R8)."""
+
+    def __init__(self, access: Access) -> None:
+        self._access = access
+
+    async def incarnation(self, topic: TopicName) -> tuple[str, list[Check]]:
+        """The incarnation a topic made now has, and what must still hold when it is made.
+
+        Deleting a partitioned topic counts for its partitions.
+        """
+        newest: Stamp | None = None
+        checks: list[Check] = []
+        for path in sorted({keys.deletion(topic), keys.deletion(topic.base)}):
+            _, stamp, version = await self._access.value(path)
+            checks.append(Check(path, version))
+            if stamp is not None and (newest is None or stamp > newest):
+                newest = stamp
+        return "" if newest is None else str(newest), checks
+
+    async def marking(self, topic: TopicName, stamp: Stamp | None) -> tuple[Check, Put, Stamp]:
+        """What a transaction that deletes the topic has to contain. ``stamp``: of a deletion in another region."""
+        path = keys.deletion(topic)
+        _, before, version = await self._access.value(path)
+        mark = self._access.stamp(before) if stamp is None else stamp
+        if before is not None and before > mark:
+            mark = before
+        return Check(path, version), Put(path, encode({}, mark)), mark
+
+
+class PartitionedTopics:
+    """How many partitions topics have."""
+
+    def __init__(self, access: Access, deletions: Deletions) -> None:
+        self._access = access
+        self._deletions = deletions
+
+    async def find(self, topic: TopicName) -> PartitionedTopicRecord | None:
+        """None: the topic is not partitioned, or does not exist."""
+        value, stamp, version = await self._access.value(keys.partitioned_topic(topic))
+        return PartitionedTopicRecord.from_json(value, stamp) if version else None
+
+    async def get(self, topic: TopicName) -> PartitionedTopicRecord:
+        """:raises NotFound: there is no partitioned topic of that name."""
+        record = await self.find(topic)
+        if record is None:
+            raise NotFound(f"partitioned topic {topic} does not exist")
+        return record
+
+    async def names(self, namespace: str, domain: str = PERSISTENT) -> list[TopicName]:
+        """Those of ``tenant/namespace``."""
+        return await list_topics(self._access, namespace, domain, keys.partitioned_topics_of(namespace, domain))
+
+    async def create(
+        self, topic: TopicName, partitions: int, properties: Mapping[str, str] | None = None
+    ) -> PartitionedTopicRecord:
+        """:raises AlreadyExists: there is a topic of that name, partitioned or not.
+        :raises NotFound: its namespace does not exist.
+        :raises Invalid: an impossible number, or a partition's name.
+        """
+        if topic.partition >= 0:
+            raise Invalid(f"{topic} is the name of a partition: a partitioned topic cannot be called so")
+        path, plain = keys.partitioned_topic(topic), keys.topic(topic)
+        record = PartitionedTopicRecord(_check_count(partitions), dict(properties or {}))
+
+        async def attempt() -> PartitionedTopicRecord | None:
+            namespace = await self._access.base_of_namespace(topic.namespace_name)
+            if await self._access.store.get(path) is not None:
+                raise AlreadyExists(f"partitioned topic {topic} exists already")
+            if await self._access.store.get(plain) is not None:
+                raise AlreadyExists(f"topic {topic} exists already, without partitions")
+            stamp = self._access.stamp(None)
+            checks = [
+                Check(keys.namespace(topic.namespace_name), namespace.version),
+                Check(path, ABSENT),
+                Check(plain, ABSENT),
+            ]
+            done = await self._access.store.transact(checks, [Put(path, encode(record.to_json(), stamp))])
+            return replace(record, stamp=stamp) if done else None
+
+        return await self._access.retry(f"creating {topic}", attempt)
+
+    async def grow(self, topic: TopicName, partitions: int) -> PartitionedTopicRecord:
+        """Have at least that many partitions; as many already: nothing happens.
+
+        :raises NotFound: there is no partitioned topic of that name.
+        :raises Invalid: it has more already: the number never shrinks.
+        """
+        path = keys.partitioned_topic(topic)
+        _check_count(partitions)
+
+        async def attempt() -> PartitionedTopicRecord | None:
+            value, before, version = await self._access.value(path)
+            if not version:
+                raise NotFound(f"partitioned topic {topic} does not exist")
+            record = PartitionedTopicRecord.from_json(value, before)
+            if partitions == record.partitions:
+                return record
+            if partitions < record.partitions:
+                raise Invalid(f"{topic} has {record.partitions} partitions: there is no way back to {partitions}")
+            stamp = self._access.stamp(before)
+            grown = replace(record, partitions=partitions, stamp=stamp)
+            written = await self._access.store.transact(
+                [Check(path, version)], [Put(path, encode(grown.to_json(), stamp))]
+            )
+            return grown if written else None
+
+        return await self._access.retry(f"growing {topic}", attempt)
+
+    async def delete(self, topic: TopicName, stamp: Stamp | None = None) -> Stamp:
+        """Forget the partition count; delete the partitions (as topics) first. Returns the deletion's stamp.
+
+        :raises NotFound: there is no partitioned topic of that name.
+        """
+        path = keys.partitioned_topic(topic)
+
+        async def attempt() -> Stamp | None:
+            _, _, version = await self._access.value(path)
+            if not version:
+                raise NotFound(f"partitioned topic {topic} does not exist")
+            check, put, mark = await self._deletions.marking(topic, stamp)
+            return (
+                mark if await self._access.store.transact([Check(path, version), check], [Delete(path), put]) else None
+            )
+
+        return await self._access.retry(f"deleting {topic}", attempt)
+
+
+class Topics:
+    """Topics and partitions of this region, with their ledgers. Read and written by the topic's owner."""
+
+    def __init__(self, access: Access, deletions: Deletions) -> None:
+        self._access = access
+        self._deletions = deletions
+
+    async def find(self, topic: TopicName) -> tuple[TopicRecord, int] | None:
+        """The record and its version; None when the topic does not exist here."""
+        value, stamp, version = await self._access.value(keys.topic(topic))
+        return (TopicRecord.from_json(value, stamp), version) if version else None
+
+    async def get(self, topic: TopicName) -> tuple[TopicRecord, int]:
+        """:raises NotFound: the topic does not exist here."""
+        found = await self.find(topic)
+        if found is None:
+            raise NotFound(f"topic {topic} does not exist in {self._access.region}")
+        return found
+
+    async def names(self, namespace: str, domain: str = PERSISTENT) -> list[TopicName]:
+        """Those of ``tenant/namespace``, partitions as topics of their own."""
+        return await list_topics(self._access, namespace, domain, keys.topics_of(namespace, domain))
+
+    async def create(self, topic: TopicName, record: TopicRecord | None = None) -> tuple[TopicRecord, int]:
+        """Make it with its incarnation filled in; returns the record and its version.
+
+        :raises AlreadyExists: there is one of that name, or a partitioned topic.
+        :raises NotFound: its namespace does not exist.
+        """
+        path, partitioned = keys.topic(topic), keys.partitioned_topic(topic)
+
+        async def attempt() -> tuple[TopicRecord, int] | None:
+            namespace = await self._access.base_of_namespace(topic.namespace_name)
+            if await self._access.store.get(path) is not None:
+                raise AlreadyExists(f"topic {topic} exists already")
+            if await self._access.store.get(partitioned) is not None:
+                raise AlreadyExists(f"topic {topic} is partitioned: its partitions are topics, it is not")
+            incarnation, checks = await self._deletions.incarnation(topic)
+            made = replace(record or TopicRecord(), incarnation=incarnation)
+            checks += [
+                Check(keys.namespace(topic.namespace_name), namespace.version),
+                Check(path, ABSENT),
+                Check(partitioned, ABSENT),
+            ]
+            if not await self._access.store.transact(checks, [Put(path, encode(made.to_json()))]):
+                return None
+            found = await self._access.store.get(path)
+            if found is None:
+                return None  # made and deleted again by somebody: make it anew
+            return TopicRecord.from_json(decode(path, found.value)[0]), found.version
+
+        return await self._access.retry(f"creating {topic}", attempt)
+
+    async def put(self, topic: TopicName, record: TopicRecord, expected: int) -> int:
+        """Write it over that version; returns the new one.
+
+        :raises VersionConflict: another broker wrote it: whoever calls is not its owner any more.
+        """
+        return await self._access.store.put(
+            keys.topic(topic), encode(record.to_json(), record.stamp), expected=expected
+        )
+
+    async def delete(self, topic: TopicName, stamp: Stamp | None = None) -> Stamp:
+        """Forget it; its ledgers are the caller's to delete. Returns the stamp of the deletion (R8).
+
+        ``stamp``: that of the same deletion in another region, so that both mean the same incarnation.
+
+        :raises NotFound: it does not exist here.
+        """
+        path = keys.topic(topic)
+
+        async def attempt() -> Stamp | None:
+            found = await self._access.store.get(path)
+            if found is None:
+                raise NotFound(f"topic {topic} does not exist in {self._access.region}")
+            check, put, mark = await self._deletions.marking(topic, stamp)
+            checks = [Check(path, found.version), check]
+            return mark if await self._access.store.transact(checks, [Delete(path), put]) else None
+
+        return await self._access.retry(f"deleting {topic}", attempt)
+
+
+async def list_topics(access: Access, namespace: str, domain: str, folder: str) -> list[TopicName]:
+    tenant, _, short = check_namespace(namespace).partition("/")
+    return [TopicName(domain, tenant, short, keys.unescape(name)) for name in await access.store.children(folder)]
+
+
+def _check_count(partitions: int) -> int:
+    if not 1 <= partitions <= MAX_PARTITIONS:
+        raise Invalid(f"{partitions} partitions: 1 to {MAX_PARTITIONS} are possible")
+    return partitions

@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tenants and namespaces as small trees of paths.
+
+A namespace is one value for those who read it and many paths for those who write it (R41): its own path says that it
+exists, each policy lies below it, and each region or role of a list below that. *Leaves* are the paths below a base,
+relative to it (``""`` is the base itself), with their values. What is served is a pure function of the leaves (R42).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from meridian_broker.metadata.keys import escape, unescape
+from meridian_broker.metadata.policies import NAME_SETS, NamespaceRecord
+from meridian_broker.metadata.records import TenantRecord, decode, encode
+from meridian_broker.metadata.store import Check, Delete, Put, Record
+from meridian_broker.positions.clock import Stamp
+
+BASE: Final = ""
+ROLES: Final = "/roles/"
+CLUSTERS: Final = "/clusters/"
+POLICIES: Final = "/policies/"
+
+Leaves = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Tree:
+    """What the store holds at ``path`` and below: records by relative path. Without the base it does not exist."""
+
+    path: str
+    records: Mapping[str, Record]
+
+    @property
+    def exists(self) -> bool:
+        return BASE in self.records
+
+    def version(self, leaf: str) -> int:
+        record = self.records.get(leaf)
+        return 0 if record is None else record.version
+
+    def leaves(self) -> dict[str, Any]:
+        return {leaf: decode(self.path + leaf, record.value)[0] for leaf, record in self.records.items()}
+
+    def stamp(self, leaf: str = BASE) -> Stamp | None:
+        record = self.records.get(leaf)
+        return None if record is None else decode(self.path + leaf, record.value)[1]
+
+    def writes(self, wanted: Leaves, stamp: Callable[[Stamp | None], Stamp]) -> tuple[list[Check], list[Put | Delete]]:
+        """What makes this tree into ``wanted``. Only what differs is written, and only that is checked, with the base.
+
+        ``stamp`` gives the stamp of a write from the stamp of what it replaces (R40).
+        """
+        present = self.leaves()
+        touched = [leaf for leaf in present.keys() | wanted.keys() if not _same(leaf, present, wanted)]
+        checks = [Check(self.path + leaf, self.version(leaf)) for leaf in sorted({BASE, *touched})]
+        operations: list[Put | Delete] = []
+        for leaf in sorted(touched):
+            if leaf in wanted:
+                operations.append(Put(self.path + leaf, encode(wanted[leaf], stamp(self.stamp(leaf)))))
+            else:
+                operations.append(Delete(self.path + leaf))
+        return checks, operations
+
+
+def _same(leaf: str, present: Leaves, wanted: Leaves) -> bool:
+    return leaf in present and leaf in wanted and present[leaf] == wanted[leaf]
+
+
+def unfold_tenant(record: TenantRecord) -> dict[str, Any]:
+    leaves: dict[str, Any] = {BASE: {"deleting": True} if record.deleting else {}}
+    leaves.update({ROLES + escape(role): True for role in record.admin_roles})
+    leaves.update({CLUSTERS + escape(cluster): True for cluster in record.allowed_clusters})
+    return leaves
+
+
+def fold_tenant(tree: Tree) -> TenantRecord | None:
+    if not tree.exists:
+        return None
+    return TenantRecord(
+        frozenset(_below(tree, ROLES)), frozenset(_below(tree, CLUSTERS)), _deleting(tree), tree.stamp()
+    )
+
+
+def unfold_namespace(record: NamespaceRecord) -> dict[str, Any]:
+    leaves: dict[str, Any] = {BASE: {"deleting": True} if record.deleting else {}}
+    for policy, value in record.policies().items():
+        at = POLICIES + escape(policy)
+        if policy in NAME_SETS:
+            leaves.update({f"{at}/{escape(element)}": True for element in value})
+        else:
+            leaves[at] = value
+    return leaves
+
+
+def fold_namespace(tree: Tree) -> NamespaceRecord | None:
+    """:raises MetadataError: a stored policy is not what it should be."""
+    if not tree.exists:
+        return None
+    policies: dict[str, Any] = {}
+    for leaf, value in tree.leaves().items():
+        if not leaf.startswith(POLICIES):
+            continue
+        policy, separator, element = leaf.removeprefix(POLICIES).partition("/")
+        if separator:
+            policies.setdefault(unescape(policy), []).append(unescape(element))
+        else:
+            policies[unescape(policy)] = value
+    return replace(NamespaceRecord.from_json(policies), deleting=_deleting(tree), stamp=tree.stamp())
+
+
+def _below(tree: Tree, prefix: str) -> list[str]:
+    return [unescape(leaf.removeprefix(prefix)) for leaf in tree.records if leaf.startswith(prefix)]
+
+
+def _deleting(tree: Tree) -> bool:
+    return bool(tree.leaves()[BASE].get("deleting", False))

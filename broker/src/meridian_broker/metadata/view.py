@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The region's clusters, tenants and namespaces in memory, for decisions that cannot wait for the store.
+
+The view holds what the store holds at the paths it knows, by version: news that is older than what is known changes
+nothing. A namespace's record is put together when it is first asked for, and again after one of its paths changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Final, Generic, Literal, TypeVar
+
+from meridian_broker.metadata import keys
+from meridian_broker.metadata.policies import NamespaceRecord
+from meridian_broker.metadata.records import ClusterRecord, TenantRecord, decode
+from meridian_broker.metadata.store import Change, Record
+from meridian_broker.metadata.trees import Tree, fold_namespace, fold_tenant
+
+Kind = Literal["cluster", "tenant", "namespace", "partitioned", "schema", "deletion", "everything"]
+
+
+@dataclass(frozen=True, slots=True)
+class Changed:
+    """Something changed in what regions agree on. ``everything``: changes may have been missed, look at all again."""
+
+    kind: Kind
+    name: str
+    """A cluster, a tenant, ``tenant/namespace``, or a topic as ``tenant/namespace/name``; empty for ``everything``."""
+
+
+T = TypeVar("T")
+
+_KINDS: Final[dict[str, tuple[Kind, int]]] = {
+    "clusters": ("cluster", 1),
+    "tenants": ("tenant", 1),
+    "namespaces": ("namespace", 2),
+    "partitioned": ("partitioned", 4),
+    "schemas": ("schema", 3),
+    "deletions": ("deletion", 4),
+}
+"""Of each folder below ``/geo``: the kind, and how many segments name one of it."""
+
+
+def split(path: str) -> tuple[Kind, str, str] | None:
+    """Kind, base path and rest of a path below ``/geo``; None for one this version does not know."""
+    segments = path.split("/")
+    known = _KINDS.get(segments[2]) if len(segments) > 2 else None
+    if known is None or len(segments) < 3 + known[1]:
+        return None
+    end = 3 + known[1]
+    rest = "/".join(segments[end:])
+    return known[0], "/".join(segments[:end]), "/" + rest if rest else ""
+
+
+def name_of(kind: Kind, base: str) -> str:
+    """What a base path is about."""
+    segments = [keys.unescape(segment) for segment in base.split("/")[3:]]
+    if kind in ("partitioned", "deletion"):
+        del segments[2]  # the domain
+    return "/".join(segments)
+
+
+class _Shelf(Generic[T]):
+    """All of one kind: trees by base path, and the records folded from them."""
+
+    def __init__(self, fold: Callable[[Tree], T | None]) -> None:
+        self._fold = fold
+        self._trees: dict[str, dict[str, Record]] = {}
+        self._folded: dict[str, T | None] = {}
+
+    def set(self, base: str, leaf: str, record: Record | None) -> bool:
+        """Whether that was news."""
+        tree = self._trees.get(base, {})
+        known = tree.get(leaf)
+        if record is None:
+            if known is None:
+                return False
+            del tree[leaf]
+            if not tree:
+                del self._trees[base]
+        else:
+            if known is not None and known.version >= record.version:
+                return False
+            self._trees.setdefault(base, tree)[leaf] = record
+        self._folded.pop(base, None)
+        return True
+
+    def get(self, base: str) -> T | None:
+        if base not in self._folded:
+            tree = self._trees.get(base)
+            if tree is None:
+                return None  # not remembered: names that do not exist are without number
+            self._folded[base] = self._fold(Tree(base, tree))
+        return self._folded[base]
+
+    def bases(self) -> list[str]:
+        return sorted(base for base, tree in self._trees.items() if "" in tree)
+
+
+class View:
+    """See the module's text. Changes come through ``apply``, whole states through ``of``."""
+
+    def __init__(self) -> None:
+        self._clusters: _Shelf[ClusterRecord] = _Shelf(_fold_cluster)
+        self._tenants: _Shelf[TenantRecord] = _Shelf(fold_tenant)
+        self._namespaces: _Shelf[NamespaceRecord] = _Shelf(fold_namespace)
+
+    @classmethod
+    def of(cls, found: Iterable[tuple[str, Record]]) -> View:
+        """What a scan of ``/geo/`` found."""
+        view = cls()
+        view.apply(Change(path, record) for path, record in found)
+        return view
+
+    def apply(self, changes: Iterable[Change]) -> list[Changed]:
+        """Take changes in; says what is different now, each thing once."""
+        news: dict[Changed, None] = {}
+        for change in changes:
+            where = split(change.path)
+            if where is None:
+                continue
+            kind, base, leaf = where
+            shelf = self._shelf(kind)
+            if shelf is None or shelf.set(base, leaf, change.record):
+                news[Changed(kind, name_of(kind, base))] = None
+        return list(news)
+
+    def cluster(self, name: str) -> ClusterRecord | None:
+        return self._clusters.get(keys.cluster(name))
+
+    def clusters(self) -> list[str]:
+        return [name_of("cluster", base) for base in self._clusters.bases()]
+
+    def tenant(self, name: str) -> TenantRecord | None:
+        return self._tenants.get(keys.tenant(name))
+
+    def namespace(self, name: str) -> NamespaceRecord | None:
+        return self._namespaces.get(keys.namespace(name))
+
+    def namespaces(self) -> list[str]:
+        return [name_of("namespace", base) for base in self._namespaces.bases()]
+
+    def _shelf(self, kind: Kind) -> _Shelf[ClusterRecord] | _Shelf[TenantRecord] | _Shelf[NamespaceRecord] | None:
+        if kind == "cluster":
+            return self._clusters
+        if kind == "tenant":
+            return self._tenants
+        return self._namespaces if kind == "namespace" else None
+
+
+def _fold_cluster(tree: Tree) -> ClusterRecord | None:
+    record = tree.records.get("")
+    return None if record is None else ClusterRecord.from_json(*decode(tree.path, record.value))
