@@ -1,0 +1,263 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The progress exchange: how an ack made in one region becomes known, durably, in all others (R10, R13, R15, R18-R20).
+
+One per broker, without sockets and without a clock: messages come in by ``received``, time by ``tick``, and what is to
+be sent goes out through the callables given to ``connected`` and ``received``. Three ways lead from region to region:
+
+* **Deltas**, for speed. Each change of progress goes to each peer at once, or joined with its neighbours a few
+  milliseconds later. A peer confirms what it made durable.
+* **Digests**, for certainty. On connect and every few seconds regions compare what they hold; only what differs
+  travels. Whatever deltas missed (a link that was down, a full queue, a crash) is healed here, and only here.
+* **Barriers and flushes**, for the moment of a switch: pull everything before the first dispatch, push everything
+  before a close is answered.
+
+Progress is a join-semilattice, so none of the three has to happen exactly once or in order, and none can take back an
+ack. Nothing here adds to progress either: what is sent is what the host holds, or a part of it.
+
+Links: per remote region one outgoing link, ours, carries our requests and their answers; the region's own link carries
+its requests, and ``received`` gets the way to answer them. Numbers of DELTA grow over all links to a region, so answers
+that outlive their link cannot be mistaken.
+
+Duties of the caller: call ``tick`` soon after ``local_ack`` (once per turn of the event loop is best: all acks of the
+turn become one DELTA) and at ``next_deadline``; call ``merge``'s ``done`` only once durable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from meridian_broker.positions.progress import Progress
+from meridian_broker.replication.exchange_barrier import Barriers
+from meridian_broker.replication.exchange_comparing import Comparing
+from meridian_broker.replication.exchange_context import ExchangeContext, ExchangeCounters, ProgressHost, Reply
+from meridian_broker.replication.exchange_deltas import Deltas
+from meridian_broker.replication.exchange_messages import (
+    OLDEST_VERSION,
+    PROTOCOL_VERSION,
+    Barrier,
+    BarrierDone,
+    Delta,
+    DeltaAck,
+    Digest,
+    ExchangeLimits,
+    Fetch,
+    Hello,
+    PeerMessage,
+    State,
+)
+from meridian_broker.replication.exchange_peer import Peer
+from meridian_broker.replication.exchange_waits import LINK_DOWN, BarrierResult, FlushResult, Waits
+
+
+@dataclass(frozen=True, slots=True)
+class PeerStatus:
+    """How one subscription's progress stands with one region."""
+
+    region: str
+    connected: bool
+    last_sent: int
+    """Number of the last DELTA sent to the region, over all subscriptions."""
+    last_applied: int
+    """The highest one it confirmed as durable."""
+    pending: int
+    """DELTA with this subscription's progress that are queued or unconfirmed."""
+    reason: str
+    """Why the subscription does not sync with the region; empty when it does."""
+
+
+class ProgressExchange:
+    """All of a broker's exchange of progress with the other regions."""
+
+    def __init__(
+        self,
+        host: ProgressHost,
+        *,
+        coalesce_ms: int = 10,
+        digest_interval_ms: int = 5000,
+        barrier_ms: int = 250,
+        limits: ExchangeLimits | None = None,
+    ) -> None:
+        """
+        :param coalesce_ms: the longest an ack waits for its neighbours while a DELTA is unconfirmed.
+        :param digest_interval_ms: between comparisons; also how long a DELTA may stay unconfirmed before it is given
+            up.
+        :param barrier_ms: the longest a barrier or a flush takes.
+        """
+        self._limits = limits or ExchangeLimits()
+        self._host = host
+        self._coalesce_ms = coalesce_ms
+        self._digest_interval_ms = digest_interval_ms
+        self._barrier_ms = barrier_ms
+        self._context = ExchangeContext(host, self._limits)
+        self._peers = self._context.peers
+        self._waits = Waits(wait_ms=barrier_ms, most=self._limits.waiters)
+        self._comparing = Comparing(self._context)
+        self._deltas = Deltas(self._context, self._waits, self._comparing)
+        self._barriers = Barriers(self._context, self._waits, self._deltas)
+
+    @property
+    def counters(self) -> ExchangeCounters:
+        return self._context.counters
+
+    # -- links
+
+    def add_peer(self, region: str) -> None:
+        """A region that may be spoken to; of no effect when known."""
+        if region != self._host.region and region not in self._peers:
+            self._peers[region] = Peer(region, coalesce_ms=self._coalesce_ms, limits=self._limits)
+
+    def remove_peer(self, region: str) -> None:
+        """The region is no longer spoken to, and its messages are ignored."""
+        if region in self._peers:
+            self.disconnected(region, self._context.now_ms)
+            del self._peers[region]
+
+    def connected(self, region: str, send: Callable[[PeerMessage], None], now_ms: int) -> None:
+        """Our link to the region is up; ``send`` puts a message on it, and does nothing once the link is gone.
+
+        :raises KeyError: no such peer.
+        """
+        peer = self._peers[region]
+        if peer.send is not None:
+            self.disconnected(region, now_ms)
+        self._context.now_ms = now_ms
+        peer.send, peer.incompatible = send, ""
+        peer.next_digest_ms = now_ms + self._digest_interval_ms
+        send(Hello(PROTOCOL_VERSION, self._host.region, peer.next_number))
+        self._comparing.announce(peer)
+
+    def disconnected(self, region: str, now_ms: int) -> None:
+        """Our link to the region is down. What was on its way there is offered to the others, to be passed on."""
+        self._context.now_ms = now_ms
+        peer = self._peers.get(region)
+        if peer is None or peer.send is None:
+            return
+        peer.send = peer.next_digest_ms = None
+        lost = peer.drop()
+        self._waits.region_gone(region)
+        self._deltas.offer_again(region, lost)
+        for other in self._peers.values():
+            if other.next_digest_ms is not None:
+                # The lost region may have told some of us what it did not tell others.
+                other.next_digest_ms = min(other.next_digest_ms, now_ms + self._barrier_ms)
+
+    # -- what happens here, and time
+
+    def local_ack(
+        self, topic: str, subscription: str, delta: Progress, now_ms: int, *, record_changed: bool = False
+    ) -> None:
+        """Progress changed here: acks, a rewind, a new subscription. It leaves with the next ``tick``.
+
+        :param delta: what changed; kept, so it is not to be changed afterwards.
+        :param record_changed: the subscription's record changed too; new subscriptions are recognized without it.
+        """
+        self._context.now_ms = now_ms
+        key = (topic, subscription)
+        new = key not in self._context.book
+        self._context.book.mark(topic, subscription)
+        self._deltas.offer(key, delta, with_record=record_changed or new)
+
+    def tick(self, now_ms: int) -> None:
+        """Do what is due."""
+        self._context.now_ms = now_ms
+        for peer in list(self._peers.values()):
+            if not peer.up:
+                continue
+            self._deltas.expire(peer, now_ms - self._digest_interval_ms)
+            if peer.next_digest_ms is not None and peer.next_digest_ms <= now_ms:
+                peer.next_digest_ms = now_ms + self._digest_interval_ms
+                peer.expire_questions(now_ms - self._digest_interval_ms)
+                # So that the digest holds nothing that was not sent before it.
+                self._deltas.send_due(peer, at_once=True)
+                self._comparing.announce(peer)
+            else:
+                self._deltas.send_due(peer)
+        self._waits.expire(now_ms)
+
+    def next_deadline(self) -> int | None:
+        """When ``tick`` has something to do, in ``now_ms``'s clock; None: not before something else happens."""
+        times = [self._waits.next_deadline()]
+        for peer in self._peers.values():
+            if peer.up:
+                oldest = peer.oldest_flight_ms()
+                times += [peer.due_ms(), peer.next_digest_ms]
+                times.append(None if oldest is None else oldest + self._digest_interval_ms + 1)
+        return min((time for time in times if time is not None), default=None)
+
+    # -- what comes from the peer
+
+    def received(self, region: str, message: PeerMessage, reply: Reply, now_ms: int) -> None:
+        """A message of the region came, on its link or ours. Whatever it says, this does not raise."""
+        self._context.now_ms = now_ms
+        peer = self._peers.get(region)
+        if peer is None:
+            return
+        peer.back = reply
+        match message:
+            case Hello():
+                self._greeted(peer, message, reply)
+            case _ if peer.incompatible:
+                pass
+            case Delta():
+                self._deltas.merge(peer, message, reply)
+            case DeltaAck():
+                self._deltas.confirmed(peer, message)
+            case Digest():
+                self._comparing.compare(peer, message, reply)
+            case Fetch():
+                self._comparing.answer(peer, message, reply)
+            case State():
+                self._comparing.take(peer, message)
+            case Barrier():
+                self._barriers.answer(peer, message, reply)
+            case BarrierDone():
+                self._barriers.answered(peer, message)
+
+    def _greeted(self, peer: Peer, hello: Hello, reply: Reply) -> None:
+        if hello.version < OLDEST_VERSION:
+            peer.incompatible = (
+                f"region {peer.region} speaks version {hello.version} of the peer protocol, this broker "
+                f"{OLDEST_VERSION} to {PROTOCOL_VERSION}: upgrade {peer.region}"
+            )
+            peer.drop()
+            self._waits.region_gone(peer.region)
+        else:
+            peer.incompatible = ""
+        if not hello.answer:
+            peer.incoming.restarted(hello.next_delta)
+            reply(Hello(PROTOCOL_VERSION, self._host.region, peer.next_number, answer=True))
+
+    # -- the moment of a switch (R20)
+
+    def barrier(self, topic: str, subscription: str, now_ms: int, done: Callable[[BarrierResult], None]) -> None:
+        """Pull the newest progress of every reachable region.
+
+        ``done`` is called once all of it is durable here, or after ``barrier_ms``, or at once when nobody can be asked.
+        """
+        self._context.now_ms = now_ms
+        self.counters.barriers += 1
+        self._barriers.pull((topic, subscription), done)
+
+    def flush(self, topic: str, subscription: str, now_ms: int, done: Callable[[FlushResult], None]) -> None:
+        """Wait until every reachable region confirmed all that was offered so far for the subscription.
+
+        ``done`` is called then, or after ``barrier_ms``, or at once when nothing is on its way.
+        """
+        self._context.now_ms = now_ms
+        self.counters.flushes += 1
+        self._barriers.push((topic, subscription), done)
+
+    def status(self, topic: str, subscription: str) -> tuple[PeerStatus, ...]:
+        """How the subscription stands with each other region of its topic."""
+        return tuple(self._status(region, topic, subscription) for region in self._context.others_of(topic))
+
+    def _status(self, region: str, topic: str, subscription: str) -> PeerStatus:
+        peer = self._peers.get(region)
+        if peer is None:
+            return PeerStatus(region, False, 0, 0, 0, LINK_DOWN)
+        reason = peer.waiting.get(topic) or peer.troubles.get((topic, subscription), "")
+        if not peer.up:
+            reason = peer.incompatible or LINK_DOWN
+        numbers, queued = peer.carries((topic, subscription))
+        return PeerStatus(region, peer.up, peer.next_number - 1, peer.confirmed, len(numbers) + queued, reason)

@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The moment of a switch (R20): pull everything before the first dispatch, push everything before a close is answered.
+
+Either is enough for a planned switch without repeats; together they also cover a region that could do only its half.
+Both ask the regions that can be reached, wait for them at most ``barrier_ms``, and say who is missing and why.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from meridian_broker.positions.progress import Progress
+from meridian_broker.replication.exchange_context import ExchangeContext, Reply
+from meridian_broker.replication.exchange_deltas import Deltas
+from meridian_broker.replication.exchange_digests import key_digests
+from meridian_broker.replication.exchange_messages import Barrier, BarrierDone, SubscriptionKey
+from meridian_broker.replication.exchange_peer import Peer
+from meridian_broker.replication.exchange_waits import LINK_DOWN, Wait, WaitResult, Waits
+
+TOO_MANY = "TooManyWaiting"
+
+
+class Barriers:
+    """Barriers and flushes of this region, and its answers to those of others."""
+
+    def __init__(self, context: ExchangeContext, waits: Waits, deltas: Deltas) -> None:
+        self._context = context
+        self._waits = waits
+        self._deltas = deltas
+
+    def pull(self, key: SubscriptionKey, done: Callable[[WaitResult], None]) -> None:
+        """Ask every reachable region for what it knows and we do not."""
+        host = self._context.host
+        progress = host.progress(*key)
+        keys = () if progress is None else key_digests(progress)
+        listed = keys if len(keys) <= self._context.limits.keys_per_question else None
+        wait = self._start(key, done)
+        if wait is None:
+            return
+        question = Barrier(wait.number, *key, host.incarnation(key[0]), listed, wants_record=progress is None)
+        for peer in self._reachable(wait):
+            wait.waiting[peer.region] = set()
+        for region in list(wait.waiting):
+            send = self._context.peers[region].send
+            if send is not None:
+                send(question)
+        self._waits.end_if_complete(wait)
+
+    def push(self, key: SubscriptionKey, done: Callable[[WaitResult], None]) -> None:
+        """Wait until every reachable region confirmed what it was, or ought to have been, offered."""
+        wait = self._start(key, done)
+        if wait is None:
+            return
+        whole = self._context.host.progress(*key)
+        peers = self._reachable(wait)
+        for peer in peers:
+            if key[0] not in peer.even and whole is not None:
+                # Something may have been given up before: only the whole is sure to be all.
+                peer.offer((*key, False), whole.copy(), with_record=True, now_ms=self._context.now_ms)
+            numbers, queued = peer.carries(key)
+            self._waits.watch_deltas(wait, peer.region, numbers, queued=queued)
+        for peer in peers:
+            self._deltas.send_due(peer, at_once=True)
+            if peer.region not in wait.queued and wait.waiting.get(peer.region) == set():
+                self._waits.settle(wait, peer.region)
+        self._waits.end_if_complete(wait)
+
+    def answer(self, peer: Peer, question: Barrier, reply: Reply) -> None:
+        """Tell a region what it lacks."""
+        host, topic, name = self._context.host, question.topic, question.subscription
+        objection = self._context.objection(peer.region, topic, question.incarnation)
+        if objection is not None:
+            reply(BarrierDone(question.number, reason=objection[1]))
+            return
+        progress = host.progress(topic, name)
+        if progress is None:
+            reply(BarrierDone(question.number))
+            return
+        part: Progress | None = progress
+        if question.keys is not None:
+            have = {item.key: item.digest for item in question.keys}
+            lacking = [key for key, digest in progress.digests().items() if have.get(key) != digest]
+            part = progress.extract(lacking) if lacking else None
+        encoded = b"" if part is None else part.encode()
+        if len(encoded) > self._context.limits.item_bytes:
+            reply(BarrierDone(question.number, reason=f"progress of {len(encoded)} bytes does not fit a message"))
+            return
+        record = host.record(topic, name) if question.wants_record else None
+        reply(BarrierDone(question.number, encoded, record))
+
+    def answered(self, peer: Peer, answer: BarrierDone) -> None:
+        """A region told what it knows: the barrier passes it once that is durable here."""
+        wait = self._waits.get(answer.number)
+        if wait is None:
+            return
+        if answer.reason or not answer.progress:
+            self._waits.settle(wait, peer.region, answer.reason)
+            return
+
+        def settled(_: str, reason: str, __: Progress | None) -> None:
+            self._waits.settle(wait, peer.region, reason)
+
+        incarnation = self._context.host.incarnation(wait.key[0])
+        self._context.merge(peer.region, wait.key, incarnation, answer.progress, answer.record, settled)
+
+    def _start(self, key: SubscriptionKey, done: Callable[[WaitResult], None]) -> Wait | None:
+        if self._waits.full:
+            done(WaitResult(frozenset(), dict.fromkeys(self._context.others_of(key[0]), TOO_MANY)))
+            return None
+        return self._waits.start(key, self._context.now_ms, done)
+
+    def _reachable(self, wait: Wait) -> list[Peer]:
+        """The topic's peers that can be asked; the others are missing, with their reason."""
+        reachable: list[Peer] = []
+        topic = wait.key[0]
+        for region in self._context.others_of(topic):
+            peer = self._context.peers.get(region)
+            if peer is None or not peer.up:
+                wait.missing[region] = LINK_DOWN if peer is None else peer.incompatible or LINK_DOWN
+            elif topic in peer.waiting:
+                wait.missing[region] = peer.waiting[topic]
+            else:
+                reachable.append(peer)
+        return reachable

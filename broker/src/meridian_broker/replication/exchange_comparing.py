@@ -1,0 +1,238 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Finding and closing differences: digests out and in, questions, states (R19).
+
+A DIGEST of topics is compared; for a topic that differs its subscriptions are listed, for a subscription that differs
+its ledgers, and the state of those ledgers travels. Each side asks only for what the other may have more of, so both
+directions heal by both sides' digests; a side without a link of its own to the peer answers a differing digest with
+its own listing, on the peer's link.
+
+Comparison holds at a cut. A DIGEST names the last delta sent before it and the last of ours it contains. It waits until
+the former is durable here, and a topic of which we sent later deltas, or that a third region's merge just changed, is
+left for the next time, at most ``digest_skips`` times in a row, so a topic that is never quiet is healed too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import chain
+
+from meridian_broker.positions.progress import Progress
+from meridian_broker.replication.exchange_context import ExchangeContext, Reply
+from meridian_broker.replication.exchange_messages import (
+    Digest,
+    Fetch,
+    Question,
+    State,
+    StateItem,
+    SubscriptionDigest,
+    TopicDigest,
+)
+from meridian_broker.replication.exchange_peer import Peer
+
+
+class Comparing:
+    """The digest side of the exchange."""
+
+    def __init__(self, context: ExchangeContext) -> None:
+        self._context = context
+
+    # -- our state, told
+
+    def announce(self, peer: Peer) -> None:
+        """Send the peer one digest per topic we share."""
+        context = self._context
+        if peer.send is None:
+            return
+        peer.forget_confirmed()
+        context.forget_settled()
+        context.book.refresh()
+        topics = [topic for topic in context.book.topics() if peer.region in context.host.regions_of(topic)]
+        self._tell(peer, [self._digest_of(peer, topic) for topic in topics], peer.send)
+        peer.forced.clear()
+
+    def _digest_of(self, peer: Peer, topic: str) -> TopicDigest:
+        context = self._context
+        return TopicDigest(
+            topic,
+            context.host.incarnation(topic),
+            context.book.topic(topic),
+            context.unsettled(topic, peer.region),
+            topic in peer.forced,
+        )
+
+    def _tell(self, peer: Peer, digests: Iterable[TopicDigest], send: Reply, *, answer: bool = False) -> None:
+        """Send topic digests in messages of bounded size, all at the same cut."""
+        sent, applied = peer.next_number - 1, peer.incoming.applied()
+        limits = self._context.limits
+        batch: list[TopicDigest] = []
+        listed = 0
+        for digest in digests:
+            subscriptions = len(digest.subscriptions or ())
+            full = len(batch) == limits.items_per_message or listed + subscriptions > limits.subscriptions_per_digest
+            if batch and full:
+                send(Digest(sent, applied, tuple(batch), answer))
+                self._context.counters.digests_sent += 1
+                batch, listed = [], 0
+            batch.append(digest)
+            listed += subscriptions
+        if batch:
+            send(Digest(sent, applied, tuple(batch), answer))
+            self._context.counters.digests_sent += 1
+
+    def answer(self, peer: Peer, fetch: Fetch, reply: Reply) -> None:
+        """List or send what the peer asked for. What is not here (any more) is left out."""
+        context, limits = self._context, self._context.limits
+        listings: list[TopicDigest] = []
+        items: list[StateItem] = []
+        size = 0
+        for question in fetch.questions[: limits.items_per_message]:
+            if context.objection(peer.region, question.topic, context.host.incarnation(question.topic)) is not None:
+                continue
+            if not question.state:
+                listings.extend(context.book.listing(question.topic, question.subscription))
+                continue
+            item = self._state_item(peer, question)
+            if item is None:
+                continue
+            length = len(item.progress) + len(item.record)
+            if items and size + length > limits.message_bytes:
+                reply(State(tuple(items)))
+                items, size = [], 0
+            items.append(item)
+            size += length
+            context.counters.states_sent += 1
+        if items:
+            reply(State(tuple(items)))
+        self._tell(peer, listings, reply)
+
+    def _state_item(self, peer: Peer, question: Question) -> StateItem | None:
+        host, topic, name = self._context.host, question.topic, question.subscription or ""
+        progress, record = host.progress(topic, name), host.record(topic, name)
+        if progress is None or record is None:
+            return None
+        part = progress if question.keys is None else progress.extract(question.keys)
+        encoded = part.encode()
+        if len(encoded) > self._context.limits.item_bytes:
+            peer.note_trouble((topic, name), f"progress of {len(encoded)} bytes does not fit a message")
+            return None
+        return StateItem(topic, name, host.incarnation(topic), record, encoded)
+
+    # -- their state, compared
+
+    def compare(self, peer: Peer, digest: Digest, reply: Reply) -> None:
+        """A DIGEST came: compare now, or when everything sent before it is durable here."""
+        incoming = peer.incoming
+        if any(number <= digest.sent for number in incoming.merging):
+            if len(incoming.held) < self._context.limits.held_digests:
+                incoming.held.append((digest, reply))
+            return
+        pending = peer.pending_topics()
+        differing = [theirs for theirs in digest.topics if not self._same(peer, theirs)]
+        questions: list[Question] = []
+        for theirs in differing:
+            if theirs.subscriptions is not None:
+                self._compare_listing(peer, theirs.topic, theirs.subscriptions)
+            elif not self._moving(peer, digest, theirs, pending):
+                self._context.counters.topics_differing += 1
+                questions.append(Question(theirs.topic))
+        if questions:
+            reply(Fetch(tuple(questions)))
+        if not peer.up and not digest.answer:
+            # No link of our own to say it on: the peer learns of our state on its own link.
+            asked = {question.topic for question in questions}
+            ours = [self._digest_of(peer, theirs.topic) for theirs in digest.topics if theirs.topic not in asked]
+            listings = (piece for topic in asked for piece in self._context.book.listing(topic, None))
+            self._tell(peer, chain(ours, listings), reply, answer=True)
+        self.ask(peer)
+
+    def _same(self, peer: Peer, theirs: TopicDigest) -> bool:
+        """Nothing to do for the topic: equal, or not to be compared (R8)."""
+        context, topic = self._context, theirs.topic
+        objection = context.objection(peer.region, topic, theirs.incarnation)
+        if objection is not None:
+            peer.waiting[topic] = objection[1]
+            peer.give_up(topic)
+            return True
+        peer.waiting.pop(topic, None)
+        if theirs.digest != context.book.topic(topic):
+            return False
+        peer.even.add(topic)
+        peer.skips.pop(topic, None)
+        for key in [key for key in peer.troubles if key[0] == topic]:
+            del peer.troubles[key]
+        context.counters.topics_equal += 1
+        return True
+
+    def _moving(self, peer: Peer, digest: Digest, theirs: TopicDigest, pending: set[str]) -> bool:
+        """The difference may be a race with a delta, and the comparison can wait for the next digest."""
+        topic = theirs.topic
+        moving = (
+            digest.sent > peer.incoming.highest
+            or theirs.unsettled
+            or topic in pending
+            or peer.last_delta_of.get(topic, 0) > digest.applied
+            or self._context.unsettled(topic, peer.region)
+        )
+        skips = peer.skips.pop(topic, 0)
+        if not moving or theirs.forced or topic in peer.forced or skips >= self._context.limits.digest_skips:
+            return False
+        peer.skips[topic] = skips + 1
+        return True
+
+    def resume(self, peer: Peer) -> None:
+        """A DELTA became durable: digests that waited for it may be compared."""
+        for _ in range(len(peer.incoming.held)):
+            digest, reply = peer.incoming.held.popleft()
+            self.compare(peer, digest, reply)
+
+    def _compare_listing(self, peer: Peer, topic: str, listed: tuple[SubscriptionDigest, ...]) -> None:
+        book, host = self._context.book, self._context.host
+        for theirs in listed:
+            name = theirs.subscription
+            asked = peer.fetching.pop((topic, name), None) is not None
+            ours = book.subscription(topic, name)
+            if ours is not None and ours.digest == theirs.digest:
+                continue
+            progress = host.progress(topic, name)
+            if ours is None or progress is None or (theirs.keys is None and asked):
+                peer.want([Question(topic, name, state=True)])
+                continue
+            if theirs.keys is None:
+                peer.want([Question(topic, name)])
+                continue
+            have = progress.digests()
+            keys = tuple(item.key for item in theirs.keys if have.get(item.key) != item.digest)
+            if not keys and theirs.record == ours.record:
+                continue
+            few = len(keys) <= self._context.limits.keys_per_question
+            peer.want([Question(topic, name, state=True, keys=keys if few else None)])
+
+    # -- what differs, fetched
+
+    def ask(self, peer: Peer) -> None:
+        """Ask for the next subscriptions that are wanted, when at least half the window is free."""
+        speak = peer.send if peer.up else peer.back
+        if speak is None or len(peer.fetching) > self._context.limits.fetching // 2:
+            return
+        questions = peer.next_questions(self._context.now_ms)
+        if questions:
+            speak(Fetch(questions))
+
+    def take(self, peer: Peer, state: State) -> None:
+        """Merge what came; a subscription that is absent here is made from it (R15)."""
+        for item in state.items:
+            self._take_item(peer, item)
+
+    def _take_item(self, peer: Peer, item: StateItem) -> None:
+        key = (item.topic, item.subscription)
+
+        def settled(code: str, reason: str, _: Progress | None) -> None:
+            peer.fetching.pop(key, None)
+            if code:
+                peer.note_trouble(key, reason)
+            else:
+                peer.troubles.pop(key, None)
+                self._context.counters.states_merged += 1
+            self.ask(peer)
+
+        self._context.merge(peer.region, key, item.incarnation, item.progress, item.record, settled)

@@ -1,0 +1,178 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the parts of the progress exchange share: the host, the peers' books, the digests, counters and the time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Final, Protocol, TypeAlias
+
+from meridian_broker.positions.progress import Progress
+from meridian_broker.replication.exchange_digests import DigestBook
+from meridian_broker.replication.exchange_messages import (
+    NOT_A_REGION,
+    OTHER_INCARNATION,
+    REFUSED,
+    UNDECODABLE,
+    UNKNOWN_SUBSCRIPTION,
+    ExchangeLimits,
+    PeerMessage,
+    SubscriptionKey,
+)
+from meridian_broker.replication.exchange_peer import Peer
+
+Reply: TypeAlias = Callable[[PeerMessage], None]
+"""Answers on the link a message came on. On a link that is gone it does nothing."""
+
+SETTLE_MS: Final = 1000
+"""How long after a merge from a third region a difference is taken for a race with that region."""
+
+
+class ProgressHost(Protocol):
+    """Where progress lives: the broker's topics."""
+
+    @property
+    def region(self) -> str: ...
+
+    def progress(self, topic: str, subscription: str) -> Progress | None:
+        """All this region knows to be acked; None: no such subscription."""
+
+    def record(self, topic: str, subscription: str) -> bytes | None:
+        """The subscription's encoded record: equal bytes for equal records, on every region."""
+
+    def incarnation(self, topic: str) -> str:
+        """Stamp of the topic's last deletion, empty when it never was deleted; for topics not known here too (R8)."""
+
+    def replicated(self) -> Iterable[SubscriptionKey]:
+        """Every replicated subscription of the topics this broker owns."""
+
+    def regions_of(self, topic: str) -> frozenset[str]:
+        """The topic's regions, ours included; empty for a topic not known here."""
+
+    def merge(
+        self,
+        topic: str,
+        subscription: str,
+        incarnation: str,
+        delta: Progress,
+        record: bytes | None,
+        done: Callable[[str | None], None],
+    ) -> None:
+        """Join the delta and make it durable; topic and subscription are made when absent.
+
+        ``done(None)`` once durable, ``done(reason)`` when refused; exactly one of them, now or later.
+        """
+
+
+@dataclass(slots=True)
+class ExchangeCounters:
+    """Since start, for metrics."""
+
+    deltas_sent: int = 0
+    deltas_received: int = 0
+    items_passed_on: int = 0
+    refused_here: int = 0
+    """Items of peers that were not merged."""
+    refused_there: int = 0
+    """Items of ours that a peer did not merge."""
+    given_up: int = 0
+    """DELTA without a confirmation."""
+    digests_sent: int = 0
+    topics_equal: int = 0
+    topics_differing: int = 0
+    states_sent: int = 0
+    states_merged: int = 0
+    barriers: int = 0
+    flushes: int = 0
+
+
+Settled: TypeAlias = Callable[[str, str, Progress | None], None]
+"""``(code, reason, delta)``. Code and reason empty: the delta is merged and durable."""
+
+
+class ExchangeContext:
+    """Books and rules common to sending, receiving and comparing."""
+
+    def __init__(self, host: ProgressHost, limits: ExchangeLimits) -> None:
+        self.host = host
+        self.limits = limits
+        self.book = DigestBook(host, limits)
+        self.counters = ExchangeCounters()
+        self.peers: dict[str, Peer] = {}
+        self.now_ms = 0
+        self._merged_at: dict[str, dict[str, int]] = {}
+        """Topic -> region -> when something from there was last merged."""
+
+    def others_of(self, topic: str) -> list[str]:
+        """The topic's other regions, in a fixed order."""
+        return sorted(self.host.regions_of(topic) - {self.host.region})
+
+    def is_up(self, region: str) -> bool:
+        peer = self.peers.get(region)
+        return peer is not None and peer.up
+
+    def objection(self, region: str, topic: str, incarnation: str) -> tuple[str, str] | None:
+        """Why nothing about this topic may be taken from the region; None: it may."""
+        regions = self.host.regions_of(topic)
+        if regions and region not in regions:
+            return NOT_A_REGION, f"region {region} is not among the regions of {topic} in {self.host.region}"
+        ours = self.host.incarnation(topic)
+        if ours != incarnation:
+            here, there = ours or "never", incarnation or "never"
+            return OTHER_INCARNATION, (
+                f"{topic} was last deleted: {here} in {self.host.region}, {there} in {region}; "
+                "nothing is merged until both know of the same deletion"
+            )
+        return None
+
+    def merge(
+        self,
+        region: str,
+        key: SubscriptionKey,
+        incarnation: str,
+        encoded: bytes,
+        record: bytes | None,
+        settled: Settled,
+    ) -> None:
+        """Judge what a region sent and merge it; ``settled`` is told how it ended, now or later."""
+        topic, subscription = key
+        objection = self.objection(region, topic, incarnation)
+        if objection is None and record is None and self.host.progress(topic, subscription) is None:
+            objection = UNKNOWN_SUBSCRIPTION, f"{self.host.region} has no subscription {subscription} on {topic}"
+        delta: Progress | None = None
+        if objection is None:
+            try:
+                delta = Progress.decode(encoded)
+            except ValueError as error:
+                objection = UNDECODABLE, f"progress of {subscription} on {topic} from {region}: {error}"
+        if objection is not None or delta is None:
+            self.counters.refused_here += 1
+            settled(*(objection or (UNDECODABLE, "no progress")), None)
+            return
+
+        def durable(reason: str | None) -> None:
+            self.book.mark(topic, subscription)
+            if reason is None:
+                settled("", "", delta)
+                return
+            self.counters.refused_here += 1
+            settled(REFUSED, reason, None)
+
+        self._merged_at.setdefault(topic, {})[region] = self.now_ms
+        self.book.mark(topic, subscription)
+        self.host.merge(topic, subscription, incarnation, delta, record, durable)
+
+    def unsettled(self, topic: str, peer: str) -> bool:
+        """A third region that is still reachable told us something a moment ago, and is telling the peer too."""
+        since = self.now_ms - SETTLE_MS
+        return any(
+            at > since and region != peer and self.is_up(region)
+            for region, at in self._merged_at.get(topic, {}).items()
+        )
+
+    def forget_settled(self) -> None:
+        """Keep the book of recent merges as small as what is recent."""
+        since = self.now_ms - SETTLE_MS
+        self._merged_at = {
+            topic: regions for topic, regions in self._merged_at.items() if max(regions.values()) > since
+        }

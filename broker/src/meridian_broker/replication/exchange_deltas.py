@@ -1,0 +1,194 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Deltas out and in: acks on their way to every peer, confirmations, and passing on (R13, R18, R19).
+
+Out: what is offered waits in the peer's queue and leaves as DELTA messages of several subscriptions. In: each item is
+judged on its own, and the message is confirmed when the last of them is durable or refused.
+
+Passing on: an item names the regions its sender has no link to; a receiver that has one hands the item on, marked so
+that it travels no further. With all links up nothing is passed on, so an ack costs one message per other region.
+"""
+
+from __future__ import annotations
+
+from meridian_broker.positions.progress import Progress
+from meridian_broker.replication.exchange_comparing import Comparing
+from meridian_broker.replication.exchange_context import ExchangeContext, Reply
+from meridian_broker.replication.exchange_messages import (
+    NOT_A_REGION,
+    OTHER_INCARNATION,
+    UNKNOWN_SUBSCRIPTION,
+    Delta,
+    DeltaAck,
+    DeltaItem,
+    Refusal,
+    SubscriptionKey,
+)
+from meridian_broker.replication.exchange_peer import Peer, Pending, PendingKey
+from meridian_broker.replication.exchange_waits import Waits
+
+NOT_CONFIRMED = "NotConfirmedInTime"
+
+
+class Deltas:
+    """The delta side of the exchange."""
+
+    def __init__(self, context: ExchangeContext, waits: Waits, comparing: Comparing) -> None:
+        self._context = context
+        self._waits = waits
+        self._comparing = comparing
+        self._encoded: tuple[Progress, bytes] | None = None
+
+    # -- out
+
+    def offer(self, key: SubscriptionKey, delta: Progress, *, with_record: bool) -> None:
+        """Queue progress of ours for every peer of the topic."""
+        for region in self._context.others_of(key[0]):
+            peer = self._context.peers.get(region)
+            if peer is not None:
+                peer.offer((*key, False), delta, with_record=with_record, now_ms=self._context.now_ms)
+
+    def offer_again(self, region: str, lost: list[tuple[PendingKey, Pending]]) -> None:
+        """The link to the region broke with these on their way: the others may pass them on."""
+        for (topic, subscription, passed_on), pending in lost:
+            if not passed_on and region in self._context.host.regions_of(topic):
+                self.offer((topic, subscription), pending.delta, with_record=pending.with_record)
+
+    def send_due(self, peer: Peer, *, at_once: bool = False) -> None:
+        """Send what waits for the peer, as far as it is due and the window allows.
+
+        :param at_once: do not wait for neighbours.
+        """
+        while peer.send is not None:
+            due = peer.due_ms()
+            if due is None or (due > self._context.now_ms and not at_once):
+                return
+            taken, items = self._fill(peer)
+            if items:
+                number = peer.sent(taken, self._context.now_ms)
+                self._context.counters.deltas_sent += 1
+                self._waits.delta_sent(peer.region, number, [key[:2] for key, _ in taken])
+                peer.send(Delta(number, tuple(items)))
+
+    def expire(self, peer: Peer, before_ms: int) -> None:
+        """Give up what the peer has not confirmed for too long; digests take over."""
+        for flight in peer.expire(before_ms):
+            self._context.counters.given_up += 1
+            self._waits.delta_lost(peer.region, flight.keys(), NOT_CONFIRMED)
+
+    def _fill(self, peer: Peer) -> tuple[list[tuple[PendingKey, Pending]], list[DeltaItem]]:
+        """As much as one DELTA holds."""
+        limits = self._context.limits
+        taken: list[tuple[PendingKey, Pending]] = []
+        items: list[DeltaItem] = []
+        size = 0
+        for key, pending in peer.take():
+            item = self._item(peer, key, pending)
+            if item is None:
+                self._waits.delta_lost(peer.region, [key[:2]], peer.troubles.get(key[:2], NOT_A_REGION))
+                continue
+            size += len(item.progress) + len(item.record or b"")
+            if items and (size > limits.message_bytes or len(items) == limits.items_per_message):
+                peer.put_back(key, pending)
+                break
+            taken.append((key, pending))
+            items.append(item)
+        return taken, items
+
+    def _item(self, peer: Peer, key: PendingKey, pending: Pending) -> DeltaItem | None:
+        context = self._context
+        topic, subscription, passed_on = key
+        if peer.region not in context.host.regions_of(topic):
+            return None
+        encoded = self._encode(pending.delta) if pending.shared else pending.delta.encode()
+        if len(encoded) > context.limits.item_bytes:
+            peer.note_trouble((topic, subscription), f"progress of {len(encoded)} bytes does not fit a message")
+            peer.give_up(topic)
+            return None
+        record = context.host.record(topic, subscription) if pending.with_record else None
+        unreached = () if passed_on else tuple(r for r in context.others_of(topic) if not context.is_up(r))
+        return DeltaItem(topic, subscription, context.host.incarnation(topic), encoded, record, unreached, passed_on)
+
+    def _encode(self, delta: Progress) -> bytes:
+        """Peers without a queue get the same delta, which nobody changes: encode it once."""
+        if self._encoded is None or self._encoded[0] is not delta:
+            self._encoded = delta, delta.encode()
+        return self._encoded[1]
+
+    def confirmed(self, peer: Peer, ack: DeltaAck) -> None:
+        """The peer answered a DELTA."""
+        flight = peer.confirm(ack.number)
+        if flight is None:
+            return
+        refusals = {refusal.index: refusal for refusal in ack.refusals}
+        for index, (key, pending) in enumerate(flight.items):
+            refusal = refusals.get(index)
+            if refusal is None:
+                peer.troubles.pop(key[:2], None)
+            else:
+                self._refused(peer, key, pending, refusal)
+        self._waits.delta_confirmed(peer.region, ack.number, flight.keys())
+        self.send_due(peer)
+
+    def _refused(self, peer: Peer, key: PendingKey, pending: Pending, refusal: Refusal) -> None:
+        """The peer did not merge an item: send the whole, wait for the topic, or leave it to digests."""
+        topic, subscription, _ = key
+        self._context.counters.refused_there += 1
+        if refusal.code == UNKNOWN_SUBSCRIPTION and not pending.with_record:
+            whole = self._context.host.progress(topic, subscription)
+            now = self._context.now_ms
+            if whole is not None and peer.offer(key, whole.copy(), with_record=True, now_ms=now):
+                self._waits.delta_requeued(peer.region, key[:2])
+                return
+        peer.note_trouble(key[:2], refusal.reason)
+        if refusal.code in (OTHER_INCARNATION, NOT_A_REGION):
+            peer.waiting[topic] = refusal.reason
+        peer.give_up(topic)
+        self._waits.delta_lost(peer.region, [key[:2]], refusal.reason)
+
+    # -- in
+
+    def merge(self, peer: Peer, delta: Delta, reply: Reply) -> None:
+        """A DELTA came: merge its items, and confirm when all of them are settled."""
+        incoming = peer.incoming
+        incoming.highest = max(incoming.highest, delta.number)
+        incoming.merging.add(delta.number)
+        self._context.counters.deltas_received += 1
+        refusals: list[Refusal] = []
+        unsettled = 1
+
+        def settle() -> None:
+            nonlocal unsettled
+            unsettled -= 1
+            if unsettled == 0:
+                incoming.merging.discard(delta.number)
+                reply(DeltaAck(delta.number, tuple(sorted(refusals, key=lambda refusal: refusal.index))))
+                self._comparing.resume(peer)
+
+        def merge_item(index: int, item: DeltaItem) -> None:
+            def settled(code: str, reason: str, merged: Progress | None) -> None:
+                if merged is None:
+                    refusals.append(Refusal(index, code, reason))
+                    peer.note_trouble(key, reason)
+                else:
+                    self._pass_on(peer, item, merged)
+                settle()
+
+            key = (item.topic, item.subscription)
+            self._context.merge(peer.region, key, item.incarnation, item.progress, item.record, settled)
+
+        for index, item in enumerate(delta.items):
+            unsettled += 1
+            merge_item(index, item)
+        settle()
+
+    def _pass_on(self, peer: Peer, item: DeltaItem, delta: Progress) -> None:
+        """Hand a merge on to the regions its sender has no link to, once (R19)."""
+        if item.passed_on:
+            return
+        context = self._context
+        for region in sorted(set(item.unreached) & context.host.regions_of(item.topic) - {peer.region}):
+            if context.is_up(region):
+                key = (item.topic, item.subscription, True)
+                with_record = item.record is not None
+                if context.peers[region].offer(key, delta, with_record=with_record, now_ms=context.now_ms):
+                    context.counters.items_passed_on += 1

@@ -1,0 +1,157 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Digests of what this region holds: one number per topic, per subscription, and per ledger of a subscription.
+
+A topic's number is the sum of its subscriptions' numbers, so one changed subscription costs one hash and an idle topic
+costs nothing but its name on the wire. Comparison goes down only where numbers differ: topic, subscription, ledger,
+and then the state of those ledgers travels. The numbers are 64 bits of BLAKE2b over values that both sides compute from
+their own state; they guard against accidents between regions that trust each other, not against forgery.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Final, Protocol
+
+from meridian_broker.positions.progress import Progress
+from meridian_broker.replication.exchange_messages import (
+    ExchangeLimits,
+    KeyDigest,
+    SubscriptionDigest,
+    SubscriptionKey,
+    TopicDigest,
+)
+
+_MASK: Final = (1 << 64) - 1
+
+
+class DigestSource(Protocol):
+    """Where the state that is digested lives."""
+
+    def progress(self, topic: str, subscription: str) -> Progress | None: ...
+
+    def record(self, topic: str, subscription: str) -> bytes | None: ...
+
+    def incarnation(self, topic: str) -> str: ...
+
+    def replicated(self) -> Iterable[SubscriptionKey]: ...
+
+
+def number_of(*parts: bytes) -> int:
+    """64 bits over the parts, each with its length so that no two lists of parts run together."""
+    digest = blake2b(digest_size=8)
+    for part in parts:
+        digest.update(len(part).to_bytes(4, "big"))
+        digest.update(part)
+    return int.from_bytes(digest.digest(), "big")
+
+
+def key_digests(progress: Progress) -> tuple[KeyDigest, ...]:
+    """Per ledger, in a fixed order."""
+    return tuple(KeyDigest(key, digest) for key, digest in sorted(progress.digests().items()))
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    digest: int
+    record: int
+
+
+class DigestBook:
+    """Digests of everything replicated here, worked out again only where something was marked as changed."""
+
+    def __init__(self, source: DigestSource, limits: ExchangeLimits) -> None:
+        self._source = source
+        self._limits = limits
+        self._topics: dict[str, dict[str, _Entry | None]] = {}
+        """None: changed since it was last worked out."""
+        self._sums: dict[str, int] = {}
+
+    def __contains__(self, key: SubscriptionKey) -> bool:
+        return key[1] in self._topics.get(key[0], ())
+
+    def mark(self, topic: str, subscription: str) -> None:
+        """The subscription's progress or record changed."""
+        subscriptions = self._topics.setdefault(topic, {})
+        self._take_off(topic, subscriptions.get(subscription))
+        subscriptions[subscription] = None
+
+    def refresh(self) -> None:
+        """Learn of subscriptions that came, were loaded, or went, without anybody marking them."""
+        present: dict[str, set[str]] = {}
+        for topic, subscription in self._source.replicated():
+            present.setdefault(topic, set()).add(subscription)
+        for topic, names in present.items():
+            known = self._topics.setdefault(topic, {})
+            for subscription in known.keys() - names:
+                self._take_off(topic, known.pop(subscription))
+            for subscription in names - known.keys():
+                known[subscription] = None
+        for topic in self._topics.keys() - present.keys():
+            del self._topics[topic]
+            self._sums.pop(topic, None)
+
+    def topics(self) -> list[str]:
+        return list(self._topics)
+
+    def topic(self, topic: str) -> int:
+        """The topic's number; 0 for one that has no replicated subscription here."""
+        for subscription, entry in list(self._topics.get(topic, {}).items()):
+            if entry is None:
+                self._work_out(topic, subscription)
+        return self._sums.get(topic, 0)
+
+    def subscription(self, topic: str, subscription: str) -> SubscriptionDigest | None:
+        """One subscription's numbers, without its ledgers'."""
+        entry = self._topics.get(topic, {}).get(subscription) or self._work_out(topic, subscription)
+        return None if entry is None else SubscriptionDigest(subscription, entry.digest, entry.record)
+
+    def listing(self, topic: str, subscription: str | None) -> Iterator[TopicDigest]:
+        """The topic's subscriptions (or only one of them) with their numbers, in pieces that fit a message.
+
+        Ledgers' numbers are inline while they are few; one subscription asked for by name always has them, unless
+        there are more than fit a question.
+        """
+        combined, incarnation = self.topic(topic), self._source.incarnation(topic)
+        names = sorted(self._topics.get(topic, ())) if subscription is None else [subscription]
+        room = self._limits.keys_inline if subscription is None else self._limits.keys_per_question
+        size = self._limits.subscriptions_per_digest
+        for start in range(0, max(1, len(names)), size):
+            listed: list[SubscriptionDigest] = []
+            for name in names[start : start + size]:
+                digest = self.subscription(topic, name)
+                progress = self._source.progress(topic, name) if digest is not None else None
+                if digest is None or progress is None:
+                    continue
+                keys = progress.digests() if room > 0 else None
+                if keys is not None and len(keys) <= room:
+                    room -= len(keys)
+                    inline = tuple(KeyDigest(key, number) for key, number in sorted(keys.items()))
+                    digest = SubscriptionDigest(name, digest.digest, digest.record, inline)
+                listed.append(digest)
+            yield TopicDigest(topic, incarnation, combined, subscriptions=tuple(listed))
+
+    def _work_out(self, topic: str, subscription: str) -> _Entry | None:
+        progress = self._source.progress(topic, subscription)
+        record = self._source.record(topic, subscription)
+        known = self._topics.get(topic)
+        if progress is None or record is None:
+            if known is not None and known.get(subscription, True) is None:
+                del known[subscription]
+            return None
+        parts = [subscription.encode()]
+        for item in key_digests(progress):
+            epoch, region, ledger = item.key
+            parts += [f"{epoch} {region} {ledger}".encode(), item.digest.to_bytes(8, "big")]
+        record_number = number_of(record)
+        entry = _Entry(number_of(*parts, record_number.to_bytes(8, "big")), record_number)
+        known = self._topics.setdefault(topic, {})
+        self._take_off(topic, known.get(subscription))
+        known[subscription] = entry
+        self._sums[topic] = (self._sums.get(topic, 0) + entry.digest) & _MASK
+        return entry
+
+    def _take_off(self, topic: str, entry: _Entry | None) -> None:
+        if entry is not None:
+            self._sums[topic] = (self._sums[topic] - entry.digest) & _MASK

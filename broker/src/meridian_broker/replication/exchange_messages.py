@@ -1,0 +1,226 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What two regions say to each other about progress: one value per peer command, and the limits of the exchange.
+
+The exchange speaks in these values only. ``exchange_codec`` turns them into commands of the wire and back, so the
+exchange itself never sees protobuf and tests read like transcripts. Progress and subscription records travel as the
+bytes their owners encoded; only the receiver decodes them, and decides there whether to believe them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+from meridian_broker.positions.progress import DigestKey
+
+PROTOCOL_VERSION: Final = 1
+"""Version of the peer commands. Versions N and N-1 interwork (DESIGN section 8)."""
+OLDEST_VERSION: Final = 1
+
+SubscriptionKey: TypeAlias = tuple[str, str]
+"""``(topic, subscription)``."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExchangeLimits:
+    """Every queue of the exchange has its bound here; beyond it detail is dropped and healed by digests."""
+
+    in_flight: int = 64
+    """Unconfirmed DELTA per peer. Beyond it acks are joined into the pending one: at 25 ms of round trip and 10 ms of
+    coalescing three are in flight, so 64 also covers a peer whose disk stalls for half a second."""
+    pending_subscriptions: int = 10_000
+    """Subscriptions with unsent progress per peer. One more is left to digests."""
+    items_per_message: int = 256
+    """Subscriptions in one DELTA or STATE, topics in one DIGEST."""
+    message_bytes: int = 1 << 20
+    """Progress and records in one message; a single larger item travels alone."""
+    item_bytes: int = 4 << 20
+    """Progress of one subscription that fits a frame (5 MiB); a larger one is not sent and status says so."""
+    subscriptions_per_digest: int = 4096
+    """Subscriptions listed in one DIGEST; a topic with more is listed over several."""
+    keys_inline: int = 256
+    """Ledger digests that travel beside the subscription digests before asking costs less than sending."""
+    keys_per_question: int = 1024
+    """Ledger digests in one DIGEST, FETCH or BARRIER; more than that and the whole progress is asked for."""
+    fetching: int = 64
+    """Subscriptions asked for and not yet merged, per peer."""
+    wanted: int = 10_000
+    """Subscriptions known to differ and not yet asked for, per peer. One more waits for the next digest."""
+    held_digests: int = 8
+    """DIGEST that wait until the deltas sent before them are durable here, per peer."""
+    waiters: int = 10_000
+    """Barriers and flushes under way. One more is answered at once, as incomplete."""
+    troubles: int = 1000
+    """Subscriptions whose reason for not syncing is remembered, per peer."""
+    digest_skips: int = 3
+    """Comparisons in a row that may be put off because a topic is in motion."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """First on every link, answered on it."""
+
+    version: int
+    region: str
+    next_delta: int
+    """The number the sender's next DELTA will carry. Numbers only grow while the sender lives."""
+    answer: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class DeltaItem:
+    """Progress of one subscription that the receiver may not have."""
+
+    topic: str
+    subscription: str
+    incarnation: str
+    """Stamp of the topic's last deletion; another one at the receiver waits there (R8)."""
+    progress: bytes
+    record: bytes | None = None
+    """The subscription's record where the receiver may lack it: first delta, change of the record, creation (R15)."""
+    unreached: tuple[str, ...] = ()
+    """Regions of the topic the sender has no link to: the receiver passes the item on to those (R19)."""
+    passed_on: bool = False
+    """Came from a third region and is not passed on again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """Progress offered; confirmed by a :class:`DeltaAck` once durable."""
+
+    number: int
+    items: tuple[DeltaItem, ...]
+
+
+UNKNOWN_SUBSCRIPTION: Final = "UnknownSubscription"
+"""The receiver lacks it and got no record: the sender answers with the record and the whole progress."""
+OTHER_INCARNATION: Final = "OtherIncarnation"
+"""One side has deleted the topic and the other not yet, or differently: nothing is merged until they agree (R8)."""
+NOT_A_REGION: Final = "NotARegionOfTheTopic"
+"""The sender is not among the topic's regions, as far as the receiver knows."""
+UNDECODABLE: Final = "Undecodable"
+"""The bytes are no progress this version reads."""
+REFUSED: Final = "Refused"
+"""The receiver could not merge or store it; the reason says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """One item of a DELTA that was not merged."""
+
+    index: int
+    code: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class DeltaAck:
+    """Every item of the DELTA is durable at the receiver, save the refused ones."""
+
+    number: int
+    refusals: tuple[Refusal, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class KeyDigest:
+    """What one ledger's share of a progress hashes to."""
+
+    key: DigestKey
+    digest: int
+
+
+@dataclass(frozen=True, slots=True)
+class SubscriptionDigest:
+    subscription: str
+    digest: int
+    """Over record and progress together."""
+    record: int
+    """Over the record alone."""
+    keys: tuple[KeyDigest, ...] | None = None
+    """Per ledger; None: not listed, ask for them."""
+
+
+@dataclass(frozen=True, slots=True)
+class TopicDigest:
+    topic: str
+    incarnation: str
+    digest: int
+    """Over all replicated subscriptions of the topic."""
+    unsettled: bool = False
+    """Something was merged from a third region a moment ago: a difference may be a race with that region's delta."""
+    forced: bool = False
+    """The sender knows of progress it could not deliver: compare now, whatever is in motion."""
+    subscriptions: tuple[SubscriptionDigest, ...] | None = None
+    """None: not listed, ask for them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Digest:
+    """State of the sender at a cut: all its deltas up to ``sent`` and the receiver's up to ``applied`` are in it."""
+
+    sent: int
+    applied: int
+    topics: tuple[TopicDigest, ...]
+    answer: bool = False
+    """Sent because a digest came that differs, by a region without a link of its own: not answered again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What the receiver of a DIGEST wants to see next."""
+
+    topic: str
+    subscription: str | None = None
+    """None: list the topic's subscriptions."""
+    state: bool = False
+    """False: list the subscription's ledger digests. True: send the state."""
+    keys: tuple[DigestKey, ...] | None = None
+    """Only these ledgers (none of them: the record alone); None: everything."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fetch:
+    questions: tuple[Question, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StateItem:
+    topic: str
+    subscription: str
+    incarnation: str
+    record: bytes
+    progress: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """Answer to a FETCH."""
+
+    items: tuple[StateItem, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Barrier:
+    """Send me what you know about this subscription and I do not, now (R20)."""
+
+    number: int
+    topic: str
+    subscription: str
+    incarnation: str
+    keys: tuple[KeyDigest, ...] | None
+    """What the sender has, per ledger; None: too much to list, send everything."""
+    wants_record: bool = False
+    """The sender does not have the subscription at all."""
+
+
+@dataclass(frozen=True, slots=True)
+class BarrierDone:
+    number: int
+    progress: bytes = b""
+    """Empty: nothing the asker lacks."""
+    record: bytes | None = None
+    reason: str = ""
+    """Not empty: could not be answered, and why."""
+
+
+PeerMessage: TypeAlias = Hello | Delta | DeltaAck | Digest | Fetch | State | Barrier | BarrierDone

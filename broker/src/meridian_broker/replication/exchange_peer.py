@@ -1,0 +1,261 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the exchange knows about one peer region: what is on its way there, what it still lacks, what we asked it for.
+
+Three ledgers of debt stand here:
+
+* **Pending and in flight.** Acks that wait are joined per subscription, so what waits never grows with traffic. A DELTA
+  leaves at once when none is in flight, else when the one in flight is confirmed or ``coalesce_ms`` after its first
+  ack, whichever is earlier (R19).
+* **Even topics.** A topic is *even* with a peer when its digest was seen to equal ours and nothing offered since was
+  given up. Only then does "all deltas are confirmed" mean "the peer has everything", which is what a flush promises.
+* **Wanted and fetching.** Subscriptions the peer has more of than we do.
+
+Whatever is given up (link down, window or queue full, no confirmation) only costs evenness: digests heal it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from meridian_broker.positions.progress import Progress
+from meridian_broker.replication.exchange_messages import (
+    Digest,
+    ExchangeLimits,
+    PeerMessage,
+    Question,
+    SubscriptionKey,
+)
+
+PendingKey: TypeAlias = tuple[str, str, bool]
+"""``(topic, subscription, passed on)``: what a third region told us is kept apart, it travels no further (R19)."""
+
+
+@dataclass(slots=True)
+class Pending:
+    """Progress of one subscription that waits to be sent."""
+
+    delta: Progress
+    with_record: bool
+    shared: bool = True
+    """The delta is queued for other peers too: copied before anything is joined to it."""
+
+
+@dataclass(slots=True)
+class Flight:
+    """A DELTA without its confirmation yet."""
+
+    sent_ms: int
+    items: list[tuple[PendingKey, Pending]]
+
+    def keys(self) -> list[SubscriptionKey]:
+        return [(topic, subscription) for (topic, subscription, _), _ in self.items]
+
+
+@dataclass(slots=True)
+class Incoming:
+    """What came from the peer and is not finished."""
+
+    highest: int = 0
+    """Highest DELTA number seen."""
+    merging: set[int] = field(default_factory=set)
+    """Numbers whose progress is not durable here yet."""
+    held: deque[tuple[Digest, Callable[[PeerMessage], None]]] = field(default_factory=deque)
+    """Digests that wait for those."""
+
+    def restarted(self, next_delta: int) -> None:
+        """The peer greeted: what it sent before and is not merged yet, it sends no longer or merges by itself."""
+        if next_delta <= self.highest:
+            self.highest = next_delta - 1
+            self.merging.clear()
+        self.held.clear()
+
+    def applied(self) -> int:
+        """Every DELTA seen up to this number is durable here."""
+        return min(self.merging) - 1 if self.merging else self.highest
+
+
+class Peer:
+    """One remote region. Methods change this peer's books only; they send nothing."""
+
+    def __init__(self, region: str, *, coalesce_ms: int, limits: ExchangeLimits) -> None:
+        self.region = region
+        self.send: Callable[[PeerMessage], None] | None = None
+        """Our own link to the region; None while it is down."""
+        self.back: Callable[[PeerMessage], None] | None = None
+        """The way back on the region's own link, as of its last message."""
+        self.incompatible = ""
+        """Why the peer is not spoken to although its link is up; empty normally."""
+        self.incoming = Incoming()
+        self.even: set[str] = set()
+        self.waiting: dict[str, str] = {}
+        """Topic -> reason: nothing is offered until a digest of the peer shows the same incarnation."""
+        self.troubles: dict[SubscriptionKey, str] = {}
+        """Why the peer refused a subscription's last delta, or we could not send it."""
+        self.forced: set[str] = set()
+        """Topics of which something was given up since the last digest."""
+        self.last_delta_of: dict[str, int] = {}
+        """Topic -> number of the last DELTA with it; what is confirmed is forgotten at each digest."""
+        self.skips: dict[str, int] = {}
+        self.next_digest_ms: int | None = None
+        self.wanted: deque[Question] = deque()
+        self.fetching: dict[SubscriptionKey, int] = {}
+        """Asked for -> when."""
+        self.next_number = 1
+        self.confirmed = 0
+        self._coalesce_ms = coalesce_ms
+        self._limits = limits
+        self._pending: dict[PendingKey, Pending] = {}
+        self._pending_since_ms = 0
+        self._in_flight: dict[int, Flight] = {}
+
+    @property
+    def up(self) -> bool:
+        """Requests may be sent on our own link."""
+        return self.send is not None and not self.incompatible
+
+    @property
+    def idle(self) -> bool:
+        return not self._pending and not self._in_flight
+
+    # -- what is on its way there
+
+    def offer(self, key: PendingKey, delta: Progress, *, with_record: bool, now_ms: int) -> bool:
+        """Queue progress for the peer; the delta is not to be changed afterwards. False: not taken, the topic is
+        uneven now."""
+        topic = key[0]
+        if not self.up or topic in self.waiting:
+            self.give_up(topic)
+            return False
+        pending = self._pending.get(key)
+        if pending is not None:
+            return self._join(topic, pending, delta, with_record)
+        if len(self._pending) >= self._limits.pending_subscriptions:
+            self.give_up(topic)
+            return False
+        if not self._pending:
+            self._pending_since_ms = now_ms
+        self._pending[key] = Pending(delta, with_record)
+        return True
+
+    def _join(self, topic: str, pending: Pending, delta: Progress, with_record: bool) -> bool:
+        if pending.shared:
+            pending.delta, pending.shared = pending.delta.copy(), False
+        pending.with_record |= with_record
+        try:
+            pending.delta.join(delta)
+        except ValueError:
+            # More rewinds than one progress can hold: what waits leaves without the new ones, digests carry those.
+            self.give_up(topic)
+            return False
+        return True
+
+    def due_ms(self) -> int | None:
+        """When the next DELTA should leave; None: nothing waits, or the window is full."""
+        if not self._pending or len(self._in_flight) >= self._limits.in_flight:
+            return None
+        return self._pending_since_ms if not self._in_flight else self._pending_since_ms + self._coalesce_ms
+
+    def take(self) -> Iterator[tuple[PendingKey, Pending]]:
+        """What the next DELTA may carry, oldest first; each one drawn has left the queue."""
+        for key in list(self._pending):
+            yield key, self._pending.pop(key)
+
+    def put_back(self, key: PendingKey, pending: Pending) -> None:
+        """The last one drawn did not fit."""
+        self._pending = {key: pending, **self._pending}
+
+    def sent(self, items: list[tuple[PendingKey, Pending]], now_ms: int) -> int:
+        """Book a DELTA as in flight and give its number."""
+        number = self.next_number
+        self.next_number += 1
+        self._in_flight[number] = Flight(now_ms, items)
+        for (topic, _, _), _ in items:
+            self.last_delta_of[topic] = number
+        return number
+
+    def confirm(self, number: int) -> Flight | None:
+        """A DELTA's answer came; None: it was given up before, or answered already."""
+        flight = self._in_flight.pop(number, None)
+        if flight is not None:
+            self.confirmed = max(self.confirmed, number)
+        return flight
+
+    def expire(self, before_ms: int) -> list[Flight]:
+        """Give up every DELTA sent before this time."""
+        late = [number for number, flight in self._in_flight.items() if flight.sent_ms < before_ms]
+        flights = [self._in_flight.pop(number) for number in late]
+        for flight in flights:
+            for (topic, _, _), _ in flight.items:
+                self.give_up(topic)
+        return flights
+
+    def oldest_flight_ms(self) -> int | None:
+        return next(iter(self._in_flight.values())).sent_ms if self._in_flight else None
+
+    def give_up(self, topic: str) -> None:
+        """Something offered for the topic will not arrive by itself."""
+        self.even.discard(topic)
+        self.forced.add(topic)
+
+    def drop(self) -> list[tuple[PendingKey, Pending]]:
+        """The link is gone: forget what was on its way, and say what it was."""
+        lost = [item for flight in self._in_flight.values() for item in flight.items]
+        lost.extend(self._pending.items())
+        self._in_flight.clear()
+        self._pending.clear()
+        for (topic, _, _), _ in lost:
+            self.give_up(topic)
+        self.wanted.clear()
+        self.fetching.clear()
+        self.skips.clear()
+        return lost
+
+    def note_trouble(self, key: SubscriptionKey, reason: str) -> None:
+        """Remember why a subscription does not sync, for its status."""
+        if key in self.troubles or len(self.troubles) < self._limits.troubles:
+            self.troubles[key] = reason
+
+    def carries(self, key: SubscriptionKey) -> tuple[set[int], bool]:
+        """Numbers of the unconfirmed DELTA with this subscription, and whether more of it waits."""
+        numbers = {
+            number
+            for number, flight in self._in_flight.items()
+            if any(topic == key[0] and name == key[1] for (topic, name, _), _ in flight.items)
+        }
+        return numbers, any((*key, passed_on) in self._pending for passed_on in (False, True))
+
+    def pending_topics(self) -> set[str]:
+        return {topic for topic, _, _ in self._pending}
+
+    def forget_confirmed(self) -> None:
+        """Keep ``last_delta_of`` as small as what is unconfirmed."""
+        oldest = next(iter(self._in_flight), self.next_number)
+        self.last_delta_of = {topic: number for topic, number in self.last_delta_of.items() if number >= oldest}
+
+    # -- what we asked it for
+
+    def want(self, questions: Iterable[Question]) -> None:
+        """Queue what the peer has more of; what is asked for already, and what does not fit, is left out."""
+        queued = {(question.topic, question.subscription) for question in self.wanted}
+        for question in questions:
+            if len(self.wanted) >= self._limits.wanted:
+                return
+            key = (question.topic, question.subscription or "")
+            if key not in queued and key not in self.fetching:
+                self.wanted.append(question)
+
+    def next_questions(self, now_ms: int) -> tuple[Question, ...]:
+        """The next questions the window allows; booked as asked."""
+        questions = []
+        while self.wanted and len(self.fetching) < self._limits.fetching:
+            question = self.wanted.popleft()
+            self.fetching[question.topic, question.subscription or ""] = now_ms
+            questions.append(question)
+        return tuple(questions)
+
+    def expire_questions(self, before_ms: int) -> None:
+        """What was not answered may be asked again after the next digest."""
+        self.fetching = {key: asked for key, asked in self.fetching.items() if asked >= before_ms}
