@@ -45,8 +45,8 @@ class ReadFile(Protocol):
         """``length`` bytes from ``offset``, fewer only at the end of the file."""
         ...
 
-    def pread_cached(self, length: int, offset: int) -> bytes | None:
-        """As ``pread`` when no disk has to be waited for, else None."""
+    def read_cached(self, buffer: memoryview, offset: int) -> bool:
+        """Fill the buffer from ``offset`` when no disk has to be waited for. False: it was not filled."""
         ...
 
     def size(self) -> int: ...
@@ -141,15 +141,13 @@ class OsReadFile:
             data += more
         return data
 
-    def pread_cached(self, length: int, offset: int) -> bytes | None:
-        buffer = bytearray(length)
+    def read_cached(self, buffer: memoryview, offset: int) -> bool:
         try:
-            got = os.preadv(self._fd, [buffer], offset, os.RWF_NOWAIT)
+            return os.preadv(self._fd, [buffer], offset, os.RWF_NOWAIT) == len(buffer)
         except OSError as error:
             if error.errno in (errno.EAGAIN, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL):
-                return None
+                return False
             raise
-        return bytes(buffer) if got == length else None
 
     def size(self) -> int:
         return os.fstat(self._fd).st_size

@@ -16,6 +16,7 @@ from crc32c import crc32c
 
 from meridian_broker.engines.local.files import FilePort, ReadFile
 from meridian_broker.engines.local.index import LENGTH_MASK, Ledger, Run
+from meridian_broker.engines.local.places import Places
 from meridian_broker.engines.local.recovery import segment_name
 from meridian_broker.engines.local.segment import (
     ENTRY,
@@ -30,7 +31,7 @@ from meridian_broker.ledgers.store import LedgerCorrupt, LedgerNotFound
 
 GAP_BYTES: Final = 4096
 """Records of other ledgers between two of ours are read along up to this size: a system call costs as much."""
-BLOCK_BYTES: Final = 1 << 20
+BLOCK_BYTES: Final = 512 << 10
 """Neighbours are read together up to this size."""
 OPEN_FILES_MAX: Final = 64
 """Segment files kept open for reading."""
@@ -75,8 +76,10 @@ class SegmentFiles:
 class EntryReads:
     """Reads entries of any ledger of one directory."""
 
-    def __init__(self, files: FilePort, stats: EngineStats) -> None:
+    def __init__(self, files: FilePort, places: Places, stats: EngineStats) -> None:
         self.files = SegmentFiles(files)
+        self._buffer = memoryview(bytearray(BLOCK_BYTES))
+        self._places = places
         self._place = files.place
         self._stats = stats
 
@@ -91,13 +94,22 @@ class EntryReads:
                 if not entries:
                     self._lost(ledger, first)
                 break
-            places = run.places
-            assert places is not None
+            places = self._places.at_once(run)
+            if places is None:
+                await self._places.get(ledger, run)
+                if ledger.deleted:
+                    raise LedgerNotFound(f"ledger {ledger.ledger_id} was deleted")
+                continue
             lower = first - run.first
             upper, left = _reach(places, lower, min(last + 1 - run.first, len(places)), left, bool(entries))
             if upper == lower:
                 break
-            block = await self._block(ledger, run, places, lower, upper)
+            try:
+                block = await self._block(ledger, run, places, lower, upper)
+            except FileNotFoundError:
+                if ledger.run_of(first) is not run:
+                    continue
+                raise
             if not block and not entries:
                 self._corrupt(ledger, run, first, places[lower] >> 32)
             entries += block
@@ -107,7 +119,7 @@ class EntryReads:
                 break
         self._stats.reads += 1
         self._stats.read_entries += len(entries)
-        self._stats.read_bytes += max_bytes - left
+        self._stats.read_bytes += sum(map(len, entries))
         return entries
 
     async def _block(self, ledger: Ledger, run: Run, places: array[int], lower: int, upper: int) -> list[bytes]:
@@ -130,9 +142,9 @@ class EntryReads:
         for place in places[lower:upper]:
             size = place & LENGTH_MASK
             at = (place >> 32) - base + RECORD_BYTES
-            body = data[at : at + size]
             if at + size > len(data):
                 break
+            body = bytes(data[at : at + size])
             stored, crc, kind, owner, named = unpack(data, at - RECORD_BYTES)
             start = record_seed(seed if kind == ENTRY else ledger_seed(MOVED, number), entry, size)
             if stored != size or owner != number or named != entry or crc32c(body, start) != crc:
@@ -168,7 +180,7 @@ def _reach(places: array[int], lower: int, stop: int, left: int, have_some: bool
         after = offset + RECORD_BYTES + size
         if size > left and (have_some or at > lower):
             return at, 0
-        if at > lower and (offset - end > GAP_BYTES or after - base > BLOCK_BYTES):
+        if at > lower and (not 0 <= offset - end <= GAP_BYTES or after - base > BLOCK_BYTES):
             return at, left
         left -= size
         end = after

@@ -14,6 +14,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
+from meridian_broker.engines.local.checkpoint import (
+    TEMPORARY_SUFFIX,
+    Checkpoint,
+    checkpoint_name,
+    checkpoint_number,
+    index_number,
+    read_whole,
+    unpack_checkpoint,
+)
 from meridian_broker.engines.local.files import FilePort
 from meridian_broker.engines.local.index import Ledger, Run, Segment
 from meridian_broker.engines.local.log import close_segment
@@ -41,6 +50,9 @@ _log = logging.getLogger(__name__)
 SEGMENT_PREFIX: Final = "segment-"
 SEGMENT_SUFFIX: Final = ".log"
 
+DELETED_MAX: Final = 65536
+"""How many ids of deleted ledgers are remembered: half a megabyte of a checkpoint."""
+
 
 def segment_name(number: int) -> str:
     return f"{SEGMENT_PREFIX}{number:012d}{SEGMENT_SUFFIX}"
@@ -48,10 +60,8 @@ def segment_name(number: int) -> str:
 
 def segment_number(name: str) -> int | None:
     """The number in a segment's file name; None for other files."""
-    middle = name.removeprefix(SEGMENT_PREFIX).removesuffix(SEGMENT_SUFFIX)
-    if segment_name(int(middle)) != name if middle.isdigit() else True:
-        return None
-    return int(middle)
+    digits = name.removeprefix(SEGMENT_PREFIX).removesuffix(SEGMENT_SUFFIX)
+    return int(digits) if digits.isdigit() and segment_name(int(digits)) == name else None
 
 
 @dataclass(slots=True)
@@ -63,6 +73,14 @@ class State:
     next_segment: int = 1
     previous: tuple[int, int] = (-1, 0)
     """Number and length of the last segment."""
+    covered: int = 0
+    """The last segment that the checkpoint describes."""
+    checkpoints: dict[int, int] = field(default_factory=dict)
+    """What each checkpoint found on disk covers, by number."""
+    deleted: dict[int, None] = field(default_factory=dict)
+    """Ids of ledgers deleted lately, oldest first."""
+    rebuilding: bool = False
+    """No checkpoint is whole, so the log alone says what there is."""
     scanned_bytes: int = 0
     damages: list[str] = field(default_factory=list)
     """Sentences about damaged files, for the log and the health page."""
@@ -102,10 +120,12 @@ class Replay:
     def finish(self) -> None:
         """All segments were taken in."""
         for ledger in self._state.ledgers.values():
-            last = ledger.runs[-1].end if ledger.runs else 0
-            if not ledger.sealed:
-                ledger.confirmed = last
+            if ledger.sealed:
+                self._clamp(ledger)
+            else:
+                ledger.confirmed = ledger.runs[-1].end if ledger.runs else 0
             ledger.appended = ledger.confirmed
+            ledger.tail = None
         for segment in self._state.segments.values():
             if not segment.closed:
                 close_segment(segment)
@@ -133,6 +153,9 @@ class Replay:
 
     def _entry(self, segment: Segment, number: int, entry: int, offset: int, length: int) -> None:
         ledger = self._state.ledgers.get(number)
+        if ledger is None and self._state.rebuilding and number not in self._state.deleted:
+            # The record that made it went with a segment that a checkpoint had let go.
+            ledger = self._state.ledgers[number] = Ledger(number, 0, ledger_seed(ENTRY, number))
         if ledger is None:
             return
         run = ledger.tail
@@ -151,14 +174,12 @@ class Replay:
         state = unpack_state(record.data)
         ledger = self._state.ledgers.get(record.ledger)
         if ledger is None:
-            ledger = self._state.ledgers[record.ledger] = Ledger(
-                record.ledger, state.fence, ledger_seed(ENTRY, record.ledger)
-            )
+            ledger = Ledger(record.ledger, state.fence, ledger_seed(ENTRY, record.ledger))
+            self._state.ledgers[record.ledger] = ledger
         ledger.fence = max(ledger.fence, state.fence)
         if state.sealed:
             ledger.sealed = True
             ledger.confirmed = state.entries
-            self._clamp(ledger)
 
     def _clamp(self, ledger: Ledger) -> None:
         """A seal says how many entries count; what failed to be written may have left more behind."""
@@ -170,17 +191,22 @@ class Replay:
     def _deleted(self, number: int) -> None:
         ledger = self._state.ledgers.pop(number, None)
         self._moved.pop(number, None)
+        remember_deleted(self._state.deleted, number)
         if ledger is not None:
             for run in ledger.runs:
                 self._state.segments[run.segment].drop(run)
 
     def _move_done(self, number: int, first: int, count: int) -> None:
-        """Copies count once all of them are there; else the originals still are, and stay in use."""
+        """Copies count now. If some of them lie behind the checkpoint and others before it, the checkpoint knows either
+        the originals, which then stay in use, or the others, and these here fill the hole between them."""
         runs = [run for run in self._moved.pop(number, []) if first <= run.first and run.end <= first + count]
         ledger = self._state.ledgers.get(number)
-        if ledger is None or sum(run.count for run in runs) != count:
+        if ledger is None:
             return
+        whole = sum(run.count for run in runs) == count
         for run in runs:
+            if not whole and (ledger.run_of(run.first) or ledger.run_of(run.end - 1)):
+                continue
             for old in ledger.place_run(run):
                 self._state.segments[old.segment].drop(old)
             self._state.segments[run.segment].runs[run] = ledger
@@ -197,14 +223,18 @@ class Replay:
         self._state.damages.append(sentence)
 
 
-def recover(files: FilePort, state: State, *, repair: bool) -> State:
-    """Read the log's tail into ``state``, which holds what the checkpoint said (or nothing).
+def recover(files: FilePort, *, repair: bool) -> State:
+    """Read the last checkpoint and the log's tail.
 
     :param repair: cut torn tails, remove what never counted and make the rest durable. A second process that only reads
         must not.
+    :raises SegmentFormatError: a newer broker wrote these files.
     """
-    numbers = sorted(number for name in files.names() if (number := segment_number(name)) is not None)
-    covered = max(state.segments, default=0)
+    state = State()
+    names = files.names()
+    load_checkpoint(files, names, state)
+    numbers = sorted(number for name in names if (number := segment_number(name)) is not None)
+    covered = state.covered
     tail = [number for number in numbers if number > covered]
     found, leftovers = _chain(files, tail, state, covered)
     replay = Replay(state)
@@ -217,15 +247,69 @@ def recover(files: FilePort, state: State, *, repair: bool) -> State:
             files.sync_file(segment_name(segment.number))
     replay.finish()
     if repair:
-        for number in leftovers:
-            files.unlink(segment_name(number))
-        files.sync_directory()
+        released = [each for each in numbers if each <= covered and each not in state.segments]
+        _remove_leftovers(files, names, state, [*leftovers, *released])
     last = max(state.segments, default=-1)
-    state.next_segment = max([last, *numbers, 0]) + 1
+    state.next_segment = max([last, *numbers, covered]) + 1
     state.previous = (last, state.segments[last].length) if last >= 0 else (-1, 0)
     for sentence in state.damages:
         _log.error("%s; its ledgers go on without what was there", sentence)
     return state
+
+
+def load_checkpoint(files: FilePort, names: list[str], state: State) -> None:
+    """Take over the newest checkpoint that is whole."""
+    numbers = sorted((number for name in names if (number := checkpoint_number(name)) is not None), reverse=True)
+    for number in numbers:
+        name = checkpoint_name(number)
+        checkpoint = unpack_checkpoint(read_whole(files, name), name)
+        if checkpoint is None:
+            state.damages.append(f"{name} is damaged: an older one is used, and more of the log is read")
+            continue
+        state.checkpoints[number] = checkpoint.covered
+        if len(state.checkpoints) == 1:
+            _take_over(checkpoint, names, state)
+    if numbers and not state.checkpoints:
+        state.rebuilding = True
+        state.damages.append("no checkpoint is whole: the index is rebuilt from the log; deleted ledgers may come back")
+
+
+def _take_over(checkpoint: Checkpoint, names: list[str], state: State) -> None:
+    present = set(names)
+    state.covered = checkpoint.covered
+    state.deleted = dict.fromkeys(checkpoint.deleted)
+    for number, length in checkpoint.segments.items():
+        if segment_name(number) in present:
+            state.segments[number] = Segment(number, length=length, indexed=True)
+    for image in checkpoint.ledgers:
+        ledger = Ledger(image.ledger_id, image.fence, ledger_seed(ENTRY, image.ledger_id))
+        ledger.sealed = image.sealed
+        ledger.confirmed = max(image.entries, 0)
+        lost = sum(1 for run in image.runs if run.segment not in state.segments)
+        if lost:
+            state.damages.append(f"ledger {image.ledger_id}: {lost} segments with entries of it are missing")
+        ledger.runs = [run for run in image.runs if run.segment in state.segments]
+        for run in ledger.runs:
+            state.segments[run.segment].runs[run] = ledger
+        state.ledgers[image.ledger_id] = ledger
+
+
+def remember_deleted(deleted: dict[int, None], number: int) -> None:
+    """Note a deleted ledger's id, so that it is not used again; the oldest are forgotten."""
+    deleted[number] = None
+    if len(deleted) > DELETED_MAX:
+        del deleted[next(iter(deleted))]
+
+
+def _remove_leftovers(files: FilePort, names: list[str], state: State, segments: list[int]) -> None:
+    """Unlink what a crash left half made or half removed."""
+    for number in segments:
+        files.unlink(segment_name(number))
+    for name in names:
+        indexed = index_number(name)
+        if name.endswith(TEMPORARY_SUFFIX) or (indexed is not None and indexed not in state.segments):
+            files.unlink(name)
+    files.sync_directory()
 
 
 def _chain(files: FilePort, tail: list[int], state: State, covered: int) -> tuple[list[_Found], list[int]]:
@@ -237,10 +321,14 @@ def _chain(files: FilePort, tail: list[int], state: State, covered: int) -> tupl
         name = segment_name(number)
         header = _header(files, number)
         size = _size(files, number)
-        if named is not None and named.previous != number:
+        if named is not None and number > named.previous:
             leftovers.append(number)
             continue
-        if named is None and header is None and not _has_records(files, number, size):
+        if named is not None and number < named.previous:
+            if not state.rebuilding:
+                state.damages.append(f"{segment_name(named.previous)} is missing")
+            named = None
+        if header is None and not found and not _has_records(files, number, size):
             leftovers.append(number)
             continue
         if header is None:
@@ -255,6 +343,8 @@ def _chain(files: FilePort, tail: list[int], state: State, covered: int) -> tupl
                 end = size
         found.append(_Found(number, end, named is not None and named.previous_length >= 0))
         named = header
+    if named is not None and named.previous > covered and not state.rebuilding:
+        state.damages.append(f"{segment_name(named.previous)} is missing")
     found.reverse()
     return found, leftovers
 

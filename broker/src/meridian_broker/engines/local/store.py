@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -19,8 +20,9 @@ from meridian_broker.engines.local.committer import Committer
 from meridian_broker.engines.local.files import FilePort, OsFiles
 from meridian_broker.engines.local.index import Ledger
 from meridian_broker.engines.local.log import Log
+from meridian_broker.engines.local.places import INDEX_ENTRIES, Places
 from meridian_broker.engines.local.reading import EntryReads
-from meridian_broker.engines.local.recovery import State, recover, segment_name
+from meridian_broker.engines.local.recovery import State, recover, remember_deleted, segment_name
 from meridian_broker.engines.local.segment import (
     DELETED,
     ENTRY,
@@ -30,6 +32,7 @@ from meridian_broker.engines.local.segment import (
     state_record,
 )
 from meridian_broker.engines.local.stats import EngineStats
+from meridian_broker.engines.local.upkeep import Upkeep, UpkeepSettings
 from meridian_broker.ledgers.store import (
     AppendDone,
     LedgerError,
@@ -40,6 +43,10 @@ from meridian_broker.ledgers.store import (
 
 SEGMENT_BYTES: Final = 64 << 20
 """Default size of a segment: small enough that space comes back soon, large enough that thousands hold terabytes."""
+CHECKPOINT_BYTES: Final = 128 << 20
+"""Default: with two segments on top, a start reads 256 MiB of log at most."""
+COMPACTION_BYTES_PER_SECOND: Final = 32 << 20
+"""Default: a fraction of what a disk can do, so that appends do not feel it."""
 
 
 class LocalWriter:
@@ -97,10 +104,20 @@ class LocalReader:
 class LocalLedgerStore:
     """See `meridian_broker.ledgers.store.LedgerStore`. Made by `start`."""
 
-    def __init__(self, files: FilePort, state: State, stats: EngineStats, segment_bytes: int) -> None:
+    def __init__(
+        self,
+        files: FilePort,
+        state: State,
+        stats: EngineStats,
+        *,
+        segment_bytes: int,
+        index_entries: int,
+        upkeep: UpkeepSettings,
+    ) -> None:
         self._files = files
         self._stats = stats
         self._ledgers = state.ledgers
+        self._deleted = state.deleted
         self._making: set[int] = set()
         self._closed = False
         self.damages: tuple[str, ...] = tuple(state.damages)
@@ -111,30 +128,54 @@ class LocalLedgerStore:
             previous=state.previous,
             segment_bytes=segment_bytes,
         )
-        self._reads = EntryReads(files, stats)
+        self._places = Places(files, state.segments, stats, index_entries)
+        self._reads = EntryReads(files, self._places, stats)
         self._loop = asyncio.get_running_loop()
         self._committer = Committer(self.log, files, self._loop, stats, segment_name)
+        self._upkeep = Upkeep(
+            files, self.log, state, self._places, self._reads, stats, upkeep, segment_bytes=segment_bytes
+        )
+        self._upkeep_task: asyncio.Task[None] | None = None
 
     @classmethod
     async def start(
-        cls, directory: Path | str, *, files: FilePort | None = None, segment_bytes: int = SEGMENT_BYTES
+        cls,
+        directory: Path | str,
+        *,
+        files: FilePort | None = None,
+        segment_bytes: int = SEGMENT_BYTES,
+        checkpoint_bytes: int = CHECKPOINT_BYTES,
+        index_entries: int = INDEX_ENTRIES,
+        compaction_bytes_per_second: int = COMPACTION_BYTES_PER_SECOND,
     ) -> LocalLedgerStore:
         """Take the directory, recover what it holds, start.
 
         :param files: the file port; the operating system's own when None.
+        :param segment_bytes: size of a segment file.
+        :param checkpoint_bytes: a start reads at most this much log, and two segments.
+        :param index_entries: how many places of entries in closed segments stay in memory, 8 bytes each.
+        :param compaction_bytes_per_second: how fast mostly dead segments are emptied.
         :raises LedgerError: another process has the directory, or its files are of a newer format.
         """
         port = files if files is not None else OsFiles(Path(directory))
         port.lock()
         try:
             start = time.monotonic()
-            state = await asyncio.get_running_loop().run_in_executor(None, _recover, port)
+            state = await asyncio.get_running_loop().run_in_executor(None, partial(recover, port, repair=True))
             stats = EngineStats(recovered_bytes=state.scanned_bytes, recovery_seconds=time.monotonic() - start)
-            store = cls(port, state, stats, segment_bytes)
+            store = cls(
+                port,
+                state,
+                stats,
+                segment_bytes=segment_bytes,
+                index_entries=index_entries,
+                upkeep=UpkeepSettings(checkpoint_bytes, compaction_bytes_per_second),
+            )
         except BaseException:
             port.unlock()
             raise
         store._committer.start()
+        store._upkeep_task = asyncio.create_task(store._upkeep.run(), name="ledger upkeep")
         return store
 
     async def close(self) -> None:
@@ -145,6 +186,9 @@ class LocalLedgerStore:
         for ledger in self._ledgers.values():
             if ledger.refusal is None:
                 ledger.refusal = LedgerError(f"the ledgers in {self._files.place} were closed")
+        self._upkeep.stop()
+        if self._upkeep_task is not None:
+            await self._upkeep_task
         await self._drain()
         self.log.mark()
         await self._committer.stop()
@@ -163,14 +207,19 @@ class LocalLedgerStore:
         stats.ledgers = len(self._ledgers)
         stats.segments = len(self.log.segments)
         stats.log_bytes = sum(segment.length for segment in self.log.segments.values())
+        stats.index_entries = self._places.count
         stats.live_bytes = sum(segment.live_bytes for segment in self.log.segments.values())
         return stats
+
+    async def tidy(self) -> None:
+        """Do now what upkeep does in the background: checkpoint what is due, give space back."""
+        await self._upkeep.tidy()
 
     # -- the port ------------------------------------------------------------------------------------------------
 
     async def create(self, ledger_id: int, fence: int) -> LocalWriter:
         self._check_open()
-        if ledger_id < 0 or ledger_id in self._ledgers or ledger_id in self._making:
+        if ledger_id < 0 or ledger_id in self._ledgers or ledger_id in self._making or ledger_id in self._deleted:
             raise LedgerError(f"ledger id {ledger_id} was used before: take a new one from the metadata store")
         ledger = Ledger(ledger_id, fence, ledger_seed(ENTRY, ledger_id))
         self._making.add(ledger_id)
@@ -213,8 +262,11 @@ class LocalLedgerStore:
         def gone() -> None:
             if self._ledgers.pop(ledger_id, None) is not None:
                 ledger.deleted = True
+                remember_deleted(self._deleted, ledger_id)
                 for run in ledger.runs:
                     self.log.segments[run.segment].drop(run)
+                    self._places.forget(run)
+                self._upkeep.kick()
 
         await self._put(record(DELETED, ledger_id, 0, b""), gone)
 
@@ -276,7 +328,3 @@ class LocalLedgerStore:
     def _check_open(self) -> None:
         if self._closed:
             raise LedgerError(f"the ledgers in {self._files.place} were closed")
-
-
-def _recover(files: FilePort) -> State:
-    return recover(files, State(), repair=True)

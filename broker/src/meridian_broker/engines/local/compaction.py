@@ -1,0 +1,166 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Emptying old segments: what still lives in them is copied to the end of the log, then they can go.
+
+A segment is worth it when more than half of it is dead, or when many small ones have gathered (each start of a broker
+leaves one). The copies of a run are ``MOVED`` records; readers keep to the originals until the ``MOVE_DONE`` behind the
+last copy is durable, and so does recovery. A kill in between leaves dead copies and nothing else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Final
+
+from meridian_broker.engines.local.index import LENGTH_MASK, Ledger, Run, Segment
+from meridian_broker.engines.local.log import Log
+from meridian_broker.engines.local.places import Places
+from meridian_broker.engines.local.reading import EntryReads
+from meridian_broker.engines.local.segment import MOVED, move_done_record, record
+from meridian_broker.engines.local.stats import EngineStats
+from meridian_broker.ledgers.store import LedgerCorrupt, LedgerError
+
+_log = logging.getLogger(__name__)
+
+CHUNK_BYTES: Final = 256 << 10
+"""Copied at once: a group of this size does not delay the appends queued behind it noticeably."""
+SMALL_SEGMENTS_MAX: Final = 8
+"""More segments than this that are less than half full are put together."""
+
+
+class Compaction:
+    """Copies live runs out of segments that are mostly dead."""
+
+    def __init__(
+        self,
+        log: Log,
+        places: Places,
+        reads: EntryReads,
+        stats: EngineStats,
+        segment_bytes: int,
+        bytes_per_second: int,
+        stopping: Callable[[], bool],
+    ) -> None:
+        self._log = log
+        self._places = places
+        self._reads = reads
+        self._stats = stats
+        self._segment_bytes = segment_bytes
+        self._bytes_per_second = bytes_per_second
+        self._stopping = stopping
+        self._given_up: set[int] = set()
+
+    async def step(self, segments: list[Segment]) -> bool:
+        """Empty the segments worth it among those whose originals may be given up. False: there is none."""
+        victims = self._victims(segments)
+        for segment in victims:
+            for run, ledger in list(segment.runs.items()):
+                if self._stopping():
+                    return False
+                try:
+                    await self._move(ledger, run)
+                except LedgerCorrupt as error:
+                    # The damaged entry stays where it is, as evidence; so does its segment.
+                    _log.error("segment %d cannot be emptied: %s", segment.number, error)
+                    self._given_up.add(segment.number)
+                    break
+        return bool(victims)
+
+    def _victims(self, segments: list[Segment]) -> list[Segment]:
+        candidates = [each for each in segments if each.runs and each.number not in self._given_up]
+        mostly_dead = [each for each in candidates if each.live_bytes * 2 < each.length]
+        if mostly_dead:
+            return [min(mostly_dead, key=lambda each: each.live_bytes / each.length)]
+        small = [each for each in candidates if each.length * 2 < self._segment_bytes]
+        return small if len(small) > SMALL_SEGMENTS_MAX else []
+
+    async def _move(self, ledger: Ledger, run: Run) -> None:
+        copies: list[Run] = []
+        try:
+            if await self._copy(ledger, run, copies):
+                await self._finish(ledger, run, copies)
+        except LedgerError:
+            self._drop(copies)
+            raise
+
+    async def _copy(self, ledger: Ledger, run: Run, copies: list[Run]) -> bool:
+        """Write the copies. False: the run died meanwhile, or the broker stops."""
+        count = run.count
+        done = 0
+        while done < count:
+            if self._stopping() or not _alive(ledger, run):
+                self._drop(copies)
+                return False
+            first = run.first + done
+            entries = await self._reads.read(ledger, first, run.end - 1, CHUNK_BYTES)
+            if not _alive(ledger, run):
+                self._drop(copies)
+                return False
+            heard: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            for entry, data in enumerate(entries, first):
+                last = entry == first + len(entries) - 1
+                self._put(ledger, entry, data, copies, _tell(heard) if last else _ignore)
+            await heard
+            done += len(entries)
+            size = sum(map(len, entries))
+            self._stats.moved_bytes += size
+            await asyncio.sleep(size / self._bytes_per_second)
+        return True
+
+    def _put(
+        self, ledger: Ledger, entry: int, data: bytes, copies: list[Run], done: Callable[[int | LedgerError], None]
+    ) -> None:
+        number, offset = self._log.put(record(MOVED, ledger.ledger_id, entry, data), done)
+        copy = copies[-1] if copies else None
+        if copy is None or copy.segment != number:
+            copy = Run(number, entry)
+            copies.append(copy)
+            # Alive from the start, so that the segment's index file has it and nobody unlinks the segment.
+            self._log.segments[number].runs[copy] = ledger
+        assert copy.places is not None
+        copy.places.append(offset << 32 | len(data) & LENGTH_MASK)
+
+    async def _finish(self, ledger: Ledger, run: Run, copies: list[Run]) -> None:
+        heard: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        tell = _tell(heard)
+
+        def done(result: int | LedgerError) -> None:
+            if not isinstance(result, LedgerError):
+                if _alive(ledger, run):
+                    for copy in copies:
+                        ledger.place_run(copy)
+                    self._log.segments[run.segment].drop(run)
+                    self._places.forget(run)
+                else:
+                    self._drop(copies)
+            tell(result)
+
+        self._log.put(move_done_record(ledger.ledger_id, run.first, run.count), done)
+        await heard
+
+    def _drop(self, copies: list[Run]) -> None:
+        for copy in copies:
+            segment = self._log.segments.get(copy.segment)
+            if segment is not None:
+                segment.drop(copy)
+
+
+def _alive(ledger: Ledger, run: Run) -> bool:
+    return not ledger.deleted and ledger.run_of(run.first) is run
+
+
+def _ignore(_: int | LedgerError) -> None:
+    """The last record of the chunk speaks for this one."""
+
+
+def _tell(heard: asyncio.Future[None]) -> Callable[[int | LedgerError], None]:
+    def done(result: int | LedgerError) -> None:
+        if heard.done():
+            return
+        if isinstance(result, LedgerError):
+            heard.set_exception(result)
+        else:
+            heard.set_result(None)
+
+    return done

@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The memory that the index takes: places of runs leave it when they were not used for long, and come back on demand.
+
+Only runs whose places are also in an index file may leave. Should the file be broken when they are needed again, they
+are worked out from the segment itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from array import array
+from collections import OrderedDict
+from typing import Final
+
+from meridian_broker.engines.local.checkpoint import block_bytes, index_name, unpack_block
+from meridian_broker.engines.local.files import FilePort
+from meridian_broker.engines.local.index import Ledger, Run, Segment
+from meridian_broker.engines.local.recovery import segment_name
+from meridian_broker.engines.local.segment import ENTRY, MOVED, Damage, Record, Scanner
+from meridian_broker.engines.local.stats import EngineStats
+
+_log = logging.getLogger(__name__)
+
+INDEX_ENTRIES: Final = 1 << 20
+"""Default number of places kept for closed segments: 8 MiB, the newest million entries of 1 KiB."""
+
+
+class Places:
+    """Keeps the places of closed segments' runs within a bound, least recently used out first."""
+
+    def __init__(self, files: FilePort, segments: dict[int, Segment], stats: EngineStats, limit: int) -> None:
+        self._files = files
+        self._segments = segments
+        self._stats = stats
+        self._limit = limit
+        self._kept: OrderedDict[Run, int] = OrderedDict()
+        self.count = 0
+        """Places kept now, those of growing segments not counted."""
+
+    def at_once(self, run: Run) -> array[int] | None:
+        """The places, when they are in memory."""
+        if run in self._kept:
+            self._kept.move_to_end(run)
+        return run.places
+
+    async def get(self, ledger: Ledger, run: Run) -> array[int]:
+        """The places, from wherever they are."""
+        places = self.at_once(run)
+        if places is not None:
+            return places
+        loop = asyncio.get_running_loop()
+        self._stats.index_loads += 1
+        places = await loop.run_in_executor(None, self._from_index, ledger.ledger_id, run)
+        if places is None:
+            _log.error("%s is damaged: working it out again from its segment", index_name(run.segment))
+            places = await loop.run_in_executor(None, self._from_segment, ledger.ledger_id, run)
+            segment = self._segments.get(run.segment)
+            if segment is not None:
+                segment.indexed = False
+                run.block = -1
+        if run.places is not None:
+            return run.places
+        run.places = places
+        self.keep(run)
+        return places
+
+    def keep(self, run: Run) -> None:
+        """A run's places are in memory and, unless its block is lost, in an index file too: they may leave."""
+        if run.block < 0 or run.places is None or run in self._kept:
+            return
+        self._kept[run] = len(run.places)
+        self.count += len(run.places)
+        while self.count > self._limit and len(self._kept) > 1:
+            oldest, count = self._kept.popitem(last=False)
+            oldest.places = None
+            self.count -= count
+
+    def forget(self, run: Run) -> None:
+        """The run is dead."""
+        self.count -= self._kept.pop(run, 0)
+
+    def _from_index(self, ledger: int, run: Run) -> array[int] | None:
+        try:
+            file = self._files.open(index_name(run.segment))
+        except FileNotFoundError:
+            return None
+        try:
+            data = file.pread(block_bytes(run.stored_count), run.block)
+        finally:
+            file.close()
+        return unpack_block(data, ledger, run.first, run.stored_count)
+
+    def _from_segment(self, ledger: int, run: Run) -> array[int]:
+        file = self._files.open(segment_name(run.segment))
+        found: dict[int, int] = {}
+        try:
+            scanner = Scanner(
+                lambda offset, length: file.pread(length, offset), run.segment, file.size(), attested=True
+            )
+            for item in scanner.scan():
+                if isinstance(item, Record):
+                    if item.kind in (ENTRY, MOVED) and item.ledger == ledger:
+                        found[item.entry] = item.offset << 32 | item.length
+                elif isinstance(item, Damage) and item.record is not None:
+                    kind, owner, entry, length = item.record
+                    if kind in (ENTRY, MOVED) and owner == ledger:
+                        found.setdefault(entry, item.offset << 32 | length)
+        finally:
+            file.close()
+        # An entry that is lost keeps a place that no entry can have: reading it says so, its neighbours stay readable.
+        return array("Q", [found.get(entry, 0) for entry in range(run.first, run.first + run.stored_count)])

@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reading a directory that another process writes: the export child reads what the broker stored.
+
+It takes no lock and changes nothing. What it sees is the log of the moment it was opened (`refresh` looks again),
+and that may hold entries which are not durable yet: the caller knows from the broker up to which entry it may read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+from meridian_broker.engines.local.files import FilePort, OsFiles
+from meridian_broker.engines.local.places import INDEX_ENTRIES, Places
+from meridian_broker.engines.local.reading import EntryReads
+from meridian_broker.engines.local.recovery import State, recover
+from meridian_broker.engines.local.stats import EngineStats
+from meridian_broker.ledgers.store import LedgerInfo, LedgerNotFound
+
+ATTEMPTS: Final = 5
+"""The broker may remove files while they are listed; each time it does so a checkpoint lies between."""
+
+
+class ReadonlyReader:
+    """A `Reader` in another process than the writer's."""
+
+    def __init__(self, ledgers: LocalLedgerReader, ledger_id: int) -> None:
+        self._ledgers = ledgers
+        self._ledger_id = ledger_id
+
+    @property
+    def ledger_id(self) -> int:
+        return self._ledger_id
+
+    def last_confirmed(self) -> int:
+        """Id of the last entry seen; it may not be durable yet."""
+        return self._ledgers.info(self._ledger_id).entries - 1
+
+    async def read(self, first: int, last: int, max_bytes: int) -> list[bytes]:
+        """As `Reader.read`."""
+        return await self._ledgers.read(self._ledger_id, first, last, max_bytes)
+
+
+class LocalLedgerReader:
+    """The ledgers of a directory, as another process left them a moment ago. Made by `open_readonly`."""
+
+    def __init__(self, files: FilePort, index_entries: int) -> None:
+        self._files = files
+        self._index_entries = index_entries
+        self._stats = EngineStats()
+        self._state = State()
+        self._reads: EntryReads | None = None
+
+    @classmethod
+    async def open_readonly(
+        cls, directory: Path | str, *, files: FilePort | None = None, index_entries: int = INDEX_ENTRIES
+    ) -> LocalLedgerReader:
+        """Read the last checkpoint and the log behind it.
+
+        :raises SegmentFormatError: a newer broker wrote these files.
+        """
+        reader = cls(files if files is not None else OsFiles(Path(directory)), index_entries)
+        await reader.refresh()
+        return reader
+
+    async def refresh(self) -> None:
+        """Look again: see what was written since."""
+        loop = asyncio.get_running_loop()
+        for attempt in range(1, ATTEMPTS + 1):
+            try:
+                self._state = await loop.run_in_executor(None, partial(recover, self._files, repair=False))
+                break
+            except FileNotFoundError:
+                if attempt == ATTEMPTS:
+                    raise
+        self.close()
+        places = Places(self._files, self._state.segments, self._stats, self._index_entries)
+        self._reads = EntryReads(self._files, places, self._stats)
+
+    def close(self) -> None:
+        """Close the files."""
+        if self._reads is not None:
+            self._reads.files.close()
+
+    async def open(self, ledger_id: int) -> ReadonlyReader:
+        """:raises LedgerNotFound: no such ledger."""
+        self.info(ledger_id)
+        return ReadonlyReader(self, ledger_id)
+
+    async def list(self) -> list[LedgerInfo]:
+        """Every ledger seen."""
+        return [ledger.info() for ledger in self._state.ledgers.values()]
+
+    def info(self, ledger_id: int) -> LedgerInfo:
+        """:raises LedgerNotFound: no such ledger."""
+        ledger = self._state.ledgers.get(ledger_id)
+        if ledger is None:
+            raise LedgerNotFound(f"there is no ledger {ledger_id} in {self._files.place}: it was deleted or never made")
+        return ledger.info()
+
+    async def read(self, ledger_id: int, first: int, last: int, max_bytes: int) -> list[bytes]:
+        """Entries of a ledger. When the broker moved them meanwhile, the directory is looked at again."""
+        if first < 0:
+            raise ValueError(f"entry ids start at 0, not {first}")
+        for attempt in range(1, ATTEMPTS + 1):
+            last_seen = min(last, self.info(ledger_id).entries - 1)
+            assert self._reads is not None
+            try:
+                return await self._reads.read(self._state.ledgers[ledger_id], first, last_seen, max_bytes)
+            except FileNotFoundError:
+                if attempt == ATTEMPTS:
+                    raise
+                await self.refresh()
+        raise AssertionError("unreachable")
