@@ -127,11 +127,11 @@ class EntryReads:
         base = places[lower] >> 32
         end = places[upper - 1]
         length = (end >> 32) + RECORD_BYTES + (end & LENGTH_MASK) - base
-        data = self.files.get(run.segment).pread_cached(length, base)
-        if data is None:
-            data = await asyncio.get_running_loop().run_in_executor(
-                None, self.files.wait_for, run.segment, length, base
-            )
+        # One buffer serves all reads that need not wait: a new megabyte each time would be mapped, zeroed and unmapped.
+        data = self._buffer[:length] if length <= BLOCK_BYTES else memoryview(bytearray(length))
+        if not self.files.get(run.segment).read_cached(data, base):
+            loop = asyncio.get_running_loop()
+            data = memoryview(await loop.run_in_executor(None, self.files.wait_for, run.segment, length, base))
             if ledger.deleted:
                 raise LedgerNotFound(f"ledger {ledger.ledger_id} was deleted")
         number = ledger.ledger_id

@@ -89,10 +89,6 @@ class LocalLedgerReader:
         self.info(ledger_id)
         return ReadonlyReader(self, ledger_id)
 
-    async def list(self) -> list[LedgerInfo]:
-        """Every ledger seen."""
-        return [ledger.info() for ledger in self._state.ledgers.values()]
-
     def info(self, ledger_id: int) -> LedgerInfo:
         """:raises LedgerNotFound: no such ledger."""
         ledger = self._state.ledgers.get(ledger_id)
@@ -114,3 +110,7 @@ class LocalLedgerReader:
                     raise
                 await self.refresh()
         raise AssertionError("unreachable")
+
+    async def list(self) -> list[LedgerInfo]:
+        """Every ledger seen."""
+        return [ledger.info() for ledger in self._state.ledgers.values()]
