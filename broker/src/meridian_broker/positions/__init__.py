@@ -1,1 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
+"""Where things stand, in values: positions, origins, stamps, and the algebra of what is acked and dropped. Pure."""
+
+from __future__ import annotations
+
+from meridian_broker.positions.ackset import FLOOR, AckSet
+from meridian_broker.positions.claims import Partial
+from meridian_broker.positions.clock import ZERO, HybridClock, Stamp
+from meridian_broker.positions.dropped import Cause, Dropped
+from meridian_broker.positions.position import EARLIEST, LATEST, Origin, Position, parse_position
+from meridian_broker.positions.progress import DigestKey, Progress
+
+__all__ = [
+    "EARLIEST",
+    "FLOOR",
+    "LATEST",
+    "ZERO",
+    "AckSet",
+    "Cause",
+    "DigestKey",
+    "Dropped",
+    "HybridClock",
+    "Origin",
+    "Partial",
+    "Position",
+    "Progress",
+    "Stamp",
+    "parse_position",
+]

@@ -1,0 +1,226 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an ``AckSet`` knows of one origin ledger above its floor. Its parts are kept in order by ``AckSet``."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterator
+from hashlib import blake2b
+from typing import Final, NamedTuple
+
+from pyroaring import BitMap
+
+from meridian_broker.positions.bitcodec import put_bits, take_bits
+from meridian_broker.positions.bitruns import ENTRY_LIMIT, chunks
+from meridian_broker.positions.position import Position
+from meridian_broker.positions.varints import Reader, put_number
+
+BATCH_LIMIT: Final = 1 << 20
+"""Messages one entry may hold. A batch of empty messages within the largest frame stays far below."""
+
+_BITS: Final = 1
+_LINK: Final = 2
+_PARTIAL: Final = 4
+
+
+class Partial(NamedTuple):
+    """A batch some of whose messages are acked."""
+
+    size: int
+    """Messages in the batch. Where two sources disagree the smaller counts (brokers never do: it is in the entry)."""
+    acked: int
+    """Bit i: message i is acked. Never all of them: then the entry is claimed instead (R18)."""
+    after: Position | None
+    """The origin's previous own entry, where known: what may be claimed with the entry once it is whole."""
+
+
+def join_partial(one: Partial, two: Partial) -> Partial:
+    """Both together. The result may be full: ``acked == (1 << size) - 1``."""
+    size = min(one.size, two.size)
+    known = [after for after in (one.after, two.after) if after is not None]
+    after = min(known) if known else None
+    return Partial(size, (one.acked | two.acked) & ((1 << size) - 1), after)
+
+
+class Claims:
+    """One ledger's detail."""
+
+    __slots__ = ("bits", "link", "partial", "tail")
+
+    def __init__(self, tail: int | None = None) -> None:
+        self.bits: BitMap = BitMap()
+        """Claimed entry ids, those past ``tail`` left out."""
+        self.link: Position | None = None
+        """Everything after this position, in an earlier ledger, and before entry 0 of this one is claimed as well."""
+        self.tail = tail
+        """A later ledger's link reaches into this one: every entry id greater than this is claimed. Derived."""
+        self.partial: dict[int, Partial] | None = None
+        """Partly acked batches by entry id, none of them claimed."""
+
+    def copy(self) -> Claims:
+        other = Claims(self.tail)
+        other.bits = self.bits.copy()
+        other.link = self.link
+        other.partial = None if self.partial is None else dict(self.partial)
+        return other
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Claims):
+            return NotImplemented
+        return bool(self.bits == other.bits) and self.link == other.link and self.partial == other.partial
+
+    __hash__ = None  # type: ignore[assignment]
+
+    @property
+    def is_empty(self) -> bool:
+        return not self.bits and self.partial is None
+
+    def absorb(self, other: Claims) -> None:
+        """Take over all the other says. The caller brings the set into its canonical form afterwards."""
+        self.bits |= other.bits
+        if other.link is not None and (self.link is None or other.link < self.link):
+            self.link = other.link
+        if other.partial is not None:
+            if self.partial is None:
+                self.partial = {}
+            for entry, partial in other.partial.items():
+                mine = self.partial.get(entry)
+                self.partial[entry] = partial if mine is None else join_partial(mine, partial)
+
+    def full_batches(self) -> Iterator[tuple[int, Partial]]:
+        """Batches that became whole. They leave ``partial`` as they are shown."""
+        for entry, partial in list((self.partial or {}).items()):
+            if partial.acked == (1 << partial.size) - 1:
+                yield entry, self.drop_partial(entry)
+
+    def drop_partial(self, entry: int) -> Partial:
+        assert self.partial is not None
+        dropped = self.partial.pop(entry)
+        if not self.partial:
+            self.partial = None
+        return dropped
+
+    def lacking_partial(
+        self, claimed: Callable[[int, Position | None], bool], theirs: Claims | None
+    ) -> dict[int, Partial]:
+        """Partly acked batches that another set does not know as well. ``claimed(entry, after)``: it has the whole."""
+        known = {} if theirs is None or theirs.partial is None else theirs.partial
+        lacking = {}
+        for entry, mine in (self.partial or {}).items():
+            if claimed(entry, mine.after):
+                continue
+            their = known.get(entry)
+            if their is None or join_partial(mine, their) != their:
+                lacking[entry] = mine
+        return lacking
+
+    # -- encoding ------------------------------------------------------------------------------------------------------
+
+    def put(self, out: bytearray, ledger: int) -> None:
+        """Append the canonical encoding. ``ledger`` is the ledger's id, which the reader is told as well."""
+        bits, link, partial = self.bits, self.link, self.partial
+        out.append(
+            (_BITS if bits else 0) | (_LINK if link is not None else 0) | (_PARTIAL if partial is not None else 0)
+        )
+        if link is not None:
+            put_number(out, ledger - link.ledger - 1)
+            put_number(out, link.entry + 1)
+        if bits:
+            put_bits(out, bits)
+        if partial is not None:
+            _put_partial(out, ledger, partial)
+
+    @classmethod
+    def take(cls, reader: Reader, ledger: int) -> Claims:
+        """:raises ValueError: these bytes are no claims."""
+        kinds = reader.byte()
+        if not 0 < kinds <= _BITS | _LINK | _PARTIAL:
+            raise reader.broken(f"there is no kind {kinds} of claims")
+        claims = cls()
+        if kinds & _LINK:
+            claims.link = _take_before(reader, ledger - 1 - reader.number())
+        if kinds & _BITS:
+            claims.bits = take_bits(reader)
+        if claims.link is not None and 0 not in claims.bits:
+            raise reader.broken("a link without the entry it leads to")
+        if kinds & _PARTIAL:
+            claims.partial = _take_partial(reader, ledger)
+        return claims
+
+    def digest(self, ledger: int) -> int:
+        """A stable 64-bit digest: equal claims, equal digest, on every machine."""
+        digest = blake2b(digest_size=8)
+        out = bytearray()
+        put_number(out, ledger)
+        if self.link is not None:
+            put_number(out, ledger - self.link.ledger)
+            put_number(out, self.link.entry + 1)
+        else:
+            put_number(out, 0)
+        if self.partial is not None:
+            _put_partial(out, ledger, self.partial)
+        digest.update(out)
+        # Not the encoding: this is many times faster for large sets, and as canonical.
+        for key, members, data in chunks(self.bits):
+            digest.update(struct.pack("<II", key, members))
+            digest.update(data)
+        return int.from_bytes(digest.digest(), "big")
+
+
+def put_position(out: bytearray, position: Position) -> None:
+    put_number(out, position.ledger + 1)
+    put_number(out, position.entry + 1)
+
+
+def take_position(reader: Reader) -> Position:
+    """What ``put_position`` wrote."""
+    ledger = reader.number() - 1
+    entry = reader.number() - 1
+    if ledger >= 1 << 63 or entry >= 1 << 63 or (ledger < 0 <= entry):
+        raise reader.broken(f"{ledger}:{entry} is no position")
+    return Position(ledger, entry)
+
+
+def _take_before(reader: Reader, ledger: int) -> Position:
+    """The entry id of a position that comes before some claim, in a ledger that is known already."""
+    entry = reader.number() - 1
+    if ledger < -1 or (ledger < 0 <= entry) or entry >= ENTRY_LIMIT:
+        raise reader.broken(f"{ledger}:{entry} is no position of an entry")
+    return Position(ledger, entry)
+
+
+def _put_partial(out: bytearray, ledger: int, partial: dict[int, Partial]) -> None:
+    put_number(out, len(partial))
+    last = -1
+    for entry in sorted(partial):
+        size, acked, after = partial[entry]
+        put_number(out, entry - last - 1)
+        put_number(out, size)
+        out += acked.to_bytes((size + 7) // 8, "little")
+        if after is None:
+            put_number(out, 0)
+        else:
+            put_number(out, ledger - after.ledger + 1)
+            put_number(out, after.entry + 1)
+        last = entry
+
+
+def _take_partial(reader: Reader, ledger: int) -> dict[int, Partial]:
+    partial = {}
+    entry = -1
+    for _ in range(reader.count(4)):
+        entry += reader.number() + 1
+        size = reader.number()
+        if entry >= ENTRY_LIMIT or not 0 < size <= BATCH_LIMIT:
+            raise reader.broken(f"a batch of {size} messages at entry {entry} cannot be")
+        acked = int.from_bytes(reader.take((size + 7) // 8), "little")
+        if not 0 < acked < (1 << size) - 1:
+            raise reader.broken("a partly acked batch is not partly acked")
+        distance = reader.number()
+        after = None if not distance else _take_before(reader, ledger + 1 - distance)
+        if after is not None and after >= (ledger, entry):
+            raise reader.broken("a batch comes before the entry before it")
+        partial[entry] = Partial(size, acked, after)
+    if not partial:
+        raise reader.broken("a list of batches is empty")
+    return partial

@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is gone without an ack: ranges per origin region, each with its cause (rule R14).
+
+Drops look like acks and must never become some: expiry in one region says nothing about the others, which may still
+hold the message and owe it to a consumer. So they are kept in a set of their own, of another type, that no ``Progress``
+can join. Each region applies its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from enum import IntEnum
+from typing import Final
+
+from meridian_broker.positions.ackset import AckSet
+from meridian_broker.positions.position import Position
+from meridian_broker.positions.varints import Reader, put_name, put_number
+
+FORMAT_VERSION: Final = 1
+
+
+class Cause(IntEnum):
+    """Why entries went. The numbers are part of the format."""
+
+    TTL = 1
+    """Older than the message TTL."""
+    QUOTA = 2
+    """Evicted because a backlog quota was exceeded."""
+    TRUNCATED = 3
+    """Somebody truncated the topic."""
+    LOST = 4
+    """The ledger that held them is lost."""
+
+
+class Dropped:
+    """What one region dropped of a subscription's entries. Only grows; changed in place."""
+
+    __slots__ = ("_ranges",)
+
+    def __init__(self) -> None:
+        self._ranges: dict[tuple[str, Cause], AckSet] = {}
+
+    def add(self, cause: Cause, region: str, after: Position, upto: Position) -> bool:
+        """Note that the origin's entries in ``(after, upto]`` were dropped, except for those acked before.
+
+        :returns: whether anything was new.
+        :raises ValueError: no such interval, see ``AckSet.claim``.
+        """
+        ranges = self._ranges.get((region, cause))
+        if ranges is None:
+            fresh = AckSet()
+            fresh.claim(after, upto)
+            if fresh.is_empty:
+                return False
+            self._ranges[region, cause] = fresh
+            return True
+        return ranges.claim(after, upto)
+
+    def contains(self, region: str, position: Position) -> bool:
+        return self.cause(region, position) is not None
+
+    def cause(self, region: str, position: Position) -> Cause | None:
+        """Why an entry was dropped; of several causes the first of ``Cause``. None: it was not."""
+        for cause in Cause:
+            ranges = self._ranges.get((region, cause))
+            if ranges is not None and ranges.contains(position):
+                return cause
+        return None
+
+    def join(self, other: Dropped) -> bool:
+        """Take over the other's ranges, say those of another owner of the same subscription in this region."""
+        changed = False
+        for key, theirs in other._ranges.items():
+            mine = self._ranges.get(key)
+            if mine is None:
+                self._ranges[key] = theirs.copy()
+                changed = True
+            else:
+                changed |= mine.join(theirs)
+        return changed
+
+    def runs(self) -> Iterator[tuple[Cause, str, Position, Position]]:
+        """``(cause, region, after, upto)``, by region and cause, ascending."""
+        for region, cause in sorted(self._ranges):
+            for after, upto in self._ranges[region, cause].runs():
+                yield cause, region, after, upto
+
+    @property
+    def is_empty(self) -> bool:
+        return not self._ranges
+
+    def copy(self) -> Dropped:
+        other = Dropped()
+        other._ranges = {key: ranges.copy() for key, ranges in self._ranges.items()}
+        return other
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Dropped):
+            return NotImplemented
+        return self._ranges == other._ranges
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return (
+            f"<Dropped: {', '.join(f'{cause.name} of {region}' for region, cause in sorted(self._ranges)) or 'none'}>"
+        )
+
+    def encode(self) -> bytes:
+        """Canonical: equal drops, equal bytes. The first byte is the format's version."""
+        out = bytearray((FORMAT_VERSION,))
+        put_number(out, len(self._ranges))
+        for region, cause in sorted(self._ranges):
+            put_name(out, region)
+            out.append(cause)
+            self._ranges[region, cause].put(out)
+        return bytes(out)
+
+    @classmethod
+    def decode(cls, data: bytes) -> Dropped:
+        """:raises ValueError: another format, or bytes that are no drops."""
+        reader = Reader(data)
+        version = reader.byte()
+        if version != FORMAT_VERSION:
+            raise ValueError(
+                f"the record of drops has format {version}: this broker reads format {FORMAT_VERSION} only; a newer "
+                "broker wrote it, run that version here too"
+            )
+        result = cls()
+        for _ in range(reader.count(5)):
+            region = reader.name()
+            cause = Cause(reader.byte())
+            ranges = AckSet.take(reader)
+            if ranges.is_empty or (region, cause) in result._ranges or any(True for _ in ranges.partials()):
+                raise reader.broken("ranges are empty, come twice, or hold batches")
+            result._ranges[region, cause] = ranges
+        reader.end()
+        return result

@@ -1,0 +1,238 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Layers: what a rewind says, and which entries it says it about (rules R12, R13).
+
+A rewind *rules* a range ``(low, high]`` of positions per origin region, or every entry published at or after a time, or
+both. What it rules is read from its layer, whatever older layers say; everything else is untouched by it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from meridian_broker.positions.ackset import AckSet
+from meridian_broker.positions.claims import put_position, take_position
+from meridian_broker.positions.clock import Stamp
+from meridian_broker.positions.position import EARLIEST, Position
+from meridian_broker.positions.varints import Reader, put_name, put_number
+
+Rules = dict[str, tuple[Position, Position]]
+"""Per origin region the ``(low, high]`` that a rewind rules."""
+
+LAYERS_MAX = 4096
+"""Rewinds one subscription may remember. Those wholly overruled by newer ones are forgotten long before."""
+
+
+class Layer:
+    """One rewind and what was acked since. ``epoch`` names it: one stamp is one rewind, everywhere."""
+
+    __slots__ = ("acks", "epoch", "publish_time_ms", "rules")
+
+    def __init__(self, epoch: Stamp, rules: Rules, publish_time_ms: int | None) -> None:
+        self.epoch = epoch
+        self.rules = rules
+        self.publish_time_ms = publish_time_ms
+        """It also rules every entry published at this time or later; None: it was no seek by time."""
+        self.acks: dict[str, AckSet] = {}
+
+    def rules_entry(self, region: str, position: Position, publish_time_ms: int) -> bool:
+        if self.publish_time_ms is not None and publish_time_ms >= self.publish_time_ms:
+            return True
+        rule = self.rules.get(region)
+        return rule is not None and rule[0] < position <= rule[1]
+
+    def may_rule(self, region: str, after: Position, upto: Position, publish_time_ms: int) -> bool:
+        """Whether it may rule some entry of ``(after, upto]``. A publish time of 0 is not known, so it may."""
+        if self.publish_time_ms is not None and (not publish_time_ms or publish_time_ms >= self.publish_time_ms):
+            return True
+        rule = self.rules.get(region)
+        return rule is not None and after < rule[1] and rule[0] < upto
+
+    def rules_all(self, region: str, after: Position, upto: Position) -> bool:
+        """Whether it rules all of ``(after, upto]`` for certain."""
+        if self.publish_time_ms is not None and self.publish_time_ms <= 0:
+            return True
+        rule = self.rules.get(region)
+        return rule is not None and rule[0] <= after and upto <= rule[1]
+
+    def head(self) -> Layer:
+        """The same rewind without acks."""
+        return Layer(self.epoch, dict(self.rules), self.publish_time_ms)
+
+    def copy(self) -> Layer:
+        layer = self.head()
+        layer.acks = copy_acks(self.acks)
+        return layer
+
+    def head_within(self, other: Layer) -> bool:
+        if self.publish_time_ms is not None and (
+            other.publish_time_ms is None or self.publish_time_ms < other.publish_time_ms
+        ):
+            return False
+        return all(
+            (their := other.rules.get(region)) is not None and their[0] <= low and high <= their[1]
+            for region, (low, high) in self.rules.items()
+        )
+
+    def join(self, other: Layer) -> bool:
+        """Take over the other's acks. One stamp is one rewind; if a fault made two of them, both ranges count."""
+        changed = False
+        if not other.head_within(self):
+            changed = True
+            for region, (low, high) in other.rules.items():
+                mine = self.rules.get(region, (low, high))
+                self.rules[region] = min(low, mine[0]), max(high, mine[1])
+            times = [time for time in (self.publish_time_ms, other.publish_time_ms) if time is not None]
+            self.publish_time_ms = min(times) if times else None
+        return join_acks(self.acks, other.acks) or changed
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Layer):
+            return NotImplemented
+        return (
+            self.epoch == other.epoch
+            and self.rules == other.rules
+            and self.publish_time_ms == other.publish_time_ms
+            and same_acks(self.acks, other.acks)
+        )
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def put_head(self, out: bytearray) -> None:
+        put_number(out, self.epoch.time_ms)
+        put_number(out, self.epoch.counter)
+        put_name(out, self.epoch.region)
+        put_number(out, 0 if self.publish_time_ms is None else self.publish_time_ms + 1)
+        put_number(out, len(self.rules))
+        for region in sorted(self.rules):
+            put_name(out, region)
+            for position in self.rules[region]:
+                put_position(out, position)
+
+    def put(self, out: bytearray) -> None:
+        self.put_head(out)
+        put_acks(out, self.acks)
+
+    @classmethod
+    def take(cls, reader: Reader) -> Layer:
+        """:raises ValueError: these bytes are no layer."""
+        epoch = Stamp(reader.number(), reader.number(), reader.name())
+        time = reader.number()
+        rules: Rules = {}
+        for _ in range(reader.count(5)):
+            region = reader.name()
+            rules[region] = take_position(reader), take_position(reader)
+            if rules[region][0] >= rules[region][1]:
+                raise reader.broken("a rewind rules an empty range")
+        layer = cls(epoch, rules, time - 1 if time else None)
+        layer.acks = take_acks(reader)
+        return layer
+
+
+def overruled(rules: Rules | None, publish_time_ms: int | None, newer: Iterable[Layer]) -> bool:
+    """Whether every entry that some rewind rules is ruled by newer ones as well. ``rules`` None: it rules all entries.
+
+    Only what is certain counts: a seek by time overrules another seek by time, not ranges of positions.
+    """
+    layers = list(newer)
+    times = [layer.publish_time_ms for layer in layers if layer.publish_time_ms is not None]
+    earliest = min(times) if times else None
+    if earliest is not None and earliest <= 0:
+        return True
+    if rules is None or (publish_time_ms is not None and (earliest is None or earliest > publish_time_ms)):
+        return False
+    for region, (low, high) in rules.items():
+        reached = low
+        for begin, end in sorted(layer.rules[region] for layer in layers if region in layer.rules):
+            if begin > reached:
+                break
+            reached = max(reached, end)
+        if reached < high:
+            return False
+    return True
+
+
+# -- acks per region: what every layer has -----------------------------------------------------------------------------
+
+
+def copy_acks(acks: Mapping[str, AckSet]) -> dict[str, AckSet]:
+    return {region: one.copy() for region, one in acks.items()}
+
+
+def join_acks(mine: dict[str, AckSet], theirs: Mapping[str, AckSet]) -> bool:
+    changed = False
+    for region, their in theirs.items():
+        acks = mine.get(region)
+        if acks is not None:
+            changed |= acks.join(their)
+        elif not their.is_empty:
+            mine[region] = their.copy()
+            changed = True
+    return changed
+
+
+def acks_within(mine: Mapping[str, AckSet], theirs: Mapping[str, AckSet]) -> bool:
+    return all(acks.is_empty or (region in theirs and acks.within(theirs[region])) for region, acks in mine.items())
+
+
+def acks_minus(mine: Mapping[str, AckSet], theirs: Mapping[str, AckSet]) -> dict[str, AckSet]:
+    result = {}
+    for region, acks in mine.items():
+        rest = acks.minus(theirs[region]) if region in theirs else acks.copy()
+        if not rest.is_empty:
+            result[region] = rest
+    return result
+
+
+def same_acks(mine: Mapping[str, AckSet], theirs: Mapping[str, AckSet]) -> bool:
+    """Equal, where a region nobody has acked anything of is as good as none."""
+    if mine == theirs:
+        return True
+    some, others = ({region: one for region, one in acks.items() if not one.is_empty} for acks in (mine, theirs))
+    return some == others
+
+
+def put_acks(out: bytearray, acks: Mapping[str, AckSet]) -> None:
+    regions = sorted(region for region, one in acks.items() if not one.is_empty)
+    put_number(out, len(regions))
+    for region in regions:
+        put_name(out, region)
+        acks[region].put(out)
+
+
+def take_acks(reader: Reader) -> dict[str, AckSet]:
+    acks: dict[str, AckSet] = {}
+    for _ in range(reader.count(4)):
+        region = reader.name()
+        if region in acks:
+            raise reader.broken(f"region {region!r} comes twice")
+        one = AckSet.take(reader)
+        if not one.is_empty:
+            acks[region] = one
+    return acks
+
+
+def floor_over(region: str, base: AckSet | None, newest_first: list[Layer]) -> Position:
+    """The highest position up to which every entry of a region is acked, each read from the layer that rules it.
+
+    Walks up the borders of all ranges: between two of them one layer rules, beside seeks by time, which may.
+    """
+    borders = sorted({border for layer in newest_first for border in layer.rules.get(region, ())})
+    none = AckSet()
+    floor = EARLIEST
+    while True:
+        ends = [border for border in borders if border > floor]
+        reach = ends[0] if ends else None
+        for layer in newest_first:
+            rule = layer.rules.get(region)
+            ruled = rule is not None and rule[0] <= floor < rule[1]
+            if ruled or layer.publish_time_ms is not None:
+                end = layer.acks.get(region, none).reach(floor)
+                reach = end if reach is None else min(reach, end)
+            if ruled:
+                break
+        else:
+            end = (base or none).reach(floor)
+            reach = end if reach is None else min(reach, end)
+        if reach is None or reach <= floor:
+            return floor
+        floor = reach

@@ -1,0 +1,420 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Progress: where a subscription stands, said in a way that is true in every region.
+
+A cursor says "these entries of this region's ledgers are acked" and means nothing elsewhere. ``Progress`` says the same
+of *origins*: per origin region the ``AckSet`` of its stream. Two regions' progress merges by union: in any order, any
+number of times, over any path. It is a join-semilattice, so regions that heard the same acks agree, however they heard.
+
+Union alone could never go back. So a rewind (seek backwards, reset) adds a **layer**: its stamp is a new *epoch*, it
+rules some of the entries, and those are read from it alone (R12). The base layer, epoch ``ZERO``, rules everything.
+
+* ``join``: union of the layers by epoch, and within a layer of the acks.
+* An entry reads the newest layer that rules it.
+* An ack counts in the epoch under which its message was dispatched (R13): in the newest layer, not newer than that,
+  that rules the entry.
+* A layer all of whose entries are ruled by newer ones is never read again and is forgotten. As the newer ones are part
+  of the same progress and only grow, forgetting early or late makes no difference to any join.
+
+A *delta* is simply a small progress, and merging one is ``join``.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Collection, Iterator, Mapping
+from hashlib import blake2b
+from typing import Final
+
+from meridian_broker.positions.ackset import FLOOR, AckSet
+from meridian_broker.positions.clock import ZERO, Stamp
+from meridian_broker.positions.layers import (
+    LAYERS_MAX,
+    Layer,
+    Rules,
+    acks_minus,
+    acks_within,
+    copy_acks,
+    floor_over,
+    join_acks,
+    overruled,
+    put_acks,
+    same_acks,
+    take_acks,
+)
+from meridian_broker.positions.position import EARLIEST, Position
+from meridian_broker.positions.varints import Reader, put_number
+
+FORMAT_VERSION: Final = 1
+
+DigestKey = tuple[Stamp, str, int]
+"""``(epoch, origin region, ledger)``. The ledger may be ``FLOOR``; the region ``""`` is the rewind itself."""
+
+
+class Progress:
+    """What is acked of a subscription, all origins, all epochs. Changed in place."""
+
+    __slots__ = ("_base", "_layers")
+
+    def __init__(self) -> None:
+        self._base: dict[str, AckSet] = {}
+        self._layers: list[Layer] | None = None
+        """Rewinds, oldest first. None for nearly every subscription there is."""
+
+    # -- acks and rewinds ----------------------------------------------------------------------------------------------
+
+    def ack(self, epoch: Stamp, region: str, after: Position, upto: Position, publish_time_ms: int = 0) -> bool:
+        """Ack ``(after, upto]`` of an origin's stream: one entry and its ``prev``, or a run of them.
+
+        :param epoch: the epoch under which the messages were dispatched (R13).
+        :param publish_time_ms: of the entry acked. Leave it out for a run, whose entries have times of their own.
+        :returns: whether anything was new.
+        :raises ValueError: no such interval, see ``AckSet.claim``; or an epoch this progress has not heard of.
+
+        What reaches over the border of what a rewind rules is noted in the older layer too. There it says nothing wrong
+        of the part that the newer one rules: those entries *are* acked, in an epoch at least as new.
+        """
+        if self._layers is None:
+            if epoch is not ZERO:
+                self._check_epoch(epoch)
+            acks = self._base.get(region)
+            if acks is None:
+                acks = self._base[sys.intern(region)] = AckSet()
+            return acks.claim(after, upto)
+        self._check_epoch(epoch)
+        changed = False
+        for layer in reversed(self._layers):
+            if layer.epoch > epoch:
+                continue
+            if layer.may_rule(region, after, upto, publish_time_ms):
+                changed |= _acks_of(layer.acks, region).claim(after, upto)
+            if layer.rules_all(region, after, upto):
+                return changed
+        if overruled(None, None, self._layers):
+            return changed
+        return _acks_of(self._base, region).claim(after, upto) or changed
+
+    def ack_batch(
+        self,
+        epoch: Stamp,
+        region: str,
+        position: Position,
+        size: int,
+        acked: int,
+        after: Position | None,
+        publish_time_ms: int = 0,
+    ) -> bool:
+        """Ack some messages of a batch of ``size``: those whose bits are set (R18).
+
+        :param after: the entry's ``prev``, when known.
+        :raises ValueError: bits the batch does not have, or an epoch this progress has not heard of.
+        """
+        self._check_epoch(epoch)
+        acks = self._layer_of(region, position, publish_time_ms, epoch)
+        return _acks_of(acks, region).claim_batch(position, size, acked, after)
+
+    def rewind(
+        self,
+        epoch: Stamp,
+        rules: Rules,
+        base: Mapping[str, AckSet] | None = None,
+        publish_time_ms: int | None = None,
+    ) -> bool:
+        """Go back: from now on the ruled entries count as acked only where ``base`` says so.
+
+        :param epoch: a new stamp; ``HybridClock.next(after=progress.epoch)`` gives one.
+        :param rules: ``(low, high]`` per origin region.
+        :param publish_time_ms: a seek by time: it also rules every entry published then or later, also one that is yet
+            to come, or yet to be heard of.
+        :returns: whether anything was new.
+        :raises ValueError: the epoch is that of the base layer, a range is empty, or there are too many rewinds.
+        """
+        if epoch <= ZERO:
+            raise ValueError(f"a rewind needs a stamp later than {ZERO}, not {epoch}: take one from the region's clock")
+        for region, (low, high) in rules.items():
+            if not EARLIEST <= low < high:
+                raise ValueError(f"a rewind cannot rule ({low}, {high}] of {region}: the range is empty")
+        if self._layers is not None and len(self._layers) >= LAYERS_MAX:
+            raise ValueError(f"a subscription can remember {LAYERS_MAX} rewinds that still matter, and has as many")
+        layer = Layer(epoch, {sys.intern(region): rule for region, rule in rules.items()}, publish_time_ms)
+        layer.acks = copy_acks(base or {})
+        one = Progress()
+        one._layers = [layer]
+        return self.join(one)
+
+    def raise_floor(self, region: str, position: Position) -> bool:
+        """Everything of a region up to here is done with, in every epoch: forget the detail (R11)."""
+        changed = False
+        for layer in self._layers or ():
+            changed |= _acks_of(layer.acks, region).raise_floor(position)
+        if self._layers is not None and overruled(None, None, self._layers):
+            return changed
+        return _acks_of(self._base, region).raise_floor(position) or changed
+
+    # -- questions -----------------------------------------------------------------------------------------------------
+
+    @property
+    def epoch(self) -> Stamp:
+        """The newest rewind's stamp; ``ZERO`` when there was none. Messages are dispatched under it."""
+        return ZERO if self._layers is None else self._layers[-1].epoch
+
+    @property
+    def is_empty(self) -> bool:
+        return self._layers is None and all(acks.is_empty for acks in self._base.values())
+
+    def is_acked(self, region: str, position: Position, publish_time_ms: int = 0) -> bool:
+        """Whether an entry is acked. Give its publish time: seeks by time rule by it."""
+        if self._layers is None:
+            acks = self._base.get(region)
+        else:
+            acks = self._layer_of(region, position, publish_time_ms).get(region)
+        return acks is not None and acks.contains(position)
+
+    def remaining(self, region: str, position: Position, size: int, publish_time_ms: int = 0) -> int | None:
+        """Which messages of a batch are *not* acked, as bits: 0 = the whole entry is acked, None = none of it is."""
+        acks = self._layer_of(region, position, publish_time_ms).get(region)
+        return None if acks is None else acks.remaining(position, size)
+
+    def regions(self) -> frozenset[str]:
+        """Origins of which anything is acked, or ruled by a rewind."""
+        names = {region for acks in self._all_acks() for region, one in acks.items() if not one.is_empty}
+        return frozenset(names.union(*(layer.rules for layer in self._layers or ())))
+
+    def floors(self) -> dict[str, Position]:
+        """Per origin: every entry up to here is acked. Seeks by time can only make it lower than it might be."""
+        if self._layers is None:
+            return {region: acks.floor for region, acks in self._base.items()}
+        newest_first = self._layers[::-1]
+        return {region: floor_over(region, self._base.get(region), newest_first) for region in sorted(self.regions())}
+
+    def acks(self, epoch: Stamp, region: str) -> AckSet | None:
+        """The acks of one layer, to look at; None when there are none."""
+        for layer in self._layers or ():
+            if layer.epoch == epoch:
+                return layer.acks.get(region)
+        return self._base.get(region) if epoch == ZERO else None
+
+    def rewinds(self) -> list[tuple[Stamp, Rules, int | None]]:
+        """All rewinds that still matter, oldest first: epoch, what it rules, from which publish time on."""
+        return [(layer.epoch, dict(layer.rules), layer.publish_time_ms) for layer in self._layers or ()]
+
+    def count_detail(self) -> int:
+        """Entry ids and partly acked batches remembered above the floors, all layers."""
+        return sum(one.count_detail() for acks in self._all_acks() for one in acks.values())
+
+    # -- the algebra ---------------------------------------------------------------------------------------------------
+
+    def join(self, other: Progress) -> bool:
+        """Take over everything the other has.
+
+        :returns: whether anything was new.
+        :raises ValueError: together they have too many rewinds.
+        """
+        if self._layers is None and other._layers is None:
+            return join_acks(self._base, other._base)
+        if other.within(self):
+            return False
+        mine = {layer.epoch: layer for layer in self._layers or ()}
+        if len(mine.keys() | {layer.epoch for layer in other._layers or ()}) > 2 * LAYERS_MAX:
+            raise ValueError(f"a subscription can remember {LAYERS_MAX} rewinds; the two have more")
+        for layer in other._layers or ():
+            known = mine.get(layer.epoch)
+            if known is None:
+                mine[layer.epoch] = layer.copy()
+            else:
+                known.join(layer)
+        self._layers = [mine[epoch] for epoch in sorted(mine)]
+        join_acks(self._base, other._base)
+        self._forget_overruled()
+        return True
+
+    def within(self, other: Progress) -> bool:
+        """Whether the other has everything this one has: ``other.join(self)`` would change nothing."""
+        if not acks_within(self._base, other._base) and not overruled(None, None, other._layers or ()):
+            return False
+        if self._layers is None:
+            return True
+        theirs = {layer.epoch: layer for layer in other._layers or ()}
+        for layer in self._layers:
+            their = theirs.get(layer.epoch)
+            if their is None:
+                if not other._overrules(layer):
+                    return False
+            elif not (layer.head_within(their) and acks_within(layer.acks, their.acks)):
+                return False
+        return True
+
+    def minus(self, other: Progress) -> Progress:
+        """What this has and the other lacks, see ``AckSet.minus``. Empty exactly if this is within the other."""
+        result = Progress()
+        if not overruled(None, None, other._layers or ()):
+            result._base = acks_minus(self._base, other._base)
+        theirs = {layer.epoch: layer for layer in other._layers or ()}
+        layers = []
+        for layer in self._layers or ():
+            their = theirs.get(layer.epoch)
+            if their is None:
+                if not other._overrules(layer):
+                    layers.append(layer.copy())
+                continue
+            rest = layer.head()
+            rest.acks = acks_minus(layer.acks, their.acks)
+            if rest.acks or not layer.head_within(their):
+                layers.append(rest)
+        result._layers = layers or None
+        result._forget_overruled()
+        return result
+
+    def empty_delta(self) -> Progress:
+        """Nothing acked, the same rewinds: to collect acks in that are then joined here and elsewhere.
+
+        A new ``Progress()`` will not do once there was a rewind: an ack has to know the layers to find its own.
+        """
+        result = Progress()
+        if self._layers is not None:
+            result._layers = [layer.head() for layer in self._layers]
+        return result
+
+    def copy(self) -> Progress:
+        other = Progress()
+        other._base = copy_acks(self._base)
+        other._layers = None if self._layers is None else [layer.copy() for layer in self._layers]
+        return other
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Progress):
+            return NotImplemented
+        return self._layers == other._layers and same_acks(self._base, other._base)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        floors = ", ".join(f"{region} up to {floor}" for region, floor in self.floors().items())
+        return f"<Progress of epoch {self.epoch}: {floors or 'nothing acked'}; {self.count_detail()} above>"
+
+    # -- encoding and exchange -----------------------------------------------------------------------------------------
+
+    def encode(self) -> bytes:
+        """Canonical: equal progress, equal bytes. The first byte is the format's version."""
+        out = bytearray((FORMAT_VERSION,))
+        put_acks(out, self._base)
+        put_number(out, len(self._layers or ()))
+        for layer in self._layers or ():
+            layer.put(out)
+        return bytes(out)
+
+    @classmethod
+    def decode(cls, data: bytes) -> Progress:
+        """:raises ValueError: another format, or bytes that are no progress."""
+        reader = Reader(data)
+        version = reader.byte()
+        if version != FORMAT_VERSION:
+            raise ValueError(
+                f"progress has format {version}: this broker reads format {FORMAT_VERSION} only; a newer broker wrote "
+                "it, run that version here too"
+            )
+        result = cls()
+        result._base = {sys.intern(region): acks for region, acks in take_acks(reader).items()}
+        layers = [Layer.take(reader) for _ in range(reader.count(6))]
+        reader.end()
+        epochs = [layer.epoch for layer in layers]
+        if len(layers) > LAYERS_MAX or any(
+            not late > early for early, late in zip([ZERO, *epochs], epochs, strict=False)
+        ):
+            raise reader.broken("the rewinds are too many or not in order")
+        result._layers = layers or None
+        result._forget_overruled()
+        return result
+
+    def digests(self) -> dict[DigestKey, int]:
+        """Stable 64-bit digests of all parts. Equal progress, equal digests; what differs is worth exchanging."""
+        result: dict[DigestKey, int] = {}
+        for epoch, acks in self._by_epoch():
+            for region, one in acks.items():
+                for ledger, digest in one.digests().items():
+                    result[epoch, region, ledger] = digest
+        for layer in self._layers or ():
+            out = bytearray()
+            layer.put_head(out)
+            result[layer.epoch, "", FLOOR] = int.from_bytes(blake2b(out, digest_size=8).digest(), "big")
+        return result
+
+    def digest(self, key: DigestKey) -> int:
+        """One of ``digests``, 0 when there is no such part: to keep digests up to date where something changed."""
+        epoch, region, ledger = key
+        if not region:
+            return self.digests().get(key, 0)
+        acks = self.acks(epoch, region)
+        return 0 if acks is None else acks.digest(ledger)
+
+    def extract(self, keys: Collection[DigestKey]) -> Progress:
+        """The part under these keys, as progress of its own. Keys of parts that do not exist do no harm."""
+        wanted: dict[Stamp, dict[str, set[int]]] = {}
+        for epoch, region, ledger in keys:
+            wanted.setdefault(epoch, {}).setdefault(region, set()).add(ledger)
+        result = Progress()
+        result._base = _extract(self._base, wanted.get(ZERO, {}))
+        layers = []
+        for layer in self._layers or ():
+            if layer.epoch in wanted:
+                part = layer.head()
+                part.acks = _extract(layer.acks, wanted[layer.epoch])
+                layers.append(part)
+        result._layers = layers or None
+        result._forget_overruled()
+        return result
+
+    # -- layers --------------------------------------------------------------------------------------------------------
+
+    def _layer_of(
+        self, region: str, position: Position, publish_time_ms: int, epoch: Stamp | None = None
+    ) -> dict[str, AckSet]:
+        """The acks of the newest layer that rules an entry, of those not newer than ``epoch``."""
+        if self._layers is not None:
+            for layer in reversed(self._layers):
+                if epoch is not None and layer.epoch > epoch:
+                    continue
+                if layer.rules_entry(region, position, publish_time_ms):
+                    return layer.acks
+        return self._base
+
+    def _check_epoch(self, epoch: Stamp) -> None:
+        if epoch > self.epoch:
+            raise ValueError(
+                f"an ack of epoch {epoch}, but the newest rewind known here is {self.epoch}: it would be lost in an "
+                "older layer. Collect acks in progress.empty_delta(), not in a new Progress()"
+            )
+
+    def _overrules(self, layer: Layer) -> bool:
+        newer = [mine for mine in self._layers or () if mine.epoch > layer.epoch]
+        return bool(newer) and overruled(layer.rules, layer.publish_time_ms, newer)
+
+    def _forget_overruled(self) -> None:
+        if self._layers is None:
+            return
+        kept: list[Layer] = []
+        for layer in reversed(self._layers):
+            if not kept or not overruled(layer.rules, layer.publish_time_ms, kept):
+                kept.append(layer)
+        if overruled(None, None, kept):
+            self._base = {}
+        self._layers = kept[::-1] or None
+
+    def _by_epoch(self) -> Iterator[tuple[Stamp, dict[str, AckSet]]]:
+        yield ZERO, self._base
+        for layer in self._layers or ():
+            yield layer.epoch, layer.acks
+
+    def _all_acks(self) -> Iterator[dict[str, AckSet]]:
+        return (acks for _, acks in self._by_epoch())
+
+
+def _acks_of(acks: dict[str, AckSet], region: str) -> AckSet:
+    found = acks.get(region)
+    if found is None:
+        found = acks[sys.intern(region)] = AckSet()
+    return found
+
+
+def _extract(acks: Mapping[str, AckSet], wanted: Mapping[str, set[int]]) -> dict[str, AckSet]:
+    parts = {region: acks[region].extract(ledgers) for region, ledgers in wanted.items() if region in acks}
+    return {region: part for region, part in parts.items() if not part.is_empty}

@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reading and writing the small numbers and names that the encodings of this room are made of.
+
+Unsigned LEB128, as Protobuf uses, in its shortest form only: one number has one encoding, so equal sets have equal
+bytes. ``Reader`` trusts nothing: whatever the bytes are, the only exception it raises is ``ValueError``.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+MAX_NUMBER: Final = (1 << 64) - 1
+MAX_NAME_BYTES: Final = 255
+"""Region names are DNS labels in practice (63 bytes); this bounds what a bad peer can make us keep."""
+
+
+UNFOLD_BUDGET: Final = 1 << 18
+"""What a few bytes may unfold to, in bitmap containers (65,536 entries, some 50 bytes of memory): 17 G entries."""
+
+
+def put_number(out: bytearray, number: int) -> None:
+    """Append ``number`` (0 to 2^64 - 1)."""
+    while number > 0x7F:
+        out.append(number & 0x7F | 0x80)
+        number >>= 7
+    out.append(number)
+
+
+def put_bytes(out: bytearray, data: bytes | bytearray) -> None:
+    put_number(out, len(data))
+    out += data
+
+
+def put_name(out: bytearray, name: str) -> None:
+    """:raises ValueError: the name is longer than ``MAX_NAME_BYTES``."""
+    data = name.encode()
+    if len(data) > MAX_NAME_BYTES:
+        raise ValueError(f"region name {name[:40]!r}... has {len(data)} bytes; at most {MAX_NAME_BYTES} are allowed")
+    put_bytes(out, data)
+
+
+class Reader:
+    """Takes an encoding apart from front to back."""
+
+    __slots__ = ("_at", "_budget", "_data")
+
+    def __init__(self, data: bytes, budget: int = UNFOLD_BUDGET) -> None:
+        self._data = data
+        self._at = 0
+        self._budget = budget
+
+    def byte(self) -> int:
+        try:
+            value = self._data[self._at]
+        except IndexError:
+            raise self.broken("it ends too early") from None
+        self._at += 1
+        return value
+
+    def number(self) -> int:
+        value = self.byte()
+        if value < 0x80:
+            return value
+        value &= 0x7F
+        shift = 7
+        while True:
+            byte = self.byte()
+            value |= (byte & 0x7F) << shift
+            if byte < 0x80:
+                break
+            shift += 7
+            if shift > 63:
+                raise self.broken("a number has more than 64 bits")
+        if value > MAX_NUMBER or not byte:
+            raise self.broken("a number is out of range or not in its shortest form")
+        return value
+
+    def count(self, bytes_each: int = 1) -> int:
+        """How many items follow. Each takes at least ``bytes_each`` bytes, so a lie cannot make us loop for long."""
+        value = self.number()
+        if value * bytes_each > len(self._data) - self._at:
+            raise self.broken(f"it promises {value} items, more than the bytes left can hold")
+        return value
+
+    def take(self, length: int) -> bytes:
+        end = self._at + length
+        if end > len(self._data):
+            raise self.broken("it ends too early")
+        data = self._data[self._at : end]
+        self._at = end
+        return bytes(data)
+
+    def bytes(self) -> bytes:
+        return self.take(self.number())
+
+    def name(self) -> str:
+        length = self.number()
+        if length > MAX_NAME_BYTES:
+            raise self.broken("a region name is too long")
+        try:
+            return str(self.take(length), "utf-8")
+        except UnicodeDecodeError:
+            raise self.broken("a region name is not UTF-8") from None
+
+    def spend(self, containers: int) -> None:
+        """Count what was unfolded.
+
+        :raises ValueError: more than the budget.
+        """
+        self._budget -= containers
+        if self._budget < 0:
+            raise self.broken("it unfolds to more than any broker can have written")
+
+    def end(self) -> None:
+        """:raises ValueError: bytes are left over."""
+        if self._at != len(self._data):
+            raise self.broken(f"{len(self._data) - self._at} bytes are left over")
+
+    def broken(self, why: str) -> ValueError:
+        """The error to raise for bytes that are not what they should be."""
+        return ValueError(f"broken encoding at byte {self._at} of {len(self._data)}: {why}")
