@@ -97,7 +97,7 @@ class Reader(Protocol):
         ...
 
     async def read(self, first: int, last: int, max_bytes: int) -> list[bytes]:
-        """Entries ``first`` to ``last`` inclusive, fewer when ``max_bytes`` is reached (but at least one) or at the end.
+        """Entries ``first`` to ``last`` inclusive, fewer when ``max_bytes`` is reached (at least one) or at the end.
 
         :raises LedgerNotFound: the ledger was deleted.
         :raises LedgerCorrupt: an entry fails its checksum.

@@ -1,0 +1,36 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the admin API sees of the broker."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from meridian_broker.engines.local.store import LocalLedgerStore
+from meridian_broker.gateway.exchange import ExchangeShell
+from meridian_broker.gateway.pulsar.broker import Broker
+from meridian_broker.gateway.replication import ReplicatorRunner
+from meridian_broker.metadata.catalog import Catalog
+from meridian_broker.topics.service import TopicService
+
+
+@dataclass
+class AdminState:
+    """The parts of one broker process, for those who watch and set it up."""
+
+    region: str
+    service: TopicService
+    catalog: Catalog
+    exchange: ExchangeShell
+    replication: ReplicatorRunner
+    ledgers: LocalLedgerStore
+    gateway: Broker
+    settings: dict[str, Any]
+    """The settings in force, by key."""
+    data_directory: Path
+    service_url: Callable[[], str]
+    admin_url: Callable[[], str]
+    ready: bool = False
+    """Everything is open: the health check says ok."""

@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The progress exchange on real links: gives the core its time, its messages and its turns of the loop.
+
+All acknowledgements of one turn leave as one DELTA, because the core's ``tick`` runs once at the end of the turn. The
+timer is set to the core's next deadline only, so an idle broker wakes for digests and nothing else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+from meridian_broker.gateway.client_errors import ConnectionLost
+from meridian_broker.gateway.links import PeerLinks, Resolver, Send
+from meridian_broker.positions import Progress
+from meridian_broker.replication.exchange import PeerStatus, ProgressExchange
+from meridian_broker.replication.exchange_codec import command, decode, encode
+from meridian_broker.replication.exchange_messages import Hello, PeerMessage
+
+if TYPE_CHECKING:
+    from meridian_broker.gateway.client_options import ClientOptions
+    from meridian_broker.gateway.pulsar.connection import Connection
+
+log = logging.getLogger(__name__)
+
+
+class ExchangeShell:
+    """What topics call (``topics.topic.Exchange``) and what connections hand peer commands to."""
+
+    def __init__(
+        self,
+        core: ProgressExchange,
+        resolve: Resolver,
+        options: ClientOptions,
+        jitter: Callable[[], float],
+        now_ms: Callable[[], int],
+        on_heard: Callable[[str], None],
+    ) -> None:
+        """:param now_ms: a monotone clock. :param on_heard: a region's broker has just connected to us."""
+        self.core = core
+        self._now_ms = now_ms
+        self._on_heard = on_heard
+        self._loop = asyncio.get_running_loop()
+        self._ticking = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._closed = False
+        self.links = PeerLinks(resolve, options, jitter, on_up=self._up, on_down=self._down, on_command=self._came_back)
+
+    def set_regions(self, regions: Iterable[str]) -> None:
+        """Speak with exactly these regions."""
+        wanted = set(regions)
+        for region in wanted:
+            self.core.add_peer(region)
+        for region in set(self.links.status()) - wanted:
+            self.core.remove_peer(region)
+        self.links.set_regions(wanted)
+
+    async def close(self) -> None:
+        """End the links; what was not confirmed is found by digests later."""
+        self._closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+        await self.links.close()
+
+    # -- from topics ---------------------------------------------------------------------------------------------
+
+    def local_change(self, topic: str, subscription: str, delta: Progress, *, record_changed: bool = False) -> None:
+        self.core.local_ack(topic, subscription, delta, self._now_ms(), record_changed=record_changed)
+        self._tick_soon()
+
+    def barrier(self, topic: str, subscription: str, passed: Callable[[], None]) -> None:
+        self.core.barrier(topic, subscription, self._now_ms(), lambda _: passed())
+        self._tick_soon()
+
+    def flush(self, topic: str, subscription: str, passed: Callable[[], None]) -> None:
+        self.core.flush(topic, subscription, self._now_ms(), lambda _: passed())
+        self._tick_soon()
+
+    def status(self, topic: str, subscription: str) -> tuple[PeerStatus, ...]:
+        """How a subscription stands with each other region."""
+        return self.core.status(topic, subscription)
+
+    # -- from links and connections ------------------------------------------------------------------------------
+
+    def _up(self, region: str, send: Send) -> None:
+        self.core.connected(region, _sender(send), self._now_ms())
+        self._tick_soon()
+
+    def _down(self, region: str) -> None:
+        self.core.disconnected(region, self._now_ms())
+        self._tick_soon()
+
+    def _came_back(self, region: str, kind: int, message: Any, send: Send) -> None:
+        self._take(region, kind, message, _sender(send))
+
+    def received(self, connection: Connection, kind: int, message: Any) -> None:
+        """A command on a connection that a peer opened. HELLO says which region it is."""
+
+        def reply(answer: PeerMessage) -> None:
+            if connection.transport is not None:
+                connection.write(encode(answer))
+
+        decoded = self._decode(kind, message)
+        if isinstance(decoded, Hello):
+            if not connection.peer_region:
+                self._on_heard(decoded.region)
+                self.links.nudge(decoded.region)
+            connection.peer_region = decoded.region
+        if decoded is not None and connection.peer_region:
+            self.core.received(connection.peer_region, decoded, reply, self._now_ms())
+            self._tick_soon()
+
+    def gone(self, connection: Connection) -> None:
+        """A peer's connection to us ended: its own link will come again."""
+        log.info("region %s closed its connection", connection.peer_region)
+
+    def _take(self, region: str, kind: int, message: Any, reply: Callable[[PeerMessage], None]) -> None:
+        decoded = self._decode(kind, message)
+        if decoded is not None:
+            self.core.received(region, decoded, reply, self._now_ms())
+            self._tick_soon()
+
+    def _decode(self, kind: int, message: Any) -> PeerMessage | None:
+        try:
+            return decode(kind, message)
+        except ValueError as error:
+            log.warning("a peer sent command %d that cannot be read: %s", kind, error)
+            return None
+
+    # -- time ----------------------------------------------------------------------------------------------------
+
+    def _tick_soon(self) -> None:
+        if not self._ticking and not self._closed:
+            self._ticking = True
+            self._loop.call_soon(self._tick)
+
+    def _tick(self) -> None:
+        self._ticking = False
+        if self._closed:
+            return
+        now = self._now_ms()
+        self.core.tick(now)
+        deadline = self.core.next_deadline()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if deadline is not None:
+            self._timer = self._loop.call_later(max(deadline - now, 0) / 1000 + 0.0005, self._tick)
+
+
+def _sender(send: Send) -> Callable[[PeerMessage], None]:
+    def send_message(message: PeerMessage) -> None:
+        try:
+            send(*command(message))
+        except ConnectionLost:
+            pass  # the core hears ``disconnected`` in a moment and heals by digest
+
+    return send_message

@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The Pulsar protocol on sockets, the broker's side."""

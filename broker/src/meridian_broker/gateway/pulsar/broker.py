@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What connections see of the broker they belong to, and the listener that makes them."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from meridian_broker.gateway.pulsar.connection import Connection, Handler
+from meridian_broker.topics.service import TopicService
+
+
+class Peers(Protocol):
+    """Where commands of peer brokers go."""
+
+    def received(self, connection: Connection, kind: int, message: Any) -> None:
+        """A peer command (types from 1000)."""
+        ...
+
+    def gone(self, connection: Connection) -> None:
+        """A connection that a peer had opened is closed."""
+        ...
+
+
+@dataclass
+class Broker:
+    """One broker process, seen from its connections."""
+
+    region: str
+    service: TopicService
+    peers: Peers
+    handlers: dict[int, Handler]
+    service_url: Callable[[], str]
+    """Where lookups send clients."""
+    admin_url: Callable[[], str]
+    peer_token: bytes | None
+    max_message_bytes: int
+    pending_publishes: int
+    keep_alive_seconds: float
+    producer_name: Callable[[], str]
+    """Makes names for producers that bring none."""
+    draining: bool = False
+    connections: set[Connection] = field(default_factory=set)
+
+    def is_peer_token(self, token: bytes) -> bool:
+        """Does this token show a broker of another region?"""
+        return self.peer_token is not None and hmac.compare_digest(token, self.peer_token)
+
+    def peer_gone(self, connection: Connection) -> None:
+        self.peers.gone(connection)
+
+    async def watch_keep_alive(self) -> None:
+        """Ping silent connections, close dead ones; runs until cancelled."""
+        while True:
+            await asyncio.sleep(self.keep_alive_seconds)
+            for connection in tuple(self.connections):
+                connection.keep_alive()
+
+
+async def listen(broker: Broker, host: str, port: int) -> asyncio.Server:
+    """Accept Pulsar clients. :raises OSError: the address is taken."""
+    loop = asyncio.get_running_loop()
+    return await loop.create_server(lambda: Connection(broker, loop), host, port, backlog=1024)

@@ -1,0 +1,322 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One client connection: bytes in, commands to their handlers, bytes out once per turn of the loop.
+
+The connection is the unit of failure. A bad frame, a handler that raises, a client that does not answer: each ends this
+connection and nothing else. It is also the unit of flow control in both directions: it stops reading when too many of
+its messages wait to be durable, and its consumers pause while the client does not take what was written.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine
+from typing import TYPE_CHECKING, Any, Final, cast
+
+from meridian_broker.gateway.pulsar.refusals import code_of
+from meridian_broker.positions.position import Position
+from meridian_broker.topics.consumer import Consumer
+from meridian_broker.topics.errors import TopicError
+from meridian_broker.topics.producer import Producer
+from meridian_broker.wire.proto import pulsar_pb2 as pb
+from meridian_broker.wire.pulsar import encode
+from meridian_broker.wire.pulsar.errors import ServerError
+from meridian_broker.wire.pulsar.frames import SEND, FrameDecoder, FrameError, Send
+from meridian_broker.wire.pulsar.limits import FRAME_PADDING_BYTES
+from meridian_broker.wire.pulsar.metadata import BodyError
+
+if TYPE_CHECKING:
+    from meridian_broker.gateway.pulsar.broker import Broker
+
+WRITE_BYTES: Final = 256 << 10
+"""Written and not yet taken by the client at which its consumers pause."""
+CLOSED_REMEMBERED: Final = 1000
+"""Ids of closed producers and consumers whose late commands are passed over in silence."""
+
+log = logging.getLogger(__name__)
+
+Handler = Callable[["Connection", Any], None]
+
+
+class Connection(asyncio.Protocol):
+    """One accepted connection. Handlers are in the modules beside this one."""
+
+    __slots__ = (
+        "_closed_ids",
+        "_decoder",
+        "_flushing",
+        "_heard",
+        "_loop",
+        "_out",
+        "_out_bytes",
+        "_paused_reading",
+        "_pending",
+        "_tasks",
+        "_writable",
+        "broker",
+        "client_version",
+        "consumers",
+        "is_peer",
+        "peer_region",
+        "peer_version",
+        "producers",
+        "protocol_version",
+        "started",
+        "transport",
+    )
+
+    def __init__(self, broker: Broker, loop: asyncio.AbstractEventLoop) -> None:
+        self.broker = broker
+        self._loop = loop
+        self.transport: asyncio.Transport | None = None
+        self._decoder = FrameDecoder(broker.max_message_bytes + FRAME_PADDING_BYTES)
+        self._out: list[bytes] = []
+        self._out_bytes = 0
+        self._flushing = False
+        self._writable = True
+        self._pending = 0
+        self._paused_reading = False
+        self._heard = True
+        self._tasks: set[asyncio.Task[None]] | None = None
+        self._closed_ids: dict[int, None] | None = None
+        self.producers: dict[int, Producer | None] | None = None
+        """None as value: being made."""
+        self.consumers: dict[int, Consumer | None] | None = None
+        self.started = False
+        self.is_peer = False
+        self.peer_region = ""
+        self.peer_version = 0
+        self.protocol_version = 0
+        self.client_version = ""
+
+    # -- the transport -------------------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast("asyncio.Transport", transport)  # uvloop's class is not asyncio's
+        self.transport.set_write_buffer_limits(high=WRITE_BYTES)
+        self.broker.connections.add(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        del exc
+        self.broker.connections.discard(self)
+        self.transport = None
+        for task in tuple(self._tasks or ()):
+            task.cancel()
+        for producer in (self.producers or {}).values():
+            if producer is not None:
+                producer.topic.remove_producer(producer)
+        for consumer in (self.consumers or {}).values():
+            if consumer is not None:
+                consumer.subscription.topic.remove_consumer(consumer)
+        self.producers = self.consumers = None
+        self._out.clear()
+        if self.peer_region:
+            self.broker.peer_gone(self)
+
+    def data_received(self, data: bytes) -> None:
+        self._heard = True
+        try:
+            commands = self._decoder.feed(data)
+        except FrameError as error:
+            self._handle(error.before)
+            self.end(f"bad frame: {error}")
+            return
+        self._handle(commands)
+
+    def _handle(self, commands: list[Any]) -> None:
+        handlers = self.broker.handlers
+        for command in commands:
+            if self.transport is None:
+                return
+            kind = command[0]
+            try:
+                if kind == SEND:
+                    self._send(command)
+                elif not self.started and kind != 2:
+                    self.end(f"command {kind} before CONNECT")
+                else:
+                    handler = handlers.get(kind)
+                    if handler is None:
+                        log.info("%s: command %d is unknown and passed over", self, kind)
+                    else:
+                        handler(self, command)
+            except Exception:
+                log.exception("%s: command %d failed, the connection is closed", self, kind)
+                self.end("internal error")
+                return
+
+    def end(self, reason: str) -> None:
+        """Close after what was written is sent; says why in the log."""
+        if self.transport is not None:
+            log.info("%s: closing, %s", self, reason)
+            self._flush()
+            self.transport.close()
+
+    def __str__(self) -> str:
+        if self.transport is None:
+            return "a closed connection"
+        return f"connection of {self.transport.get_extra_info('peername')}"
+
+    def pause_writing(self) -> None:
+        self._writable = False
+
+    def resume_writing(self) -> None:
+        self._writable = True
+        for consumer in (self.consumers or {}).values():
+            if consumer is not None:
+                consumer.resume()
+
+    def writable(self) -> bool:
+        return self._writable and self._out_bytes < WRITE_BYTES
+
+    def write(self, data: bytes) -> None:
+        """Queue bytes; all of one turn of the loop leave together."""
+        self._out.append(data)
+        self._out_bytes += len(data)
+        if not self._flushing:
+            self._flushing = True
+            self._loop.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        self._flushing = False
+        out, self._out = self._out, []
+        was_full = self._out_bytes >= WRITE_BYTES
+        self._out_bytes = 0
+        if self.transport is not None and out:
+            self.transport.writelines(out)
+            if was_full and self._writable:
+                self.resume_writing()
+
+    def keep_alive(self) -> None:
+        """Called every keep-alive interval: ping a silent client, close one that did not answer."""
+        if self._heard:
+            self._heard = False
+            if self.started:
+                self.write(encode.PING)
+        else:
+            self.end("no answer to a ping" if self.started else "no CONNECT in time")
+
+    def run(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run a handler's slow part; it ends with the connection."""
+        if self._tasks is None:
+            self._tasks = set()
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._task_done)
+
+    def _task_done(self, task: asyncio.Task[None]) -> None:
+        if self._tasks is not None:
+            self._tasks.discard(task)
+            if not self._tasks:
+                self._tasks = None
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("%s: a request failed, the connection is closed", self, exc_info=error)
+            self.end("internal error")
+
+    # -- answers -------------------------------------------------------------------------------------------------
+
+    def fail(self, request_id: int, error: Exception) -> None:
+        """ERROR to one request."""
+        self.write(encode.error(request_id, code_of(error), str(error)))
+
+    def succeed(self, request_id: int) -> None:
+        self.write(encode.success(request_id))
+
+    # -- publishing (ProducerPort) -------------------------------------------------------------------------------
+
+    def _send(self, send: Send) -> None:
+        producer = (self.producers or {}).get(send.producer_id)
+        if producer is None:
+            if send.producer_id not in (self._closed_ids or ()):
+                self.end(f"SEND for producer {send.producer_id}, which this connection does not have")
+            return
+        if not send.checksum_ok:
+            text = "the checksum does not fit the message: it was damaged on its way"
+            self.write(encode.send_error(send.producer_id, send.sequence_id, ServerError.CHECKSUM, text))
+            return
+        try:
+            if producer.remote_region is None:
+                producer.topic.publish(producer, send)
+            else:
+                producer.topic.publish_foreign(producer, send)
+        except (TopicError, BodyError) as error:
+            self.refused(producer, send, error)
+            return
+        self._pending += 1
+        if self._pending >= self.broker.pending_publishes and not self._paused_reading and self.transport is not None:
+            self._paused_reading = True
+            self.transport.pause_reading()
+
+    def dropped(self) -> None:
+        """A message will have no receipt: its topic was fenced, its client resends it."""
+        self._pending -= 1
+        if self._paused_reading and self._pending <= self.broker.pending_publishes // 2:
+            self._paused_reading = False
+            if self.transport is not None:
+                self.transport.resume_reading()
+
+    def stored(self, producer: Producer, send: Send, position: Position) -> None:
+        self.dropped()
+        if self.transport is not None:
+            self.write(
+                encode.send_receipt(
+                    producer.producer_id, send.sequence_id, position[0], position[1], send.highest_sequence_id
+                )
+            )
+
+    def refused(self, producer: Producer, send: Send, error: Exception) -> None:
+        self.write(encode.send_error(producer.producer_id, send.sequence_id, code_of(error), str(error)))
+
+    def disconnect_producer(self, producer: Producer) -> None:
+        if self.producers is not None and self.producers.get(producer.producer_id) is producer:
+            del self.producers[producer.producer_id]
+            self._remember(producer.producer_id)
+            message = pb.CommandCloseProducer(producer_id=producer.producer_id, request_id=(1 << 64) - 1)
+            self.write(encode.simple(15, message))
+
+    def _remember(self, closed_id: int) -> None:
+        if self._closed_ids is None:
+            self._closed_ids = {}
+        self._closed_ids[closed_id] = None
+        while len(self._closed_ids) > CLOSED_REMEMBERED:
+            del self._closed_ids[next(iter(self._closed_ids))]
+
+    def forget_producer(self, producer_id: int) -> None:
+        """The client closed it; sends of it that are still on their way are passed over."""
+        if self.producers is not None:
+            self.producers.pop(producer_id, None)
+        self._remember(producer_id)
+
+    # -- delivery (ConsumerPort) ---------------------------------------------------------------------------------
+
+    def deliver(
+        self, consumer: Consumer, position: Position, entry: bytes, redeliveries: int, remaining: int | None
+    ) -> None:
+        offset = entry[2] << 8 | entry[3]
+        words: list[int] = []
+        if remaining is not None:
+            while remaining:
+                words.append(remaining & 0xFFFFFFFFFFFFFFFF)
+                remaining >>= 64
+        header = encode.message_header(
+            consumer.consumer_id,
+            encode.message_id(position[0], position[1], consumer.subscription.topic.partition),
+            len(entry) - offset,
+            redeliveries,
+            words,
+            consumer.consumer_epoch or None,
+        )
+        self.write(b"".join((header, memoryview(entry)[offset:])))
+
+    def disconnect_consumer(self, consumer: Consumer) -> None:
+        if self.consumers is not None and self.consumers.get(consumer.consumer_id) is consumer:
+            del self.consumers[consumer.consumer_id]
+            message = pb.CommandCloseConsumer(consumer_id=consumer.consumer_id, request_id=(1 << 64) - 1)
+            self.write(encode.simple(16, message))
+
+    def active_consumer_changed(self, consumer: Consumer, active: bool) -> None:
+        message = pb.CommandActiveConsumerChange(consumer_id=consumer.consumer_id, is_active=active)
+        self.write(encode.simple(31, message))
+
+    def reached_end(self, consumer: Consumer) -> None:
+        self.write(encode.simple(27, pb.CommandReachedEndOfTopic(consumer_id=consumer.consumer_id)))

@@ -1,0 +1,277 @@
+# SPDX-License-Identifier: Apache-2.0
+"""SUBSCRIBE and what consumers ask: FLOW, ACK, redelivery, seek, last message, close, unsubscribe."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from meridian_broker.gateway.pulsar.refusals import REFUSALS, code_of
+from meridian_broker.ledgers.entry import BATCH, unpack
+from meridian_broker.ledgers.store import LedgerError
+from meridian_broker.positions.position import EARLIEST, LATEST, Position
+from meridian_broker.topics.consumer import Consumer
+from meridian_broker.topics.errors import ConsumerBusy
+from meridian_broker.topics.subscription import Subscription, SubscriptionType
+from meridian_broker.wire.proto import pulsar_pb2 as pb
+from meridian_broker.wire.pulsar import encode, topic_name
+from meridian_broker.wire.pulsar.errors import MetadataError, ServerError, ServiceNotReadyError
+from meridian_broker.wire.pulsar.frames import CUMULATIVE, Ack, Flow
+
+if TYPE_CHECKING:
+    from meridian_broker.gateway.pulsar.connection import Connection
+
+_ABSENT: Final = 1 << 63
+"""Numbers from here on are negative ones in a u64 field."""
+
+
+def position_of(wire: pb.MessageIdData) -> Position:
+    """A message id of the wire; its sentinels are ours."""
+    if wire.ledgerId >= _ABSENT:
+        return EARLIEST
+    if wire.ledgerId == _ABSENT - 1:
+        return LATEST
+    return Position(wire.ledgerId, wire.entryId if wire.entryId < _ABSENT else -1)
+
+
+def _consumer(connection: Connection, consumer_id: int) -> Consumer | None:
+    return (connection.consumers or {}).get(consumer_id)
+
+
+def subscribe(connection: Connection, command: Any) -> None:
+    """SUBSCRIBE. The same id again: an error while it is being made, success once it is there."""
+    asked: pb.CommandSubscribe = command.message
+    if connection.consumers is None:
+        connection.consumers = {}
+    if asked.consumer_id in connection.consumers:
+        if connection.consumers[asked.consumer_id] is None:
+            connection.fail(asked.request_id, ServiceNotReadyError("this consumer is still being made"))
+        else:
+            connection.succeed(asked.request_id)
+        return
+    connection.consumers[asked.consumer_id] = None
+    connection.run(_subscribe(connection, asked))
+
+
+async def _subscribe(connection: Connection, asked: pb.CommandSubscribe) -> None:
+    service = connection.broker.service
+    consumers = connection.consumers
+    assert consumers is not None
+    try:
+        name = topic_name.parse(asked.topic)
+        topic = await service.topic(name, create=asked.force_topic_creation)
+        if asked.HasField("schema") and asked.schema.type not in (0, 21):
+            await service.add_schema(name, asked.schema)
+        initial = LATEST if asked.initialPosition == pb.CommandSubscribe.Latest else EARLIEST
+        if asked.HasField("start_message_id"):
+            initial = position_of(asked.start_message_id)
+            if initial not in (EARLIEST, LATEST) and asked.start_message_rollback_duration_sec == 0:
+                initial = max(initial, topic.log.first)
+        if asked.start_message_rollback_duration_sec > 0:
+            since = topic.scheduler.now_ms() - 1000 * asked.start_message_rollback_duration_sec
+            initial = await topic.position_at(since)
+        subscription = await service.subscription(
+            topic,
+            asked.subscription,
+            durable=asked.durable,
+            replicated=asked.replicate_subscription_state if asked.HasField("replicate_subscription_state") else None,
+            initial=initial,
+            properties={pair.key: pair.value for pair in asked.subscription_properties},
+        )
+        if connection.transport is None:
+            consumers.pop(asked.consumer_id, None)
+            return
+        consumer = topic.add_consumer(
+            subscription,
+            connection,
+            asked.consumer_id,
+            asked.consumer_name or f"{asked.subscription}-{asked.consumer_id}",
+            SubscriptionType(asked.subType),
+            asked.priority_level,
+            {pair.key: pair.value for pair in asked.metadata} or None,
+        )
+    except REFUSALS as error:
+        consumers.pop(asked.consumer_id, None)
+        connection.fail(asked.request_id, error)
+        return
+    except BaseException:
+        consumers.pop(asked.consumer_id, None)
+        raise
+    consumer.consumer_epoch = asked.consumer_epoch
+    consumers[asked.consumer_id] = consumer
+    connection.succeed(asked.request_id)
+
+
+def flow(connection: Connection, command: Flow) -> None:
+    consumer = _consumer(connection, command.consumer_id)
+    if consumer is not None:
+        consumer.flow(command.permits)
+
+
+def ack(connection: Connection, command: Ack) -> None:
+    """ACK. With a request id the client waits until the acknowledgement is durable."""
+    consumer = _consumer(connection, command.consumer_id)
+    confirmed = None
+    if command.request_id is not None:
+        request_id, consumer_id = command.request_id, command.consumer_id
+
+        def confirmed(error: LedgerError | None) -> None:
+            answer = pb.CommandAckResponse(consumer_id=consumer_id, request_id=request_id)
+            if error is not None:
+                answer.error, answer.message = code_of(error), str(error)
+            connection.write(encode.simple(38, answer))
+
+    if consumer is None:
+        if confirmed is not None:
+            confirmed(None)
+        return
+    positions = [Position(ledger, entry) for ledger, entry in command.ids]
+    parts = _parts(command.detail)
+    subscription = consumer.subscription
+    if command.ack_type == CUMULATIVE:
+        if len(positions) == 1:
+            subscription.acknowledge_cumulative(consumer, positions[0], parts.get(positions[0]), confirmed)
+        elif confirmed is not None:
+            confirmed(None)
+        return
+    subscription.acknowledge(consumer, positions, parts, confirmed)
+
+
+def _parts(detail: pb.CommandAck | None) -> dict[Position, tuple[int, int]]:
+    """Size and acked bits of entries acked in part. The wire's bits say what is *not* acked (R18)."""
+    parts: dict[Position, tuple[int, int]] = {}
+    for wire in detail.message_id if detail is not None else ():
+        if wire.ack_set and wire.batch_size > 0:
+            remaining = 0
+            for number, word in enumerate(wire.ack_set):
+                remaining |= (word & 0xFFFFFFFFFFFFFFFF) << (64 * number)
+            parts[position_of(wire)] = (wire.batch_size, ~remaining & (1 << wire.batch_size) - 1)
+    return parts
+
+
+def redeliver(connection: Connection, command: Any) -> None:
+    """REDELIVER_UNACKNOWLEDGED_MESSAGES."""
+    asked: pb.CommandRedeliverUnacknowledgedMessages = command.message
+    consumer = _consumer(connection, asked.consumer_id)
+    if consumer is not None:
+        positions = [position_of(wire) for wire in asked.message_ids] or None
+        consumer.subscription.send_again(consumer, positions, asked.consumer_epoch)
+
+
+def close_consumer(connection: Connection, command: Any) -> None:
+    """CLOSE_CONSUMER: answered once the other regions know what was acked here, so that a planned switch repeats
+    nothing (R20)."""
+    asked: pb.CommandCloseConsumer = command.message
+    consumer = (connection.consumers or {}).pop(asked.consumer_id, None)
+    if consumer is None:
+        connection.succeed(asked.request_id)
+        return
+    _leave(connection, consumer, asked.request_id)
+
+
+def _leave(connection: Connection, consumer: Consumer, request_id: int) -> None:
+    subscription = consumer.subscription
+    topic = subscription.topic
+    subscription.flush()
+    topic.remove_consumer(consumer)
+    if subscription.replicated and topic.exchange is not None:
+        topic.exchange.flush(topic.name, subscription.name, lambda: connection.succeed(request_id))
+    else:
+        connection.succeed(request_id)
+
+
+def unsubscribe(connection: Connection, command: Any) -> None:
+    """UNSUBSCRIBE: only the last consumer may, unless it forces."""
+    asked: pb.CommandUnsubscribe = command.message
+    consumer = _consumer(connection, asked.consumer_id)
+    if consumer is None:
+        connection.fail(asked.request_id, MetadataError("this connection has no such consumer"))
+        return
+    subscription = consumer.subscription
+    if len(subscription.consumers) > 1 and not asked.force:
+        connection.fail(asked.request_id, ConsumerBusy(f"{subscription.name!r} has other consumers: close them first"))
+        return
+    assert connection.consumers is not None
+    del connection.consumers[asked.consumer_id]
+    subscription.topic.remove_consumer(consumer)
+
+    def done(error: LedgerError | None) -> None:
+        if error is None:
+            connection.succeed(asked.request_id)
+        else:
+            connection.fail(asked.request_id, error)
+
+    if subscription.name in subscription.topic.subscriptions:
+        subscription.topic.delete_subscription(subscription.name, done)
+    else:
+        done(None)
+
+
+def seek(connection: Connection, command: Any) -> None:
+    """SEEK: consumers are sent away first, then success; they come back at the new place."""
+    asked: pb.CommandSeek = command.message
+    consumer = _consumer(connection, asked.consumer_id)
+    if consumer is None:
+        connection.fail(asked.request_id, MetadataError("this connection has no such consumer"))
+        return
+    connection.run(_seek(connection, asked, consumer.subscription))
+
+
+async def _seek(connection: Connection, asked: pb.CommandSeek, subscription: Subscription) -> None:
+    try:
+        if asked.HasField("message_id"):
+            target = position_of(asked.message_id)
+        else:
+            target = await subscription.topic.position_at(asked.message_publish_time)
+        await subscription.seek(target)
+    except REFUSALS as error:
+        connection.fail(asked.request_id, error)
+        return
+    connection.succeed(asked.request_id)
+
+
+def last_message_id(connection: Connection, command: Any) -> None:
+    """GET_LAST_MESSAGE_ID: the last entry a client may see."""
+    asked: pb.CommandGetLastMessageId = command.message
+    consumer = _consumer(connection, asked.consumer_id)
+    if consumer is None:
+        connection.fail(asked.request_id, MetadataError("this connection has no such consumer"))
+        return
+    connection.run(_last_message_id(connection, asked.request_id, consumer))
+
+
+async def _last_message_id(connection: Connection, request_id: int, consumer: Consumer) -> None:
+    topic = consumer.subscription.topic
+    last = topic.last_message()
+    wire = pb.MessageIdData(ledgerId=last.ledger & (1 << 64) - 1, entryId=last.entry & (1 << 64) - 1)
+    wire.partition = topic.partition
+    if topic.log.holds(last):
+        try:
+            header = unpack(await topic.log.read_one(last))
+        except LedgerError as error:
+            connection.fail(request_id, error)
+            return
+        wire.batch_index = header.messages - 1 if header.flags & BATCH else -1
+    answer = pb.CommandGetLastMessageIdResponse(request_id=request_id, last_message_id=wire)
+    place = consumer.subscription.mark_delete
+    answer.consumer_mark_delete_position.CopyFrom(
+        pb.MessageIdData(ledgerId=place.ledger & (1 << 64) - 1, entryId=place.entry & (1 << 64) - 1)
+    )
+    connection.write(encode.simple(30, answer))
+
+
+def consumer_stats(connection: Connection, command: Any) -> None:
+    """CONSUMER_STATS."""
+    asked: pb.CommandConsumerStats = command.message
+    answer = pb.CommandConsumerStatsResponse(request_id=asked.request_id)
+    consumer = _consumer(connection, asked.consumer_id)
+    if consumer is None:
+        answer.error_code = ServerError.CONSUMER_NOT_FOUND
+        answer.error_message = "this connection has no such consumer"
+    else:
+        answer.availablePermits = max(consumer.permits, 0)
+        answer.unackedMessages = consumer.unacked_messages
+        answer.blockedConsumerOnUnackedMsgs = consumer.blocked
+        answer.consumerName = consumer.name
+        answer.type = (consumer.subscription.type or SubscriptionType.EXCLUSIVE).name.title()
+        answer.msgBacklog = consumer.subscription.backlog()
+    connection.write(encode.simple(26, answer))

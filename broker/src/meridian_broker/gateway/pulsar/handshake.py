@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""CONNECT, and staying alive. Before CONNECT nothing else is heard."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from meridian_broker.wire.proto import pulsar_pb2 as pb
+from meridian_broker.wire.pulsar import encode
+from meridian_broker.wire.pulsar.errors import ServerError
+from meridian_broker.wire.pulsar.limits import PEER_PROTOCOL_VERSION, PROTOCOL_VERSION
+
+if TYPE_CHECKING:
+    from meridian_broker.gateway.pulsar.connection import Connection
+
+PEER_METHOD: Final = "meridian-peer"
+"""Authentication method of brokers of other regions: the shared token as data."""
+NO_REQUEST: Final = -1
+SERVER_VERSION: Final = "Meridian 0.1"
+
+
+def connect(connection: Connection, command: Any) -> None:
+    """Answer CONNECT; a peer shows its token here and nowhere else (R7)."""
+    asked: pb.CommandConnect = command.message
+    broker = connection.broker
+    if connection.started:
+        connection.end("a second CONNECT")
+        return
+    if broker.draining:
+        text = "this broker is shutting down: look the topic up again"
+        connection.write(encode.error(NO_REQUEST, ServerError.SERVICE_NOT_READY, text))
+        connection.end(text)
+        return
+    if asked.auth_method_name == PEER_METHOD:
+        if not broker.is_peer_token(asked.auth_data):
+            text = "the peer token is not this region's: all regions need the same peerTokenFile"
+            connection.write(encode.error(NO_REQUEST, ServerError.AUTHENTICATION, text))
+            connection.end(text)
+            return
+        connection.is_peer = True
+    connection.started = True
+    connection.client_version = asked.client_version
+    connection.protocol_version = min(asked.protocol_version, PROTOCOL_VERSION)
+    features = pb.FeatureFlags(supports_get_partitioned_metadata_without_auto_creation=True)
+    if connection.is_peer and asked.feature_flags.peer_protocol_version:
+        connection.peer_version = min(asked.feature_flags.peer_protocol_version, PEER_PROTOCOL_VERSION)
+        features.peer_protocol_version = PEER_PROTOCOL_VERSION
+    answer = pb.CommandConnected(
+        server_version=SERVER_VERSION,
+        protocol_version=connection.protocol_version,
+        max_message_size=broker.max_message_bytes,
+        feature_flags=features,
+    )
+    connection.write(encode.simple(3, answer))
+
+
+def ping(connection: Connection, command: Any) -> None:
+    del command
+    connection.write(encode.PONG)
+
+
+def nothing(connection: Connection, command: Any) -> None:
+    """PONG and other commands that need no answer: hearing them is enough."""
+    del connection, command

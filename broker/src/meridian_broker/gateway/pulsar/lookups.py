@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where topics are, how many partitions they have, which exist, and their schemas."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any, Final
+
+from crc32c import crc32c
+
+from meridian_broker.gateway.pulsar.refusals import REFUSALS, code_of
+from meridian_broker.wire.proto import pulsar_pb2 as pb
+from meridian_broker.wire.pulsar import encode, topic_name
+from meridian_broker.wire.pulsar.errors import ServerError, ServiceNotReadyError
+
+if TYPE_CHECKING:
+    from meridian_broker.gateway.pulsar.connection import Connection
+
+PATTERN_LENGTH: Final = 50
+"""Longest pattern this broker evaluates for a client; with a longer one the client filters."""
+
+
+def lookup(connection: Connection, command: Any) -> None:
+    """LOOKUP: this broker owns every topic of its region."""
+    connection.run(_lookup(connection, command.message))
+
+
+async def _lookup(connection: Connection, asked: pb.CommandLookupTopic) -> None:
+    answer = pb.CommandLookupTopicResponse(request_id=asked.request_id)
+    try:
+        await connection.broker.service.check_exists(topic_name.parse(asked.topic))
+        if asked.advertised_listener_name:
+            raise ServiceNotReadyError(f"this broker advertises no listener {asked.advertised_listener_name!r}")
+        answer.response = pb.CommandLookupTopicResponse.Connect
+        answer.brokerServiceUrl = connection.broker.service_url()
+        answer.authoritative = True
+        answer.proxy_through_service_url = False
+    except REFUSALS as error:
+        answer.response = pb.CommandLookupTopicResponse.Failed
+        answer.error, answer.message = code_of(error), str(error)
+    connection.write(encode.simple(24, answer))
+
+
+def partitions(connection: Connection, command: Any) -> None:
+    """PARTITIONED_METADATA."""
+    connection.run(_partitions(connection, command.message))
+
+
+async def _partitions(connection: Connection, asked: pb.CommandPartitionedTopicMetadata) -> None:
+    answer = pb.CommandPartitionedTopicMetadataResponse(request_id=asked.request_id)
+    try:
+        name = topic_name.parse(asked.topic)
+        count = await connection.broker.service.partitions(name, create=asked.metadata_auto_creation_enabled)
+        answer.response = pb.CommandPartitionedTopicMetadataResponse.Success
+        answer.partitions = count
+    except REFUSALS as error:
+        answer.response = pb.CommandPartitionedTopicMetadataResponse.Failed
+        answer.error, answer.message = code_of(error), str(error)
+    connection.write(encode.simple(22, answer))
+
+
+def topics_of_namespace(connection: Connection, command: Any) -> None:
+    """GET_TOPICS_OF_NAMESPACE."""
+    connection.run(_topics_of_namespace(connection, command.message))
+
+
+async def _topics_of_namespace(connection: Connection, asked: pb.CommandGetTopicsOfNamespace) -> None:
+    try:
+        names = await connection.broker.service.topic_names(asked.namespace)
+    except REFUSALS as error:
+        connection.fail(asked.request_id, error)
+        return
+    filtered = False
+    if asked.HasField("topics_pattern") and len(asked.topics_pattern) <= PATTERN_LENGTH:
+        try:
+            pattern = re.compile(asked.topics_pattern.partition("://")[2] or asked.topics_pattern)
+        except re.error:
+            pattern = None
+        if pattern is not None:
+            filtered = True
+            names = [n for n in names if pattern.fullmatch(str(topic_name.parse(n).base).partition("://")[2])]
+    digest = f"{crc32c(','.join(sorted(names)).encode()):x}"
+    answer = pb.CommandGetTopicsOfNamespaceResponse(
+        request_id=asked.request_id, filtered=filtered, topics_hash=digest, changed=True
+    )
+    if asked.HasField("topics_hash") and asked.topics_hash == digest:
+        answer.changed = False
+    else:
+        answer.topics.extend(names)
+    connection.write(encode.simple(33, answer))
+
+
+def get_schema(connection: Connection, command: Any) -> None:
+    """GET_SCHEMA."""
+    connection.run(_get_schema(connection, command.message))
+
+
+async def _get_schema(connection: Connection, asked: pb.CommandGetSchema) -> None:
+    answer = pb.CommandGetSchemaResponse(request_id=asked.request_id)
+    try:
+        version = asked.schema_version if asked.HasField("schema_version") else None
+        found = await connection.broker.service.schema(topic_name.parse(asked.topic), version)
+        if found is None:
+            answer.error_code = ServerError.TOPIC_NOT_FOUND
+            answer.error_message = f"{asked.topic} has no such schema"
+        else:
+            answer.schema.CopyFrom(found[0])
+            answer.schema_version = found[1]
+    except REFUSALS as error:
+        answer.error_code, answer.error_message = code_of(error), str(error)
+    connection.write(encode.simple(35, answer))
+
+
+def get_or_create_schema(connection: Connection, command: Any) -> None:
+    """GET_OR_CREATE_SCHEMA."""
+    connection.run(_get_or_create_schema(connection, command.message))
+
+
+async def _get_or_create_schema(connection: Connection, asked: pb.CommandGetOrCreateSchema) -> None:
+    answer = pb.CommandGetOrCreateSchemaResponse(request_id=asked.request_id)
+    try:
+        name = topic_name.parse(asked.topic)
+        answer.schema_version = await connection.broker.service.add_schema(name, asked.schema)
+    except REFUSALS as error:
+        answer.error_code, answer.error_message = code_of(error), str(error)
+    connection.write(encode.simple(40, answer))
+
+
+def no_transactions(connection: Connection, command: Any) -> None:
+    """Transactions are never served: a clear refusal to the request that asks for one."""
+    request_id = getattr(command.message, "request_id", None)
+    if request_id is not None:
+        text = "transactions are not supported by Meridian"
+        connection.write(encode.error(request_id, ServerError.NOT_ALLOWED, text))

@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""PRODUCER and CLOSE_PRODUCER."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from meridian_broker.gateway.pulsar.refusals import REFUSALS
+from meridian_broker.topics.errors import NotAllowed, TopicFenced
+from meridian_broker.topics.producer import Producer
+from meridian_broker.topics.topic import REPLICATION_PREFIX
+from meridian_broker.wire.proto import peer_pb2
+from meridian_broker.wire.proto import pulsar_pb2 as pb
+from meridian_broker.wire.pulsar import encode, topic_name
+from meridian_broker.wire.pulsar.errors import ServiceNotReadyError
+
+if TYPE_CHECKING:
+    from meridian_broker.gateway.pulsar.connection import Connection
+
+
+def producer(connection: Connection, command: Any) -> None:
+    """PRODUCER. The same id again: an error while it is being made, the same answer once it is there."""
+    asked: pb.CommandProducer = command.message
+    if connection.producers is None:
+        connection.producers = {}
+    if asked.producer_id in connection.producers:
+        existing = connection.producers[asked.producer_id]
+        if existing is None:
+            connection.fail(asked.request_id, ServiceNotReadyError("this producer is still being made"))
+        else:
+            _answer(connection, asked.request_id, existing)
+        return
+    connection.producers[asked.producer_id] = None
+    connection.run(_make(connection, asked))
+
+
+async def _make(connection: Connection, asked: pb.CommandProducer) -> None:
+    service = connection.broker.service
+    producers = connection.producers
+    assert producers is not None
+    made: Producer | None = None
+    try:
+        remote = asked.replication_source.region if asked.HasField("replication_source") else None
+        is_replicator = asked.producer_name.startswith(REPLICATION_PREFIX)
+        if (remote is not None or is_replicator) and not connection.is_peer:
+            raise NotAllowed("producer names of replicators and origins are for brokers of other regions (R7)")
+        if asked.producer_access_mode != pb.ProducerAccessMode.Shared:
+            raise NotAllowed("only producers of access mode Shared are served yet")
+        name = topic_name.parse(asked.topic)
+        topic = await service.topic(name, create=True)
+        version = b""
+        if asked.HasField("schema") and asked.schema.type != pb.Schema.Type.Value("None"):
+            version = await service.add_schema(name, asked.schema)
+        if asked.HasField("initial_subscription_name"):
+            await service.ensure_subscription(topic, asked.initial_subscription_name)
+        made = Producer(
+            topic,
+            connection,
+            asked.producer_id,
+            asked.producer_name or connection.broker.producer_name(),
+            name_is_given=bool(asked.producer_name) and asked.user_provided_producer_name,
+            epoch=asked.epoch,
+            connected_since_ms=topic.scheduler.now_ms(),
+            remote_region=remote,
+            metadata={pair.key: pair.value for pair in asked.metadata} or None,
+            schema_version=version,
+        )
+        if remote is not None and asked.replication_source.incarnation != topic.incarnation:
+            raise TopicFenced(f"{remote} speaks of another incarnation of {topic.name}: wait until both know it (R8)")
+        topic.add_producer(made)
+    except REFUSALS as error:
+        producers.pop(asked.producer_id, None)
+        connection.fail(asked.request_id, error)
+        return
+    except BaseException:
+        producers.pop(asked.producer_id, None)
+        raise
+    if connection.transport is None:  # gone meanwhile
+        made.topic.remove_producer(made)
+        return
+    producers[asked.producer_id] = made
+    if remote is None:
+        _answer(connection, asked.request_id, made)
+    else:
+        # What we tell a replicator to have must survive a crash, for it goes on right behind it (R4).
+        topic.log.when_durable(lambda: _answer(connection, asked.request_id, made))
+
+
+def _answer(connection: Connection, request_id: int, made: Producer) -> None:
+    answer = pb.CommandProducerSuccess(
+        request_id=request_id,
+        producer_name=made.name,
+        last_sequence_id=-1,
+        schema_version=made.schema_version,
+        producer_ready=True,
+    )
+    if made.remote_region is not None:
+        last = made.topic.log.last_origin.get(made.remote_region)
+        answer.replication.CopyFrom(
+            peer_pb2.ReplicationState(
+                last_origin_ledger=-1 if last is None else last.ledger,
+                last_origin_entry=-1 if last is None else last.entry,
+                incarnation=made.topic.incarnation,
+            )
+        )
+    connection.write(encode.simple(17, answer))
+
+
+def close_producer(connection: Connection, command: Any) -> None:
+    """CLOSE_PRODUCER succeeds also for an id nobody knows."""
+    asked: pb.CommandCloseProducer = command.message
+    existing = (connection.producers or {}).get(asked.producer_id)
+    if existing is not None:
+        existing.topic.remove_producer(existing)
+    connection.forget_producer(asked.producer_id)
+    connection.succeed(asked.request_id)

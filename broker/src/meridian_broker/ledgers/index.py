@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The local <-> origin index of one ledger: for each entry stored here, where it was first stored (R2, R10).
+
+A cursor is the image of a subscription's progress under this index, and an acknowledgement, which names a local
+position, becomes a claim in origin coordinates through it. It is rebuilt from the entries' headers whenever it is not
+in memory, so it is as durable as the entries themselves.
+
+A ledger that holds only its own region's entries costs one byte an entry; the first foreign entry adds four columns.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator
+from typing import Final, NamedTuple
+
+from meridian_broker.ledgers.entry import MARKER, NO_ORIGIN, EntryHeader
+from meridian_broker.positions.position import EARLIEST, Position
+
+OWN: Final = 0
+NO_PLACE: Final = 255
+"""Region code of markers and of entries that have no common origin: they take no part in progress."""
+
+
+class Place(NamedTuple):
+    """What an acknowledgement of one entry claims: ``(prev, origin]`` of ``region`` (R3)."""
+
+    region: str
+    prev: Position
+    origin: Position
+
+
+class RegionCodes:
+    """Region names of one topic as small numbers; 0 is the region we are in."""
+
+    __slots__ = ("names",)
+
+    def __init__(self, own: str) -> None:
+        self.names: list[str] = [own]
+
+    def code(self, region: str) -> int:
+        try:
+            return self.names.index(region)
+        except ValueError:
+            if len(self.names) >= NO_PLACE:
+                raise ValueError(f"a topic cannot have more than {NO_PLACE} regions") from None
+            self.names.append(region)
+            return len(self.names) - 1
+
+
+class LedgerIndex:
+    """Origins of the entries of one ledger, in entry order."""
+
+    __slots__ = ("_columns", "_own_before", "codes", "kinds", "ledger_id")
+
+    def __init__(self, ledger_id: int, codes: RegionCodes, own_before: Position) -> None:
+        self.ledger_id = ledger_id
+        self.codes = codes
+        self._own_before = own_before
+        self.kinds = bytearray()
+        self._columns: tuple[array[int], array[int], array[int], array[int]] | None = None
+
+    def __len__(self) -> int:
+        return len(self.kinds)
+
+    def add_own(self) -> None:
+        """The next entry was first stored here."""
+        self.kinds.append(OWN)
+        if self._columns is not None:
+            for column in self._columns:
+                column.append(0)
+
+    def add(self, header: EntryHeader) -> None:
+        """The next entry, whatever it is."""
+        if header.flags & (MARKER | NO_ORIGIN):
+            self._append(NO_PLACE, (0, 0, 0, 0))
+        elif header.region is None or header.origin is None:
+            self.add_own()
+        else:
+            self._append(self.codes.code(header.region), (*header.origin, *header.prev))
+
+    def _append(self, kind: int, values: tuple[int, int, int, int]) -> None:
+        columns = self._columns
+        if columns is None:
+            empty = bytes(8 * len(self.kinds))
+            columns = self._columns = (array("q", empty), array("q", empty), array("q", empty), array("q", empty))
+        self.kinds.append(kind)
+        for column, value in zip(columns, values, strict=True):
+            column.append(value)
+
+    def place(self, entry: int) -> Place | None:
+        """What acknowledging ``entry`` claims; None for markers and entries without a common origin.
+
+        :raises IndexError: the ledger has no such entry.
+        """
+        kind = self.kinds[entry]
+        if kind == OWN:
+            kinds = self.kinds
+            before = entry - 1 if entry and kinds[entry - 1] == OWN else kinds.rfind(b"\0", 0, entry)
+            prev = Position(self.ledger_id, before) if before >= 0 else self._own_before
+            return Place(self.codes.names[0], prev, Position(self.ledger_id, entry))
+        if kind == NO_PLACE or self._columns is None:
+            return None
+        ledgers, entries, prev_ledgers, prev_entries = self._columns
+        prev = Position(prev_ledgers[entry], prev_entries[entry])
+        return Place(
+            self.codes.names[kind], prev if prev.ledger >= 0 else EARLIEST, Position(ledgers[entry], entries[entry])
+        )
+
+    def origins(self, first: int, last: int) -> Iterator[tuple[int, str, Position]]:
+        """``(entry, region, origin)`` of entries ``first`` to ``last`` that have an origin."""
+        for entry in range(max(first, 0), min(last, len(self.kinds) - 1) + 1):
+            kind = self.kinds[entry]
+            if kind == OWN:
+                yield entry, self.codes.names[0], Position(self.ledger_id, entry)
+            elif kind != NO_PLACE and self._columns is not None:
+                yield entry, self.codes.names[kind], Position(self._columns[0][entry], self._columns[1][entry])
+
+    def last_own(self, before: int | None = None) -> Position:
+        """The last own entry (before entry ``before``, when given), in this ledger or an earlier one."""
+        at = self.kinds.rfind(b"\0", 0, len(self.kinds) if before is None else before)
+        return Position(self.ledger_id, at) if at >= 0 else self._own_before
+
+    def memory(self) -> int:
+        """Bytes held, about."""
+        return len(self.kinds) * (33 if self._columns is not None else 1) + 200

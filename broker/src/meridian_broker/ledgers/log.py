@@ -1,0 +1,573 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A topic's entries: a chain of ledgers that looks like one log.
+
+One ledger at a time is written; it is made when the first entry comes after the topic was opened, for a broker never
+appends to a ledger it finds (R1). Roll-over makes the next one and seals the last; what is published in between waits
+in order. Each ledger's record in the metadata says what came before it (the last own entry, the last entry stored of
+every other region), so that a restart reads the headers of unsealed ledgers only, and trimming forgets nothing (R4).
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, Protocol
+
+from meridian_broker.ledgers.entry import EntryHeader, pack_foreign, pack_own, unpack
+from meridian_broker.ledgers.index import LedgerIndex, Place, RegionCodes
+from meridian_broker.ledgers.scheduling import Scheduler
+from meridian_broker.ledgers.store import LedgerError, LedgerNotFound, LedgerStore, Reader, Writer
+from meridian_broker.positions.position import EARLIEST, Position
+
+SCAN_BYTES: Final = 1 << 20
+"""Bytes of entries read at a time when headers are scanned."""
+
+Stored = tuple[Position, bytes]
+AppendedToLog = Callable[[Any, Position | LedgerError], None]
+"""Called with the token given to ``append_*`` and the position, once durable, or with the error."""
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """What the metadata keeps of one ledger of a topic."""
+
+    ledger_id: int
+    own_before: Position = EARLIEST
+    origins_before: dict[str, Position] = field(default_factory=dict)
+    entries: int = -1
+    """-1 while it may still be written."""
+    size: int = 0
+    sealed_ms: int = 0
+
+
+class LogMetadata(Protocol):
+    """Where a topic's list of ledgers is kept."""
+
+    async def allocate_ledger_id(self) -> int: ...
+
+    async def save_spans(self, spans: list[Span], last_own: Position, last_origins: Mapping[str, Position]) -> None:
+        """Durable when it returns. :raises MetadataError: another owner wrote it, or the store does not answer."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class LogLimits:
+    """When a ledger is full, and how much of the tail stays in memory."""
+
+    max_entries: int = 50_000
+    max_bytes: int = 256 << 20
+    tail_bytes: int = 8 << 20
+
+
+class _Chapter:
+    """One ledger of the chain, in memory."""
+
+    __slots__ = ("entries", "index", "ledger_id", "origins_before", "own_before", "reader", "sealed_ms", "size")
+
+    def __init__(self, span: Span) -> None:
+        self.ledger_id = span.ledger_id
+        self.own_before = span.own_before
+        self.origins_before = span.origins_before
+        self.entries = max(span.entries, 0)
+        self.size = span.size
+        self.sealed_ms = span.sealed_ms
+        self.index: LedgerIndex | None = None
+        self.reader: Reader | None = None
+
+    def span(self, is_open: bool) -> Span:
+        return Span(
+            self.ledger_id,
+            self.own_before,
+            self.origins_before,
+            -1 if is_open else self.entries,
+            self.size,
+            self.sealed_ms,
+        )
+
+
+class TopicLog:
+    """The log of one topic or partition in this region."""
+
+    def __init__(
+        self,
+        region: str,
+        store: LedgerStore,
+        metadata: LogMetadata,
+        fence: int,
+        limits: LogLimits,
+        scheduler: Scheduler,
+    ) -> None:
+        self._store = store
+        self._metadata = metadata
+        self._fence = fence
+        self._limits = limits
+        self._scheduler = scheduler
+        self._codes = RegionCodes(region)
+        self._chapters: list[_Chapter] = []
+        self._ids: list[int] = []
+        self._writer: Writer | None = None
+        self._index: LedgerIndex | None = None
+        self._rolling = False
+        self._held: deque[tuple[Any, ...]] = deque()
+        self._pending: deque[tuple[bytes, EntryHeader | None, AppendedToLog, Any]] = deque()
+        self._tail: dict[int, bytes] = {}
+        self._tail_first = 0
+        self._tail_bytes = 0
+        self._watchers: list[Callable[[], None]] = []
+        self._waking = False
+        self._own_appended = EARLIEST
+        self.failure: LedgerError | None = None
+        self.last_confirmed = EARLIEST
+        self.last_origin: dict[str, Position] = {}
+        """Last entry appended of every other region (R4)."""
+        self.appended_bytes = 0
+        self._asked = 0
+        self._settled = 0
+        self._settling: deque[tuple[int, Callable[[], None]]] = deque()
+
+    # -- opening and closing -------------------------------------------------------------------------------------
+
+    async def open(self, spans: list[Span], last_own: Position, last_origins: Mapping[str, Position]) -> None:
+        """Take over what an earlier owner left: fence and seal it, and read what its last ledger held.
+
+        :param last_own: and ``last_origins``: as of the last write of the record; what the ledgers hold is newer.
+        :raises LedgerError: a ledger cannot be recovered; nothing was changed.
+        """
+        changed = False
+        for span in spans:
+            chapter = _Chapter(span)
+            if span.entries < 0:
+                changed = True
+                try:
+                    info = await self._store.recover(span.ledger_id, self._fence)
+                except LedgerNotFound:
+                    continue  # made in the metadata, and the broker ended before the store heard of it
+                if info.entries == 0:
+                    await self._store.delete(span.ledger_id)
+                    continue
+                chapter.entries, chapter.size = info.entries, info.size
+                chapter.sealed_ms = self._scheduler.now_ms()
+            self._chapters.append(chapter)
+            self._ids.append(chapter.ledger_id)
+        if self._chapters:
+            last = self._chapters[-1]
+            index = await self.load_index(last.ledger_id)
+            self._own_appended = index.last_own()
+            self.last_origin = dict(last.origins_before)
+            for _, region, origin in index.origins(0, last.entries - 1):
+                if region != self._codes.names[0]:
+                    self.last_origin[region] = origin
+            self.last_confirmed = Position(last.ledger_id, last.entries - 1)
+        else:
+            self._own_appended = last_own
+            self.last_origin = dict(last_origins)
+        if changed:
+            await self._save()
+
+    async def close(self) -> None:
+        """Seal the ledger being written, so that the next owner need not recover it."""
+        writer, self._writer = self._writer, None
+        if self.failure is None:
+            self.failure = LedgerError("the topic is being closed: look its owner up again")
+        if writer is not None:
+            await writer.seal()
+            self._chapters[-1].sealed_ms = self._scheduler.now_ms()
+            await self._save()
+        self._fail_held(self.failure)
+        self._tail.clear()
+
+    async def _save(self) -> None:
+        await self._metadata.save_spans(self.spans(), self._own_appended, self._durable_origins())
+
+    # -- appending -----------------------------------------------------------------------------------------------
+
+    def append_own(
+        self,
+        flags: int,
+        messages: int,
+        key_hash: int,
+        checksum: int,
+        publish_ms: int,
+        extras: bytes,
+        body: bytes | memoryview,
+        done: AppendedToLog,
+        token: Any,
+    ) -> None:
+        """Append an entry first stored here. ``done(token, position | error)`` is called once, in order."""
+        self._asked += 1
+        writer = self._writer
+        if writer is None or self._rolling:
+            self._hold((flags, messages, key_hash, checksum, publish_ms, extras, bytes(body), done, token))
+            return
+        prev = self._own_appended
+        head = pack_own(
+            flags, messages, key_hash, checksum, publish_ms, self._scheduler.now_ms(), prev[0], prev[1], extras
+        )
+        entry = b"".join((head, body))
+        self._pending.append((entry, None, done, token))
+        number = writer.append(entry, self._on_durable)
+        if not flags & 0x11:  # a marker or an entry without origin is no link of the chain
+            self._own_appended = Position(writer.ledger_id, number)
+        else:
+            self._pending[-1] = (entry, unpack(entry), done, token)
+        if number + 1 >= self._limits.max_entries or writer.size >= self._limits.max_bytes:
+            self._roll()
+
+    def append_foreign(self, header: EntryHeader, body: bytes | memoryview, done: AppendedToLog, token: Any) -> None:
+        """Append an entry of another region; the caller has checked that it is the next one of its origin (R4)."""
+        if header.region is not None and header.origin is not None:
+            self.last_origin[header.region] = header.origin
+        self._asked += 1
+        writer = self._writer
+        if writer is None or self._rolling:
+            self._hold((header, bytes(body), done, token))
+            return
+        entry = b"".join((pack_foreign(header), body))
+        self._pending.append((entry, header, done, token))
+        number = writer.append(entry, self._on_durable)
+        if number + 1 >= self._limits.max_entries or writer.size >= self._limits.max_bytes:
+            self._roll()
+
+    def _hold(self, arguments: tuple[Any, ...]) -> None:
+        if self.failure is not None:
+            failure, done, token = self.failure, arguments[-2], arguments[-1]
+            self._scheduler.defer(lambda: done(token, failure))
+            return
+        self._held.append(arguments)
+        if self._writer is None:
+            self._roll()
+
+    def _on_durable(self, result: int | LedgerError) -> None:
+        entry, header, done, token = self._pending.popleft()
+        if not isinstance(result, int):
+            self._fail(result)
+            done(token, result)
+            return
+        index = self._index
+        assert index is not None
+        if header is None:
+            index.add_own()
+        else:
+            index.add(header)
+        chapter = self._chapters[-1]
+        chapter.entries = result + 1
+        size = len(entry)
+        chapter.size += size
+        self.appended_bytes += size
+        self._tail[result] = entry
+        self._tail_bytes += size
+        if self._tail_bytes > self._limits.tail_bytes:
+            self._shrink_tail(self._limits.tail_bytes)
+        position = self.last_confirmed = Position(chapter.ledger_id, result)
+        done(token, position)
+        self._settled += 1
+        if self._settling:
+            self._settle()
+        if not self._waking:
+            self._waking = True
+            self._scheduler.defer(self._wake)
+
+    def when_durable(self, callback: Callable[[], None]) -> None:
+        """``callback`` runs once everything appended so far is durable, at once when it is."""
+        self._settling.append((self._asked, callback))
+        self._settle()
+
+    def _settle(self) -> None:
+        while self._settling and (self._settling[0][0] <= self._settled or self.failure is not None):
+            self._settling.popleft()[1]()
+
+    def _wake(self) -> None:
+        self._waking = False
+        for watcher in tuple(self._watchers):
+            watcher()
+
+    def watch(self, callback: Callable[[], None]) -> Callable[[], None]:
+        """``callback`` runs, once per turn of the loop, after entries became durable. Returns how to stop it."""
+        self._watchers.append(callback)
+
+        def unwatch() -> None:
+            if callback in self._watchers:
+                self._watchers.remove(callback)
+
+        return unwatch
+
+    def _shrink_tail(self, limit: int) -> None:
+        tail = self._tail
+        while self._tail_bytes > limit and self._tail_first in tail:
+            self._tail_bytes -= len(tail.pop(self._tail_first))
+            self._tail_first += 1
+
+    def drop_tail(self) -> None:
+        """Let the cached tail go: nobody has read here for a while."""
+        self._shrink_tail(0)
+
+    def _fail(self, error: LedgerError) -> None:
+        if self.failure is None:
+            self.failure = error
+            self._writer = None
+            self._scheduler.defer(lambda: self._fail_held(error))
+            self._settle()
+            self._wake()
+
+    def _fail_held(self, error: LedgerError) -> None:
+        held, self._held = self._held, deque()
+        for *_, done, token in held:
+            done(token, error)
+
+    # -- roll-over -----------------------------------------------------------------------------------------------
+
+    def _roll(self) -> None:
+        if not self._rolling:
+            self._rolling = True
+            self._scheduler.spawn(self._roll_over(), "roll a ledger over")
+
+    async def _roll_over(self) -> None:
+        try:
+            if self._writer is not None:
+                await self._writer.seal()
+                self._chapters[-1].sealed_ms = self._scheduler.now_ms()
+            ledger_id = await self._metadata.allocate_ledger_id()
+            writer = await self._store.create(ledger_id, self._fence)
+            chapter = _Chapter(Span(ledger_id, self._own_appended, dict(self._durable_origins())))
+            chapter.index = self._index = LedgerIndex(ledger_id, self._codes, self._own_appended)
+            self._chapters.append(chapter)
+            self._ids.append(ledger_id)
+            self._writer = writer
+            await self._save()
+        except Exception as error:
+            failure = error if isinstance(error, LedgerError) else LedgerError(f"no new ledger could be made: {error}")
+            self._rolling = False
+            self._fail(failure)
+            if not isinstance(error, LedgerError):
+                raise
+            return
+        self._tail, self._tail_first, self._tail_bytes = {}, 0, 0
+        self._rolling = False
+        held, self._held = self._held, deque()
+        self._asked -= len(held)
+        for arguments in held:
+            if len(arguments) == 4:
+                self.append_foreign(*arguments)
+            else:
+                self.append_own(*arguments)
+
+    def _durable_origins(self) -> dict[str, Position]:
+        """Last origins at the end of what is stored: held entries are not stored yet."""
+        origins = dict(self.last_origin)
+        waiting = [arguments[0] for arguments in self._held if len(arguments) == 4]
+        if not waiting:
+            return origins
+        first_held = {header.region: header for header in reversed(waiting)}
+        durable: dict[str, Position] = dict(self._chapters[-1].origins_before) if self._chapters else {}
+        if self._chapters and (index := self._chapters[-1].index) is not None:
+            durable.update((region, origin) for _, region, origin in index.origins(0, len(index) - 1))
+        for region in first_held:
+            if region in durable:
+                origins[region] = durable[region]
+            else:
+                origins.pop(region, None)
+        return origins
+
+    # -- reading -------------------------------------------------------------------------------------------------
+
+    @property
+    def last_own(self) -> Position:
+        """The last own entry appended here."""
+        return self._own_appended
+
+    @property
+    def first(self) -> Position:
+        """The first entry still stored; right behind the last confirmed one when nothing is."""
+        for chapter in self._chapters:
+            if chapter.entries:
+                return Position(chapter.ledger_id, 0)
+        return Position(self.last_confirmed.ledger, self.last_confirmed.entry + 1)
+
+    @property
+    def entries(self) -> int:
+        """Number of entries stored."""
+        return sum(chapter.entries for chapter in self._chapters)
+
+    @property
+    def size(self) -> int:
+        """Bytes stored."""
+        return sum(chapter.size for chapter in self._chapters)
+
+    def spans(self) -> list[Span]:
+        """What stands in the metadata now; the open ledger last."""
+        return [c.span(self._writer is not None and c is self._chapters[-1]) for c in self._chapters]
+
+    def counts(self) -> list[tuple[int, int, int]]:
+        """``(ledger, entries, bytes)`` of each ledger."""
+        return [(c.ledger_id, c.entries, c.size) for c in self._chapters]
+
+    def after(self, position: Position) -> Position | None:
+        """The first stored entry after ``position``; None when there is none yet."""
+        if position >= self.last_confirmed:
+            return None
+        at = bisect_right(self._ids, position.ledger) - 1
+        if at >= 0 and self._ids[at] == position.ledger and position.entry + 1 < self._chapters[at].entries:
+            return Position(position.ledger, max(position.entry, -1) + 1)
+        for chapter in self._chapters[at + 1 :]:
+            if chapter.entries:
+                return Position(chapter.ledger_id, 0)
+        return None
+
+    def before(self, position: Position) -> Position:
+        """The last place before ``position``: an entry, or ``(ledger, -1)`` at the start of the log."""
+        at = bisect_right(self._ids, position.ledger) - 1
+        if at >= 0 and self._ids[at] == position.ledger and position.entry > 0:
+            return Position(position.ledger, min(position.entry, self._chapters[at].entries) - 1)
+        first = at - 1 if at >= 0 and self._ids[at] == position.ledger else at
+        for chapter in reversed(self._chapters[: first + 1]):
+            if chapter.entries:
+                return Position(chapter.ledger_id, chapter.entries - 1)
+        if self._chapters:
+            return Position(self._chapters[0].ledger_id, -1)
+        return EARLIEST
+
+    def distance(self, after: Position, upto: Position) -> int:
+        """How many stored entries lie in ``(after, upto]``."""
+        total = 0
+        for chapter in self._chapters:
+            if chapter.ledger_id < after.ledger or chapter.ledger_id > upto.ledger:
+                continue
+            low = after.entry if chapter.ledger_id == after.ledger else -1
+            high = upto.entry if chapter.ledger_id == upto.ledger else chapter.entries - 1
+            total += max(min(high, chapter.entries - 1) - max(low, -1), 0)
+        return total
+
+    def tail_after(self, position: Position, max_entries: int, max_bytes: int) -> list[Stored] | None:
+        """Entries after ``position`` from memory; None when they must be read from the store."""
+        following = self.after(position)
+        if following is None:
+            return []
+        if not self._chapters or following.ledger != self._chapters[-1].ledger_id or following.entry not in self._tail:
+            return None
+        tail, ledger, found, size = self._tail, following.ledger, [], 0
+        for number in range(following.entry, min(self.last_confirmed.entry, following.entry + max_entries - 1) + 1):
+            entry = tail[number]
+            size += len(entry)
+            found.append((Position(ledger, number), entry))
+            if size >= max_bytes:
+                break
+        return found
+
+    async def read_after(self, position: Position, max_entries: int, max_bytes: int) -> list[Stored]:
+        """Stored entries after ``position``, durable ones only; at least one unless there is none.
+
+        :raises LedgerError: the store cannot give them.
+        """
+        cached = self.tail_after(position, max_entries, max_bytes)
+        if cached is not None:
+            return cached
+        following = self.after(position)
+        if following is None:
+            return []
+        chapter = self._chapter(following.ledger)
+        if chapter.reader is None:
+            chapter.reader = await self._store.open(chapter.ledger_id)
+        last = min(following.entry + max_entries, chapter.entries) - 1
+        entries = await chapter.reader.read(following.entry, last, max_bytes)
+        return [(Position(following.ledger, following.entry + i), entry) for i, entry in enumerate(entries)]
+
+    async def read_one(self, position: Position) -> bytes:
+        """:raises LedgerNotFound: no such entry here."""
+        if not self.holds(position):
+            raise LedgerNotFound(f"there is no entry {position} here: it was trimmed, or never stored")
+        return (await self.read_after(Position(position.ledger, position.entry - 1), 1, 1))[0][1]
+
+    def holds(self, position: Position) -> bool:
+        """Is this an entry that is stored here?"""
+        at = bisect_right(self._ids, position.ledger) - 1
+        return at >= 0 and self._ids[at] == position.ledger and 0 <= position.entry < self._chapters[at].entries
+
+    def _chapter(self, ledger: int) -> _Chapter:
+        at = bisect_right(self._ids, ledger) - 1
+        if at < 0 or self._ids[at] != ledger:
+            raise LedgerNotFound(f"ledger {ledger} is not one of this topic's: it was trimmed, or is another topic's")
+        return self._chapters[at]
+
+    # -- the local <-> origin index ------------------------------------------------------------------------------
+
+    def index(self, ledger: int) -> LedgerIndex | None:
+        """The index of a ledger when it is in memory."""
+        index = self._index
+        if index is not None and index.ledger_id == ledger:
+            return index
+        at = bisect_right(self._ids, ledger) - 1
+        return self._chapters[at].index if at >= 0 and self._ids[at] == ledger else None
+
+    async def load_index(self, ledger: int) -> LedgerIndex:
+        """The index of a ledger, rebuilt from its entries' headers when it is not in memory.
+
+        :raises LedgerError: no such ledger, or it cannot be read.
+        """
+        chapter = self._chapter(ledger)
+        if chapter.index is not None:
+            return chapter.index
+        index = LedgerIndex(ledger, self._codes, chapter.own_before)
+        if chapter.reader is None:
+            chapter.reader = await self._store.open(ledger)
+        while len(index) < chapter.entries:
+            for entry in await chapter.reader.read(len(index), chapter.entries - 1, SCAN_BYTES):
+                index.add(unpack(entry))
+        chapter.index = index
+        return index
+
+    def place(self, position: Position) -> Place | None:
+        """What acknowledging ``position`` claims; None when that is nothing.
+
+        :raises KeyError: the ledger's index is not in memory: ``load_index`` first.
+        :raises IndexError: no such entry.
+        """
+        index = self.index(position.ledger)
+        if index is None:
+            raise KeyError(position.ledger)
+        return index.place(position.entry)
+
+    def forget_indexes(self, below: int) -> None:
+        """Let go of the indexes of sealed ledgers below ledger ``below``; they are rebuilt when asked for."""
+        for chapter in self._chapters[:-1]:
+            if chapter.ledger_id < below:
+                chapter.index = None
+
+    # -- space ---------------------------------------------------------------------------------------------------
+
+    async def trim(self, below: Position, keep_bytes: int, keep_since_ms: int) -> list[int]:
+        """Delete whole ledgers that lie at or below ``below`` and outside retention; says which.
+
+        A ledger stays while it is younger than ``keep_since_ms`` or among the newest ``keep_bytes`` (negative: keep
+        all). The metadata lets go first: a crash in between leaves space to reclaim, never a hole.
+        """
+        if keep_bytes < 0:
+            return []
+        gone: list[_Chapter] = []
+        remaining = self.size
+        for chapter in self._chapters[:-1]:
+            remaining -= chapter.size
+            is_old = chapter.sealed_ms <= keep_since_ms
+            if Position(chapter.ledger_id, chapter.entries - 1) > below or not is_old or remaining < keep_bytes:
+                break
+            gone.append(chapter)
+        if gone:
+            del self._chapters[: len(gone)]
+            del self._ids[: len(gone)]
+            await self._save()
+            for chapter in gone:
+                await self._store.delete(chapter.ledger_id)
+        return [chapter.ledger_id for chapter in gone]
+
+    async def delete(self) -> None:
+        """Delete every ledger; the topic is gone."""
+        self.failure = self.failure or LedgerError("the topic was deleted")
+        writer, self._writer = self._writer, None
+        if writer is not None:
+            await writer.seal()
+        for chapter in self._chapters:
+            await self._store.delete(chapter.ledger_id)
+        self._chapters.clear()
+        self._ids.clear()
+        self._tail.clear()

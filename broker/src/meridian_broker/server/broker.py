@@ -1,0 +1,296 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The composition root: one broker process, from its settings to its last sealed ledger.
+
+Everything is built here, in the order in which it is needed, and taken down in the opposite order. A drain after
+SIGTERM: no new connections, acknowledgements and ledgers written, peers told, clients sent away, everything closed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import gc
+import json
+import logging
+import random
+import signal
+import sys
+import time
+from contextlib import AsyncExitStack
+from typing import Final
+
+import uvloop
+
+from meridian_broker.admin.server import AdminServer
+from meridian_broker.admin.state import AdminState
+from meridian_broker.engines.local.store import LocalLedgerStore
+from meridian_broker.gateway.client_options import peer_options
+from meridian_broker.gateway.exchange import ExchangeShell
+from meridian_broker.gateway.pulsar.broker import Broker, listen
+from meridian_broker.gateway.pulsar.handlers import HANDLERS
+from meridian_broker.gateway.replication import ReplicatorRunner
+from meridian_broker.ledgers.log import LogLimits
+from meridian_broker.metadata.catalog import Catalog
+from meridian_broker.metadata.records import ClusterRecord
+from meridian_broker.metadata.store import MetadataStore
+from meridian_broker.positions import HybridClock
+from meridian_broker.replication.exchange import ProgressExchange
+from meridian_broker.server.loop import LoopScheduler
+from meridian_broker.server.settings import Settings
+from meridian_broker.topics.service import ServicePolicy, TopicService
+from meridian_broker.topics.topic import TopicLimits
+
+log = logging.getLogger(__name__)
+
+POLICY_SECONDS: Final = 1.0
+"""How often the regions of topics are compared with their policies."""
+SWITCH_INTERVAL_SECONDS: Final = 0.0005
+"""The thread that makes entries durable gets the interpreter this soon; the default of 5 ms would stand in every
+receipt's latency."""
+MMAP_THRESHOLD: Final = 64 << 20
+M_MMAP_THRESHOLD: Final = -3
+M_TRIM_THRESHOLD: Final = -1
+"""glibc maps and unmaps every block over 128 KiB; entries of that size would cost three times as much."""
+
+
+def run_broker(settings: Settings) -> int:
+    """Run until SIGTERM or SIGINT, then drain. The exit code: 0 for a clean end."""
+    _tune()
+    uvloop.run(_run(settings))
+    return 0
+
+
+def _tune() -> None:
+    sys.setswitchinterval(SWITCH_INTERVAL_SECONDS)
+    try:
+        libc = ctypes.CDLL(None)
+        libc.mallopt(M_MMAP_THRESHOLD, MMAP_THRESHOLD)
+        libc.mallopt(M_TRIM_THRESHOLD, MMAP_THRESHOLD)
+    except (OSError, AttributeError):
+        log.info("no glibc here: large messages cost more memory traffic")
+
+
+async def _run(settings: Settings) -> None:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for name in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(name, stop.set)
+    async with AsyncExitStack() as stack:
+        process = await BrokerProcess.start(settings, stack)
+        log.info("region %s serves %s and %s", process.region, process.service_url(), process.admin_url())
+        gc.collect()
+        gc.freeze()  # what the broker is made of needs no more looking at
+        await stop.wait()
+        log.info("draining")
+        await process.drain()
+    log.info("stopped")
+
+
+async def open_metadata(settings: Settings) -> MetadataStore:
+    """The store that ``metadataStoreUrl`` names."""
+    kind, _, rest = settings.metadata_store_url.partition(":")
+    if kind == "etcd":
+        from meridian_broker.engines.etcd.metadata import EtcdMetadataStore
+
+        return await EtcdMetadataStore.connect(rest, prefix=f"/meridian/{settings.region.cluster_name}")
+    from meridian_broker.engines.sqlite.metadata import SqliteMetadataStore
+
+    return await SqliteMetadataStore.open(rest)
+
+
+class BrokerProcess:
+    """Everything one broker is made of."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.region = settings.region.cluster_name
+        self.scheduler = LoopScheduler()
+        self.service: TopicService
+        self.exchange: ExchangeShell
+        self.runner: ReplicatorRunner
+        self.catalog: Catalog
+        self.clock: HybridClock
+        self.ledgers: LocalLedgerStore
+        self.gateway: Broker
+        self.admin: AdminServer
+        self._server: asyncio.Server
+        self._names = 0
+
+    @classmethod
+    async def start(cls, settings: Settings, stack: AsyncExitStack) -> BrokerProcess:
+        """Open what is stored, then the doors. ``stack`` closes everything again."""
+        settings.region.data_directory.mkdir(parents=True, exist_ok=True)
+        process = cls(settings)
+        stack.push_async_callback(process.scheduler.close)
+        store = await open_metadata(settings)
+        stack.push_async_callback(store.close)
+        process.clock = HybridClock(process.scheduler.now_ms, process.region)
+        catalog = process.catalog = Catalog(store, process.clock, process.scheduler.now_ms, asyncio.sleep)
+        await catalog.refresh()
+        process.scheduler.spawn(catalog.run(), "follow the metadata")
+        process.ledgers = await LocalLedgerStore.start(settings.region.data_directory / "ledgers")
+        stack.push_async_callback(process.ledgers.close)
+        fence = await catalog.next_broker_epoch("broker-0")
+        await process._build(fence, stack)
+        await process._open_doors(stack)
+        await process._bootstrap()
+        process.scheduler.spawn(process.service.load_all(), "open the topics on record")
+        process.scheduler.spawn(process._follow_policies(), "follow the policies")
+        process.scheduler.spawn(process._trim(), "give space back")
+        process.scheduler.spawn(process.gateway.watch_keep_alive(), "keep connections alive")
+        process.admin.state.ready = True
+        return process
+
+    async def _build(self, fence: int, stack: AsyncExitStack) -> None:
+        settings = self.settings
+        topics, storage, replication = settings.topics, settings.storage, settings.replication
+        self.service = TopicService(
+            region=self.region,
+            catalog=self.catalog,
+            store=self.ledgers,
+            scheduler=self.scheduler,
+            clock=self.clock,
+            fence=fence,
+            policy=ServicePolicy(
+                auto_create_topics=topics.allow_auto_topic_creation,
+                auto_create_partitioned=topics.allow_auto_topic_creation_type == "partitioned",
+                default_partitions=topics.default_num_partitions,
+                auto_create_subscriptions=topics.allow_auto_subscription_creation,
+                retention_minutes=storage.default_retention_time_in_minutes,
+                retention_mb=storage.default_retention_size_in_mb,
+            ),
+            topic_limits=TopicLimits(
+                message_bytes=settings.network.max_message_size,
+                unacked_per_consumer=topics.max_unacked_messages_per_consumer or (1 << 62),
+            ),
+            log_limits=LogLimits(
+                max_entries=storage.managed_ledger_max_entries_per_ledger,
+                max_bytes=storage.managed_ledger_max_size_per_ledger_mbytes << 20,
+            ),
+            new_lock=asyncio.Lock,
+        )
+        token_file = settings.region.peer_token_file
+        token = token_file.read_bytes().strip() if token_file is not None else None
+        options = peer_options(token)
+        jitter = random.Random().random
+        self.runner = ReplicatorRunner(
+            self._resolve,
+            options,
+            jitter=jitter,
+            now_ms=self.scheduler.now_ms,
+            queue_size=replication.replication_producer_queue_size,
+        )
+        core = ProgressExchange(
+            self.service,
+            coalesce_ms=replication.progress_coalesce_millis,
+            digest_interval_ms=replication.digest_interval_seconds * 1000,
+            barrier_ms=replication.barrier_timeout_millis,
+        )
+        self.exchange = ExchangeShell(core, self._resolve, options, jitter, _monotonic_ms, self.runner.nudge)
+        self.service.exchange = self.exchange
+        self.service.replication = self.runner
+        self.gateway = Broker(
+            region=self.region,
+            service=self.service,
+            peers=self.exchange,
+            handlers=HANDLERS,
+            service_url=self.service_url,
+            admin_url=self.admin_url,
+            peer_token=token,
+            max_message_bytes=settings.network.max_message_size,
+            pending_publishes=settings.network.max_pending_publish_requests_per_connection,
+            keep_alive_seconds=settings.network.keep_alive_interval_seconds,
+            producer_name=self._producer_name,
+        )
+        stack.push_async_callback(self.runner.close)
+        stack.push_async_callback(self.exchange.close)
+
+    async def _open_doors(self, stack: AsyncExitStack) -> None:
+        network = self.settings.network
+        self._server = await listen(self.gateway, network.bind_address, network.broker_service_port)
+        stack.callback(self._server.close)
+        state = AdminState(
+            region=self.region,
+            service=self.service,
+            catalog=self.catalog,
+            exchange=self.exchange,
+            replication=self.runner,
+            ledgers=self.ledgers,
+            gateway=self.gateway,
+            settings=dict(self.settings.pairs()),
+            data_directory=self.settings.region.data_directory,
+            service_url=self.service_url,
+            admin_url=self.admin_url,
+        )
+        self.admin = await AdminServer.start(state, network.bind_address, network.web_service_port)
+        stack.push_async_callback(self.admin.close)
+
+    async def _bootstrap(self) -> None:
+        """Make what every region needs: the clusters, tenant ``public``, namespace ``public/default``."""
+        clusters = {self.region: ClusterRecord(service_url=self.admin_url(), broker_service_url=self.service_url())}
+        if self.settings.region.regions_file is not None:
+            listed = json.loads(self.settings.region.regions_file.read_text())["regions"]
+            for region in listed:
+                clusters[region["name"]] = ClusterRecord(
+                    service_url=region["admin_url"], broker_service_url=region["service_url"]
+                )
+        await self.catalog.ensure_bootstrap(clusters)
+        self._speak_with_regions()
+
+    def _resolve(self, region: str) -> tuple[str, str | None] | None:
+        cluster = self.catalog.cluster(region)
+        if cluster is None or not cluster.broker_service_url:
+            return None
+        return cluster.broker_service_url, cluster.service_url or None
+
+    def _speak_with_regions(self) -> None:
+        self.exchange.set_regions(name for name in self.catalog.known_clusters() if name != self.region)
+
+    async def _follow_policies(self) -> None:
+        while True:
+            await asyncio.sleep(POLICY_SECONDS)
+            self._speak_with_regions()
+            self.service.follow_policies()
+
+    async def _trim(self) -> None:
+        while True:
+            await asyncio.sleep(self.settings.storage.retention_check_interval_in_seconds)
+            await self.service.trim_all()
+
+    def _producer_name(self) -> str:
+        self._names += 1
+        return f"{self.region}-{self.service.fence}-{self._names}"
+
+    def service_url(self) -> str:
+        """Where clients connect."""
+        port = self._server.sockets[0].getsockname()[1]
+        return f"pulsar://{self.settings.advertised_address}:{port}"
+
+    def admin_url(self) -> str:
+        return f"http://{self.settings.advertised_address}:{self.admin.port}"
+
+    async def drain(self) -> None:
+        """Hand everything over in good order."""
+        self.gateway.draining = True
+        self._server.close()
+        limit = self.settings.process.broker_shutdown_timeout_ms / 1000
+        try:
+            async with asyncio.timeout(limit):
+                await self.service.close()
+                await self._confirmed()
+        except TimeoutError:
+            log.warning("draining took longer than %.0f s; what is durable is safe, the rest is sent again", limit)
+        for connection in tuple(self.gateway.connections):
+            connection.end("this broker is shutting down")
+
+    async def _confirmed(self) -> None:
+        """Wait, within the barrier's time, until peers confirmed what was told (R20)."""
+
+        async def flush(topic: str, subscription: str) -> None:
+            await self.scheduler.answer(lambda ready: self.exchange.flush(topic, subscription, lambda: ready(None)))
+
+        await asyncio.gather(*(flush(topic, subscription) for topic, subscription in self.service.replicated()))
+
+
+def _monotonic_ms() -> int:
+    return time.monotonic_ns() // 1_000_000

@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The scheduler of a real broker: the wall clock and asyncio's loop, with an owner for every task."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+log = logging.getLogger(__name__)
+
+
+class LoopScheduler:
+    """Implements ``ledgers.scheduling.Scheduler``. ``await close()`` ends what still runs."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def now_ms(self) -> int:
+        return time.time_ns() // 1_000_000
+
+    def defer(self, callback: Callable[[], None]) -> None:
+        self._loop.call_soon(callback)
+
+    def later(self, seconds: float, callback: Callable[[], None]) -> asyncio.TimerHandle:
+        return self._loop.call_later(seconds, callback)
+
+    def spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        task = self._loop.create_task(work, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("failed to %s", task.get_name(), exc_info=error)
+
+    async def answer(self, ask: Callable[[Callable[[Any], None]], None]) -> Any:
+        future: asyncio.Future[Any] = self._loop.create_future()
+
+        def ready(value: Any) -> None:
+            if not future.done():
+                if isinstance(value, Exception):
+                    future.set_exception(value)
+                else:
+                    future.set_result(value)
+
+        ask(ready)
+        return await future
+
+    async def settled(self) -> None:
+        """Wait for what runs now, without cancelling it."""
+        while self._tasks:
+            await asyncio.wait(tuple(self._tasks))
+
+    async def close(self) -> None:
+        """Cancel what still runs and wait for its end."""
+        for task in tuple(self._tasks):
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(tuple(self._tasks))

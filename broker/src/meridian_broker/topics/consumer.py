@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A consumer of a subscription, and the port through which it is reached."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+from meridian_broker.positions import Stamp
+from meridian_broker.positions.position import Position
+
+if TYPE_CHECKING:
+    from meridian_broker.topics.subscription import Subscription
+
+
+class ConsumerPort(Protocol):
+    """A client connection, seen from a consumer."""
+
+    def deliver(
+        self, consumer: Consumer, position: Position, entry: bytes, redeliveries: int, remaining: int | None
+    ) -> None:
+        """Send one stored entry. ``remaining``: bits of the batch indexes not yet acked, None for all."""
+        ...
+
+    def writable(self) -> bool:
+        """False while the client reads too slowly: the connection calls ``Consumer.resume`` when that ends."""
+        ...
+
+    def disconnect_consumer(self, consumer: Consumer) -> None:
+        """Tell the client to look up and subscribe again."""
+        ...
+
+    def active_consumer_changed(self, consumer: Consumer, active: bool) -> None:
+        """Tell a Failover consumer whether it is the one that gets messages."""
+        ...
+
+    def reached_end(self, consumer: Consumer) -> None:
+        """Tell the client that the topic is terminated and read to its end."""
+        ...
+
+
+class Consumer:
+    """One SUBSCRIBE. Permits count messages and may go below zero, for a batch is sent whole."""
+
+    __slots__ = (
+        "blocked",
+        "bytes_out",
+        "connected_since_ms",
+        "consumer_epoch",
+        "consumer_id",
+        "epoch",
+        "messages_out",
+        "metadata",
+        "name",
+        "permits",
+        "port",
+        "priority",
+        "subscription",
+        "unacked",
+        "unacked_messages",
+    )
+
+    def __init__(
+        self,
+        subscription: Subscription,
+        port: ConsumerPort,
+        consumer_id: int,
+        name: str,
+        priority: int,
+        connected_since_ms: int,
+        metadata: dict[str, str] | None,
+    ) -> None:
+        self.subscription = subscription
+        self.port = port
+        self.consumer_id = consumer_id
+        self.name = name
+        self.priority = priority
+        self.connected_since_ms = connected_since_ms
+        self.metadata = metadata
+        self.epoch: Stamp = subscription.progress.epoch
+        """Epoch under which its messages are dispatched: its acknowledgements count there (R13)."""
+        self.consumer_epoch = 0
+        self.permits = 0
+        self.unacked: dict[Position, int] | None = None
+        """Shared: messages of each entry sent and not yet acked."""
+        self.unacked_messages = 0
+        self.blocked = False
+        self.messages_out = 0
+        self.bytes_out = 0
+
+    def flow(self, permits: int) -> None:
+        """The client has room for ``permits`` more messages."""
+        self.permits += permits
+        self.subscription.dispatch_soon()
+
+    def resume(self) -> None:
+        """The connection can take more bytes again."""
+        self.subscription.dispatch_soon()
+
+    @property
+    def ready(self) -> bool:
+        """May an entry be sent to it now?"""
+        return self.permits > 0 and not self.blocked and self.port.writable()

@@ -1,0 +1,279 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Dispatchers: which consumer gets which entry, and when.
+
+A dispatcher reads the topic's log behind its read position, passes over what is acked already (here or in any other
+region, R10) and hands the rest to consumers that have permits and a connection that takes bytes. It runs in short
+turns, so one subscription never starves the loop, and it reads the store only when the tail is not in memory.
+
+- ``SingleDispatcher``: Exclusive and Failover. One consumer is active; what it did not ack is read again when it goes.
+- ``SharedDispatcher``: every ready consumer in turn; what one did not ack goes back to be sent to another.
+"""
+
+from __future__ import annotations
+
+from heapq import heappop, heappush
+from typing import TYPE_CHECKING, Final
+
+from meridian_broker.ledgers.store import LedgerError
+from meridian_broker.positions.position import Position
+from meridian_broker.topics.consumer import Consumer
+
+if TYPE_CHECKING:
+    from meridian_broker.ledgers.log import Stored
+    from meridian_broker.topics.subscription import Subscription
+
+TURN_ENTRIES: Final = 500
+"""Entries one subscription sends in one turn of the loop, so that others get theirs."""
+TURN_BYTES: Final = 4 << 20
+REPLAY_TURN: Final = 100
+"""Entries sent again in one turn."""
+
+
+class Dispatcher:
+    """What both kinds share: the read position and the way to the log."""
+
+    def __init__(self, subscription: Subscription) -> None:
+        self.subscription = subscription
+        self.consumers: list[Consumer] = []
+        self.read = subscription.mark_delete
+        self._reading = False
+        self._generation = 0
+        """Counts rewinds, so that a read begun before one is not dispatched after it."""
+
+    def add(self, consumer: Consumer) -> None:
+        self.consumers.append(consumer)
+
+    def remove(self, consumer: Consumer) -> None:
+        self.consumers.remove(consumer)
+
+    def rewind(self) -> None:
+        """Read again from the first entry not acked."""
+        self._generation += 1
+        self.read = self.subscription.mark_delete
+
+    def is_active(self, consumer: Consumer) -> bool:
+        """Does this consumer get messages?"""
+        return consumer in self.consumers
+
+    def pump(self) -> None:
+        """Send what can be sent now."""
+        raise NotImplementedError
+
+    def _next_entries(self, limit: int) -> list[Stored] | None:
+        """The next entries from memory; None while they are fetched (the pump runs again then), [] at the end."""
+        if self._reading:
+            return None
+        log = self.subscription.topic.log
+        found = log.tail_after(self.read, limit, TURN_BYTES)
+        if found is None:
+            self._reading = True
+            work = self._fetch(self.read, limit, self._generation)
+            self.subscription.topic.scheduler.spawn(work, "read entries for a subscription")
+        return found
+
+    async def _fetch(self, after: Position, limit: int, generation: int) -> None:
+        log = self.subscription.topic.log
+        try:
+            entries = await log.read_after(after, limit, TURN_BYTES)
+            if entries:
+                await log.load_index(entries[0][0].ledger)
+        except LedgerError as error:
+            self._reading = False
+            self.subscription.topic.fence(f"entries cannot be read: {error}")
+            return
+        self._reading = False
+        if generation == self._generation and entries:
+            self._take(entries)
+        self.subscription.dispatch_soon()
+
+    def _take(self, entries: list[Stored]) -> None:
+        raise NotImplementedError
+
+
+class SingleDispatcher(Dispatcher):
+    """Exclusive and Failover: one active consumer."""
+
+    def __init__(self, subscription: Subscription, failover: bool, partition: int) -> None:
+        super().__init__(subscription)
+        self.failover = failover
+        self._partition = partition
+        self.active: Consumer | None = None
+
+    def add(self, consumer: Consumer) -> None:
+        super().add(consumer)
+        self._choose()
+
+    def remove(self, consumer: Consumer) -> None:
+        super().remove(consumer)
+        if self.active is consumer:
+            self.active = None
+            self.rewind()
+        self._choose()
+
+    def _choose(self) -> None:
+        """The best priority wins; among equals the partition number picks, so that partitions spread."""
+        if not self.consumers:
+            self.active = None
+            return
+        best = min(consumer.priority for consumer in self.consumers)
+        candidates = sorted((c for c in self.consumers if c.priority == best), key=lambda c: c.name)
+        chosen = candidates[max(self._partition, 0) % len(candidates)]
+        if chosen is self.active:
+            if self.failover:
+                newest = self.consumers[-1]
+                newest.port.active_consumer_changed(newest, newest is chosen)
+            return
+        if self.active is not None:
+            self.rewind()
+        self.active = chosen
+        if self.failover:
+            for consumer in self.consumers:
+                consumer.port.active_consumer_changed(consumer, consumer is chosen)
+        self.subscription.dispatch_soon()
+
+    def is_active(self, consumer: Consumer) -> bool:
+        return self.active is consumer
+
+    def pump(self) -> None:
+        active = self.active
+        if active is None or not active.ready:
+            return
+        entries = self._next_entries(min(TURN_ENTRIES, max(active.permits, 1)))
+        if entries:
+            self._take(entries)
+            self.subscription.dispatch_soon()
+
+    def _take(self, entries: list[Stored]) -> None:
+        active = self.active
+        subscription = self.subscription
+        if active is None:
+            return
+        for position, entry in entries:
+            if not active.ready:
+                return
+            self.read = position
+            if not subscription.is_done(position, entry):
+                subscription.send(active, position, entry, 0)
+
+
+class SharedDispatcher(Dispatcher):
+    """Shared: every consumer that is ready takes its turn."""
+
+    def __init__(self, subscription: Subscription) -> None:
+        super().__init__(subscription)
+        self._turn = 0
+        self._replay: list[Position] = []
+        self._replayed: set[Position] = set()
+        self._redeliveries: dict[Position, int] = {}
+        self._reading_replay = False
+
+    def rewind(self) -> None:
+        super().rewind()
+        self._replay.clear()
+        self._replayed.clear()
+        self._redeliveries.clear()
+        for consumer in self.consumers:
+            consumer.unacked = None
+            consumer.unacked_messages = 0
+
+    def remove(self, consumer: Consumer) -> None:
+        super().remove(consumer)
+        unacked, consumer.unacked = consumer.unacked, None
+        if not self.consumers:
+            self.rewind()
+            return
+        for position in unacked or ():
+            self._again(position)
+        self.subscription.dispatch_soon()
+
+    def send_again(self, consumer: Consumer, positions: list[Position] | None) -> None:
+        """Give entries back (negative acknowledgement, ack timeout): all of the consumer's, or those named."""
+        unacked = consumer.unacked or {}
+        for position in list(unacked) if positions is None else positions:
+            messages = unacked.pop(position, None)
+            if messages is None:
+                continue
+            consumer.unacked_messages -= messages
+            self._redeliveries[position] = self._redeliveries.get(position, 0) + 1
+            self._again(position)
+        self.subscription.dispatch_soon()
+
+    def _again(self, position: Position) -> None:
+        if position not in self._replayed:
+            self._replayed.add(position)
+            heappush(self._replay, position)
+
+    def forget(self, position: Position) -> None:
+        """The entry is acked: nothing about it needs to be kept."""
+        self._redeliveries.pop(position, None)
+
+    def _next_ready(self) -> Consumer | None:
+        """The next consumer in turn, best priority first."""
+        best: Consumer | None = None
+        consumers = self.consumers
+        count = len(consumers)
+        for step in range(count):
+            candidate = consumers[(self._turn + step) % count]
+            if candidate.ready and (best is None or candidate.priority < best.priority):
+                best = candidate
+                chosen = step
+                if candidate.priority == 0:
+                    break
+        if best is not None:
+            self._turn = (self._turn + chosen + 1) % count
+        return best
+
+    def pump(self) -> None:
+        if not any(consumer.ready for consumer in self.consumers):
+            return
+        if self._replay:
+            self._pump_replay()
+            return
+        wanted = sum(consumer.permits for consumer in self.consumers if consumer.ready)
+        entries = self._next_entries(max(1, min(TURN_ENTRIES, wanted)))
+        if entries:
+            self._take(entries)
+            self.subscription.dispatch_soon()
+
+    def _take(self, entries: list[Stored]) -> None:
+        subscription = self.subscription
+        for position, entry in entries:
+            if subscription.is_done(position, entry):
+                self.read = position
+                continue
+            consumer = self._next_ready()
+            if consumer is None:
+                return
+            self.read = position
+            subscription.send(consumer, position, entry, self._redeliveries.get(position, 0))
+
+    def _pump_replay(self) -> None:
+        if self._reading_replay:
+            return
+        self._reading_replay = True
+        self.subscription.topic.scheduler.spawn(self._replay_turn(self._generation), "send entries again")
+
+    async def _replay_turn(self, generation: int) -> None:
+        subscription, log = self.subscription, self.subscription.topic.log
+        try:
+            for _ in range(REPLAY_TURN):
+                if not self._replay or not any(consumer.ready for consumer in self.consumers):
+                    break
+                position = self._replay[0]
+                if log.holds(position):
+                    entry = await log.read_one(position)
+                    await log.load_index(position.ledger)
+                    if generation != self._generation or not self._replay or self._replay[0] != position:
+                        break
+                    if not subscription.is_done(position, entry):
+                        consumer = self._next_ready()
+                        if consumer is None:
+                            break
+                        subscription.send(consumer, position, entry, self._redeliveries.get(position, 0))
+                self._replayed.discard(heappop(self._replay))
+        except LedgerError as error:
+            subscription.topic.fence(f"entries cannot be read again: {error}")
+            return
+        finally:
+            self._reading_replay = False
+        subscription.dispatch_soon()

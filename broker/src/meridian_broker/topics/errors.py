@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What can go wrong for a client of a topic, by situation. The gateway maps each to the wire's error code."""
+
+from __future__ import annotations
+
+
+class TopicError(Exception):
+    """Base: a request on a topic was refused. The message says what to do."""
+
+
+class TopicNotFound(TopicError):
+    """There is no such topic, and it may not be made by itself."""
+
+
+class SubscriptionNotFound(TopicError):
+    """There is no such subscription, and it may not be made by itself."""
+
+
+class SubscriptionExists(TopicError):
+    """There is one of that name already."""
+
+
+class ConsumerBusy(TopicError):
+    """The subscription's place is taken: an exclusive consumer is there, or consumers of another type."""
+
+
+class ProducerBusy(TopicError):
+    """A producer of that name is connected."""
+
+
+class TopicFenced(TopicError):
+    """The topic is closing, moving or lost its ledger: the client should look it up again."""
+
+
+class TopicTerminated(TopicError):
+    """The topic takes no more messages."""
+
+
+class NotAllowed(TopicError):
+    """Not for this client, or not on this topic."""
+
+
+class MessageTooLarge(NotAllowed):
+    """Larger than the announced maximum."""
+
+
+class ReplicationGap(TopicError):
+    """A replicated entry is not the next one of its origin (R4)."""
+
+
+class OriginConflict(TopicError):
+    """The same origin came with other bytes (R7)."""
+
+
+class TopicInUse(TopicError):
+    """Clients are connected: close them or force."""
+
+
+class InvalidName(TopicError):
+    """The name is not one a topic can have."""
+
+
+class IncompatibleSchema(TopicError):
+    """The schema cannot be added beside the ones that exist."""

@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the metadata store keeps of one topic, and the one writer of it.
+
+A topic's record lists its ledgers and its progress ledgers. Only the topic's owner writes it, always against the
+version it read or wrote last, so an owner that was replaced meanwhile fails here instead of overwriting (R10).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import AbstractAsyncContextManager
+from dataclasses import replace
+
+from meridian_broker.ledgers.log import Span
+from meridian_broker.metadata.catalog import Catalog
+from meridian_broker.metadata.records import LedgerRecord, TopicRecord
+from meridian_broker.metadata.store import ABSENT
+from meridian_broker.positions.position import Position
+from meridian_broker.wire.pulsar.topic_name import TopicName
+
+
+class TopicMetadata:
+    """The record of one topic, as its owner keeps it."""
+
+    def __init__(self, catalog: Catalog, name: TopicName, lock: AbstractAsyncContextManager[object]) -> None:
+        self._catalog = catalog
+        self._name = name
+        self._lock = lock
+        self._version = ABSENT
+        self.record = TopicRecord()
+
+    async def load(self) -> bool:
+        """Read the record; says whether there is one."""
+        found = await self._catalog.topics.find(self._name)
+        if found is None:
+            return False
+        self.record, self._version = found
+        return True
+
+    async def create(self) -> None:
+        """:raises AlreadyExists: somebody else made it."""
+        self.record, self._version = await self._catalog.topics.create(self._name)
+
+    async def allocate_ledger_id(self) -> int:
+        return await self._catalog.allocate_ledger_id()
+
+    async def save_spans(self, spans: list[Span], last_own: Position, last_origins: Mapping[str, Position]) -> None:
+        async with self._lock:
+            ledgers = tuple(_ledger_record(span) for span in spans)
+            await self._write(replace(self.record, ledgers=ledgers, last_own=last_own, last_origins=dict(last_origins)))
+
+    async def save_progress_ledgers(self, ledgers: list[int]) -> None:
+        async with self._lock:
+            await self._write(replace(self.record, progress_ledgers=tuple(ledgers)))
+
+    async def save_properties(self, properties: dict[str, str]) -> None:
+        async with self._lock:
+            await self._write(replace(self.record, properties=properties))
+
+    async def _write(self, record: TopicRecord) -> None:
+        self._version = await self._catalog.topics.put(self._name, record, self._version)
+        self.record = record
+
+    def spans(self) -> list[Span]:
+        """The ledgers on record."""
+        return [_span(ledger) for ledger in self.record.ledgers]
+
+
+def _ledger_record(span: Span) -> LedgerRecord:
+    return LedgerRecord(
+        ledger_id=span.ledger_id,
+        entries=max(span.entries, 0),
+        size=span.size,
+        sealed_ms=span.sealed_ms if span.entries >= 0 else 0,
+        own_before=span.own_before,
+        origins_before=span.origins_before,
+    )
+
+
+def _span(record: LedgerRecord) -> Span:
+    return Span(
+        record.ledger_id,
+        record.own_before,
+        dict(record.origins_before),
+        record.entries if record.sealed_ms else -1,
+        record.size,
+        record.sealed_ms,
+    )

@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A producer of a topic, and the port through which its connection is reached."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+from meridian_broker.ledgers.store import LedgerError
+from meridian_broker.positions.position import Position
+
+if TYPE_CHECKING:
+    from meridian_broker.topics.topic import Topic
+    from meridian_broker.wire.pulsar.frames import Send
+
+
+class ProducerPort(Protocol):
+    """A client connection, seen from a producer."""
+
+    def stored(self, producer: Producer, send: Send, position: Position) -> None:
+        """The entry is durable: send the receipt. Called in the order of the sends."""
+        ...
+
+    def dropped(self) -> None:
+        """The entry was not stored and the topic is fenced: the client resends it elsewhere."""
+        ...
+
+    def refused(self, producer: Producer, send: Send, error: Exception) -> None:
+        """The entry was not stored: send the error. Nothing else of the connection is disturbed."""
+        ...
+
+    def disconnect_producer(self, producer: Producer) -> None:
+        """Tell the client to look up and make its producer again; it resends what has no receipt."""
+        ...
+
+
+class Producer:
+    """One PRODUCER."""
+
+    __slots__ = (
+        "bytes_in",
+        "connected_since_ms",
+        "epoch",
+        "messages_in",
+        "metadata",
+        "name",
+        "name_is_given",
+        "port",
+        "producer_id",
+        "remote_region",
+        "schema_version",
+        "topic",
+    )
+
+    def __init__(
+        self,
+        topic: Topic,
+        port: ProducerPort,
+        producer_id: int,
+        name: str,
+        *,
+        name_is_given: bool,
+        epoch: int,
+        connected_since_ms: int,
+        remote_region: str | None = None,
+        metadata: dict[str, str] | None = None,
+        schema_version: bytes = b"",
+    ) -> None:
+        self.topic = topic
+        self.port = port
+        self.producer_id = producer_id
+        self.name = name
+        self.name_is_given = name_is_given
+        self.epoch = epoch
+        self.connected_since_ms = connected_since_ms
+        self.remote_region = remote_region
+        """The region whose replicator this is; None for clients (R7)."""
+        self.metadata = metadata
+        self.schema_version = schema_version
+        self.messages_in = 0
+        self.bytes_in = 0
+
+    def done(self, send: Send, result: Position | LedgerError) -> None:
+        """The log's answer to an append."""
+        if isinstance(result, Position):
+            self.port.stored(self, send, result)
+        else:
+            self.port.dropped()
+            self.topic.fence(str(result))

@@ -1,0 +1,441 @@
+# SPDX-License-Identifier: Apache-2.0
+"""All topics of a broker: finding, making, opening, growing, deleting and closing them.
+
+A topic is opened once, by whoever asks first; others wait for the same opening. A topic that was fenced is dropped and
+opened anew for the next one who asks. This is also where the progress exchange finds the subscriptions it speaks of.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from meridian_broker.ledgers.log import LogLimits, TopicLog
+from meridian_broker.ledgers.scheduling import Scheduler
+from meridian_broker.ledgers.store import LedgerStore
+from meridian_broker.metadata.catalog import Catalog
+from meridian_broker.metadata.errors import AlreadyExists
+from meridian_broker.positions import HybridClock, Progress
+from meridian_broker.positions.position import EARLIEST, Position
+from meridian_broker.topics.errors import InvalidName, NotAllowed, TopicError, TopicInUse, TopicNotFound
+from meridian_broker.topics.ownership import TopicMetadata
+from meridian_broker.topics.progress_log import ProgressLog
+from meridian_broker.topics.schemas import SchemaBook
+from meridian_broker.topics.subscription import Subscription
+from meridian_broker.topics.topic import Exchange, Topic, TopicLimits, decode_record, encode_record
+from meridian_broker.wire.proto import pulsar_pb2 as pb
+from meridian_broker.wire.pulsar import topic_name
+from meridian_broker.wire.pulsar.topic_name import TopicName
+
+log = logging.getLogger(__name__)
+
+
+class GeoReplication(Protocol):
+    """The shell that runs replicators."""
+
+    def start(self, topic: Topic, remote: str, /) -> None: ...
+
+    def stop(self, topic_name: str, remote: str | None = None, /) -> object: ...
+
+
+@dataclass(frozen=True, slots=True)
+class ServicePolicy:
+    """What the broker does when nobody said."""
+
+    auto_create_topics: bool = True
+    auto_create_partitioned: bool = False
+    default_partitions: int = 1
+    auto_create_subscriptions: bool = True
+    retention_minutes: int = 0
+    retention_mb: int = 0
+
+
+@dataclass
+class TopicService:
+    """See the module's text."""
+
+    region: str
+    catalog: Catalog
+    store: LedgerStore
+    scheduler: Scheduler
+    clock: HybridClock
+    fence: int
+    policy: ServicePolicy
+    topic_limits: TopicLimits
+    log_limits: LogLimits
+    new_lock: Callable[[], AbstractAsyncContextManager[Any]]
+    exchange: Exchange | None = None
+    replication: GeoReplication | None = None
+    topics: dict[str, Topic] = field(default_factory=dict)
+    closing: bool = False
+    _locks: dict[str, AbstractAsyncContextManager[Any]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.schemas = SchemaBook(self.catalog)
+
+    # -- finding and opening -------------------------------------------------------------------------------------
+
+    async def check_exists(self, name: TopicName) -> None:
+        """:raises TopicNotFound: its namespace does not exist."""
+        if not name.is_persistent:
+            raise NotAllowed("non-persistent topics are not served yet: use persistent://")
+        if self.catalog.namespace(name.namespace_name) is None:
+            raise TopicNotFound(f"namespace {name.namespace_name} does not exist: make it first")
+
+    async def topic(self, name: TopicName, *, create: bool) -> Topic:
+        """The open topic. :raises TopicError: it does not exist and may not be made, or cannot be opened."""
+        key = str(name)
+        found = self.topics.get(key)
+        if found is not None and found.failure is None:
+            return found
+        await self.check_exists(name)
+        async with self._locks.setdefault(key, self.new_lock()):
+            found = self.topics.get(key)
+            if found is not None and found.failure is None:
+                return found
+            if found is not None:
+                await self._drop(found)
+            return await self._open(name, create)
+
+    async def _open(self, name: TopicName, create: bool) -> Topic:
+        if self.closing:
+            raise TopicError("this broker is shutting down: look the topic up again")
+        metadata = TopicMetadata(self.catalog, name, self.new_lock())
+        if not await metadata.load():
+            await self._may_create(name, create)
+            await metadata.create()
+        topic_log = TopicLog(self.region, self.store, metadata, self.fence, self.log_limits, self.scheduler)
+        record = metadata.record
+        await topic_log.open(metadata.spans(), record.last_own, record.last_origins)
+
+        def progress_log(topic: Topic) -> ProgressLog:
+            return ProgressLog(self.store, metadata, self.fence, self.scheduler, topic.snapshot)
+
+        topic = Topic(
+            str(name),
+            name.partition,
+            self.region,
+            metadata.record.incarnation,
+            topic_log,
+            progress_log,
+            self.scheduler,
+            self.clock,
+            self.topic_limits,
+            self.exchange,
+        )
+        topic.metadata = metadata
+        topic.recover(await topic.progress_log.open(list(metadata.record.progress_ledgers)))
+        if name.partition >= 0:
+            partitioned = await self.catalog.partitioned.find(name.base)
+            topic.partitions = None if partitioned is None else partitioned.partitions
+        topic.schema_source = self.schemas.for_topic(name)
+        topic_log.watch(topic.dispatch_all)
+        topic.on_fenced = self._fenced
+        self.topics[str(name)] = topic
+        self._replicate(topic)
+        return topic
+
+    async def _may_create(self, name: TopicName, create: bool) -> None:
+        if name.partition >= 0:
+            record = await self.catalog.partitioned.find(name.base)
+            if record is not None:
+                if name.partition >= record.partitions:
+                    raise TopicNotFound(f"{name.base} has {record.partitions} partitions, not {name.partition + 1}")
+                return
+        if not create or not self.policy.auto_create_topics:
+            raise TopicNotFound(f"topic {name} does not exist")
+
+    def _fenced(self, topic: Topic) -> None:
+        log.warning("topic %s is fenced: %s", topic.name, topic.failure)
+        if self.replication is not None:
+            self.replication.stop(topic.name)
+        self.scheduler.spawn(self._reopen(topic), f"open {topic.name} again")
+
+    async def _reopen(self, topic: Topic) -> None:
+        if self.topics.get(topic.name) is topic and not self.closing and topic.reopen:
+            await self.topic(topic_name.parse(topic.name), create=False)
+
+    async def _drop(self, topic: Topic) -> None:
+        if self.topics.get(topic.name) is topic:
+            del self.topics[topic.name]
+        if self.replication is not None:
+            self.replication.stop(topic.name)
+
+    async def load_all(self) -> None:
+        """Open every topic on record, so that replication of what is pending goes on."""
+        for namespace in self.catalog.known_namespaces():
+            for name in await self.catalog.topics.names(namespace):
+                try:
+                    await self.topic(name, create=False)
+                except TopicError as error:
+                    log.warning("topic %s cannot be opened: %s", name, error)
+
+    # -- partitions ----------------------------------------------------------------------------------------------
+
+    async def partitions(self, name: TopicName, *, create: bool) -> int:
+        """Number of partitions, 0 for a topic without. Makes the topic when it may and none is there."""
+        await self.check_exists(name)
+        if name.partition >= 0:
+            return 0
+        record = await self.catalog.partitioned.find(name)
+        if record is not None:
+            return record.partitions
+        if str(name) in self.topics or await self.catalog.topics.find(name) is not None:
+            return 0
+        if not create or not self.policy.auto_create_topics:
+            raise TopicNotFound(f"topic {name} does not exist")
+        if self.policy.auto_create_partitioned:
+            await self.create_partitioned(name, self.policy.default_partitions, {})
+            return self.policy.default_partitions
+        await self.topic(name, create=True)
+        return 0
+
+    async def create_topic(self, name: TopicName, properties: dict[str, str]) -> None:
+        """Make a topic without partitions. :raises AlreadyExists: there is one of that name."""
+        await self.check_exists(name)
+        if await self.catalog.topics.find(name) is not None or await self.catalog.partitioned.find(name):
+            raise AlreadyExists(f"topic {name} exists already")
+        topic = await self.topic(name, create=True)
+        if properties and topic.metadata is not None:
+            await topic.metadata.save_properties(properties)
+
+    async def create_partitioned(self, name: TopicName, partitions: int, properties: dict[str, str]) -> None:
+        """Make a partitioned topic with all its partitions. :raises AlreadyExists: there is a topic of that name."""
+        await self.check_exists(name)
+        if partitions < 1:
+            raise InvalidName(f"{partitions} partitions: a partitioned topic has at least one")
+        if await self.catalog.topics.find(name) is not None:
+            raise AlreadyExists(f"{name} exists as a topic without partitions")
+        await self.catalog.partitioned.create(name, partitions, properties)
+        for index in range(partitions):
+            await self.topic(name.with_partition(index), create=True)
+
+    async def grow(self, name: TopicName, partitions: int) -> None:
+        """More partitions; the subscriptions of the topic start at the earliest message of the new ones (R15)."""
+        before = await self.partitions(name, create=False)
+        known = self.topics.get(str(name.with_partition(0))) if before else None
+        await self.catalog.partitioned.grow(name, partitions)
+        for index in range(partitions):
+            topic = await self.topic(name.with_partition(index), create=True)
+            topic.partitions = partitions
+            if known is not None and index >= before:
+                for subscription in known.subscriptions.values():
+                    if subscription.durable and subscription.name not in topic.subscriptions:
+                        topic.create_subscription(subscription.name, EARLIEST, replicated=subscription.replicated)
+
+    async def topic_names(self, namespace: str) -> list[str]:
+        """Every topic of a namespace, partitions by their own names."""
+        return sorted(str(name) for name in await self.catalog.topics.names(namespace))
+
+    async def delete_topic(self, name: TopicName, *, force: bool) -> None:
+        """Delete a topic, or a partitioned one with its partitions.
+
+        :raises TopicInUse: clients or subscriptions are there and ``force`` is not given.
+        :raises NotFound: there is none.
+        """
+        record = await self.catalog.partitioned.find(name) if name.partition < 0 else None
+        names = [name.with_partition(i) for i in range(record.partitions)] if record is not None else [name]
+        topics = [await self.topic(one, create=record is not None) for one in names]
+        for topic in topics:
+            clients = [p for p in topic.producers.values() if p.remote_region is None]
+            busy = len(clients) + sum(len(s.consumers) for s in topic.subscriptions.values())
+            if busy and not force:
+                raise TopicInUse(f"{topic.name} has {busy} producers and consumers: close them, or force")
+        for topic in topics:
+            async with self._locks.setdefault(topic.name, self.new_lock()):
+                topic.reopen = False
+                await self._drop(topic)
+                topic.fence("the topic was deleted")
+                await topic.progress_log.delete()
+                await topic.log.delete()
+                await self.catalog.topics.delete(topic_name.parse(topic.name))
+        if record is not None:
+            await self.catalog.partitioned.delete(name)
+
+    async def unload(self, name: TopicName) -> None:
+        """Close the topic in good order; it is opened again for whoever asks."""
+        topic = await self.topic(name, create=False)
+        async with self._locks.setdefault(topic.name, self.new_lock()):
+            topic.reopen = False
+            await self._drop(topic)
+            await topic.close("the topic was unloaded: look it up again")
+
+    async def close(self) -> None:
+        """Drain: hand every client away and seal what is open."""
+        self.closing = True
+        for topic in list(self.topics.values()):
+            topic.reopen = False
+            await self._drop(topic)
+            await topic.close("this broker is shutting down: look the topic up again")
+
+    async def trim_all(self) -> None:
+        """Give back the space of ledgers nobody needs (retention of each namespace, or the broker's default)."""
+        now = self.scheduler.now_ms()
+        for topic in list(self.topics.values()):
+            if topic.failure is not None:
+                continue
+            minutes, megabytes = self._retention(topic_name.parse(topic.name))
+            keep_since = -1 if minutes < 0 else now - minutes * 60_000
+            keep_bytes = -1 if megabytes < 0 and minutes < 0 else max(megabytes, 0) << 20
+            if minutes < 0 or megabytes < 0:
+                keep_bytes = keep_bytes if minutes >= 0 else -1
+            await topic.log.trim(topic.needed_from(), keep_bytes, keep_since)
+            if now - topic.last_used_ms > 60_000:
+                topic.log.drop_tail()
+
+    def _retention(self, name: TopicName) -> tuple[int, int]:
+        namespace = self.catalog.namespace(name.namespace_name)
+        if namespace is not None and namespace.retention is not None:
+            return namespace.retention.time_minutes, namespace.retention.size_mb
+        return self.policy.retention_minutes, self.policy.retention_mb
+
+    # -- subscriptions and schemas -------------------------------------------------------------------------------
+
+    async def subscription(
+        self,
+        topic: Topic,
+        name: str,
+        *,
+        durable: bool,
+        replicated: bool | None,
+        initial: Position,
+        properties: dict[str, str],
+    ) -> Subscription:
+        """Find or make one; durable when this returns. :raises TopicError: refused."""
+        answer: Subscription = await self.scheduler.answer(
+            lambda ready: topic.subscribe(
+                name,
+                durable=durable,
+                replicated=replicated,
+                initial=initial,
+                properties=properties,
+                may_create=self.policy.auto_create_subscriptions,
+                ready=ready,
+            )
+        )
+        return answer
+
+    async def ensure_subscription(self, topic: Topic, name: str) -> None:
+        """Make the subscription at the earliest message when there is none (a producer's initial subscription)."""
+        await self.subscription(topic, name, durable=True, replicated=None, initial=EARLIEST, properties={})
+
+    async def schema(self, name: TopicName, version: bytes | None) -> tuple[pb.Schema, bytes] | None:
+        return await self.schemas.get(name, version)
+
+    async def add_schema(self, name: TopicName, schema: pb.Schema) -> bytes:
+        """The version of the schema, added when it is new."""
+        return await self.schemas.add(name, schema, self.scheduler.now_ms())
+
+    # -- other regions -------------------------------------------------------------------------------------------
+
+    def _replicate(self, topic: Topic) -> None:
+        if self.replication is None:
+            return
+        for remote in self.regions_of(topic.name) - {self.region}:
+            if remote not in topic.remotes:
+                topic.remotes.add(remote)
+                topic.replicated_positions.setdefault(remote, EARLIEST)
+                self.replication.start(topic, remote)
+
+    def follow_policies(self) -> None:
+        """Start and stop replicators where the regions of a topic have changed."""
+        for topic in list(self.topics.values()):
+            if topic.failure is not None:
+                continue
+            self._replicate(topic)
+            for remote in topic.remotes - self.regions_of(topic.name):
+                topic.remotes.discard(remote)
+                topic.replicated_positions.pop(remote, None)
+                if self.replication is not None:
+                    self.replication.stop(topic.name, remote)
+
+    def regions_of(self, topic: str) -> frozenset[str]:
+        """Regions of a topic, this one included."""
+        namespace = self.catalog.namespace(topic_name.parse(topic).namespace_name)
+        return frozenset((self.region, *(namespace.replication_clusters if namespace is not None else ())))
+
+    def _subscription(self, topic: str, subscription: str) -> Subscription | None:
+        found = self.topics.get(topic)
+        return None if found is None or found.failure is not None else found.subscriptions.get(subscription)
+
+    def progress(self, topic: str, subscription: str) -> Progress | None:
+        """Newest progress, this turn's acknowledgements included; None: no such replicated subscription."""
+        found = self._subscription(topic, subscription)
+        if found is None or not found.replicated:
+            return None
+        found.flush_pending()
+        return found.progress
+
+    def record(self, topic: str, subscription: str) -> bytes | None:
+        found = self._subscription(topic, subscription)
+        return None if found is None or not found.durable else encode_record(found.record)
+
+    def incarnation(self, topic: str) -> str:
+        found = self.topics.get(topic)
+        return "" if found is None else found.incarnation
+
+    def replicated(self) -> Iterable[tuple[str, str]]:
+        """Every replicated subscription that is open here."""
+        for topic in self.topics.values():
+            if topic.failure is None:
+                for subscription in topic.subscriptions.values():
+                    if subscription.replicated and subscription.durable:
+                        yield topic.name, subscription.name
+
+    def merge(
+        self,
+        topic: str,
+        subscription: str,
+        incarnation: str,
+        delta: Progress,
+        record: bytes | None,
+        done: Callable[[str | None], None],
+    ) -> None:
+        """Join what another region told; ``done(None)`` once durable, ``done(reason)`` when refused."""
+        found = self.topics.get(topic)
+        if found is not None and found.failure is None:
+            self._merge(found, subscription, incarnation, delta, record, done)
+        else:
+            work = self._open_and_merge(topic, subscription, incarnation, delta, record, done)
+            self.scheduler.spawn(work, "open a topic for another region's progress")
+
+    async def _open_and_merge(
+        self,
+        topic: str,
+        subscription: str,
+        incarnation: str,
+        delta: Progress,
+        record: bytes | None,
+        done: Callable[[str | None], None],
+    ) -> None:
+        try:
+            found = await self.topic(topic_name.parse(topic), create=True)
+        except Exception as error:  # whatever it is, the peer hears it
+            done(f"{topic} cannot be opened: {error}")
+            return
+        self._merge(found, subscription, incarnation, delta, record, done)
+
+    def _merge(
+        self,
+        topic: Topic,
+        name: str,
+        incarnation: str,
+        delta: Progress,
+        record: bytes | None,
+        done: Callable[[str | None], None],
+    ) -> None:
+        if incarnation != topic.incarnation:
+            done(f"another incarnation of {topic.name}: {incarnation!r}, here {topic.incarnation!r} (R8)")
+            return
+        try:
+            subscription = topic.adopt(decode_record(record)) if record is not None else topic.subscriptions.get(name)
+        except ValueError as error:
+            done(str(error))
+            return
+        if subscription is None:
+            done(f"there is no subscription {name!r} here, and its record did not come with the delta")
+            return
+        subscription.merge(delta, done)

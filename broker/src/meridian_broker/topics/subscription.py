@@ -1,0 +1,575 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A subscription: what is acked of a topic, and who is being served.
+
+*Progress*, in origin coordinates, is the record of truth (R10). The cursor - a mark-delete position and what is acked
+beyond it - is its image under this region's local <-> origin index: ``advance`` walks forward while entries are acked,
+wherever they were acked. All acknowledgements of one turn of the loop become one delta: one record in the progress log
+(durable in the group commit) and one message to each peer.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import TYPE_CHECKING, Final
+
+from meridian_broker.ledgers.entry import MARKER
+from meridian_broker.ledgers.store import LedgerError
+from meridian_broker.positions import ZERO, Progress, Stamp
+from meridian_broker.positions.position import EARLIEST, Position
+from meridian_broker.topics.consumer import Consumer
+from meridian_broker.topics.dispatch import Dispatcher, SharedDispatcher, SingleDispatcher
+from meridian_broker.topics.errors import ConsumerBusy, NotAllowed, TopicFenced
+from meridian_broker.topics.progress_log import Kind
+
+if TYPE_CHECKING:
+    from meridian_broker.topics.topic import Topic
+
+_MESSAGES: Final = struct.Struct(">I")
+HOLES_SHOWN: Final = 1000
+"""Individually acked ranges shown in statistics, at most."""
+BACKLOG_WALK: Final = 20_000
+"""Entries looked at one by one for an exact backlog; beyond that, acked entries past mark-delete still count."""
+
+Confirmed = Callable[[LedgerError | None], None]
+
+
+class SubscriptionType(IntEnum):
+    """The wire's numbers."""
+
+    EXCLUSIVE = 0
+    SHARED = 1
+    FAILOVER = 2
+    KEY_SHARED = 3
+
+
+@dataclass(slots=True)
+class SubscriptionRecord:
+    """What is known of a subscription besides its progress; travels to every region of the topic (R15, R17)."""
+
+    name: str
+    replicated: bool = False
+    flag_stamp: Stamp = ZERO
+    """When and where the replicated flag was set; later wins (R17)."""
+    created: Stamp = ZERO
+    properties: dict[str, str] = field(default_factory=dict)
+
+
+class Subscription:
+    """One subscription of one topic or partition in this region."""
+
+    __slots__ = (
+        "_confirmations",
+        "_delta",
+        "_flushing",
+        "_loading",
+        "_passed_over",
+        "_pumping",
+        "barrier",
+        "dispatcher",
+        "durable",
+        "first_hand",
+        "last_acked_ms",
+        "mark_delete",
+        "messages_out",
+        "progress",
+        "record",
+        "topic",
+        "type",
+    )
+
+    def __init__(self, topic: Topic, record: SubscriptionRecord, progress: Progress, durable: bool = True) -> None:
+        self.topic = topic
+        self.record = record
+        self.progress = progress
+        self.durable = durable
+        self.first_hand: Progress | None = None
+        """What this region's own clients acked: evidence for the verifier (R60)."""
+        self.mark_delete: Position = EARLIEST
+        self.type: SubscriptionType | None = None
+        self.dispatcher: Dispatcher | None = None
+        self.barrier = False
+        """True while dispatch waits for the newest progress of the other regions (R20)."""
+        self.messages_out = 0
+        self.last_acked_ms = 0
+        self._delta: Progress | None = None
+        self._confirmations: list[Confirmed] | None = None
+        self._flushing = False
+        self._pumping = False
+        self._loading = False
+        self._passed_over = False
+
+    @property
+    def name(self) -> str:
+        return self.record.name
+
+    @property
+    def replicated(self) -> bool:
+        return self.record.replicated
+
+    @property
+    def consumers(self) -> list[Consumer]:
+        return [] if self.dispatcher is None else self.dispatcher.consumers
+
+    # -- consumers -----------------------------------------------------------------------------------------------
+
+    def add_consumer(self, consumer: Consumer, kind: SubscriptionType) -> None:
+        """:raises ConsumerBusy: the place is taken, or consumers of another type are here."""
+        dispatcher = self.dispatcher
+        if dispatcher is not None and dispatcher.consumers:
+            if kind != self.type:
+                raise ConsumerBusy(
+                    f"subscription {self.name!r} has {_label(self.type)} consumers; a {_label(kind)} one cannot join"
+                )
+            if kind == SubscriptionType.EXCLUSIVE:
+                raise ConsumerBusy(f"subscription {self.name!r} is Exclusive and has its consumer already")
+        else:
+            self.type = kind
+            dispatcher = self._make_dispatcher(kind)
+            if self.durable and self.replicated and self.topic.exchange is not None:
+                self.barrier = True
+                self.topic.exchange.barrier(self.topic.name, self.name, self._barrier_passed)
+        assert dispatcher is not None
+        dispatcher.add(consumer)
+        self.dispatch_soon()
+
+    def _make_dispatcher(self, kind: SubscriptionType) -> Dispatcher:
+        if kind == SubscriptionType.SHARED:
+            self.dispatcher = SharedDispatcher(self)
+        elif kind == SubscriptionType.KEY_SHARED:
+            raise NotAllowed("Key_Shared subscriptions are not served yet: use Shared, Failover or Exclusive")
+        else:
+            self.dispatcher = SingleDispatcher(self, kind == SubscriptionType.FAILOVER, self.topic.partition)
+        return self.dispatcher
+
+    def remove_consumer(self, consumer: Consumer) -> None:
+        """The consumer closed or its connection broke; what it did not ack goes to others."""
+        dispatcher = self.dispatcher
+        if dispatcher is not None and consumer in dispatcher.consumers:
+            dispatcher.remove(consumer)
+            if not dispatcher.consumers:
+                self.dispatcher = None
+                self.barrier = False
+
+    def disconnect_consumers(self) -> None:
+        """Send every consumer away to subscribe again (seek, remote rewind, unload)."""
+        for consumer in list(self.consumers):
+            self.remove_consumer(consumer)
+            consumer.port.disconnect_consumer(consumer)
+
+    def _barrier_passed(self) -> None:
+        self.barrier = False
+        if self.dispatcher is not None:
+            self.dispatcher.rewind()
+        self.dispatch_soon()
+
+    # -- dispatch ------------------------------------------------------------------------------------------------
+
+    def dispatch_soon(self) -> None:
+        """Let the dispatcher run in the next turn of the loop."""
+        if not self._pumping and self.dispatcher is not None:
+            self._pumping = True
+            self.topic.scheduler.defer(self._pump)
+
+    def _pump(self) -> None:
+        self._pumping = False
+        if self.dispatcher is not None and not self.barrier and self.topic.failure is None:
+            if self._delta is not None:
+                self.flush()
+            self.dispatcher.pump()
+            if self._passed_over:
+                self._passed_over = False
+                self.advance()
+
+    def is_done(self, position: Position, entry: bytes) -> bool:
+        """Is this entry not to be sent: a marker, or acked in whatever region?"""
+        if entry[1] & MARKER:
+            return True
+        if not self.durable:
+            return position <= self.mark_delete
+        index = self.topic.log.index(position.ledger)
+        place = None if index is None else index.place(position.entry)
+        if place is None:
+            return position <= self.mark_delete
+        if self.progress.is_acked(place.region, place.origin):
+            self._passed_over = True
+            return True
+        return False
+
+    def send(self, consumer: Consumer, position: Position, entry: bytes, redeliveries: int) -> None:
+        """Hand an entry to a consumer and account for it."""
+        (messages,) = _MESSAGES.unpack_from(entry, 4)
+        consumer.permits -= messages
+        consumer.messages_out += messages
+        consumer.bytes_out += len(entry)
+        self.messages_out += messages
+        remaining: int | None = None
+        if messages > 1 and self.durable:
+            place = self.topic.log.place(position)
+            if place is not None:
+                remaining = self.progress.remaining(place.region, place.origin, messages)
+        if self.type == SubscriptionType.SHARED:
+            unacked = consumer.unacked
+            if unacked is None:
+                unacked = consumer.unacked = {}
+            unacked[position] = messages
+            consumer.unacked_messages += messages
+            if consumer.unacked_messages >= self.topic.limits.unacked_per_consumer:
+                consumer.blocked = True
+        consumer.port.deliver(consumer, position, entry, redeliveries, remaining)
+
+    def send_again(self, consumer: Consumer, positions: list[Position] | None, consumer_epoch: int) -> None:
+        """REDELIVER_UNACKNOWLEDGED_MESSAGES: named entries on Shared, everything unacked otherwise."""
+        consumer.consumer_epoch = max(consumer.consumer_epoch, consumer_epoch)
+        dispatcher = self.dispatcher
+        if isinstance(dispatcher, SharedDispatcher):
+            dispatcher.send_again(consumer, positions)
+            self._unblock(consumer)
+        elif dispatcher is not None and dispatcher.is_active(consumer):
+            dispatcher.rewind()
+            self.dispatch_soon()
+
+    def _unblock(self, consumer: Consumer) -> None:
+        if consumer.blocked and consumer.unacked_messages < self.topic.limits.unacked_per_consumer // 2:
+            consumer.blocked = False
+            self.dispatch_soon()
+
+    # -- acknowledgements ----------------------------------------------------------------------------------------
+
+    def acknowledge(
+        self,
+        consumer: Consumer,
+        positions: list[Position],
+        batches: dict[Position, tuple[int, int]] | None = None,
+        confirmed: Confirmed | None = None,
+    ) -> None:
+        """Individual acknowledgement. ``batches``: size and bits *acked* of entries acked in part.
+
+        All ids of one command become one delta (R18). ``confirmed`` hears when it is durable.
+        """
+        log = self.topic.log
+        if not self.durable:
+            self._ack_in_memory(consumer, positions, confirmed)
+            return
+        missing = next((p.ledger for p in positions if log.holds(p) and log.index(p.ledger) is None), None)
+        if missing is not None:
+            work = self._load_then(missing, lambda: self.acknowledge(consumer, positions, batches, confirmed))
+            self.topic.scheduler.spawn(work, "load an index for an acknowledgement")
+            return
+        delta = self._open_delta()
+        dispatcher = self.dispatcher
+        parts: list[Position] = []
+        for position in positions:
+            if not log.holds(position):
+                continue
+            place = log.place(position)
+            part = batches.get(position) if batches else None
+            if part is not None:
+                if place is not None:
+                    delta.ack_batch(consumer.epoch, place.region, place.origin, part[0], part[1], place.prev)
+                parts.append(position)
+                continue
+            if place is not None:
+                delta.ack(consumer.epoch, place.region, place.prev, place.origin)
+            self._settle(consumer, position)
+            if isinstance(dispatcher, SharedDispatcher):
+                dispatcher.forget(position)
+        self._changed(confirmed)
+        if parts:
+            self.flush()
+            for position in parts:  # the last part of a batch makes it whole
+                place = log.place(position)
+                if place is not None and self.progress.is_acked(place.region, place.origin):
+                    self._settle(consumer, position)
+        self._unblock(consumer)
+
+    def _settle(self, consumer: Consumer, position: Position) -> None:
+        for owner in (consumer, *self.consumers):
+            if owner.unacked is not None:
+                messages = owner.unacked.pop(position, None)
+                if messages is not None:
+                    owner.unacked_messages -= messages
+                    if owner is not consumer:
+                        self._unblock(owner)
+                    return
+
+    def acknowledge_cumulative(
+        self,
+        consumer: Consumer,
+        position: Position,
+        part: tuple[int, int] | None = None,
+        confirmed: Confirmed | None = None,
+    ) -> None:
+        """Everything up to ``position`` in this region's order; with ``part``, the last entry only in part."""
+        if self.type in (SubscriptionType.SHARED, SubscriptionType.KEY_SHARED):
+            if confirmed is not None:
+                confirmed(None)
+            return
+        log = self.topic.log
+        position = min(position, log.last_confirmed)
+        if not self.durable:
+            self._ack_in_memory(consumer, [position], confirmed)
+            return
+        upto = position if part is None else log.before(position)
+        ledger = self._index_missing(self.mark_delete, position)
+        if ledger is not None:
+            work = self._load_then(ledger, lambda: self.acknowledge_cumulative(consumer, position, part, confirmed))
+            self.topic.scheduler.spawn(work, "load an index for an acknowledgement")
+            return
+        delta = self._open_delta()
+        self._claim_between(delta, consumer.epoch, self.mark_delete, upto)
+        if part is not None and log.holds(position):
+            place = log.place(position)
+            if place is not None:
+                delta.ack_batch(consumer.epoch, place.region, place.origin, part[0], part[1], place.prev)
+        self._changed(confirmed)
+
+    def _claim_between(self, delta: Progress, epoch: Stamp, after: Position, upto: Position) -> None:
+        """Claim each entry of ``(after, upto]`` in this region's order. The indexes are in memory."""
+        log = self.topic.log
+        following = log.after(after)
+        while following is not None and following <= upto:
+            place = log.place(following)
+            if place is not None:
+                delta.ack(epoch, place.region, place.prev, place.origin)
+            following = log.after(following)
+
+    def _index_missing(self, after: Position, upto: Position) -> int | None:
+        """A ledger within ``(after, upto]`` whose index is not in memory."""
+        for ledger, entries, _ in self.topic.log.counts():
+            inside = after.ledger <= ledger <= upto.ledger and entries
+            if inside and self.topic.log.index(ledger) is None:
+                return ledger
+        return None
+
+    async def _load_then(self, ledger: int, again: Callable[[], None]) -> None:
+        await self.topic.log.load_index(ledger)
+        again()
+
+    def _ack_in_memory(self, consumer: Consumer, positions: list[Position], confirmed: Confirmed | None) -> None:
+        """Readers keep no progress: only how far they are."""
+        for position in positions:
+            self._settle(consumer, position)
+            if self.type != SubscriptionType.SHARED:
+                self.mark_delete = max(self.mark_delete, position)
+        if confirmed is not None:
+            confirmed(None)
+
+    def _open_delta(self) -> Progress:
+        if self._delta is None:
+            self._delta = self.progress.empty_delta()
+        return self._delta
+
+    def _changed(self, confirmed: Confirmed | None) -> None:
+        if confirmed is not None:
+            if self._confirmations is None:
+                self._confirmations = []
+            self._confirmations.append(confirmed)
+        if not self._flushing:
+            self._flushing = True
+            self.topic.scheduler.defer(self._flush_turn)
+
+    def _flush_turn(self) -> None:
+        self._flushing = False
+        self.flush()
+
+    def flush(self) -> None:
+        """Make this turn's acknowledgements one record and one message to each peer."""
+        delta, self._delta = self._delta, None
+        confirmations, self._confirmations = self._confirmations, None
+        self.last_acked_ms = self.topic.scheduler.now_ms()
+        if delta is None or not self.progress.join(delta):
+            if confirmations:
+                self.topic.progress_log.when_durable(lambda error: _tell(confirmations, error))
+            return
+        self._write(Kind.ACKED, delta, confirmations)
+        if self.replicated:
+            if self.first_hand is None:
+                self.first_hand = Progress()
+            self.first_hand.join(delta)
+            if self.topic.exchange is not None:
+                self.topic.exchange.local_change(self.topic.name, self.name, delta)
+        self.advance()
+
+    def _write(self, kind: Kind, delta: Progress, confirmations: list[Confirmed] | None = None) -> None:
+        def done(error: LedgerError | None) -> None:
+            _tell(confirmations, error)
+
+        self.topic.progress_log.append(kind, self.name, delta.encode(), done if confirmations else None)
+
+    def flush_pending(self) -> None:
+        """As ``flush``, when there is something."""
+        if self._delta is not None:
+            self.flush()
+
+    def follow(self) -> None:
+        """New entries came and nobody consumes here: acknowledgements may have come before them."""
+        if self.record.replicated:
+            self.advance()
+
+    # -- the cursor ----------------------------------------------------------------------------------------------
+
+    def advance(self) -> None:
+        """Move mark-delete over what is acked; loads an index when the way leads through one not in memory."""
+        log, progress = self.topic.log, self.progress
+        position = self.mark_delete
+        following = log.after(position)
+        while following is not None:
+            index = log.index(following.ledger)
+            if index is None:
+                if not self._loading:
+                    self._loading = True
+                    work = self._load_and_advance(following.ledger)
+                    self.topic.scheduler.spawn(work, "load an index for a cursor")
+                break
+            place = index.place(following.entry)
+            if place is not None and not progress.is_acked(place.region, place.origin):
+                break
+            position = following
+            following = log.after(position)
+        self.mark_delete = position
+        dispatcher = self.dispatcher
+        if dispatcher is not None and dispatcher.read < position:
+            dispatcher.read = position
+
+    async def _load_and_advance(self, ledger: int) -> None:
+        try:
+            await self.topic.log.load_index(ledger)
+        finally:
+            self._loading = False
+        self.advance()
+
+    def start_cursor(self) -> None:
+        """Stand before the first entry stored, then go over what is acked (after opening and after a rewind)."""
+        self.mark_delete = self.topic.log.before(self.topic.log.first)
+        self.advance()
+
+    def merge(self, delta: Progress, done: Callable[[str | None], None]) -> None:
+        """Join what another region told, make it durable, and act on it. A rewind closes the consumers (R13)."""
+        if self._delta is not None:
+            self.flush()
+        epoch = self.progress.epoch
+        if not self.progress.join(delta):
+            self.topic.progress_log.when_durable(lambda error: done(None if error is None else str(error)))
+            return
+        self.topic.progress_log.append(
+            Kind.MERGED, self.name, delta.encode(), lambda error: done(None if error is None else str(error))
+        )
+        if self.progress.epoch != epoch:
+            self.disconnect_consumers()
+            self.start_cursor()
+        else:
+            self.advance()
+            self.dispatch_soon()
+
+    async def seek(self, target: Position) -> None:
+        """Stand so that ``target`` is the next entry: what is before it counts as acked, what is after as not (R12)."""
+        log = self.topic.log
+        self.flush()
+        upto = log.before(
+            min(max(target, log.first), Position(log.last_confirmed.ledger, log.last_confirmed.entry + 1))
+        )
+        if target > log.last_confirmed:
+            upto = log.last_confirmed
+        await self._load_indexes()
+        if not self.durable:
+            self.disconnect_consumers()
+            self.mark_delete = upto
+            return
+        delta = self.progress.empty_delta()
+        rules = self._ranges_after(upto)
+        self._claim_between(delta, self.progress.epoch, log.before(log.first), upto)
+        if rules and self._anything_acked_after(upto):
+            epoch = self.topic.clock.next(self.progress.epoch)
+            delta.rewind(epoch, rules)
+        self.disconnect_consumers()
+        self.progress.join(delta)
+        self._write(Kind.ACKED, delta)
+        if self.replicated:
+            self.first_hand = self.first_hand or Progress()
+            self.first_hand.join(delta)
+            if self.topic.exchange is not None:
+                self.topic.exchange.local_change(self.topic.name, self.name, delta)
+        self.start_cursor()
+
+    async def _load_indexes(self) -> None:
+        for ledger, entries, _ in self.topic.log.counts():
+            if entries:
+                await self.topic.log.load_index(ledger)
+
+    def _anything_acked_after(self, upto: Position) -> bool:
+        log = self.topic.log
+        following = log.after(upto)
+        while following is not None:
+            place = log.place(following)
+            if place is not None and self.progress.is_acked(place.region, place.origin):
+                return True
+            following = log.after(following)
+        return False
+
+    def _ranges_after(self, upto: Position) -> dict[str, tuple[Position, Position]]:
+        """Per origin, what a rewind to right after ``upto`` rules: ``(prev of its first entry there, its last]``."""
+        log = self.topic.log
+        ranges: dict[str, tuple[Position, Position]] = {}
+        following = log.after(upto)
+        while following is not None:
+            place = log.place(following)
+            if place is not None:
+                low = ranges[place.region][0] if place.region in ranges else place.prev
+                ranges[place.region] = (low, place.origin)
+            following = log.after(following)
+        return ranges
+
+    def backlog(self) -> int:
+        """Entries not acked; when more than ``BACKLOG_WALK`` lie ahead, holes are counted as backlog too."""
+        log = self.topic.log
+        ahead = log.distance(self.mark_delete, log.last_confirmed)
+        if ahead > BACKLOG_WALK or not self.durable:
+            return ahead
+        return sum(1 for acked in self._walk() if not acked[1])
+
+    def _walk(self) -> list[tuple[Position, bool]]:
+        log = self.topic.log
+        found: list[tuple[Position, bool]] = []
+        following = log.after(self.mark_delete)
+        while following is not None and len(found) <= BACKLOG_WALK:
+            index = log.index(following.ledger)
+            if index is None:
+                break
+            place = index.place(following.entry)
+            found.append((following, place is None or self.progress.is_acked(place.region, place.origin)))
+            following = log.after(following)
+        return found
+
+    def holes(self) -> list[tuple[Position, Position]]:
+        """Ranges ``(after, upto]`` acked beyond mark-delete, in this region's positions; ``HOLES_SHOWN`` at most."""
+        ranges: list[tuple[Position, Position]] = []
+        before, open_from = self.mark_delete, None
+        for position, acked in self._walk():
+            if acked and open_from is None:
+                open_from = before
+            elif not acked and open_from is not None:
+                ranges.append((open_from, before))
+                open_from = None
+                if len(ranges) >= HOLES_SHOWN:
+                    return ranges
+            before = position
+        if open_from is not None:
+            ranges.append((open_from, before))
+        return ranges
+
+    def check_open(self) -> None:
+        """:raises TopicFenced: the topic is closing."""
+        if self.topic.failure is not None:
+            raise TopicFenced(self.topic.failure)
+
+
+def _tell(confirmations: list[Confirmed] | None, error: LedgerError | None) -> None:
+    for confirmed in confirmations or ():
+        confirmed(error)
+
+
+def _label(kind: SubscriptionType | None) -> str:
+    return "no" if kind is None else kind.name.title()

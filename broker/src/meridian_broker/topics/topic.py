@@ -1,0 +1,520 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A topic, or one partition of it, in this region: its log, its producers, its subscriptions.
+
+A message from a client becomes an entry whose origin is here; a message from another region's replicator keeps its
+origin and is stored once, in its origin's order (R3, R4). Everything that cannot go on - a failed disk, a lost ledger -
+fences the topic: clients are told to look it up again, and it is opened anew from what is durable.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Final, Protocol
+
+from meridian_broker.ledgers.entry import BATCH, CHUNK, EntryHeader, pack_extras, unpack
+from meridian_broker.ledgers.log import Stored, TopicLog
+from meridian_broker.ledgers.scheduling import Scheduler
+from meridian_broker.ledgers.store import LedgerError
+from meridian_broker.positions import HybridClock, Progress, Stamp
+from meridian_broker.positions.position import EARLIEST, LATEST, Position
+from meridian_broker.topics.consumer import Consumer, ConsumerPort
+from meridian_broker.topics.errors import (
+    MessageTooLarge,
+    NotAllowed,
+    OriginConflict,
+    ProducerBusy,
+    ReplicationGap,
+    SubscriptionExists,
+    SubscriptionNotFound,
+    TopicFenced,
+)
+from meridian_broker.topics.producer import Producer
+from meridian_broker.topics.progress_log import Change, Kind, ProgressLog
+from meridian_broker.topics.subscription import Confirmed, Subscription, SubscriptionRecord, SubscriptionType
+from meridian_broker.wire.proto import pulsar_pb2 as pb
+from meridian_broker.wire.pulsar import metadata as message_metadata
+from meridian_broker.wire.pulsar.frames import Send
+
+if TYPE_CHECKING:
+    from meridian_broker.topics.ownership import TopicMetadata
+
+REPLICATION_PREFIX: Final = "pulsar.repl"
+"""Producer and subscription names that begin so belong to replicators."""
+
+
+class Exchange(Protocol):
+    """The progress exchange, seen from a topic."""
+
+    def local_change(self, topic: str, subscription: str, delta: Progress, *, record_changed: bool = False) -> None:
+        """Something was acked, rewound or made here: tell the other regions."""
+        ...
+
+    def barrier(self, topic: str, subscription: str, passed: Callable[[], None]) -> None:
+        """``passed`` once the newest progress of every reachable region is merged, or the time for it is over (R20)."""
+        ...
+
+    def flush(self, topic: str, subscription: str, passed: Callable[[], None]) -> None:
+        """``passed`` once the other regions confirmed all that was told so far, or the time for it is over (R20)."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class TopicLimits:
+    """Bounds of one topic."""
+
+    message_bytes: int = 5 << 20
+    unacked_per_consumer: int = 50_000
+    producers: int = 10_000
+    subscriptions: int = 1_000_000
+
+
+class Topic:
+    """See the module's text. Made by the topic service; ``await open`` before anything else."""
+
+    def __init__(
+        self,
+        name: str,
+        partition: int,
+        region: str,
+        incarnation: str,
+        log: TopicLog,
+        progress_log: Callable[[Topic], ProgressLog],
+        scheduler: Scheduler,
+        clock: HybridClock,
+        limits: TopicLimits,
+        exchange: Exchange | None,
+    ) -> None:
+        self.name = name
+        self.partition = partition
+        self.region = region
+        self.incarnation = incarnation
+        self.log = log
+        self.scheduler = scheduler
+        self.clock = clock
+        self.limits = limits
+        self.exchange = exchange
+        self.progress_log = progress_log(self)
+        self.producers: dict[str, Producer] = {}
+        self.subscriptions: dict[str, Subscription] = {}
+        self.failure: str | None = None
+        self.reopen = True
+        """Open it anew after a failure; false once it is closed on purpose."""
+        self.metadata: TopicMetadata | None = None
+        self.partitions: int | None = None
+        """Of the partitioned topic this is a partition of; None for other topics."""
+        self.schema_source: Callable[[bytes], Awaitable[pb.Schema | None]] | None = None
+        self.remotes: set[str] = set()
+        """Regions a replicator runs to."""
+        self.on_fenced: Callable[[Topic], None] | None = None
+        self.messages_in = 0
+        self.bytes_in = 0
+        self.messages_replicated_in = 0
+        self.replicated_positions: dict[str, Position] = {}
+        """How far each remote region has confirmed, in local positions: retention keeps the rest."""
+        self.last_used_ms = scheduler.now_ms()
+        self.created_ms = scheduler.now_ms()
+
+    # -- opening -------------------------------------------------------------------------------------------------
+
+    def recover(self, changes: list[Change]) -> None:
+        """Rebuild the subscriptions from what the progress log holds."""
+        for kind, name, time_ms, payload in changes:
+            subscription = self.subscriptions.get(name)
+            if kind == Kind.SUBSCRIPTION:
+                record = decode_record(payload)
+                if subscription is None:
+                    self.subscriptions[name] = Subscription(self, record, Progress())
+                else:
+                    subscription.record = record
+            elif kind == Kind.REMOVED:
+                self.subscriptions.pop(name, None)
+            elif subscription is None:
+                continue
+            elif kind in (Kind.ACKED, Kind.MERGED, Kind.PROGRESS):
+                delta = Progress.decode(payload)
+                subscription.progress.join(delta)
+                if kind == Kind.ACKED:
+                    subscription.last_acked_ms = time_ms
+                    if subscription.replicated:
+                        subscription.first_hand = subscription.first_hand or Progress()
+                        subscription.first_hand.join(delta)
+            elif kind == Kind.FIRST_HAND:
+                subscription.first_hand = subscription.first_hand or Progress()
+                subscription.first_hand.join(Progress.decode(payload))
+        for subscription in self.subscriptions.values():
+            subscription.start_cursor()
+
+    def snapshot(self) -> list[tuple[Kind, str, bytes]]:
+        """Everything the progress log must begin a ledger with."""
+        records: list[tuple[Kind, str, bytes]] = []
+        for name, subscription in self.subscriptions.items():
+            if subscription.durable:
+                records.append((Kind.SUBSCRIPTION, name, encode_record(subscription.record)))
+                records.append((Kind.PROGRESS, name, subscription.progress.encode()))
+                if subscription.first_hand is not None:
+                    records.append((Kind.FIRST_HAND, name, subscription.first_hand.encode()))
+        return records
+
+    def fence(self, reason: str) -> None:
+        """Stop serving: send every client away. The service opens the topic anew when somebody asks for it."""
+        if self.failure is not None:
+            return
+        self.failure = reason
+        for producer in list(self.producers.values()):
+            producer.port.disconnect_producer(producer)
+        self.producers.clear()
+        for subscription in self.subscriptions.values():
+            subscription.disconnect_consumers()
+        if self.on_fenced is not None:
+            self.on_fenced(self)
+
+    async def close(self, reason: str) -> None:
+        """Let go of the topic in good order: clients away, acknowledgements written, ledgers sealed."""
+        for subscription in self.subscriptions.values():
+            subscription.flush()
+        self.fence(reason)
+        await self.progress_log.close()
+        await self.log.close()
+
+    # -- producers -----------------------------------------------------------------------------------------------
+
+    def add_producer(self, producer: Producer) -> None:
+        """:raises ProducerBusy: a producer of that name is connected (unless this one is its reconnection)."""
+        self._check_open()
+        other = self.producers.get(producer.name)
+        if other is not None:
+            is_successor = (
+                producer.port is other.port
+                or (not producer.name_is_given and producer.epoch > other.epoch)
+                or producer.remote_region is not None
+            )
+            if not is_successor:
+                raise ProducerBusy(f"producer {producer.name!r} is connected already: choose another name or none")
+            other.port.disconnect_producer(other)
+        elif len(self.producers) >= self.limits.producers:
+            raise ProducerBusy(f"the topic has {len(self.producers)} producers, its limit: close some")
+        self.producers[producer.name] = producer
+        self.last_used_ms = self.scheduler.now_ms()
+
+    def remove_producer(self, producer: Producer) -> None:
+        if self.producers.get(producer.name) is producer:
+            del self.producers[producer.name]
+
+    def publish(self, producer: Producer, send: Send) -> None:
+        """Store a message of a client. The producer's port hears the outcome, in order."""
+        body = send.body
+        if len(body) > self.limits.message_bytes + 4096:
+            raise MessageTooLarge(f"{len(body)} bytes; the largest message is {self.limits.message_bytes} bytes")
+        view = message_metadata.scan(body)
+        if view.marker_type is not None or send.marker or view.replicated_from or send.message_id is not None:
+            raise NotAllowed("markers, origins and message ids are set by brokers of other regions only")
+        messages = send.num_messages
+        producer.messages_in += messages
+        producer.bytes_in += len(body)
+        self.messages_in += messages
+        self.bytes_in += len(body)
+        flags = (BATCH if view.is_batch else 0) | (CHUNK if send.is_chunk else 0)
+        extras = b""
+        if view.replicate_to or view.deliver_at_ms is not None:
+            extras = pack_extras(view.replicate_to, view.deliver_at_ms)
+        self.log.append_own(
+            flags,
+            messages,
+            message_metadata.key_hash(view),
+            message_metadata.body_checksum(body),
+            view.publish_time_ms,
+            extras,
+            body,
+            producer.done,
+            send,
+        )
+
+    def publish_foreign(self, producer: Producer, send: Send) -> None:
+        """Store an entry of another region, once and in its origin's order.
+
+        :raises NotAllowed: the sender is no replicator, or speaks for a region it is not (R7).
+        :raises ReplicationGap: it is not the next one of its origin (R4).
+        :raises OriginConflict: its bytes are not those its origin stored (R7).
+        """
+        stamp = send.origin
+        if stamp is None or producer.remote_region is None or stamp.region != producer.remote_region:
+            raise NotAllowed("only the replicator of a region may send that region's entries")
+        if stamp.region == self.region:
+            raise NotAllowed(f"{self.region} cannot be told its own entries by a replicator")
+        origin = Position(stamp.ledger, stamp.entry)
+        last = self.log.last_origin.get(stamp.region, EARLIEST)
+        if origin <= last:
+            self.log.when_durable(lambda: producer.done(send, last))
+            return
+        if Position(stamp.sent_prev_ledger, stamp.sent_prev_entry) != last:
+            raise ReplicationGap(
+                f"{stamp.region} sent {origin} after {stamp.sent_prev_ledger}:{stamp.sent_prev_entry}, "
+                f"but the last entry stored from there is {last}: resume from it"
+            )
+        if message_metadata.origin_checksum(send.body, stamp.appended_metadata_bytes) != stamp.checksum:
+            raise OriginConflict(f"entry {stamp.region}/{origin} arrived with other bytes than its origin stored")
+        view = message_metadata.scan(send.body)
+        header = EntryHeader(
+            stamp.flags,
+            0,
+            stamp.messages,
+            stamp.key_hash,
+            stamp.checksum,
+            stamp.publish_time_ms,
+            self.scheduler.now_ms(),
+            Position(stamp.prev_ledger, stamp.prev_entry),
+            stamp.region,
+            origin,
+            view.replicate_to,
+            view.deliver_at_ms,
+        )
+        producer.messages_in += stamp.messages
+        producer.bytes_in += len(send.body)
+        self.messages_replicated_in += stamp.messages
+        self.log.append_foreign(header, send.body, producer.done, send)
+
+    # -- subscriptions -------------------------------------------------------------------------------------------
+
+    def subscribe(
+        self,
+        name: str,
+        *,
+        durable: bool,
+        replicated: bool | None,
+        initial: Position,
+        properties: dict[str, str] | None,
+        may_create: bool,
+        ready: Callable[[Subscription | Exception], None],
+    ) -> None:
+        """Find or make a subscription. ``ready`` hears it once its record is durable, or the error."""
+        existing = self.subscriptions.get(name)
+        if existing is not None:
+            if existing.durable != durable:
+                ready(NotAllowed(f"subscription {name!r} exists and is {'not ' if durable else ''}durable"))
+                return
+            if replicated is not None and replicated != existing.replicated:
+                self.set_replicated(existing, replicated, lambda error: ready(existing if error is None else error))
+                return
+            self.progress_log.when_durable(lambda error: ready(existing if error is None else error))
+            return
+        if durable and not may_create:
+            ready(SubscriptionNotFound(f"there is no subscription {name!r}, and making one by itself is switched off"))
+            return
+        if name.startswith(REPLICATION_PREFIX) or not name:
+            ready(NotAllowed(f"a subscription cannot be called {name!r}"))
+            return
+        made = self.create_subscription(
+            name, initial, durable=durable, replicated=bool(replicated), properties=properties, done=None
+        )
+        if durable:
+            self.progress_log.when_durable(lambda error: ready(made if error is None else error))
+        else:
+            ready(made)
+
+    def create_subscription(
+        self,
+        name: str,
+        initial: Position,
+        *,
+        durable: bool = True,
+        replicated: bool = False,
+        properties: dict[str, str] | None = None,
+        done: Confirmed | None = None,
+    ) -> Subscription:
+        """Make a subscription whose next entry is ``initial`` (``EARLIEST``, ``LATEST`` or an entry).
+
+        :raises SubscriptionExists: there is one of that name.
+        """
+        if name in self.subscriptions:
+            raise SubscriptionExists(f"subscription {name!r} exists already")
+        stamp = self.clock.next()
+        record = SubscriptionRecord(name, replicated, stamp, stamp, dict(properties or {}))
+        subscription = Subscription(self, record, Progress(), durable)
+        self.subscriptions[name] = subscription
+        if initial == LATEST:
+            subscription.progress.raise_floor(self.region, self.log.last_own)
+            for region, origin in self.log.last_origin.items():
+                subscription.progress.raise_floor(region, origin)
+            subscription.mark_delete = self.log.last_confirmed
+        elif durable and initial != EARLIEST:
+            self.scheduler.spawn(subscription.seek(initial), "place a new subscription")
+        if initial == EARLIEST:
+            subscription.start_cursor()
+        elif not durable and initial != LATEST:
+            subscription.mark_delete = self.log.before(initial)
+        if durable:
+            self._record(subscription, done)
+        return subscription
+
+    def _record(self, subscription: Subscription, done: Confirmed | None = None) -> None:
+        self.progress_log.append(Kind.SUBSCRIPTION, subscription.name, encode_record(subscription.record))
+        self.progress_log.append(Kind.PROGRESS, subscription.name, subscription.progress.encode(), done)
+        if subscription.replicated and self.exchange is not None:
+            self.exchange.local_change(self.name, subscription.name, subscription.progress.copy(), record_changed=True)
+
+    def set_replicated(self, subscription: Subscription, replicated: bool, done: Confirmed | None = None) -> None:
+        """Switch the replicated flag; the later stamp wins everywhere (R17)."""
+        last = subscription.record.flag_stamp
+        subscription.record.replicated = replicated
+        subscription.record.flag_stamp = self.clock.next(last)
+        self._record(subscription, done)
+
+    def adopt(self, record: SubscriptionRecord) -> Subscription:
+        """A subscription that another region made, or knows more of (R15, R17)."""
+        existing = self.subscriptions.get(record.name)
+        if existing is None:
+            existing = Subscription(self, record, Progress())
+            self.subscriptions[record.name] = existing
+            existing.start_cursor()
+        else:
+            joined = join_records(existing.record, record)
+            if joined == existing.record:
+                return existing
+            existing.record = record = joined
+        self.progress_log.append(Kind.SUBSCRIPTION, record.name, encode_record(record))
+        return existing
+
+    def delete_subscription(self, name: str, done: Confirmed | None = None) -> None:
+        """:raises SubscriptionNotFound: there is none."""
+        subscription = self.subscriptions.pop(name, None)
+        if subscription is None:
+            raise SubscriptionNotFound(f"there is no subscription {name!r} on {self.name}")
+        subscription.disconnect_consumers()
+        if subscription.durable:
+            self.progress_log.append(Kind.REMOVED, name, b"", done)
+        elif done is not None:
+            done(None)
+
+    def add_consumer(
+        self,
+        subscription: Subscription,
+        port: ConsumerPort,
+        consumer_id: int,
+        name: str,
+        kind: SubscriptionType,
+        priority: int,
+        metadata: dict[str, str] | None,
+    ) -> Consumer:
+        """:raises ConsumerBusy: see ``Subscription.add_consumer``."""
+        self._check_open()
+        consumer = Consumer(subscription, port, consumer_id, name, priority, self.scheduler.now_ms(), metadata or None)
+        subscription.add_consumer(consumer, kind)
+        self.last_used_ms = self.scheduler.now_ms()
+        return consumer
+
+    def remove_consumer(self, consumer: Consumer) -> None:
+        """The consumer is gone; a reader's subscription goes with it."""
+        subscription = consumer.subscription
+        subscription.remove_consumer(consumer)
+        if not subscription.durable and not subscription.consumers:
+            self.subscriptions.pop(subscription.name, None)
+
+    def last_message(self) -> Position:
+        """Last entry a client may see: markers do not count."""
+        position = self.log.last_confirmed
+        while self.log.holds(position):
+            index = self.log.index(position.ledger)
+            if index is None or index.place(position.entry) is not None:
+                return position
+            before = self.log.before(position)
+            if before >= position:
+                break
+            position = before
+        return Position(-1, -1)
+
+    async def position_at(self, time_ms: int) -> Position:
+        """The first entry published at or after ``time_ms``; right after the last one when there is none."""
+        position = self.log.before(self.log.first)
+        while entries := await self.log.read_after(position, 1000, 1 << 20):
+            for found, entry in entries:
+                if unpack(entry).publish_time_ms >= time_ms:
+                    return found
+            position = entries[-1][0]
+        return Position(self.log.last_confirmed.ledger, self.log.last_confirmed.entry + 1)
+
+    def _check_open(self) -> None:
+        if self.failure is not None:
+            raise TopicFenced(f"{self.name} is not served now ({self.failure}): look it up again")
+
+    # -- as the source of replication ----------------------------------------------------------------------------
+
+    def last_confirmed(self) -> Position:
+        return self.log.last_confirmed
+
+    def first_position(self) -> Position:
+        return self.log.first
+
+    async def read_after(self, position: Position, max_entries: int, max_bytes: int) -> list[Stored]:
+        entries = await self.log.read_after(position, max_entries, max_bytes)
+        if entries:
+            await self.log.load_index(entries[0][0].ledger)
+        return entries
+
+    def previous_own(self, position: Position) -> Position:
+        """The own entry before ``position``; its ledger's index must be in memory."""
+        if position > self.log.last_confirmed:
+            return self.log.last_own
+        index = self.log.index(position.ledger)
+        if index is None:
+            raise LedgerError(f"the index of ledger {position.ledger} is not loaded")
+        return index.last_own(position.entry)
+
+    def entries_after(self, position: Position) -> int:
+        return self.log.distance(position, self.log.last_confirmed)
+
+    async def schema_for(self, version: bytes) -> pb.Schema | None:
+        return None if self.schema_source is None else await self.schema_source(version)
+
+    def watch(self, callback: Callable[[], None]) -> Callable[[], None]:
+        return self.log.watch(callback)
+
+    def replicated_to(self, remote: str, position: Position) -> None:
+        self.replicated_positions[remote] = position
+
+    def needed_from(self) -> Position:
+        """Everything at or before this may be trimmed as far as subscriptions and replicators go."""
+        positions = [s.mark_delete for s in self.subscriptions.values() if s.durable]
+        positions.extend(self.replicated_positions.values())
+        return min(positions, default=self.log.last_confirmed)
+
+    def dispatch_all(self) -> None:
+        """New entries are there: let every subscription with consumers have them."""
+        self.last_used_ms = self.scheduler.now_ms()
+        for subscription in self.subscriptions.values():
+            if subscription.dispatcher is not None:
+                subscription.dispatch_soon()
+            elif subscription.durable:
+                subscription.follow()
+
+
+def join_records(one: SubscriptionRecord, other: SubscriptionRecord) -> SubscriptionRecord:
+    """What two regions know of one subscription: the earlier creation, the later flag (R15, R17)."""
+    created = other if one.created.beats(other.created) else one
+    flag = other if other.flag_stamp.beats(one.flag_stamp) else one
+    return SubscriptionRecord(one.name, flag.replicated, flag.flag_stamp, created.created, created.properties)
+
+
+def encode_record(record: SubscriptionRecord) -> bytes:
+    return json.dumps(asdict(record), separators=(",", ":")).encode()
+
+
+def decode_record(data: bytes) -> SubscriptionRecord:
+    """:raises ValueError: no record."""
+    try:
+        fields = json.loads(data)
+        return SubscriptionRecord(
+            fields["name"],
+            bool(fields["replicated"]),
+            _stamp(fields["flag_stamp"]),
+            _stamp(fields["created"]),
+            dict(fields["properties"]),
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{data[:80]!r} is no subscription record: {error}") from error
+
+
+def _stamp(value: list[object]) -> Stamp:
+    time_ms, counter, region = value
+    return Stamp(int(str(time_ms)), int(str(counter)), str(region))
