@@ -253,8 +253,8 @@ class _Run:
             self._wake.set()
 
     def _tell_source(self) -> None:
-        if self._core.confirmed != self._told:
-            self._told = self._core.confirmed
+        if self._core.trimmable != self._told:
+            self._told = self._core.trimmable
             self._source.replicated_to(self._core.remote, self._told)
 
     # -- the task ---------------------------------------------------------------------------------------------------

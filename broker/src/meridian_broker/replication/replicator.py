@@ -125,6 +125,7 @@ class _Passed(NamedTuple):
     sent: Position
     scanned: Position
     chain: Position
+    trimmable: Position
 
 
 class Replicator:
@@ -148,6 +149,9 @@ class Replicator:
         self.hold: Hold | None = None
         self.last_error: str | None = None
         self.confirmed = EARLIEST
+        self.trimmable = EARLIEST
+        """Retention may trim up to here. Less than ``confirmed`` while own entries that are not for this remote follow
+        the last one it has: after a restart they alone prove that nothing is missing between that one and the next."""
         self.joined_at: Position | None = None
         self.wanted_schema: bytes | None = None
         """A schema version whose number at the remote must be learned before the next read."""
@@ -159,6 +163,7 @@ class Replicator:
         self._scanned = EARLIEST  # everything up to here has been sent or passed over
         self._chain = EARLIEST  # the last own entry seen, sent or not
         self._sent_prev = EARLIEST  # the last entry meant for this remote
+        self._before_withheld: Position | None = None  # the place before the own entries passed over since then
         self._pending: deque[_Sent] = deque()
         self._pending_bytes = 0
         self._passed: _Passed | None = None
@@ -287,7 +292,10 @@ class Replicator:
                 self._pending_bytes += size
                 self._sequence += 1
                 self._sent_prev = position
+                self._before_withheld = None
                 frames += frame
+            elif self._before_withheld is None and self._sent_prev != EARLIEST:
+                self._before_withheld = self._scanned
             self._scanned = self._chain = position
         if self.state is State.STARTED and self.wanted_schema is None:
             self._release_hold()
@@ -325,7 +333,7 @@ class Replicator:
         self._entries_out += 1
         self._messages_out += sent.messages
         self._bytes_out += sent.size
-        self.confirmed = sent.position
+        self.confirmed = self.trimmable = sent.position
         if not self._pending:
             self._all_confirmed()
         self._waiting_since_ms = None
@@ -378,20 +386,23 @@ class Replicator:
     def _resume(self, last: Position, end: Position, last_own: Position) -> None:
         """Go on after ``last``, without reading again what is known not to be meant for this remote."""
         if self._passed is not None and self._passed.sent == last:
-            self._scanned, self._chain = self._passed.scanned, self._passed.chain
+            _, self._scanned, self._chain, self.trimmable = self._passed
         else:
-            self._scanned = self._chain = last
+            self._scanned = self._chain = self.trimmable = last
         if last == last_own and end > self._scanned:
-            self._scanned, self._chain = end, last  # all after it came from elsewhere
+            self._scanned = self.trimmable = end  # all after it came from elsewhere
+            self._chain = last
+        self._before_withheld = self.trimmable if self.trimmable < self._scanned else None
         self._sent_prev = last
-        self._passed = _Passed(last, self._scanned, self._chain)
+        self._passed = _Passed(last, self._scanned, self._chain, self.trimmable)
         self.confirmed = self._scanned
 
     def _all_confirmed(self) -> None:
         """Nothing is pending, so everything scanned is either stored at the remote or not meant for it."""
         if self._scanned > self.confirmed:
             self.confirmed = self._scanned
-        self._passed = _Passed(self._sent_prev, self._scanned, self._chain)
+        self.trimmable = self._scanned if self._before_withheld is None else self._before_withheld
+        self._passed = _Passed(self._sent_prev, self._scanned, self._chain, self.trimmable)
 
     def _release_hold(self) -> None:
         if self._refusals < 2:
