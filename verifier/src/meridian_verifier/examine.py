@@ -58,7 +58,6 @@ _RANGES: Final = (
     "after_entry",
     "upto_ledger",
     "upto_entry",
-    "cause",
     "batch_size",
     "acked_bits",
     "problem",

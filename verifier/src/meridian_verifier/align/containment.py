@@ -13,7 +13,7 @@ import numpy as np
 
 from meridian_verifier.align.evidence import NOTHING, Acked, Evidence
 from meridian_verifier.align.findings import Finding, Reason
-from meridian_verifier.align.intervals import EMPTY, IntervalSet, keys_of
+from meridian_verifier.align.intervals import keys_of
 
 if TYPE_CHECKING:
     from meridian_verifier.align.facts import World
@@ -57,8 +57,7 @@ def missing_acks(evidence: Evidence) -> list[Finding]:
 def _missing(evidence: Evidence, subscription: str, source: str, target: str) -> Finding | None:
     before = evidence.earlier.get((source, subscription), NOTHING)
     after = evidence.later.get((target, subscription), NOTHING)
-    dropped = evidence.dropped.get((target, subscription), EMPTY)
-    lacking = lacking_entries(before, after, dropped)
+    lacking = before.full - after.full - evidence.dropped_everywhere(subscription)
     keys = evidence.known.keys
     chosen = lacking.holds(keys)
     # A message counts as missing where its bit does; an entry that is missing whole counts with all its messages,
@@ -75,22 +74,13 @@ def _missing(evidence: Evidence, subscription: str, source: str, target: str) ->
     return evidence.finding(Reason.MISSING_ACK, subscription, source, target, chosen, messages)
 
 
-def lacking_entries(before: Acked, after: Acked, dropped: IntervalSet) -> IntervalSet:
-    """Ranges acked whole in ``before`` and not in ``after``.
-
-    Below the source's floor, what the target dropped will do too: a floor also covers what every region dropped (R11).
-    """
-    whole = after.whole
-    return (before.full - whole) | (before.floor - whole - dropped)
-
-
 def lacking_bits(before: Acked, after: Acked) -> dict[int, int]:
     """Per entry acked in part in ``before``: how many of those messages ``after`` lacks."""
     if not before.partial:
         return {}
     keys = keys_of(sorted(before.partial))
     lacking = {}
-    for key in keys[~after.whole.holds(keys)].tolist():
+    for key in keys[~after.full.holds(keys)].tolist():
         have = after.partial[key].bits if key in after.partial else 0
         count = (before.partial[key].bits & ~have).bit_count()
         if count:

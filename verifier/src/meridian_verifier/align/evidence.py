@@ -31,16 +31,9 @@ class Partial(NamedTuple):
 class Acked:
     """What a region says is acked."""
 
-    full: IntervalSet = EMPTY
-    """Whole entries above the floor."""
-    floor: IntervalSet = EMPTY
-    """Below the floor: acked anywhere, or dropped in every region; detail is forgotten there (R11)."""
+    full: IntervalSet = field(default_factory=lambda: EMPTY)
+    """Whole entries, those below the floor (R11) included."""
     partial: Mapping[int, Partial] = field(default_factory=dict)
-
-    @property
-    def whole(self) -> IntervalSet:
-        """Every entry that will not be dispatched any more."""
-        return self.full | self.floor
 
 
 NOTHING = Acked()
@@ -125,6 +118,14 @@ class Evidence:
     def dropped_anywhere(self, region: str) -> IntervalSet:
         """What the region dropped for at least one subscription."""
         return union(ranges for (holder, _), ranges in self.dropped.items() if holder == region)
+
+    def dropped_everywhere(self, subscription: str) -> IntervalSet:
+        """What every region that could be asked dropped for the subscription: a floor covers that too (R11)."""
+        regions = [region for region, state in self.world.later.items() if self.topic in state.topics]
+        common = self.dropped.get((regions[0], subscription), EMPTY) if regions else EMPTY
+        for region in regions[1:]:
+            common &= self.dropped.get((region, subscription), EMPTY)
+        return common
 
     def finding(
         self, reason: Reason, subscription: str, source: str, target: str, chosen: Mask, messages: int | None = None

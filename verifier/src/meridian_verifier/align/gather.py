@@ -29,7 +29,7 @@ def gather(topic: str, origin: str, world: World, entries: pa.Table, ranges: pa.
     :param entries: from S2; columns region, ledger, entry, origin_ledger, origin_entry, prev_ledger, prev_entry,
         checksum, messages, publish_ms, stored_ms, marker, replicate_to.
     :param ranges: columns taken, table, region, subscription, after_ledger, after_entry, upto_ledger, upto_entry,
-        cause, batch_size, acked_bits; table ``passed`` is in local coordinates, the others in the origin's.
+        batch_size, acked_bits; table ``passed`` is in local coordinates, the others in the origin's.
     """
     entries = entries.filter(pc.invert(entries["marker"]))
     is_passed = pc.equal(ranges["table"], "passed")
@@ -53,12 +53,12 @@ def gather(topic: str, origin: str, world: World, entries: pa.Table, ranges: pa.
         origin,
         world,
         coordinates,
-        _known(entries, keys, world),
+        _known(entries, keys, world, origin),
         {region: _stored(entries, keys, coordinates, local, rows) for (region,), rows in _split(entries, ("region",))},
         found.get((EARLIER, "progress"), {}),
         found.get((LATER, "progress"), {}),
         found.get((LATER, "acks"), {}),
-        {holder: acked.whole for holder, acked in found.get((LATER, "dropped"), {}).items()},
+        {holder: acked.full for holder, acked in found.get((LATER, "dropped"), {}).items()},
         {
             (region, name): _intervals(local, passed.take(rows))
             for (region, name), rows in _split(passed, ("region", "subscription"))
@@ -104,8 +104,6 @@ def _intervals(coordinates: Coordinates, rows: pa.Table) -> IntervalSet:
 
 def _acked(coordinates: Coordinates, rows: pa.Table) -> Acked:
     in_part = pc.is_valid(rows["batch_size"])
-    is_floor = pc.fill_null(pc.equal(rows["cause"], "floor"), False)
-    whole = pc.invert(in_part)
     batches = rows.filter(in_part)
     at = coordinates.keys(numbers(batches, "upto_ledger"), numbers(batches, "upto_entry")).tolist()
     partial = {
@@ -114,21 +112,18 @@ def _acked(coordinates: Coordinates, rows: pa.Table) -> Acked:
             at, batches["batch_size"].to_pylist(), batches["acked_bits"].to_pylist(), strict=True
         )
     }
-    return Acked(
-        _intervals(coordinates, rows.filter(pc.and_(whole, pc.invert(is_floor)))),
-        _intervals(coordinates, rows.filter(pc.and_(whole, is_floor))),
-        partial,
-    )
+    return Acked(_intervals(coordinates, rows.filter(pc.invert(in_part))), partial)
 
 
-def _known(entries: pa.Table, keys: Keys, world: World) -> Known:
+def _known(entries: pa.Table, keys: Keys, world: World, origin: str) -> Known:
     unique, first = np.unique(keys, return_index=True)
     chosen = entries.take(first)
     withheld = {}
     if chosen["replicate_to"].null_count < chosen.num_rows:
         lists = chosen["replicate_to"].to_pylist()
         for region in world.asked:
-            # The origin keeps its own entries; it is its rows, not this mask, that say so.
+            if region == origin:
+                continue
             mask = np.fromiter((to is not None and region not in to for to in lists), dtype=np.bool_, count=len(lists))
             if mask.any():
                 withheld[region] = mask

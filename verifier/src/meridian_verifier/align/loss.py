@@ -31,7 +31,7 @@ def _replicated(evidence: Evidence) -> Iterable[tuple[str, str]]:
 
 
 def _settled(evidence: Evidence, holder: tuple[str, str]) -> IntervalSet:
-    return evidence.later.get(holder, NOTHING).whole | evidence.dropped.get(holder, EMPTY)
+    return evidence.later.get(holder, NOTHING).full | evidence.dropped.get(holder, EMPTY)
 
 
 def _passed_unacked(evidence: Evidence) -> Iterable[Finding]:
@@ -50,14 +50,15 @@ def _passed_unacked(evidence: Evidence) -> Iterable[Finding]:
 
 
 def _overclaimed(evidence: Evidence) -> Iterable[Finding]:
-    """(b) Progress at S1 beyond the union of all regions' first-hand acks at S2. Below the floor, detail is gone."""
+    """(b) Progress at S1 beyond the union of all regions' first-hand acks at S2, and of what every region dropped."""
     for subscription in sorted({name for _, name in evidence.earlier}):
         received = merged(acked for (_, name), acked in evidence.firsthand.items() if name == subscription)
+        explained = received.full | evidence.dropped_everywhere(subscription)
         for (region, name), acked in evidence.earlier.items():
             if name != subscription:
                 continue
             keys = evidence.known.keys
-            chosen = (acked.full - acked.floor - received.whole).holds(keys)
+            chosen = (acked.full - explained).holds(keys)
             messages = int(evidence.known.messages[chosen].sum())
             for key, count in lacking_bits(acked, received).items():
                 at = int(np.searchsorted(keys, key))
@@ -79,7 +80,7 @@ def merged(parts: Iterable[Acked]) -> Acked:
             bits[key] = Partial(partial.size, partial.bits | before.bits) if before else partial
     complete = keys_of(sorted(key for key, partial in bits.items() if partial.bits.bit_count() >= partial.size))
     full = union([*(acked.full for acked in known), IntervalSet.of(complete - 1, complete)])
-    return Acked(full, union(acked.floor for acked in known), bits)
+    return Acked(full, bits)
 
 
 def _trimmed_unacked(evidence: Evidence) -> Iterable[Finding]:

@@ -37,7 +37,7 @@ def strips(evidence: Evidence, subscriptions: Collection[str]) -> list[Strip]:
             continue
         missing = shares(holes(evidence, region)[0])
         for name in sorted(set(subscriptions) & set(state.topics[evidence.topic].cursors)):
-            acked = evidence.later.get((region, name), NOTHING).whole.holds(evidence.known.keys)
+            acked = evidence.later.get((region, name), NOTHING).full.holds(evidence.known.keys)
             dropped = evidence.dropped.get((region, name), EMPTY).holds(evidence.known.keys)
             drawn.append(
                 Strip(

@@ -198,4 +198,11 @@ def _overall(world: World, pairs: Sequence[PairVerdict], findings: Sequence[Find
 
 def rewound(world: World) -> bool:
     """Whether some subscription was rewound between the snapshots, so that S1 must be taken again (R61)."""
-    return any(pair.reasons[:1] == (Reason.REWOUND,) for pair in _pairs(world, ()))
+    return any(
+        cursor.epoch != after[name].epoch
+        for topic in world.topics()
+        for region in world.later
+        for after in [world.cursors(region, topic, world.later)]
+        for name, cursor in world.cursors(region, topic, world.earlier).items()
+        if name in after
+    )

@@ -1,0 +1,236 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From a topic's line of the snapshot file, or a stored entry, to rows of the export tables (``docs/export.md``).
+
+Rows are plain tuples in the order of the table's columns. Sets of acks become what counts *now*: where rewinds made
+layers, the newest layer that rules an entry decides. A rewind by time rules by publish time, which ranges of positions
+cannot say: there both the older and the newer layer are shown.
+"""
+
+from __future__ import annotations
+
+from base64 import b64decode
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final
+
+from meridian_broker.ledgers.entry import MARKER, NO_ORIGIN, unpack
+from meridian_broker.positions.clock import ZERO, Stamp
+from meridian_broker.positions.dropped import Dropped
+from meridian_broker.positions.position import EARLIEST, LATEST, Position, parse_position
+from meridian_broker.positions.progress import Progress
+
+Row = tuple[Any, ...]
+Interval = tuple[Position, Position]
+"""``(after, upto]``."""
+_NO_BATCH: Final = (None, None)
+
+
+def epoch_text(epoch: Stamp) -> str:
+    """A stamp as text that sorts by age; empty for a subscription that was never rewound."""
+    return "" if epoch == ZERO else f"{epoch.time_ms:015d}.{epoch.counter:08d}@{epoch.region}"
+
+
+def rows_of(table: str) -> Callable[[Mapping[str, Any]], Iterator[Row]]:
+    """What makes a table's rows out of a topic's line.
+
+    :raises KeyError: no table that is made so.
+    """
+    return _TABLES[table]
+
+
+def topic_rows(record: Mapping[str, Any]) -> Iterator[Row]:
+    """The one row of ``topics``."""
+    region = record["region"]
+    last = {**record.get("last_origin", {}), region: record["last_own"]}
+    yield (
+        region,
+        record["topic"],
+        record.get("incarnation", ""),
+        [
+            {"ledger": one["id"], "entries": one["entries"], "size": one["size"], "sealed": one["sealed"]}
+            for one in record["ledgers"]
+        ],
+        _places(last),
+        _places(record.get("joined", {})),
+        *parse_position(record["trimmed_to"]),
+        [
+            {name: link[name] for name in ("remote", "connected", "backlog", "last_ack_ms")}
+            for link in record.get("links", ())
+        ],
+    )
+
+
+def cursor_rows(record: Mapping[str, Any]) -> Iterator[Row]:
+    """``cursors``: one row per subscription."""
+    for one in record["subscriptions"]:
+        yield (
+            record["region"],
+            record["topic"],
+            one["name"],
+            one["replicated"],
+            one["durable"],
+            one["type"],
+            *parse_position(one["mark_delete"]),
+            *parse_position(one["read_position"]),
+            one.get("backlog"),
+            epoch_text(_progress(one.get("progress")).epoch),
+        )
+
+
+def progress_rows(record: Mapping[str, Any]) -> Iterator[Row]:
+    """``progress``: what is acked, whoever acked it."""
+    for one in record["subscriptions"]:
+        head = (record["region"], record["topic"], one["name"])
+        yield from _acked(head, _progress(one.get("progress")), (None,), (None, None))
+
+
+def ack_rows(record: Mapping[str, Any]) -> Iterator[Row]:
+    """``acks``: what this region acked itself, and the acks as they were received where a log of them was kept."""
+    for one in record["subscriptions"]:
+        head = (record["region"], record["topic"], one["name"])
+        yield from _acked(head, _progress(one.get("firsthand")), (None,), (None, True))
+    for one in record.get("ack_log", ()):
+        head = (record["region"], record["topic"], one["subscription"])
+        tail = (one["received_ms"], one["firsthand"])
+        yield from _acked(head, _progress(one["progress"]), (one.get("cause"),), tail)
+
+
+def dropped_rows(record: Mapping[str, Any]) -> Iterator[Row]:
+    """``dropped``: what is gone without an ack, by cause."""
+    for one in record["subscriptions"]:
+        encoded = one.get("dropped")
+        if encoded:
+            for cause, origin, after, upto in Dropped.decode(b64decode(encoded)).runs():
+                head = (record["region"], record["topic"], one["name"], "", origin)
+                yield (*head, *after, *upto, cause.name.lower(), *_NO_BATCH, None, None)
+
+
+def passed_rows(record: Mapping[str, Any]) -> Iterator[Row]:
+    """``passed``: local ranges that the cursor will not dispatch again."""
+    for one in record["subscriptions"]:
+        head = (record["region"], record["topic"], one["name"])
+        mark_delete = parse_position(one["mark_delete"])
+        if mark_delete > EARLIEST:
+            yield (*head, *EARLIEST, *mark_delete)
+        for after, upto in one.get("individually_deleted", ()):
+            yield (*head, *parse_position(after), *parse_position(upto))
+
+
+def metadata_rows(record: Mapping[str, Any], region: str) -> Iterator[Row]:
+    """``metadata``, from the trailing line."""
+    for one in record["metadata"]:
+        yield (region, one["path"], *one["stamp"], one["digest"])
+
+
+def entry_row(topic: str, region: str, ledger: int, entry: int, stored: bytes) -> Row:
+    """One row of ``entries``.
+
+    :raises EntryFormatError: these bytes are no entry.
+    """
+    header = unpack(stored)
+    if header.flags & NO_ORIGIN:
+        origin: Row = (None, None, None)
+    elif header.origin is None:
+        origin = (region, ledger, entry)
+    else:
+        origin = (header.region, *header.origin)
+    return (
+        region,
+        topic,
+        ledger,
+        entry,
+        *origin,
+        *header.prev,
+        header.origin_checksum,
+        len(stored),
+        header.messages,
+        header.publish_time_ms,
+        header.stored_time_ms,
+        header.key_hash,
+        bool(header.flags & MARKER),
+        header.replicate_to,
+    )
+
+
+def effective(progress: Progress, region: str) -> tuple[list[Interval], dict[Position, tuple[int, int]]]:
+    """What of one origin is acked now: disjoint ranges in order, and partly acked batches as ``(size, bits)``."""
+    layers = [(epoch, rules.get(region), time) for epoch, rules, time in reversed(progress.rewinds())]
+    open_ranges: list[Interval] = [(EARLIEST, LATEST)]
+    ranges: list[Interval] = []
+    batches: dict[Position, tuple[int, int]] = {}
+    for epoch, rule, time in [*layers, (ZERO, (EARLIEST, LATEST), None)]:
+        acks = progress.acks(epoch, region)
+        ruled = open_ranges if time is not None else ([] if rule is None else _intersect(open_ranges, [rule]))
+        if acks is not None and ruled:
+            runs = list(acks.runs())
+            ranges += runs if ruled == [(EARLIEST, LATEST)] else _intersect(runs, ruled)
+            for position, partial in acks.partials():
+                if any(after < position <= upto for after, upto in ruled):
+                    size, bits = batches.get(position, (partial.size, 0))
+                    batches[position] = (min(size, partial.size), bits | partial.acked)
+        if rule is not None:
+            open_ranges = _subtract(open_ranges, rule)
+    return _joined(ranges) if layers else ranges, batches
+
+
+def _acked(head: Row, progress: Progress, cause: Row, tail: Row) -> Iterator[Row]:
+    epoch = epoch_text(progress.epoch)
+    for origin in sorted(progress.regions()):
+        ranges, batches = effective(progress, origin)
+        for after, upto in ranges:
+            yield (*head, epoch, origin, *after, *upto, *cause, *_NO_BATCH, *tail)
+        for position, (size, bits) in sorted(batches.items()):
+            before = (position.ledger, position.entry - 1)
+            acked = (bits & ((1 << size) - 1)).to_bytes((size + 7) // 8, "little")
+            yield (*head, epoch, origin, *before, *position, *cause, size, acked, *tail)
+
+
+def _progress(encoded: str | None) -> Progress:
+    return Progress.decode(b64decode(encoded)) if encoded else Progress()
+
+
+def _places(places: Mapping[str, str]) -> list[dict[str, Any]]:
+    return [
+        {"region": region, "ledger": place.ledger, "entry": place.entry}
+        for region, place in sorted((region, parse_position(text)) for region, text in places.items())
+    ]
+
+
+def _intersect(left: list[Interval], right: list[Interval]) -> list[Interval]:
+    """Both sorted and disjoint; so is the result."""
+    found = []
+    one = two = 0
+    while one < len(left) and two < len(right):
+        after, upto = max(left[one][0], right[two][0]), min(left[one][1], right[two][1])
+        if after < upto:
+            found.append((after, upto))
+        if left[one][1] < right[two][1]:
+            one += 1
+        else:
+            two += 1
+    return found
+
+
+def _subtract(ranges: list[Interval], rule: Interval) -> list[Interval]:
+    low, high = rule
+    pieces = [piece for after, upto in ranges for piece in ((after, min(upto, low)), (max(after, high), upto))]
+    return [(after, upto) for after, upto in pieces if after < upto]
+
+
+def _joined(ranges: list[Interval]) -> list[Interval]:
+    joined: list[Interval] = []
+    for after, upto in sorted(ranges):
+        if joined and after <= joined[-1][1]:
+            joined[-1] = (joined[-1][0], max(joined[-1][1], upto))
+        else:
+            joined.append((after, upto))
+    return joined
+
+
+_TABLES: Final[dict[str, Callable[[Mapping[str, Any]], Iterator[Row]]]] = {
+    "topics": topic_rows,
+    "cursors": cursor_rows,
+    "progress": progress_rows,
+    "acks": ack_rows,
+    "dropped": dropped_rows,
+    "passed": passed_rows,
+}

@@ -1,0 +1,250 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The rules R60-R62 over made-up worlds: silence where nothing is wrong, and exactly the fault that was put in."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from meridian_verifier.align.findings import Finding, Reason
+from verifier_worlds import SUBSCRIPTIONS, TOPIC, Copy, Entry, Region, Simulation, examined, whole
+
+seeds = st.integers(0, 2**32)
+some = settings(max_examples=40, deadline=None)
+
+
+def told(findings: list[Finding]) -> set[tuple[Reason, str, str, str, int]]:
+    return {(one.reason, one.subscription, one.source, one.target, one.entries) for one in findings}
+
+
+def pick(simulation: Simulation, choices: list[Entry]) -> Entry:
+    assume(choices)
+    return simulation.rng.choice(choices)
+
+
+def two_regions(simulation: Simulation) -> tuple[Region, Region]:
+    first, second = simulation.rng.sample(list(simulation.regions.values()), 2)
+    return first, second
+
+
+@given(seeds, st.integers(0, 150))
+@settings(max_examples=100, deadline=None)
+def test_a_correct_world_has_no_finding(seed: int, steps: int) -> None:
+    findings, flows = Simulation(seed, steps).examined()
+    assert findings == []
+    assert len(flows) == 9
+
+
+@given(seeds)
+@some
+def test_a_missing_ack_is_found_for_every_region_that_had_it(seed: int) -> None:
+    simulation = Simulation(seed)
+    name = simulation.rng.choice(SUBSCRIPTIONS)
+    _, target = two_regions(simulation)
+    sources = [one for one in simulation.regions.values() if one is not target]
+    entry = pick(
+        simulation,
+        [one for one in simulation.known() if any(source.earlier[name].get(one) == whole(one) for source in sources)],
+    )
+    # Trimmed without the ack would be a second fault.
+    assume(target.trimmed_to == (-1, -1))
+    target.later[name].pop(entry)
+    target.earlier[name].pop(entry, None)
+    target.passed[name] -= {copy.place for copy in target.log if copy.entry is entry}
+    target.dropped[name].discard(entry)
+    findings, _ = simulation.examined()
+    expected = {
+        (Reason.MISSING_ACK, name, source.name, target.name, 1) for source in sources if source.earlier[name].get(entry)
+    }
+    assert told(findings) == expected
+    assert all(found.messages >= 1 and found.ranges[0][1] == entry.place for found in findings)
+
+
+@given(seeds)
+@some
+def test_a_missing_bit_of_a_batch_is_found(seed: int) -> None:
+    simulation = Simulation(seed)
+    name = simulation.rng.choice(SUBSCRIPTIONS)
+    source, target = two_regions(simulation)
+    entry = pick(
+        simulation,
+        [
+            one
+            for one in simulation.known()
+            if 0 < source.earlier[name].get(one, 0) < whole(one) and 0 < target.later[name].get(one, 0) < whole(one)
+        ],
+    )
+    common = source.earlier[name][entry]
+    lost = common & -common
+    for region in simulation.regions.values():
+        region.earlier[name][entry] = region.earlier[name].get(entry, 0) | lost
+    target.later[name][entry] &= ~lost
+    findings, _ = simulation.examined()
+    expected = {
+        (Reason.MISSING_ACK, name, region.name, target.name, 1)
+        for region in simulation.regions.values()
+        if region is not target
+    }
+    assert told(findings) == expected
+    assert {found.messages for found in findings} == {1}
+
+
+@given(seeds)
+@some
+def test_an_ack_nobody_received_is_an_overclaim(seed: int) -> None:
+    simulation = Simulation(seed)
+    name = simulation.rng.choice(SUBSCRIPTIONS)
+    received = {entry for region in simulation.regions.values() for entry in region.firsthand[name]}
+    entry = pick(simulation, [one for one in simulation.known() if one not in received])
+    liar = simulation.regions[simulation.rng.choice(list(simulation.regions))]
+    liar.earlier[name][entry] = whole(entry)
+    for region in simulation.regions.values():
+        region.later[name][entry] = whole(entry)
+    findings, _ = simulation.examined()
+    assert told(findings) == {(Reason.OVERCLAIMED, name, liar.name, liar.name, 1)}
+
+
+@given(seeds)
+@some
+def test_an_entry_passed_and_neither_acked_nor_dropped_is_lost(seed: int) -> None:
+    simulation = Simulation(seed)
+    name = simulation.rng.choice(SUBSCRIPTIONS)
+    region, _ = two_regions(simulation)
+    unsettled = [copy for copy in region.log if not region.settled(name, copy.entry)]
+    assume(unsettled)
+    copy = simulation.rng.choice(unsettled)
+    region.passed[name].add(copy.place)
+    findings, _ = simulation.examined()
+    assert told(findings) == {(Reason.PASSED_UNACKED, name, region.name, region.name, 1)}
+
+
+@given(seeds)
+@some
+def test_trimming_what_is_unsettled_is_a_loss(seed: int) -> None:
+    simulation = Simulation(seed)
+    region, _ = two_regions(simulation)
+    assume(region.trimmed_to == (-1, -1) and len(region.log) > 2)
+    count = simulation.rng.randint(1, len(region.log) - 1)
+    gone = [copy.entry for copy in region.log[:count]]
+    simulation.trim(region, count)
+    known = set(simulation.known())
+    expected = {}
+    for name in SUBSCRIPTIONS:
+        for origin in simulation.regions:
+            lost = [one for one in gone if one.origin == origin and one in known and not region.settled(name, one)]
+            if lost:
+                expected[(name, origin)] = len(lost)
+    assume(expected)
+    findings, _ = simulation.examined()
+    assert {one.reason for one in findings} == {Reason.TRIMMED_UNACKED}
+    assert {(one.subscription, one.origin): one.entries for one in findings} == expected
+
+
+@given(seeds)
+@some
+def test_a_hole_below_the_high_water_is_missing(seed: int) -> None:
+    simulation = Simulation(seed)
+    region, _ = two_regions(simulation)
+    held_elsewhere = {copy.entry for other in simulation.regions.values() if other is not region for copy in other.log}
+    dropped = set().union(*region.dropped.values())
+    untrimmed = [copy for copy in region.log if copy.entry in held_elsewhere and copy.entry not in dropped]
+    if region.trimmed_to != (-1, -1):
+        # Right behind what was trimmed, a hole cannot be told from trimming.
+        first = {copy.entry.origin: copy for copy in reversed(region.log) if not copy.entry.marker}
+        untrimmed = [copy for copy in untrimmed if copy is not first.get(copy.entry.origin)]
+    assume(untrimmed)
+    copy = simulation.rng.choice(untrimmed)
+    region.log.remove(copy)
+    findings, flows = simulation.examined()
+    assert told(findings) == {(Reason.ENTRY_MISSING, "", copy.entry.origin, region.name, 1)}
+    assert sum(flow.missing for flow in flows) == 1
+
+
+@given(seeds)
+@some
+def test_a_doubled_entry_is_found(seed: int) -> None:
+    simulation = Simulation(seed)
+    region, _ = two_regions(simulation)
+    entry = pick(simulation, [copy.entry for copy in region.log if not copy.entry.marker])
+    region.log.append(Copy(entry, region.next_place, entry.checksum))
+    findings, _ = simulation.examined()
+    assert told(findings) == {(Reason.ENTRY_DOUBLED, "", region.name, region.name, 1)}
+
+
+@given(seeds)
+@some
+def test_entries_in_another_order_are_found(seed: int) -> None:
+    simulation = Simulation(seed)
+    region, _ = two_regions(simulation)
+    foreign = [copy for copy in region.log if copy.entry.origin != region.name]
+    pairs = [(one, two) for one, two in itertools.pairwise(foreign) if one.entry.origin == two.entry.origin]
+    assume(pairs and region.trimmed_to == (-1, -1))
+    one, two = simulation.rng.choice(pairs)
+    one.entry, two.entry, one.checksum, two.checksum = two.entry, one.entry, two.checksum, one.checksum
+    for name in SUBSCRIPTIONS:
+        region.passed[name] = {copy.place for copy in region.log if region.settled(name, copy.entry)}
+    findings, _ = simulation.examined()
+    assert told(findings) == {(Reason.OUT_OF_ORDER, "", region.name, region.name, 1)}
+
+
+@given(seeds)
+@some
+def test_one_origin_with_two_checksums_is_found(seed: int) -> None:
+    simulation = Simulation(seed)
+    region, _ = two_regions(simulation)
+    others = {copy.entry for other in simulation.regions.values() if other is not region for copy in other.log}
+    shared = [copy for copy in region.log if copy.entry in others and copy.entry.origin != region.name]
+    assume(shared)
+    copy = simulation.rng.choice(shared)
+    copy.checksum ^= 1
+    findings, _ = simulation.examined()
+    assert {one.reason for one in findings} == {Reason.CHECKSUM_DIFFERS}
+    assert all(found.ranges == ((found.ranges[0][0], copy.entry.place),) for found in findings)
+    assert any(region.name in (found.source, found.target) for found in findings)
+
+
+@given(seeds)
+@some
+def test_an_origin_that_lost_its_end_is_found(seed: int) -> None:
+    simulation = Simulation(seed)
+    origin, witness = two_regions(simulation)
+    held = {copy.entry for copy in witness.log if copy.entry.origin == origin.name}
+    ahead = [one for one in simulation.own[origin.name] if not one.marker][-3:]
+    seen = [one for one in ahead if one in held and one.place <= witness.earlier_last.get(origin.name, (-1, -1))]
+    assume(seen and origin.trimmed_to == (-1, -1) and ahead[0].prev != (-1, -1))
+    first = ahead[0]
+    origin.log = [copy for copy in origin.log if copy.entry.origin != origin.name or copy.entry.place < first.place]
+    origin.last_origin[origin.name] = first.prev
+    findings, _ = simulation.examined()
+    assert {(one.reason, one.target) for one in findings} == {(Reason.ORIGIN_ROLLED_BACK, origin.name)}
+    assert witness.name in {one.source for one in findings}
+
+
+def test_what_lies_above_the_high_water_is_lag() -> None:
+    simulation = Simulation(7, steps=0)
+    east, west = simulation.regions["us-east"], simulation.regions["us-west"]
+    for now in range(10):
+        simulation._publish(east, now)
+    entries = [one for one in simulation.own["us-east"] if one.goes_to("us-west")]
+    for _ in range(3):
+        simulation._replicate(east, west)
+    findings, flows = simulation.examined()
+    assert findings == []
+    assert next(one for one in flows if (one.origin, one.region) == ("us-east", "us-west")).behind == len(entries) - 3
+
+
+def test_a_region_that_was_not_asked_makes_no_overclaim() -> None:
+    simulation = Simulation(3)
+    name = SUBSCRIPTIONS[0]
+    received = {entry for region in simulation.regions.values() for entry in region.firsthand[name]}
+    entry = next(one for one in simulation.known() if one not in received)
+    for region in simulation.regions.values():
+        region.later[name][entry] = region.earlier[name][entry] = whole(entry)
+    assert {one.reason for one in simulation.examined()[0]} == {Reason.OVERCLAIMED}
+    world = simulation.world()
+    del world.earlier["eu-central"], world.later["eu-central"]  # type: ignore[attr-defined]
+    blind = dataclasses.replace(world, unreachable={"eu-central": "down"})
+    assert examined(blind, simulation.entries(), simulation.ranges())[0] == []
+    assert blind.regions_of(TOPIC) == ["us-east", "us-west", "eu-central"]

@@ -1,0 +1,324 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Made-up worlds for the verifier's tests: three regions that replicate one topic, two subscriptions, and known faults.
+
+A world is built by simulation (publish, replicate, roll over, ack, drop, trim), so a world without a fault is one that
+a correct system could be in, lag and all. A fault is then put into what the regions *say*, never into what happened.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+from meridian_verifier.align.completeness import completeness
+from meridian_verifier.align.containment import missing_acks
+from meridian_verifier.align.facts import EARLIEST, Cursor, Link, Place, RegionState, TopicState, World
+from meridian_verifier.align.findings import Finding, Flow
+from meridian_verifier.align.gather import gather
+from meridian_verifier.align.loss import losses
+from meridian_verifier.source.tables import TABLES, combined
+
+TOPIC = "persistent://public/default/flights"
+REGIONS = ("us-east", "us-west", "eu-central")
+SUBSCRIPTIONS = ("billing", "radar")
+RANGE_TABLES = ["progress", "acks", "dropped", "passed"]
+
+
+@dataclass(eq=False)
+class Entry:
+    """An entry as its origin stored it."""
+
+    origin: str
+    place: Place
+    prev: Place
+    messages: int
+    checksum: int
+    publish_ms: int
+    marker: bool = False
+    replicate_to: tuple[str, ...] | None = None
+
+    def goes_to(self, region: str) -> bool:
+        return region == self.origin or (not self.marker and (self.replicate_to is None or region in self.replicate_to))
+
+
+@dataclass(eq=False)
+class Copy:
+    """An entry in a region's log."""
+
+    entry: Entry
+    place: Place
+    checksum: int
+
+
+Acks = dict[Entry, int]
+"""Acked bits per entry; all bits of its messages = the whole entry."""
+
+
+def whole(entry: Entry) -> int:
+    return (1 << entry.messages) - 1
+
+
+@dataclass
+class Region:
+    """What one region has and says."""
+
+    name: str
+    log: list[Copy] = field(default_factory=list)
+    next_place: Place = EARLIEST
+    last_own: Place = EARLIEST
+    last_origin: dict[str, Place] = field(default_factory=dict)
+    earlier_last: dict[str, Place] = field(default_factory=dict)
+    trimmed_to: Place = EARLIEST
+    earlier: dict[str, Acks] = field(default_factory=dict)
+    later: dict[str, Acks] = field(default_factory=dict)
+    firsthand: dict[str, Acks] = field(default_factory=dict)
+    dropped: dict[str, set[Entry]] = field(default_factory=dict)
+    passed: dict[str, set[Place]] = field(default_factory=dict)
+
+    def append(self, entry: Entry) -> None:
+        self.log.append(Copy(entry, self.next_place, entry.checksum))
+        self.next_place = (self.next_place[0], self.next_place[1] + 1)
+        if not entry.marker:
+            self.last_origin[entry.origin] = entry.place
+
+    def settled(self, subscription: str, entry: Entry) -> bool:
+        return (
+            entry.marker
+            or self.later[subscription].get(entry, 0) == whole(entry)
+            or entry in self.dropped[subscription]
+        )
+
+
+class Simulation:
+    """The three regions and all that happened."""
+
+    def __init__(self, seed: int, steps: int = 60) -> None:
+        self.rng = random.Random(seed)
+        self.regions = {name: Region(name) for name in REGIONS}
+        self.own: dict[str, list[Entry]] = {name: [] for name in REGIONS}
+        self._sent: dict[tuple[str, str], int] = {}
+        for number, region in enumerate(self.regions.values()):
+            region.next_place = (1000 + number, 0)
+        for step in range(steps):
+            self._step(step)
+        for region in self.regions.values():
+            region.earlier_last = dict(region.last_origin)
+        for step in range(steps // 6):
+            self._step(steps + step)
+        self._ack()
+        self._pass_and_trim()
+
+    # -- what happens --------------------------------------------------------------------------------------------------
+
+    def _step(self, now: int) -> None:
+        rng = self.rng
+        region = self.regions[rng.choice(REGIONS)]
+        kind = rng.random()
+        if kind < 0.45:
+            self._publish(region, now)
+        elif kind < 0.93:
+            for _ in range(rng.randint(1, 4)):
+                self._replicate(self.regions[rng.choice(REGIONS)], region)
+        else:
+            region.next_place = (region.next_place[0] + rng.randint(3, 9), 0)
+
+    def _publish(self, region: Region, now: int) -> None:
+        rng = self.rng
+        marker = rng.random() < 0.08
+        to = None
+        if rng.random() < 0.15:
+            to = tuple(sorted(rng.sample([one for one in REGIONS if one != region.name], rng.randint(0, 1))))
+        entry = Entry(
+            region.name,
+            region.next_place,
+            region.last_own,
+            1 if marker else rng.choice((1, 1, 1, 5)),
+            rng.getrandbits(32),
+            1_790_000_000_000 + now,
+            marker,
+            to,
+        )
+        if not marker:
+            region.last_own = entry.place
+        self.own[region.name].append(entry)
+        region.append(entry)
+
+    def _replicate(self, source: Region, target: Region) -> None:
+        if source is target:
+            return
+        at = self._sent.get((source.name, target.name), 0)
+        own = self.own[source.name]
+        while at < len(own):
+            entry, at = own[at], at + 1
+            if entry.goes_to(target.name):
+                target.append(entry)
+                break
+        self._sent[(source.name, target.name)] = at
+
+    def _ack(self) -> None:
+        """U1 is acked before S1, U2 before S2. Each region knows part of U1 at S1, and all of U1, part of U2 at S2."""
+        rng = self.rng
+        for name in SUBSCRIPTIONS:
+            for region in self.regions.values():
+                region.earlier[name], region.later[name], region.firsthand[name] = {}, {}, {}
+                region.dropped[name], region.passed[name] = set(), set()
+            for region in self.regions.values():
+                for copy in region.log:
+                    entry = copy.entry
+                    if entry.marker or rng.random() < 0.35:
+                        continue
+                    bits = whole(entry) if rng.random() < 0.8 else rng.randint(1, whole(entry))
+                    _add(region.firsthand[name], entry, bits)
+                    before = rng.random() < 0.7
+                    for other in self.regions.values():
+                        knows = other is region or rng.random() < 0.5
+                        if before and knows:
+                            _add(other.earlier[name], entry, bits)
+                        if before or knows:
+                            _add(other.later[name], entry, bits)
+            for region in self.regions.values():
+                for copy in region.log:
+                    if rng.random() < 0.05 and not region.settled(name, copy.entry):
+                        region.dropped[name].add(copy.entry)
+
+    def _pass_and_trim(self) -> None:
+        for region in self.regions.values():
+            for name in SUBSCRIPTIONS:
+                region.passed[name] = {copy.place for copy in region.log if region.settled(name, copy.entry)}
+            keep = next(
+                (
+                    at
+                    for at, copy in enumerate(region.log)
+                    if any(copy.place not in region.passed[name] for name in SUBSCRIPTIONS)
+                ),
+                len(region.log),
+            )
+            if keep and self.rng.random() < 0.5:
+                self.trim(region, self.rng.randint(1, keep))
+
+    def trim(self, region: Region, count: int) -> None:
+        """Give the first ``count`` entries of the log back."""
+        region.trimmed_to = region.log[count - 1].place
+        for name in SUBSCRIPTIONS:
+            region.passed[name] -= {copy.place for copy in region.log[:count]}
+        del region.log[:count]
+
+    # -- what is known -------------------------------------------------------------------------------------------------
+
+    def known(self) -> list[Entry]:
+        """Entries that some region still holds, markers left out."""
+        found = dict.fromkeys(copy.entry for region in self.regions.values() for copy in region.log)
+        return [entry for entry in found if not entry.marker]
+
+    # -- what is said --------------------------------------------------------------------------------------------------
+
+    def world(self) -> World:
+        def state(region: Region, last: dict[str, Place]) -> RegionState:
+            cursors = {name: Cursor(True, True, "Shared", EARLIEST, 0, "") for name in SUBSCRIPTIONS}
+            links = {other: Link(True, 0, 0) for other in REGIONS if other != region.name}
+            topic = TopicState("", region.trimmed_to, last, {}, links, cursors)
+            return RegionState(region.name, "s", 0, {TOPIC: topic})
+
+        return World(
+            REGIONS,
+            {name: state(region, region.earlier_last) for name, region in self.regions.items()},
+            {name: state(region, region.last_origin) for name, region in self.regions.items()},
+            {},
+            2000,
+        )
+
+    def entries(self) -> pa.Table:
+        rows = []
+        for region in self.regions.values():
+            for copy in region.log:
+                entry = copy.entry
+                rows.append(
+                    {
+                        "region": region.name,
+                        "topic": TOPIC,
+                        "ledger": copy.place[0],
+                        "entry": copy.place[1],
+                        "origin_region": entry.origin,
+                        "origin_ledger": entry.place[0],
+                        "origin_entry": entry.place[1],
+                        "prev_ledger": entry.prev[0],
+                        "prev_entry": entry.prev[1],
+                        "checksum": copy.checksum,
+                        "size": 100,
+                        "messages": entry.messages,
+                        "publish_ms": entry.publish_ms,
+                        "stored_ms": entry.publish_ms + (0 if region.name == entry.origin else 5),
+                        "key_hash": 0,
+                        "marker": entry.marker,
+                        "replicate_to": entry.replicate_to,
+                    }
+                )
+        self.rng.shuffle(rows)
+        return pa.Table.from_pylist(rows, TABLES["entries"])
+
+    def ranges(self) -> pa.Table:
+        rows = []
+        for region in self.regions.values():
+            for name in SUBSCRIPTIONS:
+                head = {"region": region.name, "topic": TOPIC, "subscription": name, "epoch": ""}
+                rows += [{**head, "taken": 1, "table": "progress", **row} for row in _acked(region.earlier[name])]
+                rows += [{**head, "taken": 2, "table": "progress", **row} for row in _acked(region.later[name])]
+                rows += [{**head, "taken": 2, "table": "acks", **row} for row in _acked(region.firsthand[name])]
+                for entry in region.dropped[name]:
+                    row = _range(entry.prev, entry.place, entry.origin)
+                    rows.append({**head, "taken": 2, "table": "dropped", "cause": "ttl", **row})
+                for ledger, number in region.passed[name]:
+                    for origin in REGIONS:
+                        row = _range((ledger, number - 1), (ledger, number), origin)
+                        rows.append({**head, "taken": 2, "table": "passed", **row})
+        self.rng.shuffle(rows)
+        return pa.Table.from_pylist(rows, combined(RANGE_TABLES))
+
+    def examined(self) -> tuple[list[Finding], list[Flow]]:
+        """What the rules say of this world, all origins together."""
+        return examined(self.world(), self.entries(), self.ranges())
+
+
+def examined(world: World, entries: pa.Table, ranges: pa.Table) -> tuple[list[Finding], list[Flow]]:
+    found: list[Finding] = []
+    flows: list[Flow] = []
+    for origin in REGIONS:
+        evidence = gather(TOPIC, origin, world, _of(entries, origin), _of(ranges, origin))
+        missing, some = completeness(evidence)
+        found += [*missing, *missing_acks(evidence), *losses(evidence)]
+        flows += some
+    return found, flows
+
+
+def _of(table: pa.Table, origin: str) -> pa.Table:
+    return table.filter(pa.compute.equal(table["origin_region"], origin))
+
+
+def _add(acks: Acks, entry: Entry, bits: int) -> None:
+    acks[entry] = acks.get(entry, 0) | bits
+
+
+def _range(after: Place, upto: Place, origin: str) -> dict[str, object]:
+    return {
+        "origin_region": origin,
+        "after_ledger": after[0],
+        "after_entry": after[1],
+        "upto_ledger": upto[0],
+        "upto_entry": upto[1],
+    }
+
+
+def _acked(acks: Acks) -> Iterator[dict[str, object]]:
+    for entry, bits in acks.items():
+        if bits == whole(entry):
+            yield {**_range(entry.prev, entry.place, entry.origin), "firsthand": True}
+        elif bits:
+            before = (entry.place[0], entry.place[1] - 1)
+            yield {
+                **_range(before, entry.place, entry.origin),
+                "batch_size": entry.messages,
+                "acked_bits": bits.to_bytes((entry.messages + 7) // 8, "little"),
+                "firsthand": True,
+            }

@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``meridian verify``: is every subscription at the same place in every region? Exit: 0 yes, 1 no, 2 could not tell."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+
+import click
+from rich.console import Console
+
+from meridian_verifier.session import JavaMissing, check_java
+from meridian_verifier.source.regions import Region, RegionsError, parse_regions, read_regions_file
+
+COULD_NOT_TELL = 2
+
+
+@click.command()
+@click.option("--regions-file", type=click.Path(path_type=Path), help="The regions.json that `meridian up` leaves.")
+@click.option("--regions", help="Or the regions by hand: us-east=http://127.0.0.1:8080,us-west=...")
+@click.option("--topics", help="Only topics whose full name matches: a glob, or re: and a regular expression.")
+@click.option(
+    "--max-lag", type=click.FloatRange(min=0), default=2.0, show_default=True, help="Seconds regions may be behind."
+)
+@click.option("--report-dir", type=click.Path(path_type=Path, file_okay=False), help="Write the HTML report here.")
+@click.option("--token-file", type=click.Path(exists=True, dir_okay=False), help="A file with the super-user's token.")
+@click.option("--master", default="local[2]", show_default=True, help="The Spark master.")
+@click.option(
+    "--json", "as_json", is_flag=True, help="Print the verdict as one JSON object, progress on standard error."
+)
+def verify(
+    regions_file: Path | None,
+    regions: str | None,
+    topics: str | None,
+    max_lag: float,
+    report_dir: Path | None,
+    token_file: str | None,
+    master: str,
+    as_json: bool,
+) -> None:
+    """Prove with Spark, from what the regions export, that every subscription stands at the same place in every region.
+
+    Exit code 0: aligned. 1: misaligned. 2: could not tell.
+    """
+    console = Console(stderr=True, highlight=False)
+    try:
+        named = _named(regions_file, regions)
+        check_java()
+    except (RegionsError, JavaMissing) as error:
+        console.print(f"[red]cannot verify:[/] {error}")
+        raise SystemExit(COULD_NOT_TELL) from None
+    # Spark's classes take a second to load: not before it is certain that they are needed.
+    from meridian_verifier.job import Request
+    from meridian_verifier.job import verify as run
+    from meridian_verifier.report.page import page
+    from meridian_verifier.report.summary import summary
+    from meridian_verifier.report.terminal import show
+
+    request = Request(named, topics, round(max_lag * 1000), master, token_file)
+    with console.status("starting") as status:
+
+        def tell(sentence: str) -> None:
+            status.update(sentence)
+            console.print(f"[dim]{datetime.now(UTC):%H:%M:%S}[/] {sentence}")
+
+        verdict, timing = run(request, tell)
+    written = None
+    if report_dir is not None:
+        report_dir.mkdir(parents=True, exist_ok=True)
+        written = report_dir / f"verify-{datetime.now(UTC):%Y%m%d-%H%M%S}.html"
+        written.write_text(page(verdict), encoding="utf-8")
+    if as_json:
+        click.echo(json.dumps(summary(verdict, timing, str(written) if written else None)))
+    else:
+        show(verdict, Console())
+        if written:
+            click.echo(f"report: {written}")
+    raise SystemExit(verdict.exit_code)
+
+
+def _named(regions_file: Path | None, regions: str | None) -> list[Region]:
+    if (regions_file is None) == (regions is None):
+        raise RegionsError("give either --regions-file or --regions")
+    return read_regions_file(regions_file) if regions_file is not None else parse_regions(regions or "")

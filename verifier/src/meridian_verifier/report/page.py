@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The report: one HTML file that stands alone (no script, no font, no picture from elsewhere), read at a glance."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from html import escape
+from importlib.resources import files
+from itertools import groupby
+from typing import Final
+
+from meridian_verifier.align.findings import Strip
+from meridian_verifier.align.verdicts import PairVerdict, State, Verdict
+from meridian_verifier.report.plots import chip, lag_curves, matrix, strip_rows
+from meridian_verifier.report.words import MEANINGS, ranges_text, short_topic, when
+
+FINDINGS_SHOWN: Final = 100
+ROWS_SHOWN: Final = 200
+_HEADLINES: Final = {
+    State.ALIGNED: ("✓", "Aligned", "Every subscription stands at the same place in every region."),
+    State.MISALIGNED: ("✗", "Misaligned", "Regions do not agree, or messages are lost. See below what and where."),
+    State.UNKNOWN: ("?", "Could not tell", "Not everything could be asked. What could be is below."),
+}
+
+
+def page(verdict: Verdict) -> str:
+    """The whole file."""
+    sections = [
+        _banner(verdict),
+        _section(
+            "Regions",
+            "Read a row: everything acked in that region at the first snapshot must be settled in the column's region "
+            "at the second. The diagonal is the region's own log.",
+            matrix(verdict),
+        ),
+        _findings(verdict),
+        _subscriptions(verdict),
+        _holes(verdict),
+        _section(
+            "Delay between regions",
+            "Share of the messages that had arrived within so many milliseconds of being stored at their origin.",
+            lag_curves(verdict.flows) + _flows(verdict),
+        ),
+    ]
+    title = f"Meridian: {_HEADLINES[verdict.state][1].lower()}"
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>{title}</title><style>{_style()}</style></head>\n<body>{''.join(sections)}</body></html>\n"
+    )
+
+
+def _style() -> str:
+    return files(__package__ or "").joinpath("style.css").read_text(encoding="utf-8")
+
+
+def _banner(verdict: Verdict) -> str:
+    symbol, word, meaning = _HEADLINES[verdict.state]
+    facts = []
+    if verdict.world.later:
+        taken = [state.taken_ms for state in verdict.world.later.values()]
+        before = [state.taken_ms for state in verdict.world.earlier.values()]
+        facts.append(f"second snapshot {when(max(taken))}, {(min(taken) - max(before)) / 1000:.1f} s after the first")
+    topics = verdict.world.topics()
+    count = len({(pair.topic, pair.subscription) for pair in verdict.pairs if pair.subscription})
+    held = sum(flow.entries for flow in verdict.flows)
+    facts.append(f"{len(topics)} topics, {count} replicated subscriptions, {held:,} entries in all regions together")
+    unreachable = "".join(
+        f'<p class="warn">{escape(region)} could not be asked: {escape(problem)}</p>'
+        for region, problem in sorted(verdict.world.unreachable.items())
+    )
+    return (
+        f'<header class="{verdict.state.value}"><div class="symbol">{symbol}</div><div><h1>{word}</h1>'
+        f"<p>{meaning}</p><p>{escape(verdict.summary)}</p>"
+        f'<p class="faint">{escape("; ".join(facts))}</p>{unreachable}</div></header>'
+    )
+
+
+def _section(title: str, lead: str, body: str) -> str:
+    return f'<section><h2>{escape(title)}</h2><p class="faint">{escape(lead)}</p>{body}</section>'
+
+
+def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """``rows`` are HTML; ``heads`` are text."""
+    head = "".join(f"<th>{escape(name)}</th>" for name in heads)
+    body = "".join(f"<tr>{''.join(f'<td>{cell}</td>' for cell in row)}</tr>" for row in rows)
+    return f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+
+
+def _findings(verdict: Verdict) -> str:
+    if not verdict.findings:
+        return ""
+    rows = [
+        (
+            f'<b>{one.reason.value}</b><br><span class="faint">{escape(MEANINGS[one.reason])}</span>',
+            f"{escape(short_topic(one.topic))}<br><b>{escape(one.subscription)}</b>",
+            escape(one.target if one.source == one.target else f"{one.source} → {one.target}"),
+            escape(one.origin),
+            f"{one.entries:,} / {one.messages:,}",
+            f"{when(one.first_publish_ms)}<br>{when(one.last_publish_ms)}",
+            f"<code>{escape(ranges_text(one))}</code>",
+        )
+        for one in verdict.findings[:FINDINGS_SHOWN]
+    ]
+    heads = ("what", "topic, subscription", "where", "origin", "entries / messages", "first, last published", "ranges")
+    left = len(verdict.findings) - FINDINGS_SHOWN
+    more = f'<p class="faint">and {left} more, all in the JSON output</p>' if left > 0 else ""
+    lead = "Ranges are (after, up to] in the positions of the origin region, ledger:entry."
+    return _section("What is wrong", lead, _table(heads, rows) + more)
+
+
+def _subscriptions(verdict: Verdict) -> str:
+    def subject(pair: PairVerdict) -> tuple[str, str]:
+        return pair.topic, pair.subscription
+
+    grouped = [(key, list(pairs)) for key, pairs in groupby(sorted(verdict.pairs, key=subject), key=subject)]
+    grouped.sort(key=lambda row: all(pair.state is State.ALIGNED for pair in row[1]))
+    rows = []
+    for (topic, name), pairs in grouped[:ROWS_SHOWN]:
+        if all(pair.state is State.ALIGNED for pair in pairs):
+            cells = f'<span class="chip aligned">✓ aligned</span> <span class="faint">all {len(pairs)} pairs</span>'
+        else:
+            cells = "<br>".join(f"{escape(pair.source)} → {escape(pair.target)} {chip(pair)}" for pair in pairs)
+        rows.append((escape(short_topic(topic)), escape(name) or '<span class="faint">(its entries)</span>', cells))
+    left = len(grouped) - ROWS_SHOWN
+    more = f'<p class="faint">and {left} more, all in the JSON output</p>' if left > 0 else ""
+    lead = "One row per replicated subscription, and one per topic for its stored messages."
+    return _section("Subscriptions", lead, _table(("topic", "subscription", "verdict"), rows) + more)
+
+
+def _holes(verdict: Verdict) -> str:
+    def subject(strip: Strip) -> tuple[str, str, str]:
+        return strip.topic, strip.subscription, strip.origin
+
+    parts = [
+        (
+            '<p class="legend"><span class="key acked"></span>acked <span class="key acked half"></span>acked in part '
+            '<span class="key unacked"></span>not acked <span class="key dropped"></span>dropped with a record '
+            '<span class="key missing"></span>missing here</p>'
+        )
+    ]
+    last = None
+    for (topic, name, origin), strips in groupby(sorted(verdict.strips, key=subject), key=subject):
+        if (topic, name) != last:
+            parts.append(f"<h3>{escape(name)} <span class='faint'>on {escape(short_topic(topic))}</span></h3>")
+            last = topic, name
+        shown = list(strips)
+        lead = f"messages first stored in {escape(origin)}, oldest left ({shown[0].entries:,} entries)"
+        parts.append(f'<p class="faint tight">{lead}</p>{strip_rows(shown, verdict.world.asked)}')
+    body = "".join(parts) if verdict.strips else '<p class="faint">No replicated subscription holds anything.</p>'
+    return _section("Acked, and holes", "Bars one above the other should look the same in every region.", body)
+
+
+def _flows(verdict: Verdict) -> str:
+    rows = [
+        (
+            escape(short_topic(flow.topic)),
+            escape(flow.origin),
+            escape(flow.region),
+            f"{flow.entries:,} / {flow.messages:,}",
+            f'<b class="bad">{flow.missing:,}</b>' if flow.missing else "0",
+            f"{flow.behind:,}",
+            *(f"{flow.quantiles_ms[at]:,}" if flow.quantiles_ms else "" for at in (10, 19, 20)),
+        )
+        for flow in verdict.flows[:ROWS_SHOWN]
+    ]
+    heads = ("topic", "origin", "region", "entries / messages", "missing", "on the way", "p50 ms", "p95 ms", "max ms")
+    return _table(heads, rows)

@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One plain sentence per reason, for everybody who did not write the rules."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Final
+
+from meridian_verifier.align.findings import Finding, Reason
+
+MEANINGS: Final = {
+    Reason.MISSING_ACK: "acked in the source region, but not in the target: after a failover these would come again",
+    Reason.EPOCH_BEHIND: "the target has not applied a rewind of the subscription",
+    Reason.LINK_DOWN: "both regions answer, but the link between them was down the whole time",
+    Reason.SUBSCRIPTION_MISSING: "the target does not have the subscription",
+    Reason.NOT_REPLICATED: "the target has the subscription, but does not replicate its state",
+    Reason.TOPIC_MISSING: "the target does not have the topic",
+    Reason.PASSED_UNACKED: "LOSS: the cursor passed these, though nobody acked them and no drop is on record",
+    Reason.OVERCLAIMED: "LOSS: counted as acked, but no region ever received the ack",
+    Reason.TRIMMED_UNACKED: "LOSS: deleted from the log before they were acked or dropped",
+    Reason.CHECKSUM_DIFFERS: "LOSS: the same message has different contents in two regions",
+    Reason.ENTRY_MISSING: "messages missing in the middle of the target's log",
+    Reason.ENTRY_DOUBLED: "the same message stands twice in the region's log",
+    Reason.OUT_OF_ORDER: "the region stores the origin's messages in another order",
+    Reason.ORIGIN_ROLLED_BACK: "the origin no longer has messages that another region received from it",
+    Reason.UNREACHABLE: "the region could not be asked",
+    Reason.REWOUND: "the subscription was rewound during the check",
+    Reason.INCARNATION: "the topic was deleted and made again, and the regions do not agree on that yet",
+}
+
+
+def short_topic(topic: str) -> str:
+    """The topic without its domain, which hardly ever tells anything."""
+    return topic.removeprefix("persistent://")
+
+
+def when(milliseconds: int) -> str:
+    """A moment as people read it, in UTC."""
+    return datetime.fromtimestamp(milliseconds / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+
+
+def ranges_text(finding: Finding, shown: int = 3) -> str:
+    """The first ranges of a finding, in the origin's coordinates."""
+    parts = [f"({a[0]}:{a[1]}, {b[0]}:{b[1]}]" for a, b in finding.ranges[:shown]]
+    return " ".join(parts) + (" ..." if len(finding.ranges) > shown else "")
