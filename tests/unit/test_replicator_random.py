@@ -5,11 +5,10 @@ from __future__ import annotations
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from replicator_model import LOCAL, REMOTE, THIRD, LocalLog, RemoteTopic, Wire
-
 from meridian_broker.ledgers import entry as entries
 from meridian_broker.positions.position import EARLIEST
 from meridian_broker.replication.replicator import Replicator
+from replicator_model import LOCAL, REMOTE, THIRD, LocalLog, RemoteTopic, Wire
 
 APPENDS = ["own", "own", "own", "foreign", "marker", "no-origin", "elsewhere", "here-only", "named", "roll"]
 FAULTS = ["disconnect", "disconnect-late", "late-arrives", "crash-remote", "restart-local", "trim"]

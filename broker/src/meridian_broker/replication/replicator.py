@@ -213,8 +213,9 @@ class Replicator:
 
     def disconnected(self, reason: str | None, now_ms: int) -> None:
         """The producer is gone, for whatever reason. What was pending is read again after the next ``connected``."""
-        if self._pending and self._waiting_since_ms is None:
-            self._waiting_since_ms = self._pending[0].stored_ms
+        if self._pending:
+            oldest = self._pending[0].stored_ms
+            self._waiting_since_ms = min(oldest, self._waiting_since_ms or oldest)
         self._forget_pending()
         self._connected_since_ms = None
         if reason is not None:

@@ -1,0 +1,302 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the replicator's core decides, situation by situation."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from meridian_broker.ledgers import entry as entries
+from meridian_broker.positions.position import EARLIEST, Position
+from meridian_broker.replication.replicator import RemotePlace, Replicator
+from meridian_broker.replication.replicator_status import Hold, State
+from meridian_broker.replication.sending import SendWriter, Stamp, schema_version_of
+from meridian_broker.wire.pulsar import metadata
+from meridian_broker.wire.pulsar.frames import FrameDecoder, Send
+from replicator_model import LOCAL, REMOTE, LocalLog, RemoteTopic, Wire, body_of
+
+OLD, NEW = (3).to_bytes(8, "big"), (8).to_bytes(8, "big")
+
+
+def wire(queue_size: int = 100, queue_bytes: int = 1 << 20) -> Wire:
+    core = Replicator("topic", LOCAL, REMOTE, "", queue_size=queue_size, queue_bytes=queue_bytes)
+    return Wire(core, LocalLog(), RemoteTopic())
+
+
+def serve(one: Wire) -> None:
+    while one.pump():
+        one.deliver(1000)
+        one.confirm(1000)
+
+
+positions = st.builds(Position, st.integers(0, (1 << 53) - 1), st.integers(0, (1 << 40) - 1))
+numbers = st.integers(0, (1 << 32) - 1)
+
+
+@settings(max_examples=500, deadline=None)
+@given(
+    position=positions,
+    prev=st.one_of(positions, st.just(EARLIEST)),
+    sent_prev=st.one_of(positions, st.just(EARLIEST)),
+    key_hash=numbers,
+    times=st.tuples(st.integers(0, (1 << 63) - 1), st.integers(0, (1 << 63) - 1)),
+    messages=st.integers(1, 1 << 20),
+    flags=st.sampled_from([0, entries.BATCH, entries.CHUNK]),
+    payload=st.binary(max_size=300),
+    schema_version=st.sampled_from([None, NEW]),
+    front=st.binary(max_size=20),
+)
+def test_a_send_written_by_hand_is_what_the_wire_room_would_write(
+    position: Position,
+    prev: Position,
+    sent_prev: Position,
+    key_hash: int,
+    times: tuple[int, int],
+    messages: int,
+    flags: int,
+    payload: bytes,
+    schema_version: bytes | None,
+    front: bytes,
+) -> None:
+    body = metadata.build_body(body_of(4)[10:25], payload)
+    checksum = metadata.origin_checksum(body, 0)
+    stamp = Stamp(position, prev, sent_prev, checksum, messages, key_hash, times[0], times[1], flags)
+    buffers = SendWriter(LOCAL).send(3, 17, stamp, front + body, len(front), schema_version)
+    (send,) = FrameDecoder().feed(b"".join(buffers))
+    expected, appended = metadata.append_replication(body, LOCAL, *position, schema_version)
+    assert isinstance(send, Send)
+    assert send.checksum_ok
+    assert send.body == expected
+    assert (send.producer_id, send.sequence_id, send.num_messages) == (3, 17, messages)
+    assert send.is_chunk == bool(flags & entries.CHUNK)
+    origin = send.origin
+    assert origin.region == LOCAL
+    assert (origin.ledger, origin.entry) == position
+    assert (origin.prev_ledger, origin.prev_entry) == prev
+    assert (origin.sent_prev_ledger, origin.sent_prev_entry) == sent_prev
+    assert (origin.checksum, origin.appended_metadata_bytes) == (checksum, appended)
+    assert (origin.messages, origin.key_hash, origin.flags) == (messages, key_hash, flags)
+    assert (origin.publish_time_ms, origin.stored_time_ms) == times
+
+
+def test_the_window_bounds_entries_and_bytes() -> None:
+    one = wire(queue_size=3)
+    for _ in range(8):
+        one.log.append()
+    one.connect()
+    assert one.pump()
+    assert len(one.sends) == 3
+    assert one.core.next_read() is None
+    one.deliver(3)
+    one.confirm(2)
+    assert one.pump()
+    assert [send.origin.entry for send in one.sends] == [3, 4]
+
+    one = wire(queue_bytes=100)
+    one.log.append(size=500)
+    one.log.append(size=500)
+    one.connect()
+    one.pump()
+    assert len(one.sends) == 1, "one entry is let through, however large"
+    assert one.core.next_read() is None
+
+
+def test_it_goes_on_after_the_last_entry_the_remote_has() -> None:
+    one = wire()
+    for _ in range(5):
+        one.log.append()
+    one.remote.stored = one.log.wanted[:3]
+    one.connect()
+    assert one.core.confirmed == one.log.wanted[2]
+    serve(one)
+    assert one.remote.stored == one.log.wanted
+    assert one.core.status(0, one.now).messages_out == 4  # two entries of two messages
+
+
+def test_a_log_of_other_regions_entries_is_not_read_again() -> None:
+    one = wire()
+    for _ in range(50):
+        one.log.append(entries.FOREIGN)
+    one.connect()
+    assert one.core.confirmed == one.log.end
+    assert not one.pump()
+
+
+def test_what_was_passed_over_is_not_read_again_after_a_reconnect() -> None:
+    one = wire()
+    one.log.append()
+    for _ in range(5):
+        one.log.append(entries.FOREIGN)
+    one.connect()
+    serve(one)
+    one.log.append()
+    one.disconnect()
+    one.connect()
+    want = one.core.next_read()
+    assert want is not None
+    assert want.after == Position(7, 5)
+
+
+def test_remote_ahead_of_the_whole_log_means_we_were_rolled_back() -> None:
+    one = wire()
+    one.log.append()
+    one.remote.stored = [Position(7, 9)]
+    assert not one.connect()
+    assert one.core.hold is Hold.ROLLED_BACK
+    assert "7:9" in str(one.core.last_error)
+
+
+def test_a_roll_back_shows_by_the_chain_when_new_entries_have_higher_positions() -> None:
+    one = wire()
+    one.log.append()
+    one.remote.stored = [Position(7, 9)]
+    one.log.roll()
+    one.log.append()  # 9:0, after 7:0; the remote has 7:9
+    assert one.connect()
+    one.pump()
+    assert one.core.hold is Hold.ROLLED_BACK
+    assert not one.sends
+    assert one.core.state is State.DISCONNECTING
+
+
+def test_a_gap_shows_even_when_nothing_is_stored_any_more() -> None:
+    one = wire()
+    for _ in range(4):
+        one.log.append()
+    one.remote.stored = one.log.wanted[:2]
+    one.log.trim(one.log.end)
+    one.connect()
+    one.pump()
+    assert one.core.hold is Hold.GAP
+    one.disconnect()
+    assert one.core.status(0, one.now).hold is Hold.GAP
+
+    one.remote.stored = list(one.log.wanted)  # another region brought the rest (R6)
+    one.connect()
+    one.pump()
+    assert one.core.hold is None
+
+
+def test_another_incarnation_waits() -> None:
+    one = wire()
+    one.core.starting("170-us-west")
+    assert not one.core.connected(1, RemotePlace(EARLIEST, ""), EARLIEST, EARLIEST, 5)
+    assert one.core.hold is Hold.INCARNATION
+    assert one.core.next_read() is None
+    one.core.disconnected(None, 6)
+    one.core.starting("170-us-west")
+    assert one.core.connected(1, RemotePlace(EARLIEST, "170-us-west"), EARLIEST, EARLIEST, 7)
+
+
+def test_a_refused_entry_is_sent_again_from_where_the_remote_is_and_twice_refused_shows() -> None:
+    one = wire()
+    one.log.append()
+    one.connect()
+    one.pump()
+    one.core.send_error(0, "gap: out of order")
+    assert one.core.state is State.DISCONNECTING
+    assert one.core.hold is None
+    one.disconnect()
+    one.connect()
+    one.pump()
+    one.core.send_error(0, "gap: out of order")
+    one.disconnect()
+    assert one.core.hold is Hold.REFUSED
+    one.finish()
+    assert one.core.hold is None
+    assert one.remote.stored == one.log.wanted
+
+
+def test_a_receipt_out_of_order_is_not_believed() -> None:
+    one = wire()
+    one.log.append()
+    one.log.append()
+    one.connect()
+    one.pump()
+    assert not one.core.receipt(1)
+    assert one.core.confirmed == EARLIEST
+    assert "confirmed send 1, expected 0" in str(one.core.last_error)
+
+
+def test_schema_versions_are_rewritten_when_the_remote_numbers_them_otherwise() -> None:
+    one = wire()
+    one.log.append()
+    one.log.append(schema_version=OLD)
+    one.log.append(schema_version=OLD)
+    one.connect()
+    one.pump()
+    assert len(one.sends) == 1
+    assert one.core.wanted_schema == OLD
+    assert one.core.next_read() is None
+    one.core.schema_known(OLD, NEW)
+    one.pump()
+    assert [metadata.scan(send.body).schema_version for send in one.sends] == [None, NEW, NEW]
+    one.deliver(3)
+    one.confirm(3)
+    assert one.remote.stored == one.log.wanted
+
+
+def test_a_schema_the_remote_refuses_stops_everything_behind_it() -> None:
+    one = wire()
+    one.log.append(schema_version=OLD)
+    one.log.append()
+    one.connect()
+    one.pump()
+    one.core.schema_refused(OLD, "incompatible")
+    assert one.core.hold is Hold.SCHEMA
+    assert not one.sends
+    assert not one.pump()
+
+
+def test_bytes_that_only_look_like_a_schema_version_are_none() -> None:
+    body = metadata.build_body(body_of(1)[10:25], b"payload with \x82\x01\x08 in it")
+    assert schema_version_of(b"hdr" + body, 3) is None
+    body = body_of(1, schema_version=OLD)
+    assert schema_version_of(b"hdr" + body, 3) == OLD
+
+
+def test_status_tells_how_long_the_oldest_entry_waits() -> None:
+    one = wire()
+    one.log.append()
+    assert one.core.status(0, 1000).delay_ms == 0
+    one.core.new_entries(1000)
+    assert one.core.status(1, 1500).delay_ms == 500
+    one.connect()
+    one.pump()
+    status = one.core.status(1, 2012)
+    assert (status.delay_ms, status.pending, status.connected) == (2000, 1, True)  # stored at 12
+    one.disconnect()
+    assert one.core.status(1, 3012).delay_ms == 3000
+    one.finish()
+    assert one.core.status(0, 4000).delay_ms == 0
+
+
+def test_joining_with_older_entries_gone_is_shown() -> None:
+    one = wire()
+    for _ in range(4):
+        one.log.append()
+    one.log.trim(Position(7, 1))
+    one.connect()
+    serve(one)
+    assert one.remote.stored == one.log.wanted[2:]
+    assert one.core.status(0, 0).joined_at == Position(7, 2)
+
+
+def test_terminated_is_the_end() -> None:
+    one = wire()
+    one.log.append()
+    one.core.terminated()
+    one.core.starting("")
+    assert not one.connect()
+    assert one.core.state is State.TERMINATED
+    assert one.core.next_read() is None
+
+
+@pytest.mark.parametrize("flags", [entries.MARKER, entries.FOREIGN, entries.NO_ORIGIN])
+def test_what_is_not_ours_is_passed_over(flags: int) -> None:
+    one = wire()
+    one.log.append(flags)
+    one.log.append()
+    one.connect()
+    serve(one)
+    assert one.remote.stored == [Position(7, 1)]
