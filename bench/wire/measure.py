@@ -12,6 +12,7 @@ import json
 import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 
 from meridian_broker.wire.proto import peer_pb2
 from meridian_broker.wire.proto import pulsar_pb2 as pb
@@ -53,6 +54,10 @@ def repeat(action: Callable[[int], object], count: int) -> tuple[Callable[[], ob
     return run, count
 
 
+def sent(body: bytes, number: int) -> bytes:
+    return b"".join(encode.send(3, number, body))
+
+
 def stamp(number: int) -> peer_pb2.OriginStamp:
     return peer_pb2.OriginStamp(
         region="west",
@@ -75,8 +80,7 @@ def stamp(number: int) -> peer_pb2.OriginStamp:
 def cases(scale: int) -> Iterator[tuple[str, Callable[[], object], int]]:
     bodies = {size: body_of(size) for size in (SMALL, MIDDLE, LARGE)}
     for size, count in ((SMALL, 4000), (MIDDLE, 2000), (LARGE, 100)):
-        body = bodies[size]
-        yield (f"decode SEND {size} B", *decoding(lambda n, b=body: b"".join(encode.send(3, n, b)), count * scale))
+        yield (f"decode SEND {size} B", *decoding(partial(sent, bodies[size]), count * scale))
     body = bodies[SMALL]
     yield (
         "decode SEND 100 B, batch of 100",
@@ -106,7 +110,7 @@ def cases(scale: int) -> Iterator[tuple[str, Callable[[], object], int]]:
     for size in (SMALL, LARGE):
         yield (
             f"append replication {size} B",
-            *repeat(lambda n, b=bodies[size]: metadata.append_replication(b, "west", LEDGER, n), 500 * scale),
+            *repeat(partial(metadata.append_replication, bodies[size], "west", LEDGER), 500 * scale),
         )
 
 
