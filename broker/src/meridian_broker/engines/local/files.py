@@ -157,11 +157,16 @@ class OsReadFile:
 
 
 class OsFiles:
-    """`FilePort` on a real directory, which is made when absent."""
+    """`FilePort` on a real directory.
 
-    def __init__(self, directory: Path) -> None:
+    :param make: make the directory when it is absent.
+    """
+
+    def __init__(self, directory: Path, *, make: bool) -> None:
         self._directory = directory
         self._lock_fd: int | None = None
+        if not make:
+            return
         missing = []
         parent = directory
         while not parent.exists():

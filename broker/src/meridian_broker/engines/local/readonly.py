@@ -61,7 +61,7 @@ class LocalLedgerReader:
 
         :raises SegmentFormatError: a newer broker wrote these files.
         """
-        reader = cls(files if files is not None else OsFiles(Path(directory)), index_entries)
+        reader = cls(files if files is not None else OsFiles(Path(directory), make=False), index_entries)
         await reader.refresh()
         return reader
 

@@ -157,7 +157,7 @@ class LocalLedgerStore:
         :param compaction_bytes_per_second: how fast mostly dead segments are emptied.
         :raises LedgerError: another process has the directory, or its files are of a newer format.
         """
-        port = files if files is not None else OsFiles(Path(directory))
+        port = files if files is not None else OsFiles(Path(directory), make=True)
         port.lock()
         try:
             start = time.monotonic()
