@@ -30,6 +30,10 @@ check: setup ## lint, format, types, import contracts, generated files
 	@$(BIN)/lint-imports
 	@scripts/generated check
 
+.PHONY: bench
+bench: setup ## measure; every bench/*/run with its targets
+	@for run in bench/*/run; do echo "== $$run"; "$$run"; done
+
 .PHONY: docs
 docs: setup ## write the generated pages again
 	@scripts/generated write
