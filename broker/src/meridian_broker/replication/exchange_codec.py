@@ -40,8 +40,13 @@ class PeerFormatError(ValueError):
 
 def encode(message: PeerMessage) -> bytes:
     """The frame to put on the link."""
+    return simple(*command(message))
+
+
+def command(message: PeerMessage) -> tuple[int, Any]:
+    """The ``BaseCommand.Type`` and the protobuf message of its field."""
     kind, write = _WRITERS[type(message)]
-    return simple(kind, write(message))
+    return kind, write(message)
 
 
 def decode(kind: int, command: Any) -> PeerMessage:

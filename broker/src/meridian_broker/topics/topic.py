@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Final, Protocol
 from meridian_broker.ledgers.entry import BATCH, CHUNK, EntryHeader, pack_extras, unpack
 from meridian_broker.ledgers.log import Stored, TopicLog
 from meridian_broker.ledgers.scheduling import Scheduler
-from meridian_broker.ledgers.store import LedgerError
 from meridian_broker.positions import HybridClock, Progress, Stamp
 from meridian_broker.positions.position import EARLIEST, LATEST, Position
 from meridian_broker.topics.consumer import Consumer, ConsumerPort
@@ -452,14 +451,8 @@ class Topic:
             await self.log.load_index(entries[0][0].ledger)
         return entries
 
-    def previous_own(self, position: Position) -> Position:
-        """The own entry before ``position``; its ledger's index must be in memory."""
-        if position > self.log.last_confirmed:
-            return self.log.last_own
-        index = self.log.index(position.ledger)
-        if index is None:
-            raise LedgerError(f"the index of ledger {position.ledger} is not loaded")
-        return index.last_own(position.entry)
+    def last_own(self) -> Position:
+        return self.log.last_own
 
     def entries_after(self, position: Position) -> int:
         return self.log.distance(position, self.log.last_confirmed)
