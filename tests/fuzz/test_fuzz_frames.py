@@ -1,0 +1,36 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The hostile streams of the unit tests, until the time is up (``FUZZ_SECONDS``, default 60).
+
+Each round starts from another seed and runs to its end, so a finding is always shrunk and printed with the bytes.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+
+import pytest
+from hypothesis import HealthCheck, given, seed, settings
+from hypothesis import strategies as st
+from wire_streams import check_body, check_stream, mutated_streams
+
+SECONDS = float(os.environ.get("FUZZ_SECONDS", "60"))
+ROUND = settings(max_examples=2000, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+
+
+@pytest.mark.timeout(SECONDS + 120)
+def test_fuzz_frames() -> None:
+    end = time.monotonic() + SECONDS
+    while time.monotonic() < end:
+        number = random.randrange(1 << 32)
+        print(f"seed {number}")
+
+        @seed(number)
+        @ROUND
+        @given(mutated_streams(), st.lists(st.integers(0, 1 << 16), max_size=5), st.binary(max_size=100))
+        def round_of(stream: bytes, cuts: list[int], noise: bytes) -> None:
+            check_stream(stream, cuts)
+            check_body(b"\x0e\x01" + bytes(4) + len(noise).to_bytes(4, "big") + noise)
+
+        round_of()

@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Hostile byte streams for the frame decoder, and what must hold of them; shared by the unit tests and the fuzzer."""
+
+from __future__ import annotations
+
+import struct
+from typing import Any
+
+from hypothesis import strategies as st
+from meridian_broker.wire.proto import pulsar_pb2 as pb
+from meridian_broker.wire.pulsar import encode, frames, metadata
+from meridian_broker.wire.pulsar.frames import FrameDecoder, FrameError
+from meridian_broker.wire.pulsar.metadata import BodyError
+
+MAX_FRAME = 4096
+_SIZES = struct.Struct(">II")
+
+
+def _body(draw: st.DrawFn) -> bytes:
+    view = pb.MessageMetadata(producer_name="meridian-0-1", sequence_id=9, publish_time=1_790_000_000_000)
+    view.num_messages_in_batch = draw(st.sampled_from([1, 100, 70_000]))
+    if draw(st.booleans()):
+        view.partition_key = "key"
+        view.properties.add(key="a", value="b")
+    return metadata.build_body(view.SerializeToString(), draw(st.binary(max_size=30)))
+
+
+@st.composite
+def frames_of_clients(draw: st.DrawFn) -> bytes:
+    """One well-formed frame."""
+    number = draw(st.sampled_from([0, 1, 127, 128, 300, 16384, 1 << 21, 1 << 28, 750_000_000_000_123]))
+    kind = draw(st.sampled_from(["send", "bare", "ack", "acks", "flow", "message", "ping", "subscribe", "later"]))
+    if kind == "send":
+        return b"".join(encode.send(number, number + 1, _body(draw), draw(st.sampled_from([1, 2, 300]))))
+    if kind == "bare":
+        body = _body(draw)[6:]
+        return encode.send_header(number, 5, len(body), highest_sequence_id=9, is_chunk=True) + body
+    if kind == "ack":
+        return encode.ack(number, 0, [(750_000_000_000_123, number)])
+    if kind == "acks":
+        return encode.ack(2, 1, [(number, n) for n in range(30)], request_id=number)
+    if kind == "flow":
+        return encode.flow(number, 1000)
+    if kind == "message":
+        return b"".join(encode.message(number, number, 1, _body(draw), 3, 1, [-1], 2))
+    if kind == "subscribe":
+        ask = pb.CommandSubscribe(topic="t", subscription="s", consumer_id=number, request_id=1)
+        ask.subType = ask.Key_Shared
+        ask.metadata.add(key="k", value="v")
+        return encode.simple(pb.BaseCommand.SUBSCRIBE, ask)
+    if kind == "later":
+        return _SIZES.pack(11, 7) + b"\x08\x63\x9a\x06\x02\x08\x01"
+    return encode.PING
+
+
+@st.composite
+def mutated_streams(draw: st.DrawFn) -> bytes:
+    """Frames one after the other, with a few bytes changed, cut out or put in; sometimes nothing but noise."""
+    if draw(st.integers(0, 19)) == 0:
+        return draw(st.binary(max_size=200))
+    stream = bytearray(b"".join(draw(st.lists(frames_of_clients(), min_size=1, max_size=4))))
+    for _ in range(draw(st.integers(0, 3))):
+        at = draw(st.integers(0, max(0, len(stream) - 1)))
+        how = draw(st.sampled_from(["change", "change", "flip", "cut", "insert"]))
+        if how == "insert":
+            stream[at:at] = draw(st.binary(max_size=4))
+        elif how == "cut":
+            del stream[at : at + draw(st.integers(1, 9))]
+        elif stream:
+            stream[at] = draw(st.integers(0, 255)) if how == "change" else stream[at] ^ 1 << draw(st.integers(0, 7))
+    return bytes(stream)
+
+
+def by_the_parser(stream: bytes) -> tuple[list[Any], type[FrameError] | None]:
+    """What the commands are when nothing is read by hand."""
+    seen: list[Any] = []
+    at = 0
+    while len(stream) - at >= _SIZES.size:
+        total, length = _SIZES.unpack_from(stream, at)
+        if total > MAX_FRAME:
+            return seen, frames.FrameTooLarge
+        if length + 4 > total:
+            return seen, frames.FrameTruncated
+        end, command_end = at + 4 + total, at + 8 + length
+        if end > len(stream):
+            break
+        try:
+            payload = stream[command_end:end] if command_end < end else None
+            seen.append(frames._parse(stream[at + 8 : command_end], payload))
+        except FrameError as error:
+            return seen, type(error)
+        at = end
+    return seen, None
+
+
+def decoded(pieces: list[bytes]) -> tuple[list[Any], type[FrameError] | None]:
+    """What the decoder says to these pieces. Anything but a ``FrameError`` goes through to the test."""
+    decoder = FrameDecoder(MAX_FRAME)
+    seen: list[Any] = []
+    for piece in pieces:
+        try:
+            seen += decoder.feed(piece)
+        except FrameError as error:
+            return seen + error.before, type(error)
+        assert decoder.buffered_bytes < MAX_FRAME + 4
+    return seen, None
+
+
+def pieces_of(stream: bytes, cuts: list[int]) -> list[bytes]:
+    places = sorted(cut % (len(stream) + 1) for cut in cuts)
+    return [stream[begin:end] for begin, end in zip([0, *places], [*places, len(stream)], strict=True)]
+
+
+def check_stream(stream: bytes, cuts: list[int]) -> None:
+    """The hand-written ways, the parser, and every split agree; bodies are bodies or say that they are none."""
+    wanted = by_the_parser(stream)
+    assert decoded([stream]) == wanted
+    assert decoded(pieces_of(stream, cuts)) == wanted
+    for command in wanted[0]:
+        if command[0] in (frames.SEND, frames.MESSAGE):
+            check_body(command.body)
+
+
+def check_body(body: bytes) -> None:
+    try:
+        view = metadata.scan(body)
+    except BodyError:
+        return
+    assert view == metadata._view(metadata.parse(body), metadata.metadata_bounds(body)[1])
+    assert metadata.key_hash(view) >= 0
+    extended, appended = metadata.append_replication(body, "west", 1, 2)
+    assert metadata.strip_appended(extended, appended)[6:] == body[6:]
