@@ -17,13 +17,16 @@ from meridian_broker.metadata.limits import MAX_OPERATIONS
 from meridian_broker.metadata.records import decode
 from meridian_broker.metadata.store import Change, Check, Delete, MetadataStore, Put, Record
 from meridian_broker.metadata.trees import BASE, Leaves, Tree
-from meridian_broker.metadata.view import View
+from meridian_broker.metadata.view import Changed, View
 from meridian_broker.positions.clock import HybridClock, Stamp
 from meridian_broker.wire.pulsar.errors import InvalidTopicNameError
 from meridian_broker.wire.pulsar.topic_name import parse_namespace
 
 ATTEMPTS = 64
 """How often a change is computed anew because somebody else wrote in between."""
+
+ATTEMPTS_TO_SHOW = 8
+"""How often our own write is read back while the watch keeps bringing news."""
 
 T = TypeVar("T")
 Changing = Callable[[Tree], Leaves]
@@ -37,6 +40,8 @@ class Access:
     store: MetadataStore
     clock: HybridClock
     view: View = field(default_factory=View)
+    news: int = 0
+    """Counts what the watch and scans brought into the view."""
 
     @property
     def region(self) -> str:
@@ -78,18 +83,32 @@ class Access:
             )
         if not await self.store.transact(checks, operations):
             return False
-        await self.refresh_tree(tree, operations)
+        await self._show(tree.path)
         return True
 
-    async def refresh_tree(self, before: Tree, operations: Sequence[Put | Delete]) -> None:
-        """Show our own write in the view now.
+    async def _show(self, path: str) -> None:
+        """Bring what the store holds at ``path`` into the view, without waiting for the watch.
 
-        Only what we removed is taken out: what others removed meanwhile the watch tells, and what it told already stays.
+        What is read may be used only if the watch told nothing since the reading began: it could have told of
+        something newer, and never would again. If it does so every time, what we wrote comes with it anyway.
         """
-        gone = [Change(operation.path, None) for operation in operations if isinstance(operation, Delete)]
-        self.view.apply(gone)
-        now = await self.tree(before.path)
-        self.view.apply(Change(before.path + leaf, record) for leaf, record in now.records.items())
+        for _ in range(ATTEMPTS_TO_SHOW):
+            news_before = self.news
+            tree = await self.tree(path)
+            if self.news == news_before:
+                self.view.replace(tree)
+                return
+
+    def hear(self, changes: Sequence[Change]) -> list[Changed]:
+        """What the watch tells. Says what it is about."""
+        self.news += 1
+        return self.view.apply(changes)
+
+    async def refresh(self) -> None:
+        """The whole view anew from the store."""
+        view = View.of(await self.store.scan(keys.GEO))
+        self.news += 1
+        self.view = view
 
     async def retry(self, doing: str, attempt: Callable[[], Awaitable[T | None]]) -> T:
         """Until the attempt gives something else than None.

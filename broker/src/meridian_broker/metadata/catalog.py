@@ -21,7 +21,7 @@ from meridian_broker.metadata.schema_catalog import Schemas
 from meridian_broker.metadata.store import MetadataError, MetadataStore
 from meridian_broker.metadata.tenancy import Clusters, Namespaces, Tenants
 from meridian_broker.metadata.topic_catalog import Deletions, PartitionedTopics, Topics
-from meridian_broker.metadata.view import Changed, View
+from meridian_broker.metadata.view import Changed
 from meridian_broker.positions.clock import HybridClock
 from meridian_broker.wire.pulsar.topic_name import DEFAULT_NAMESPACE, DEFAULT_TENANT
 
@@ -95,7 +95,7 @@ class Catalog:
 
         :raises MetadataUnavailable: the store does not answer.
         """
-        self._access.view = View.of(await self._access.store.scan(keys.GEO))
+        await self._access.refresh()
 
     async def run(self) -> None:
         """Keep the view fresh and tell the listeners, until cancelled. Whatever breaks the watch is waited out."""
@@ -103,7 +103,7 @@ class Catalog:
             try:
                 async for changes in self._access.store.watch(keys.GEO):
                     if changes:
-                        self._tell(self._access.view.apply(changes))
+                        self._tell(self._access.hear(changes))
                     else:
                         await self.refresh()
                         self._tell([Changed("everything", "")])

@@ -2,8 +2,8 @@
 """Topics: how many partitions they have (agreed between regions), and which ledgers they have here (local).
 
 A topic and a partitioned topic of the same name exclude each other. Deleting one leaves the stamp of the deletion:
-that is the incarnation of whatever is made under that name later (R8); creating leaves none, so that two regions that make
-the same topic at the same time mean the same topic.
+that is the incarnation of whatever is made under that name later (R8). Creating leaves none, so that two regions that
+make the same topic at the same time mean the same topic.
 """
 
 from __future__ import annotations

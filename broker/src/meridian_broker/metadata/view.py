@@ -7,7 +7,7 @@ nothing. A namespace's record is put together when it is first asked for, and ag
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final, Generic, Literal, TypeVar
 
@@ -66,25 +66,24 @@ class _Shelf(Generic[T]):
 
     def __init__(self, fold: Callable[[Tree], T | None]) -> None:
         self._fold = fold
-        self._trees: dict[str, dict[str, Record]] = {}
+        self._trees: dict[str, Mapping[str, Record]] = {}
         self._folded: dict[str, T | None] = {}
 
-    def set(self, base: str, leaf: str, record: Record | None) -> bool:
-        """Whether that was news."""
-        tree = self._trees.get(base, {})
+    def set(self, base: str, leaf: str, record: Record | None) -> None:
+        tree = dict(self._trees.get(base, {}))
         known = tree.get(leaf)
         if record is None:
-            if known is None:
-                return False
-            del tree[leaf]
-            if not tree:
-                del self._trees[base]
-        else:
-            if known is not None and known.version >= record.version:
-                return False
-            self._trees.setdefault(base, tree)[leaf] = record
+            tree.pop(leaf, None)
+        elif known is None or known.version < record.version:
+            tree[leaf] = record
+        self.replace(base, tree)
+
+    def replace(self, base: str, tree: Mapping[str, Record]) -> None:
         self._folded.pop(base, None)
-        return True
+        if tree:
+            self._trees[base] = tree
+        else:
+            self._trees.pop(base, None)
 
     def get(self, base: str) -> T | None:
         if base not in self._folded:
@@ -114,7 +113,7 @@ class View:
         return view
 
     def apply(self, changes: Iterable[Change]) -> list[Changed]:
-        """Take changes in; says what is different now, each thing once."""
+        """Take changes in. Says what they are about, each thing once, even if our own write brought them before."""
         news: dict[Changed, None] = {}
         for change in changes:
             where = split(change.path)
@@ -122,9 +121,17 @@ class View:
                 continue
             kind, base, leaf = where
             shelf = self._shelf(kind)
-            if shelf is None or shelf.set(base, leaf, change.record):
-                news[Changed(kind, name_of(kind, base))] = None
+            if shelf is not None:
+                shelf.set(base, leaf, change.record)
+            news[Changed(kind, name_of(kind, base))] = None
         return list(news)
+
+    def replace(self, tree: Tree) -> None:
+        """All that is known at and below one cluster's, tenant's or namespace's path."""
+        where = split(tree.path)
+        shelf = None if where is None else self._shelf(where[0])
+        if shelf is not None:
+            shelf.replace(tree.path, tree.records)
 
     def cluster(self, name: str) -> ClusterRecord | None:
         return self._clusters.get(keys.cluster(name))

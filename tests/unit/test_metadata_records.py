@@ -1,0 +1,297 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Paths, records, policies and trees: what goes in comes out, and what cannot be is refused with a sentence."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from meridian_broker.metadata import keys
+from meridian_broker.metadata.errors import Invalid
+from meridian_broker.metadata.limits import (
+    BadRequest,
+    after_prefix,
+    check_path,
+    check_prefix,
+    collect_children,
+)
+from meridian_broker.metadata.policies import (
+    QUOTA_KINDS,
+    QUOTA_POLICIES,
+    BacklogQuota,
+    NamespaceRecord,
+    Retention,
+    boundaries,
+)
+from meridian_broker.metadata.records import (
+    ClusterRecord,
+    LedgerRecord,
+    PartitionedTopicRecord,
+    SchemaRecord,
+    TenantRecord,
+    TopicRecord,
+    decode,
+    encode,
+)
+from meridian_broker.metadata.store import MetadataError, Put, Record
+from meridian_broker.metadata.trees import Tree, fold_namespace, fold_tenant, unfold_namespace, unfold_tenant
+from meridian_broker.positions.clock import Stamp
+from meridian_broker.positions.position import Position
+from meridian_broker.wire.pulsar.topic_name import TopicName
+
+names = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=8)
+entities = st.text("abcXYZ019-=:._", min_size=1, max_size=8)
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=6,
+)
+set_values = json_values.filter(lambda value: value not in (None, [], {}))
+positions = st.builds(Position, st.integers(-1, 2**53), st.integers(-1, 2**31))
+stamps = st.builds(Stamp, st.integers(0, 2**45), st.integers(0, 2**20), names)
+topics = st.builds(
+    TopicName,
+    st.sampled_from(["persistent", "non-persistent"]),
+    entities,
+    entities,
+    names.filter(lambda s: "/" not in s),
+)
+
+ledgers = st.builds(
+    LedgerRecord,
+    st.integers(0, 2**53),
+    st.integers(0, 2**40),
+    st.integers(0, 2**50),
+    st.integers(0, 2**45),
+    positions,
+    st.dictionaries(names, positions, max_size=3),
+)
+namespaces = st.builds(
+    NamespaceRecord,
+    replication_clusters=st.frozensets(entities, max_size=4),
+    allowed_clusters=st.frozensets(entities, max_size=4),
+    retention=st.none() | st.builds(Retention, st.integers(1, 2**31), st.integers(-1, 2**31).filter(bool)),
+    message_ttl_seconds=st.none() | st.integers(0, 2**31),
+    deduplication=st.none() | st.booleans(),
+    backlog_quotas=st.dictionaries(
+        st.sampled_from(QUOTA_KINDS),
+        st.builds(BacklogQuota, st.integers(-1, 2**50), st.integers(-1, 2**31), st.sampled_from(QUOTA_POLICIES)),
+    ),
+    bundles=st.integers(1, 1024),
+    extra=st.dictionaries(names.map(lambda name: "x-" + name), set_values, max_size=3),
+    deleting=st.booleans(),
+)
+
+
+def as_tree(path: str, leaves: dict[str, Any], version: int = 1) -> Tree:
+    return Tree(path, {leaf: Record(encode(value), version) for leaf, value in leaves.items()})
+
+
+@settings(max_examples=500)
+@given(names)
+def test_escaped_names_are_one_ascii_segment_and_come_back(name: str) -> None:
+    segment = keys.escape(name)
+    assert keys.unescape(segment) == name
+    assert "/" not in segment
+    check_path(f"/x/{segment}")
+
+
+@settings(max_examples=500)
+@given(topics, topics)
+def test_different_topics_have_different_paths(one: TopicName, other: TopicName) -> None:
+    for place in (keys.topic, keys.partitioned_topic, keys.deletion):
+        assert (place(one) == place(other)) == (one == other)
+        check_path(place(one))
+
+
+def test_a_partition_shares_the_schemas_of_its_topic() -> None:
+    topic = TopicName("persistent", "t", "n", "orders")
+    assert keys.schemas_of(topic.with_partition(3)) == keys.schemas_of(topic)
+    assert keys.schema_versions(topic.with_partition(3)) == keys.schema_versions(topic)
+
+
+@settings(max_examples=500)
+@given(json_values, st.none() | stamps)
+def test_stored_values_come_back_with_their_stamp(value: Any, stamp: Stamp | None) -> None:
+    assert decode("/p", encode(value, stamp)) == (value, stamp)
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"null", b"{}", b"\xff", b"[1]", b'{"format":1}', b'{"format":1,"value":1,"stamp":[1]}']
+)
+def test_damaged_values_are_named(data: bytes) -> None:
+    with pytest.raises(MetadataError, match="/where/it/is"):
+        decode("/where/it/is", data)
+
+
+def test_a_newer_format_is_refused_with_a_sentence() -> None:
+    with pytest.raises(MetadataError, match=r"format 2, made by a newer version.*upgrade"):
+        decode("/p", b'{"format":2,"value":{},"more":1}')
+
+
+@settings(max_examples=500)
+@given(
+    st.builds(
+        TopicRecord,
+        st.text(max_size=20),
+        st.dictionaries(names, st.text(max_size=8), max_size=3),
+        st.lists(ledgers, max_size=3).map(tuple),
+        st.lists(st.integers(0, 2**53), max_size=3).map(tuple),
+        positions,
+        st.dictionaries(names, positions, max_size=3),
+        st.none() | positions,
+        st.dictionaries(names.map(lambda name: "x-" + name), json_values, max_size=2),
+    )
+)
+def test_topic_records_come_back(record: TopicRecord) -> None:
+    assert TopicRecord.from_json(json.loads(json.dumps(record.to_json()))) == record
+
+
+@settings(max_examples=500)
+@given(
+    st.builds(SchemaRecord, names, st.binary(max_size=50), st.dictionaries(names, names, max_size=2), st.integers(0))
+)
+def test_schema_records_come_back(record: SchemaRecord) -> None:
+    assert SchemaRecord.from_json(json.loads(json.dumps(record.to_json()))) == record
+
+
+def test_a_schema_is_known_by_type_and_definition_alone() -> None:
+    schema = SchemaRecord("JSON", b"{}", {"a": "b"}, 5, 3)
+    assert schema.content_id == SchemaRecord("JSON", b"{}").content_id
+    assert schema.content_id != SchemaRecord("AVRO", b"{}").content_id
+    assert schema.content_id != SchemaRecord("JSON", b"{ }").content_id
+
+
+def test_what_this_version_does_not_know_is_kept() -> None:
+    cluster = {"serviceUrl": "http://a:8080", "peerClusterNames": ["x"], "brokerClientTlsEnabled": False}
+    assert ClusterRecord.from_json(cluster).to_json().items() >= cluster.items()
+    partitioned = {"partitions": 3, "properties": {}, "shape": "round"}
+    assert PartitionedTopicRecord.from_json(partitioned).to_json() == partitioned
+    policies = {"replication_clusters": ["a"], "max_producers_per_topic": 7, "publishMaxMessageRate": {"a": {}}}
+    assert NamespaceRecord.from_json(policies).to_json().items() >= policies.items()
+
+
+@settings(max_examples=500)
+@given(namespaces)
+def test_namespaces_come_back_from_json_and_from_their_paths(record: NamespaceRecord) -> None:
+    assert (
+        replace(NamespaceRecord.from_json(json.loads(json.dumps(record.to_json()))), deleting=record.deleting) == record
+    )
+    tree = as_tree("/geo/namespaces/t/n", json.loads(json.dumps(unfold_namespace(record))))
+    assert fold_namespace(tree) == record
+    for leaf in tree.records:
+        check_path(tree.path + leaf)
+
+
+@settings(max_examples=500)
+@given(st.builds(TenantRecord, st.frozensets(names, max_size=4), st.frozensets(entities, max_size=4), st.booleans()))
+def test_tenants_come_back_from_their_paths(record: TenantRecord) -> None:
+    assert fold_tenant(as_tree("/geo/tenants/t", unfold_tenant(record))) == record
+
+
+@settings(max_examples=500)
+@given(namespaces, namespaces)
+def test_a_tree_becomes_another_by_writing_only_what_differs(before: NamespaceRecord, after: NamespaceRecord) -> None:
+    tree = as_tree("/geo/namespaces/t/n", unfold_namespace(before), 7)
+    checks, operations = tree.writes(unfold_namespace(after), lambda _: Stamp(1, 0, "here"))
+    records = dict(tree.records)
+    for operation in operations:
+        leaf = operation.path.removeprefix(tree.path)
+        if isinstance(operation, Put):
+            assert leaf not in records or records[leaf].value != encode(decode("", operation.value)[0])
+            records[leaf] = Record(operation.value, 8)
+        else:
+            del records[leaf]
+    found = fold_namespace(Tree(tree.path, records))
+    assert found is not None
+    assert replace(found, stamp=None) == after
+    assert {check.path for check in checks} == {tree.path, *(operation.path for operation in operations)}
+    assert all(check.version == (7 if check.path.removeprefix(tree.path) in tree.records else 0) for check in checks)
+
+
+def test_lists_of_regions_have_one_path_per_element() -> None:
+    leaves = unfold_namespace(NamespaceRecord(frozenset({"us-east", "eu"}), message_ttl_seconds=5))
+    assert leaves == {
+        "": {},
+        "/policies/replication_clusters/us-east": True,
+        "/policies/replication_clusters/eu": True,
+        "/policies/message_ttl_in_seconds": 5,
+        "/policies/bundles": {"numBundles": 4},
+    }
+
+
+def test_without_its_base_a_namespace_is_not_visible() -> None:
+    assert fold_namespace(as_tree("/n", {"/policies/message_ttl_in_seconds": 5})) is None
+    assert fold_tenant(as_tree("/t", {"/roles/admin": True})) is None
+
+
+@pytest.mark.parametrize(
+    ("policies", "message"),
+    [
+        ({"retention_policies": {"retentionTimeInMinutes": 5, "retentionSizeInMB": 0}}, "both 0 or neither"),
+        ({"retention_policies": {"retentionTimeInMinutes": -2, "retentionSizeInMB": 1}}, "-1 is the least"),
+        ({"retention_policies": {"retentionTimeInMinutes": "5"}}, "a whole number is wanted"),
+        ({"retention_policies": 5}, "a JSON object is wanted"),
+        ({"message_ttl_in_seconds": -1}, "cannot be negative"),
+        ({"message_ttl_in_seconds": True}, "a whole number is wanted"),
+        ({"deduplicationEnabled": 1}, "true or false is wanted"),
+        ({"replication_clusters": "us-east"}, "a list is wanted"),
+        ({"replication_clusters": [1]}, "a list of names is wanted"),
+        ({"backlog_quota_map": {"moon": {}}}, "are the kinds"),
+        ({"backlog_quota_map": {"message_age": {"policy": "explode"}}}, "no backlog quota policy"),
+        ({"bundles": {"numBundles": 0}}, "1 to 1024"),
+        ([], "a JSON object is wanted"),
+    ],
+)
+def test_impossible_policies_are_refused_with_a_sentence(policies: Any, message: str) -> None:
+    with pytest.raises(Invalid, match=message):
+        NamespaceRecord.from_json(policies)
+
+
+def test_one_policy_is_set_and_taken_away() -> None:
+    record = NamespaceRecord(frozenset({"a"}), deleting=True, stamp=Stamp(1, 2, "a"))
+    with_ttl = record.with_policy("message_ttl_in_seconds", 60).with_policy("max_consumers_per_topic", 3)
+    assert (with_ttl.message_ttl_seconds, with_ttl.extra) == (60, {"max_consumers_per_topic": 3})
+    assert with_ttl.with_policy("message_ttl_in_seconds", None).with_policy("max_consumers_per_topic", None) == record
+
+
+def test_bundles_divide_the_hash_range_as_pulsar_writes_it() -> None:
+    assert boundaries(4) == ["0x00000000", "0x40000000", "0x80000000", "0xc0000000", "0xffffffff"]
+    assert boundaries(1) == ["0x00000000", "0xffffffff"]
+
+
+paths = st.lists(st.text("ab-/0.z", min_size=1, max_size=5), min_size=1, max_size=4).map(
+    lambda parts: "/" + "/".join(parts)
+)
+
+
+@settings(max_examples=500)
+@given(st.sets(paths, max_size=30), st.integers(1, 4))
+def test_paged_listing_finds_exactly_the_children(found: set[str], page_size: int) -> None:
+    stored = sorted(path for path in found if "//" not in path and not path.endswith("/"))
+    base = "/a/"
+    expected = sorted({path.removeprefix(base).partition("/")[0] for path in stored if path.startswith(base)})
+    listed: set[str] = set()
+    at = base
+    for _ in range(len(stored) + 1):
+        page = [path for path in stored if at <= path < after_prefix(base)][:page_size]
+        at = collect_children(base, page, listed)
+        if len(page) < page_size:
+            break
+    assert sorted(listed) == expected
+
+
+@settings(max_examples=500)
+@given(st.text("ab/~!", min_size=1, max_size=4), st.text("ab/~!", max_size=6))
+def test_the_end_of_a_prefix_is_after_all_that_begins_with_it(prefix: str, text: str) -> None:
+    assert text.startswith(prefix) == (prefix <= text < after_prefix(prefix))
+
+
+@pytest.mark.parametrize("prefix", ["", "a", "/ä", "/ b", "/" + "x" * 40_000])
+def test_bad_prefixes_are_refused(prefix: str) -> None:
+    with pytest.raises(BadRequest):
+        check_prefix(prefix)
