@@ -18,6 +18,7 @@ from meridian_broker.replication.exchange_peer import Peer
 from meridian_broker.replication.exchange_waits import LINK_DOWN, Wait, WaitResult, Waits
 
 TOO_MANY = "TooManyWaiting"
+QUEUE_FULL = "QueueFull"
 
 
 class Barriers:
@@ -54,9 +55,15 @@ class Barriers:
         whole = self._context.host.progress(*key)
         peers = self._reachable(wait)
         for peer in peers:
-            if key[0] not in peer.even and whole is not None:
-                # Something may have been given up before: only the whole is sure to be all.
-                peer.offer((*key, False), whole.copy(), with_record=True, now_ms=self._context.now_ms)
+            # Something may have been given up before: only the whole is sure to be all.
+            whole_taken = (
+                key[0] in peer.even
+                or whole is None
+                or peer.offer((*key, False), whole.copy(), with_record=True, now_ms=self._context.now_ms)
+            )
+            if not whole_taken:
+                wait.missing[peer.region] = QUEUE_FULL
+                continue
             numbers, queued = peer.carries(key)
             self._waits.watch_deltas(wait, peer.region, numbers, queued=queued)
         for peer in peers:

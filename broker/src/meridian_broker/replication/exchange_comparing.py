@@ -135,6 +135,8 @@ class Comparing:
             elif not self._moving(peer, digest, theirs, pending):
                 self._context.counters.topics_differing += 1
                 questions.append(Question(theirs.topic))
+        # A link keeps the order: what was sent before this digest and did not come, will not come.
+        incoming.highest = max(incoming.highest, digest.sent)
         if questions:
             reply(Fetch(tuple(questions)))
         if not peer.up and not digest.answer:
@@ -156,7 +158,8 @@ class Comparing:
         peer.waiting.pop(topic, None)
         if theirs.digest != context.book.topic(topic):
             return False
-        peer.even.add(topic)
+        if not theirs.unsettled:
+            peer.even.add(topic)
         peer.skips.pop(topic, None)
         for key in [key for key in peer.troubles if key[0] == topic]:
             del peer.troubles[key]

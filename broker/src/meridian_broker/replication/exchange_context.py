@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Final, Protocol, TypeAlias
@@ -102,6 +103,8 @@ class ExchangeContext:
         self.now_ms = 0
         self._merged_at: dict[str, dict[str, int]] = {}
         """Topic -> region -> when something from there was last merged."""
+        self._undurable: Counter[str] = Counter()
+        """Topic -> merges that the host holds and a crash would still lose."""
 
     def others_of(self, topic: str) -> list[str]:
         """The topic's other regions, in a fixed order."""
@@ -151,6 +154,9 @@ class ExchangeContext:
             return
 
         def durable(reason: str | None) -> None:
+            self._undurable[topic] -= 1
+            if not self._undurable[topic]:
+                del self._undurable[topic]
             self.book.mark(topic, subscription)
             if reason is None:
                 settled("", "", delta)
@@ -159,11 +165,15 @@ class ExchangeContext:
             settled(REFUSED, reason, None)
 
         self._merged_at.setdefault(topic, {})[region] = self.now_ms
+        self._undurable[topic] += 1
         self.book.mark(topic, subscription)
         self.host.merge(topic, subscription, incarnation, delta, record, durable)
 
     def unsettled(self, topic: str, peer: str) -> bool:
-        """A third region that is still reachable told us something a moment ago, and is telling the peer too."""
+        """The topic's digest is not the last word: a merge is not durable yet, or a third region that is still
+        reachable told us something a moment ago, and is telling the peer too."""
+        if topic in self._undurable:
+            return True
         since = self.now_ms - SETTLE_MS
         return any(
             at > since and region != peer and self.is_up(region)

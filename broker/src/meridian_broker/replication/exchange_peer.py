@@ -7,7 +7,8 @@ Three ledgers of debt stand here:
   leaves at once when none is in flight, else when the one in flight is confirmed or ``coalesce_ms`` after its first
   ack, whichever is earlier (R19).
 * **Even topics.** A topic is *even* with a peer when its digest was seen to equal ours and nothing offered since was
-  given up. Only then does "all deltas are confirmed" mean "the peer has everything", which is what a flush promises.
+  given up. Only then does "all deltas are confirmed" mean "the peer has every ack made here", which is what a flush
+  promises.
 * **Wanted and fetching.** Subscriptions the peer has more of than we do.
 
 Whatever is given up (link down, window or queue full, no confirmation) only costs evenness: digests heal it.
@@ -66,10 +67,9 @@ class Incoming:
     """Digests that wait for those."""
 
     def restarted(self, next_delta: int) -> None:
-        """The peer greeted: what it sent before and is not merged yet, it sends no longer or merges by itself."""
-        if next_delta <= self.highest:
-            self.highest = next_delta - 1
-            self.merging.clear()
+        """The peer greeted on a new link: what it sent before has come by now, or never will."""
+        self.highest = next_delta - 1
+        self.merging.clear()
         self.held.clear()
 
     def applied(self) -> int:
