@@ -1,0 +1,241 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A producer and a consumer for our own programs: ``meridian produce`` and ``consume``, examples, benches.
+
+Thin on purpose. They live and die with one connection; looking up, reconnecting and resending is what the real client
+libraries are for. Both are bounded: the producer by messages without a receipt, the consumer by its permits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+import time
+import zlib
+from collections import deque
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from meridian_broker.gateway.client_errors import ClientError, ConnectionLost, RequestRefused
+from meridian_broker.positions.position import Position
+from meridian_broker.wire.proto import pulsar_pb2 as pb
+from meridian_broker.wire.pulsar import encode, metadata
+
+if TYPE_CHECKING:
+    from meridian_broker.gateway.client import PulsarClientConnection
+    from meridian_broker.wire.pulsar.frames import Message
+
+PENDING: Final = 1000
+"""Messages sent without a receipt yet."""
+RECEIVER_QUEUE: Final = 1000
+"""Messages fetched ahead."""
+LARGEST: Final = 64 * 1024 * 1024
+"""Bytes of a decompressed payload at most: a few kilobytes on the wire could stand for gigabytes."""
+_U32: Final = struct.Struct(">I")
+
+
+class UnreadablePayload(ClientError):
+    """The message is compressed in a way, or encrypted, that these small programs do not read."""
+
+
+class Delivery(NamedTuple):
+    """One delivered entry, with its messages."""
+
+    position: Position
+    redelivery_count: int
+    metadata: pb.MessageMetadata
+    payloads: list[bytes]
+    """One, or the messages of a batch that are still wanted."""
+
+
+class Producer:
+    """Sends single messages. Make it with ``open``."""
+
+    def __init__(self, connection: PulsarClientConnection, topic: str) -> None:
+        self.topic = topic
+        self.name = ""
+        self._connection = connection
+        self._producer_id = 0
+        self._sequence = 0
+        self._pending: deque[tuple[int, asyncio.Future[Position]]] = deque()
+        self._room = asyncio.Semaphore(PENDING)
+        self._closed: str | None = None
+
+    @classmethod
+    async def open(cls, connection: PulsarClientConnection, topic: str, name: str | None = None) -> Producer:
+        """:raises ClientError: the broker refuses."""
+        producer = cls(connection, topic)
+        command = pb.CommandProducer(
+            topic=topic,
+            producer_name=name,
+            user_provided_producer_name=name is not None,
+            producer_id=0,
+            request_id=0,
+        )
+        opened = await connection.open_producer(command, producer)
+        producer._producer_id, producer.name = opened.producer_id, opened.name
+        return producer
+
+    async def send(
+        self, payload: bytes, *, key: str | None = None, properties: Mapping[str, str] | None = None
+    ) -> asyncio.Future[Position]:
+        """Send one message; waits for room. The future has its position, or why it was not stored."""
+        await self._room.acquire()
+        if self._closed is not None:
+            self._room.release()
+            raise ConnectionLost(self._closed)
+        sequence, self._sequence = self._sequence, self._sequence + 1
+        described = pb.MessageMetadata(
+            producer_name=self.name, sequence_id=sequence, publish_time=time.time_ns() // 1_000_000, partition_key=key
+        )
+        for name, value in (properties or {}).items():
+            described.properties.add(key=name, value=value)
+        body = metadata.build_body(described.SerializeToString(), payload)
+        receipt: asyncio.Future[Position] = asyncio.get_running_loop().create_future()
+        receipt.add_done_callback(lambda _: self._room.release())
+        self._pending.append((sequence, receipt))
+        try:
+            self._connection.write(encode.send(self._producer_id, sequence, body))
+        except ClientError as error:
+            self.producer_closed(str(error))
+        return receipt
+
+    async def flush(self) -> None:
+        """Wait until everything sent so far is stored.
+
+        :raises ClientError: something was not.
+        """
+        if self._pending:
+            await asyncio.gather(*(receipt for _, receipt in self._pending))
+
+    async def close(self) -> None:
+        await self._connection.close_producer(self._producer_id)
+        self.producer_closed("the producer was closed")
+
+    def receipt(self, receipt: pb.CommandSendReceipt) -> None:
+        if self._pending and self._pending[0][0] == receipt.sequence_id:
+            _, future = self._pending.popleft()
+            if not future.done():
+                future.set_result(Position(receipt.message_id.ledgerId, receipt.message_id.entryId))
+
+    def send_error(self, error: pb.CommandSendError) -> None:
+        for pending in self._pending:
+            if pending[0] == error.sequence_id:
+                self._pending.remove(pending)
+                if not pending[1].done():
+                    pending[1].set_exception(RequestRefused(error.error, error.message))
+                return
+
+    def producer_closed(self, reason: str) -> None:
+        self._closed = reason
+        while self._pending:
+            _, future = self._pending.popleft()
+            if not future.done():
+                future.set_exception(ConnectionLost(reason))
+
+
+class Consumer:
+    """Receives entries and acknowledges them. Make it with ``subscribe``."""
+
+    def __init__(self, connection: PulsarClientConnection, queue: int) -> None:
+        self._connection = connection
+        self._consumer_id = 0
+        self._queue = queue
+        self._taken = 0
+        self._arrived: deque[Message] = deque()
+        self._news = asyncio.Event()
+        self._closed: str | None = None
+
+    @classmethod
+    async def subscribe(
+        cls,
+        connection: PulsarClientConnection,
+        topic: str,
+        subscription: str,
+        *,
+        kind: pb.CommandSubscribe.SubType = pb.CommandSubscribe.Shared,
+        earliest: bool = True,
+        replicated: bool | None = None,
+        queue: int = RECEIVER_QUEUE,
+    ) -> Consumer:
+        """:raises ClientError: the broker refuses."""
+        consumer = cls(connection, queue)
+        command = pb.CommandSubscribe(
+            topic=topic,
+            subscription=subscription,
+            subType=kind,
+            initialPosition=pb.CommandSubscribe.Earliest if earliest else pb.CommandSubscribe.Latest,
+            consumer_id=0,
+            request_id=0,
+        )
+        if replicated is not None:
+            command.replicate_subscription_state = replicated
+        consumer._consumer_id = await connection.subscribe(command, consumer)
+        connection.write([encode.flow(consumer._consumer_id, queue)])
+        return consumer
+
+    async def receive(self) -> Delivery:
+        """The next entry; waits for it.
+
+        :raises ConnectionLost: there will be none, the consumer was closed.
+        :raises UnreadablePayload: it is acknowledged by nobody.
+        """
+        while not self._arrived:
+            if self._closed is not None:
+                raise ConnectionLost(self._closed)
+            self._news.clear()
+            await self._news.wait()
+        delivery = self._arrived.popleft()
+        described = metadata.parse(delivery.body)
+        self._taken += described.num_messages_in_batch
+        if self._taken * 2 >= self._queue and self._closed is None:
+            self._connection.write([encode.flow(self._consumer_id, self._taken)])
+            self._taken = 0
+        place = delivery.command.message_id
+        return Delivery(
+            Position(place.ledgerId, place.entryId),
+            delivery.command.redelivery_count,
+            described,
+            _payloads(delivery, described),
+        )
+
+    def acknowledge(self, *positions: Position, cumulative: bool = False) -> None:
+        """Acknowledge whole entries; no answer is waited for."""
+        self._connection.write([encode.ack(self._consumer_id, 1 if cumulative else 0, positions)])
+
+    async def close(self) -> None:
+        await self._connection.close_consumer(self._consumer_id)
+        self.consumer_closed("the consumer was closed")
+
+    def message(self, message: Message) -> None:
+        self._arrived.append(message)
+        self._news.set()
+
+    def consumer_closed(self, reason: str) -> None:
+        self._closed = reason
+        self._news.set()
+
+
+def _payloads(delivery: Message, described: pb.MessageMetadata) -> list[bytes]:
+    _, start = metadata.metadata_bounds(delivery.body)
+    payload = delivery.body[start:]
+    place = delivery.command.message_id
+    if described.encryption_keys:
+        raise UnreadablePayload(f"message {place.ledgerId}:{place.entryId} is encrypted")
+    if described.compression == pb.ZLIB:
+        payload = zlib.decompressobj().decompress(payload, LARGEST)
+    elif described.compression != pb.NONE:
+        kind = pb.CompressionType.Name(described.compression)
+        raise UnreadablePayload(f"message {place.ledgerId}:{place.entryId} is compressed with {kind}")
+    if not described.HasField("num_messages_in_batch"):
+        return [payload]
+    found, at = [], 0
+    remaining = delivery.command.ack_set
+    for index in range(described.num_messages_in_batch):
+        (size,) = _U32.unpack_from(payload, at)
+        single = pb.SingleMessageMetadata.FromString(payload[at + 4 : at + 4 + size])
+        at += 4 + size
+        wanted = not remaining or (index // 64 < len(remaining) and remaining[index // 64] >> (index % 64) & 1)
+        if wanted:
+            found.append(payload[at : at + single.payload_size])
+        at += single.payload_size
+    return found
