@@ -15,7 +15,12 @@ from aetcd import rpc
 from etcd_server import EtcdServer, etcd_missing
 from meridian_broker.engines.etcd import client
 from meridian_broker.engines.etcd.metadata import EtcdMetadataStore
+from meridian_broker.metadata.catalog import Catalog
+from meridian_broker.metadata.errors import NotEmpty
+from meridian_broker.metadata.records import ClusterRecord
 from meridian_broker.metadata.store import LeaseExpired, MetadataError, MetadataUnavailable, Put
+from meridian_broker.positions.clock import HybridClock
+from meridian_broker.wire.pulsar.topic_name import parse
 from metadata_contract import MetadataStoreContract, begin, end, next_changes, wait_until
 
 _missing = etcd_missing()
@@ -217,9 +222,32 @@ async def test_an_address_that_is_none_is_refused(url: str) -> None:
         await EtcdMetadataStore.connect(url, "/meridian/x")
 
 
+async def test_a_catalog_lives_in_etcd_as_in_the_file(store: EtcdMetadataStore) -> None:
+    def now_ms() -> int:
+        return 1_700_000_000_000
+
+    catalog = Catalog(store, HybridClock(now_ms, "us-east"), now_ms, asyncio.sleep)
+    running = asyncio.create_task(catalog.run())
+    clusters = {"us-east": ClusterRecord("http://a"), "eu": ClusterRecord("http://b")}
+    await catalog.ensure_bootstrap(clusters)
+    await catalog.ensure_bootstrap(clusters)
+    topic = parse("orders")
+    await catalog.partitioned.create(topic, 2)
+    record, version = await catalog.topics.create(topic.with_partition(0))
+    assert await catalog.topics.get(topic.with_partition(0)) == (record, version)
+    with pytest.raises(NotEmpty):
+        await catalog.namespaces.delete("public/default")
+    assert len({await catalog.allocate_ledger_id() for _ in range(100)}) == 100
+    other = Catalog(store, HybridClock(now_ms, "us-east"), now_ms, asyncio.sleep)
+    await other.clusters.create("asia", ClusterRecord())
+    await wait_until(lambda: catalog.cluster("asia") is not None)
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+
+
 def test_the_embedded_store_and_the_catalog_import_no_grpc() -> None:
     code = (
-        "import sys, meridian_broker.engines.sqlite.metadata, meridian_broker.engines.etcd;"
+        "import sys, meridian_broker.engines.sqlite.metadata, meridian_broker.metadata.catalog;"
         "assert not any(name == 'grpc' or name.startswith(('grpc.', 'aetcd')) for name in sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

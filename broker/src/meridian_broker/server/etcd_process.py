@@ -235,18 +235,26 @@ def _prepare(directory: Path) -> None:
     directory.mkdir(parents=True, exist_ok=True)
     try:
         pid = int((directory / "etcd.pid").read_text())
-        arguments = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\x00")
     except (OSError, ValueError):
         return
-    if f"--data-dir={directory / 'data'}".encode() not in arguments:
+    if not _runs_on(pid, directory):
         return
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signal.SIGTERM)
     deadline = time.monotonic() + STOP_SECONDS
-    while Path(f"/proc/{pid}").exists():
+    while _runs_on(pid, directory):
         if time.monotonic() > deadline:
             raise EtcdFailed(f"an etcd of an earlier run (process {pid}) on {directory} does not end: end it by hand")
         time.sleep(_POLL_SECONDS)
+
+
+def _runs_on(pid: int, directory: Path) -> bool:
+    """Whether that process is an etcd on that directory. One that ended but was not collected yet is not."""
+    try:
+        arguments = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\x00")
+    except OSError:
+        return False
+    return f"--data-dir={directory / 'data'}".encode() in arguments
 
 
 def _log_end(directory: Path, lines: int = 8) -> str:
