@@ -78,6 +78,11 @@ def index_header(segment: int) -> bytes:
 INDEX_HEADER_BYTES: Final = _INDEX_HEADER.size
 
 
+def index_is_readable(data: bytes | bytearray, segment: int) -> bool:
+    """Whether an index file's header is whole, of a format known here, and of this segment."""
+    return data == index_header(segment)
+
+
 def block_bytes(count: int) -> int:
     """Size of a run's block."""
     return _BLOCK.size + count * 8
@@ -89,7 +94,7 @@ def pack_block(ledger: int, first: int, places: array[int]) -> bytes:
     return _BLOCK.pack(ledger, first, len(places), crc) + data
 
 
-def unpack_block(data: bytes, ledger: int, first: int, count: int) -> array[int] | None:
+def unpack_block(data: bytes | bytearray, ledger: int, first: int, count: int) -> array[int] | None:
     """The places of a run; None when the block is not the right one, or broken."""
     if len(data) != block_bytes(count):
         return None

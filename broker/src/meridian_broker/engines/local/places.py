@@ -13,7 +13,13 @@ from array import array
 from collections import OrderedDict
 from typing import Final
 
-from meridian_broker.engines.local.checkpoint import block_bytes, index_name, unpack_block
+from meridian_broker.engines.local.checkpoint import (
+    INDEX_HEADER_BYTES,
+    block_bytes,
+    index_is_readable,
+    index_name,
+    unpack_block,
+)
 from meridian_broker.engines.local.files import FilePort
 from meridian_broker.engines.local.index import Ledger, Run, Segment
 from meridian_broker.engines.local.recovery import segment_name
@@ -51,7 +57,9 @@ class Places:
             return places
         loop = asyncio.get_running_loop()
         self._stats.index_loads += 1
-        places = await loop.run_in_executor(None, self._from_index, ledger.ledger_id, run)
+        places = self._from_cached_index(ledger.ledger_id, run)
+        if places is None:
+            places = await loop.run_in_executor(None, self._from_index, ledger.ledger_id, run)
         if places is None:
             _log.error("%s is damaged: working it out again from its segment", index_name(run.segment))
             places = await loop.run_in_executor(None, self._from_segment, ledger.ledger_id, run)
@@ -80,15 +88,33 @@ class Places:
         """The run is dead."""
         self.count -= self._kept.pop(run, 0)
 
+    def _from_cached_index(self, ledger: int, run: Run) -> array[int] | None:
+        """The places, when the page cache has them; else None."""
+        try:
+            file = self._files.open(index_name(run.segment))
+        except FileNotFoundError:
+            return None
+        header, block = bytearray(INDEX_HEADER_BYTES), bytearray(block_bytes(run.stored_count))
+        try:
+            found = file.read_cached(memoryview(header), 0) and file.read_cached(memoryview(block), run.block)
+        finally:
+            file.close()
+        if not found or not index_is_readable(header, run.segment):
+            return None
+        return unpack_block(block, ledger, run.first, run.stored_count)
+
     def _from_index(self, ledger: int, run: Run) -> array[int] | None:
         try:
             file = self._files.open(index_name(run.segment))
         except FileNotFoundError:
             return None
         try:
+            header = file.pread(INDEX_HEADER_BYTES, 0)
             data = file.pread(block_bytes(run.stored_count), run.block)
         finally:
             file.close()
+        if not index_is_readable(header, run.segment):
+            return None
         return unpack_block(data, ledger, run.first, run.stored_count)
 
     def _from_segment(self, ledger: int, run: Run) -> array[int]:

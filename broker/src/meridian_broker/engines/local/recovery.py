@@ -22,6 +22,7 @@ from meridian_broker.engines.local.checkpoint import (
     index_number,
     read_whole,
     unpack_checkpoint,
+    write_whole,
 )
 from meridian_broker.engines.local.files import FilePort
 from meridian_broker.engines.local.index import Ledger, Run, Segment
@@ -39,6 +40,7 @@ from meridian_broker.engines.local.segment import (
     SegmentHeader,
     TornTail,
     ledger_seed,
+    segment_header,
     unpack_count,
     unpack_segment_header,
     unpack_state,
@@ -93,6 +95,8 @@ class _Found:
     number: int
     end: int
     attested: bool
+    broken_previous: int | None
+    """When its header is broken: the segment that probably came before."""
 
 
 class Replay:
@@ -245,6 +249,8 @@ def recover(files: FilePort, *, repair: bool) -> State:
             files.truncate(segment_name(segment.number), length)
         if repair and not segment.attested:
             files.sync_file(segment_name(segment.number))
+        if repair and segment.broken_previous is not None:
+            _give_header(files, state, segment.number, segment.broken_previous)
     replay.finish()
     if repair:
         released = [each for each in numbers if each <= covered and each not in state.segments]
@@ -328,11 +334,14 @@ def _chain(files: FilePort, tail: list[int], state: State, covered: int) -> tupl
             if not state.rebuilding:
                 state.damages.append(f"{segment_name(named.previous)} is missing")
             named = None
-        if header is None and not found and not _has_records(files, number, size):
-            leftovers.append(number)
-            continue
+        broken = header is None
         if header is None:
-            state.damages.append(f"the header of {name} is damaged")
+            records, durable = _look_into(files, number, size)
+            if not found and not records:
+                leftovers.append(number)
+                continue
+            if found or durable:
+                state.damages.append(f"the header of {name} is damaged")
             below = [other for other in tail if other < number]
             header = SegmentHeader(number, below[-1] if below else covered or -1, -1)
         end = size
@@ -341,7 +350,8 @@ def _chain(files: FilePort, tail: list[int], state: State, covered: int) -> tupl
             if size < end:
                 state.damages.append(f"{name} has {size} bytes and should have {end}: its end is lost")
                 end = size
-        found.append(_Found(number, end, named is not None and named.previous_length >= 0))
+        attested = named is not None and named.previous_length >= 0
+        found.append(_Found(number, end, attested, header.previous if broken else None))
         named = header
     if named is not None and named.previous > covered and not state.rebuilding:
         state.damages.append(f"{segment_name(named.previous)} is missing")
@@ -349,14 +359,27 @@ def _chain(files: FilePort, tail: list[int], state: State, covered: int) -> tupl
     return found, leftovers
 
 
-def _has_records(files: FilePort, number: int, size: int) -> bool:
-    """Whether a file with a broken header is more than a segment that was just being made."""
+def _look_into(files: FilePort, number: int, size: int) -> tuple[bool, bool]:
+    """For a file with a broken header: whether it holds records, and whether it says that it was once synced.
+
+    Without either it is a segment that was just being made. With records only, the crash kept them and not the header.
+    """
     file = files.open(segment_name(number))
     try:
         scanner = Scanner(lambda offset, length: file.pread(length, offset), number, size, attested=False)
-        return any(isinstance(item, Record) for item in scanner.scan())
+        records = any(isinstance(item, Record) for item in scanner.scan())
+        return records, scanner.durable() > SEGMENT_HEADER_BYTES
     finally:
         file.close()
+
+
+def _give_header(files: FilePort, state: State, number: int, previous: int) -> None:
+    """Write a segment again whose header is broken, so that the next start does not stumble over it."""
+    name = segment_name(number)
+    before = state.segments.get(previous)
+    header = SegmentHeader(number, previous, before.length if before is not None else 0)
+    content = read_whole(files, name)[SEGMENT_HEADER_BYTES : state.segments[number].length]
+    write_whole(files, name, [segment_header(header), content])
 
 
 def _take_in(files: FilePort, replay: Replay, found: _Found) -> int:

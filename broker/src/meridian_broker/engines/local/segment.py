@@ -229,6 +229,10 @@ class Scanner:
             yield Damage(offset, resume, head)
             offset = resume
 
+    def durable(self) -> int:
+        """How much of the file its own ``BATCH`` records say was synced."""
+        return max((durable for _, durable in self._marks(SEGMENT_HEADER_BYTES)), default=0)
+
     def _whole_records(self, offset: int) -> Generator[Record, None, int]:
         """Yield records until one is broken or the end is reached; return where that is."""
         end = self._end

@@ -1,0 +1,264 @@
+# SPDX-License-Identifier: Apache-2.0
+"""File ports for the ledger engine: a disk that remembers every operation, and one that refuses.
+
+`RecordingDisk` keeps files in memory and a journal of everything that was done to them. `crashed` builds, from the
+first N operations, what a disk may hold after the power failed at that moment: finished fdatasyncs count, everything
+else may be gone, torn at any byte, or (`Loss.SCATTERED`) there in part with holes of zeros before it, as pages are
+written in any order. Names count after a sync of the directory; of the later changes any number of the first may have
+made it.
+"""
+
+from __future__ import annotations
+
+import enum
+import errno
+import os
+import random
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+
+class Loss(enum.Enum):
+    """What becomes of bytes that no finished fdatasync covers."""
+
+    ALL = "all of it is lost"
+    TORN = "it ends at any byte"
+    SCATTERED = "each write is there, torn or missing, whatever became of the others"
+    NONE = "all of it survives, as after a kill of the process"
+
+
+@dataclass(slots=True)
+class _File:
+    content: bytearray = field(default_factory=bytearray)
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """One entry of the journal."""
+
+    kind: str
+    file: int = -1
+    name: str = ""
+    other: str = ""
+    data: bytes = b""
+    size: int = 0
+
+
+class RecordingDisk:
+    """`FilePort` in memory, with a journal."""
+
+    place = "memory"
+
+    def __init__(self, files: dict[str, bytes] | None = None) -> None:
+        self._mutex = threading.Lock()
+        self._files: list[_File] = []
+        self._names: dict[str, int] = {}
+        self._start: list[bytes] = []
+        self.journal: list[Operation] = []
+        self.locked = False
+        for name, content in (files or {}).items():
+            self._names[name] = len(self._files)
+            self._files.append(_File(bytearray(content)))
+            self._start.append(content)
+        self._start_names = dict(self._names)
+
+    # -- the port ------------------------------------------------------------------------------------------------
+
+    def create(self, name: str) -> _Append:
+        with self._mutex:
+            if name in self._names:
+                raise FileExistsError(name)
+            self._names[name] = len(self._files)
+            self._files.append(_File())
+            self.journal.append(Operation("create", self._names[name], name))
+            return _Append(self, self._names[name])
+
+    def open(self, name: str) -> _Read:
+        with self._mutex:
+            if name not in self._names:
+                raise FileNotFoundError(name)
+            return _Read(self._files[self._names[name]])
+
+    def names(self) -> list[str]:
+        with self._mutex:
+            return list(self._names)
+
+    def truncate(self, name: str, size: int) -> None:
+        with self._mutex:
+            number = self._names[name]
+            del self._files[number].content[size:]
+            self.journal.append(Operation("truncate", number, size=size))
+
+    def sync_file(self, name: str) -> None:
+        with self._mutex:
+            self.journal.append(Operation("sync", self._names[name]))
+
+    def rename(self, old: str, new: str) -> None:
+        with self._mutex:
+            self._names[new] = self._names.pop(old)
+            self.journal.append(Operation("rename", name=old, other=new))
+
+    def unlink(self, name: str) -> None:
+        with self._mutex:
+            del self._names[name]
+            self.journal.append(Operation("unlink", name=name))
+
+    def sync_directory(self) -> None:
+        with self._mutex:
+            self.journal.append(Operation("sync directory"))
+
+    def lock(self) -> None:
+        assert not self.locked
+        self.locked = True
+
+    def unlock(self) -> None:
+        self.locked = False
+
+    def write(self, number: int, data: bytes) -> None:
+        with self._mutex:
+            self._files[number].content += data
+            self.journal.append(Operation("write", number, data=data))
+
+    def sync(self, number: int) -> None:
+        with self._mutex:
+            self.journal.append(Operation("sync", number))
+
+    # -- the crash -----------------------------------------------------------------------------------------------
+
+    def crashed(self, operations: int, loss: Loss, rng: random.Random) -> dict[str, bytes]:
+        """What the disk holds when the power fails after so many operations."""
+        durable = [bytearray(content) for content in self._start]
+        waiting: dict[int, list[bytes]] = {}
+        names = dict(self._start_names)
+        changes: list[Operation] = []
+        for step in self.journal[:operations]:
+            if step.kind == "create":
+                durable.append(bytearray())
+                changes.append(step)
+            elif step.kind == "write":
+                waiting.setdefault(step.file, []).append(step.data)
+            elif step.kind == "sync":
+                durable[step.file] += b"".join(waiting.pop(step.file, []))
+            elif step.kind == "truncate":
+                durable[step.file] += b"".join(waiting.pop(step.file, []))
+                del durable[step.file][step.size :]
+            elif step.kind == "sync directory":
+                for change in changes:
+                    _apply(change, names)
+                changes.clear()
+            else:
+                changes.append(step)
+        kept = len(changes) if loss is Loss.NONE else 0 if loss is Loss.ALL else rng.randint(0, len(changes))
+        for change in changes[:kept]:
+            _apply(change, names)
+        for number, writes in waiting.items():
+            durable[number] += _survivors(writes, loss, rng)
+        return {name: bytes(durable[number]) for name, number in names.items()}
+
+    def content(self) -> dict[str, bytes]:
+        """What the page cache holds now."""
+        with self._mutex:
+            return {name: bytes(self._files[number].content) for name, number in self._names.items()}
+
+
+def _apply(change: Operation, names: dict[str, int]) -> None:
+    if change.kind == "create":
+        names[change.name] = change.file
+    elif change.kind == "rename":
+        names[change.other] = names.pop(change.name)
+    else:
+        del names[change.name]
+
+
+def _survivors(writes: list[bytes], loss: Loss, rng: random.Random) -> bytes:
+    if loss is Loss.ALL:
+        return b""
+    if loss is Loss.NONE:
+        return b"".join(writes)
+    if loss is Loss.TORN:
+        data = b"".join(writes)
+        return data[: rng.randint(0, len(data))]
+    scattered = bytearray()
+    for data in writes:
+        whole = bytearray(data)
+        fate = rng.random()
+        if fate < 0.3:
+            whole = bytearray(len(data))
+        elif fate < 0.6 and data:
+            lower = rng.randint(0, len(data))
+            upper = rng.randint(lower, len(data))
+            whole[lower:upper] = bytes(upper - lower)
+        scattered += whole
+    return bytes(scattered[: rng.randint(0, len(scattered))])
+
+
+class _Append:
+    def __init__(self, disk: RecordingDisk, number: int) -> None:
+        self._disk = disk
+        self._number = number
+
+    def write(self, buffers: Sequence[bytes]) -> None:
+        self._disk.write(self._number, b"".join(buffers))
+
+    def sync(self) -> None:
+        self._disk.sync(self._number)
+
+    def close(self) -> None:
+        pass
+
+
+class _Read:
+    def __init__(self, file: _File) -> None:
+        self._file = file
+
+    def pread(self, length: int, offset: int) -> bytes:
+        return bytes(self._file.content[offset : offset + length])
+
+    def read_cached(self, buffer: memoryview, offset: int) -> bool:
+        data = self._file.content[offset : offset + len(buffer)]
+        if len(data) < len(buffer):
+            return False
+        buffer[:] = data
+        return True
+
+    def size(self) -> int:
+        return len(self._file.content)
+
+    def close(self) -> None:
+        pass
+
+
+class RefusingDisk(RecordingDisk):
+    """A disk that is full: a write beyond ``room`` bytes stores a part and fails; a sync may be made to fail."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.room: int | None = None
+        self.sync_fails = False
+        self.cut_fails = False
+
+    def write(self, number: int, data: bytes) -> None:
+        if self.room is not None:
+            part = data[: self.room]
+            self.room -= len(part)
+            super().write(number, part)
+            if len(part) < len(data):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            return
+        super().write(number, data)
+
+    def sync(self, number: int) -> None:
+        if self.sync_fails:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        super().sync(number)
+
+    def truncate(self, name: str, size: int) -> None:
+        if self.cut_fails:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        super().truncate(name, size)
+
+    def unlink(self, name: str) -> None:
+        if self.cut_fails:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        super().unlink(name)
