@@ -9,6 +9,7 @@ SHELL := bash
 BIN := .venv/bin
 SEED ?=
 JSON ?=
+SECONDS ?= 60
 
 .PHONY: setup
 setup: ## make .venv with the pinned dependencies; by apt: python3-venv and Java 17, where missing
@@ -29,6 +30,10 @@ check: setup ## lint, format, types, import contracts, generated files
 	@$(BIN)/mypy broker/src verifier/src
 	@$(BIN)/lint-imports
 	@scripts/generated check
+
+.PHONY: fuzz
+fuzz: setup ## hostile bytes from random seeds for SECONDS=60 each
+	@FUZZ_SECONDS=$(SECONDS) $(BIN)/python -m pytest tests/fuzz
 
 .PHONY: bench
 bench: setup ## measure; every bench/*/run with its targets
