@@ -258,8 +258,6 @@ class TopicLog:
         self.appended_bytes += size
         self._tail[result] = entry
         self._tail_bytes += size
-        if self._tail_bytes > self._limits.tail_bytes:
-            self._shrink_tail(self._limits.tail_bytes)
         position = self.last_confirmed = Position(chapter.ledger_id, result)
         done(token, position)
         self._settled += 1
@@ -280,6 +278,8 @@ class TopicLog:
 
     def _wake(self) -> None:
         self._waking = False
+        if self._tail_bytes > self._limits.tail_bytes:
+            self._shrink_tail(self._limits.tail_bytes)
         for watcher in tuple(self._watchers):
             watcher()
 

@@ -47,6 +47,8 @@ POLICY_SECONDS: Final = 1.0
 SWITCH_INTERVAL_SECONDS: Final = 0.0005
 """The thread that makes entries durable gets the interpreter this soon; the default of 5 ms would stand in every
 receipt's latency."""
+GC_THRESHOLD: Final = (50_000, 20, 50)
+"""Entries, receipts and acknowledgements make no cycles: looking for some less often costs a little memory."""
 MMAP_THRESHOLD: Final = 64 << 20
 M_MMAP_THRESHOLD: Final = -3
 M_TRIM_THRESHOLD: Final = -1
@@ -80,6 +82,7 @@ async def _run(settings: Settings) -> None:
         log.info("region %s serves %s and %s", process.region, process.service_url(), process.admin_url())
         gc.collect()
         gc.freeze()  # what the broker is made of needs no more looking at
+        gc.set_threshold(*GC_THRESHOLD)
         await stop.wait()
         log.info("draining")
         await process.drain()

@@ -221,7 +221,7 @@ class Topic:
         self.log.append_own(
             flags,
             messages,
-            message_metadata.key_hash(view),
+            message_metadata.key_hash(view) if view.partition_key is not None or view.ordering_key is not None else 0,
             message_metadata.body_checksum(body),
             view.publish_time_ms,
             extras,
@@ -344,6 +344,8 @@ class Topic:
         elif not durable and initial != LATEST:
             subscription.mark_delete = self.log.before(initial)
         if durable:
+            if replicated:
+                subscription.first_hand = subscription.progress.copy()
             self._record(subscription, done)
         return subscription
 
@@ -357,6 +359,8 @@ class Topic:
         """Switch the replicated flag; the later stamp wins everywhere (R17)."""
         last = subscription.record.flag_stamp
         subscription.record.replicated = replicated
+        if replicated and subscription.first_hand is None:
+            subscription.first_hand = subscription.progress.copy()
         subscription.record.flag_stamp = self.clock.next(last)
         self._record(subscription, done)
 
