@@ -12,7 +12,7 @@ import struct
 import time
 import zlib
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from meridian_broker.gateway.client_errors import ClientError, ConnectionLost, RequestRefused
@@ -76,16 +76,30 @@ class Producer:
         return producer
 
     async def send(
-        self, payload: bytes, *, key: str | None = None, properties: Mapping[str, str] | None = None
+        self,
+        payload: bytes,
+        *,
+        key: str | None = None,
+        properties: Mapping[str, str] | None = None,
+        replicate_to: Sequence[str] = (),
+        schema_version: bytes | None = None,
     ) -> asyncio.Future[Position]:
-        """Send one message; waits for room. The future has its position, or why it was not stored."""
+        """Send one message; waits for room. The future has its position, or why it was not stored.
+
+        :param replicate_to: only to these regions; none named means to all.
+        """
         await self._room.acquire()
         if self._closed is not None:
             self._room.release()
             raise ConnectionLost(self._closed)
         sequence, self._sequence = self._sequence, self._sequence + 1
         described = pb.MessageMetadata(
-            producer_name=self.name, sequence_id=sequence, publish_time=time.time_ns() // 1_000_000, partition_key=key
+            producer_name=self.name,
+            sequence_id=sequence,
+            publish_time=time.time_ns() // 1_000_000,
+            partition_key=key,
+            replicate_to=replicate_to,
+            schema_version=schema_version,
         )
         for name, value in (properties or {}).items():
             described.properties.add(key=name, value=value)

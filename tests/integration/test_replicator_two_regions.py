@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Replication between real brokers: exactly once and in order, whichever side goes away (R3, R4, R41)."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import aiohttp
+from broker_regions import Region, regions, until
+from meridian_broker.gateway.roles import Consumer, Delivery, Producer
+from meridian_broker.replication.replicator_status import ReplicatorStatus
+from meridian_broker.wire.proto import pulsar_pb2 as pb
+
+TOPIC = "persistent://public/default/flights"
+
+
+async def publish(region: Region, first: int, last: int, topic: str = TOPIC) -> None:
+    connection = await region.connect()
+    producer = await Producer.open(connection, topic)
+    for number in range(first, last):
+        await producer.send(b"%d" % number)
+    await producer.flush()
+    await connection.close()
+
+
+async def collect(region: Region, count: int, topic: str = TOPIC, subscription: str = "all") -> list[Delivery]:
+    """Everything the topic holds, from the start; waits until so many are there."""
+    connection = await region.connect()
+    consumer = await Consumer.subscribe(connection, topic, subscription)
+    async with asyncio.timeout(30):
+        found = [await consumer.receive() for _ in range(count)]
+    await connection.close()
+    return found
+
+
+def numbers(deliveries: list[Delivery]) -> list[int]:
+    return [int(delivery.payloads[0]) for delivery in deliveries]
+
+
+def status(region: Region, remote: Region, topic: str = TOPIC) -> ReplicatorStatus | None:
+    return region.process.runner.status(topic).get(remote.name)
+
+
+async def caught_up(region: Region, remote: Region, topic: str = TOPIC) -> None:
+    def is_caught_up() -> bool:
+        one = status(region, remote, topic)
+        return one is not None and one.connected and one.backlog == 0
+
+    await until(is_caught_up)
+
+
+def stored_entries(region: Region, topic: str = TOPIC) -> int:
+    return region.process.service.topics[topic].log.entries
+
+
+async def test_order_origin_and_nothing_twice_across_restarts_of_either_side(tmp_path: Path) -> None:
+    async with regions(tmp_path, "us-east", "us-west") as (east, west):
+        await publish(east, 0, 300)
+        await caught_up(east, west)
+        deliveries = await collect(west, 300)
+        assert numbers(deliveries) == list(range(300))
+        assert {delivery.metadata.replicated_from for delivery in deliveries} == {"us-east"}
+
+        await west.stop()
+        await publish(east, 300, 600)
+        one = status(east, west)
+        assert one is not None
+        assert (one.connected, one.backlog) == (False, 300)
+        await west.start()
+        await caught_up(east, west)
+        assert stored_entries(west) == 600
+
+        await publish(east, 600, 700)
+        await east.stop()  # perhaps before all of it went over
+        await east.start()
+        await caught_up(east, west)
+        assert stored_entries(west) == 700
+        assert numbers(await collect(west, 700, subscription="again")) == list(range(700))
+        assert stored_entries(east) == 700, "something came back to where it began"
+
+
+async def test_both_directions_at_once(tmp_path: Path) -> None:
+    async with regions(tmp_path, "us-east", "us-west") as (east, west):
+        await asyncio.gather(publish(east, 0, 200), publish(west, 1000, 1200))
+        await caught_up(east, west)
+        await caught_up(west, east)
+        for region in (east, west):
+            found = numbers(await collect(region, 400))
+            assert [number for number in found if number < 1000] == list(range(200))
+            assert [number for number in found if number >= 1000] == list(range(1000, 1200))
+            assert stored_entries(region) == 400
+
+
+async def test_replicate_to_is_honoured(tmp_path: Path) -> None:
+    async with regions(tmp_path, "us-east", "us-west", "eu-central") as (east, west, central):
+        connection = await east.connect()
+        producer = await Producer.open(connection, TOPIC)
+        targets = [(), ("us-west",), ("eu-central",), ("__local__",), ("us-west", "eu-central"), ()]
+        for number, target in enumerate(targets):
+            await producer.send(b"%d" % number, replicate_to=target)
+        await producer.flush()
+        await connection.close()
+        await caught_up(east, west)
+        await caught_up(east, central)
+        assert numbers(await collect(west, 4)) == [0, 1, 4, 5]
+        assert numbers(await collect(central, 4)) == [0, 2, 4, 5]
+        assert stored_entries(west) == stored_entries(central) == 4
+
+
+async def test_partitions_follow_and_grow(tmp_path: Path) -> None:
+    async with regions(tmp_path, "us-east", "us-west") as (east, west), aiohttp.ClientSession() as http:
+        path = "/admin/v2/persistent/public/default/flights/partitions"
+
+        async def count() -> int:
+            async with http.get(west.admin_url + path) as response:
+                return int((await response.json())["partitions"]) if response.status == 200 else 0
+
+        json_type = {"Content-Type": "application/json"}
+        async with http.put(east.admin_url + path, data="3", headers=json_type) as response:
+            assert response.status in (200, 204), await response.text()
+        await publish(east, 0, 5, f"{TOPIC}-partition-1")
+        await caught_up(east, west, f"{TOPIC}-partition-1")
+        assert await count() == 3
+        assert numbers(await collect(west, 5, f"{TOPIC}-partition-1")) == list(range(5))
+
+        async with http.post(east.admin_url + path, data="5", headers=json_type) as response:
+            assert response.status in (200, 204), await response.text()
+        await publish(east, 5, 7, f"{TOPIC}-partition-4")
+        await caught_up(east, west, f"{TOPIC}-partition-4")
+        assert await count() == 5
+
+
+async def test_schema_versions_are_the_receivers_own(tmp_path: Path) -> None:
+    first = pb.Schema(name="n", type=pb.Schema.String, schema_data=b"")
+    second = pb.Schema(name="n", type=pb.Schema.Json, schema_data=b'{"type":"record","name":"F","fields":[]}')
+    async with regions(tmp_path, "us-east", "us-west") as (east, west):
+        for_west = await west.connect()
+        await for_west.get_or_create_schema(TOPIC, first)
+        for_east = await east.connect()
+        ours = await for_east.get_or_create_schema(TOPIC, second)
+        producer = await Producer.open(for_east, TOPIC)
+        await producer.send(b"1", schema_version=ours)
+        await producer.send(b"2")
+        await producer.flush()
+        await caught_up(east, west)
+        theirs = await for_west.get_or_create_schema(TOPIC, second)
+        assert theirs != ours
+        deliveries = await collect(west, 2)
+        assert [delivery.metadata.schema_version for delivery in deliveries] == [theirs, b""]
+        await for_east.close()
+        await for_west.close()
