@@ -19,6 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from free_ports import free_base_port
 from meridian_broker.server.layout import Directory, UpFailed
 from meridian_broker.server.settings import load
 
@@ -42,25 +43,12 @@ except (UpFailed, SettingsError) as error:
 SECONDS_MAX = 30.0
 
 
-def free_base_port() -> int:
-    """A port p such that p and p + 10 are free; another process may still take one, which would fail the test."""
-    while True:
-        with socket.socket() as first, socket.socket() as second:
-            first.bind(("127.0.0.1", 0))
-            port = int(first.getsockname()[1])
-            try:
-                second.bind(("127.0.0.1", port + 10))
-            except (OSError, OverflowError):
-                continue
-            return port
-
-
 class Up:
     """One running supervisor, its output read line by line."""
 
     def __init__(self, directory: Path, mode: str = "good", metadata: str = "embedded", **more: str) -> None:
         self.directory = directory
-        self.ports = [int(more.pop("port", 0)) or free_base_port(), free_base_port()]
+        self.ports = [int(more.pop("port", 0)) or free_base_port(2), free_base_port(2)]
         environment = os.environ | more.pop("environment", {})  # type: ignore[operator]
         self.process = subprocess.Popen(
             [
@@ -217,7 +205,7 @@ def test_no_broker_outlives_a_supervisor_that_is_killed(tmp_path: Path, running:
 
 
 def test_a_taken_port_is_named_before_anything_starts(tmp_path: Path, running: list[Up]) -> None:
-    base = free_base_port()
+    base = free_base_port(2)
     with socket.socket() as taken:
         taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         taken.bind(("127.0.0.1", base + 10))
