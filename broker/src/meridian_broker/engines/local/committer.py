@@ -47,6 +47,7 @@ class Committer:
         self._segment_name = segment_name
         self._queue: SimpleQueue[list[Batch] | None] = SimpleQueue()
         self._flush_due = False
+        self._stopped = False
         self._file: AppendFile | None = None
         self._segment = -1
         self._synced = 0
@@ -63,10 +64,10 @@ class Committer:
         self._flush()
         self._queue.put(None)
         await self._loop.run_in_executor(None, self._thread.join)
-        # The thread's last report was posted before it ended: this turn behind it finds only what came too late.
+        # The thread's last report was posted before it ended: a turn later only what came too late is left.
         await asyncio.sleep(0)
-        if not self._log.idle:
-            self._log.fail(LedgerWriteFailed(f"the ledgers in {self._files.place} were closed"))
+        self._stopped = True
+        self._flush()
 
     # -- on the loop's thread ------------------------------------------------------------------------------------
 
@@ -82,7 +83,11 @@ class Committer:
     def _flush(self) -> None:
         self._flush_due = False
         batches = self._log.take()
-        if batches:
+        if not batches:
+            return
+        if self._stopped:
+            self._log.fail(LedgerWriteFailed(f"the ledgers in {self._files.place} were closed"))
+        else:
             self._queue.put(batches)
 
     def _report(self, durable: Sequence[Batch], error: Exception | None, seconds: Sequence[float]) -> None:

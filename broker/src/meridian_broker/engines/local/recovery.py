@@ -157,8 +157,8 @@ class Replay:
 
     def _entry(self, segment: Segment, number: int, entry: int, offset: int, length: int) -> None:
         ledger = self._state.ledgers.get(number)
-        if ledger is None and self._state.rebuilding and number not in self._state.deleted:
-            # The record that made it went with a segment that a checkpoint had let go.
+        if ledger is None and number not in self._state.deleted:
+            # The record that made it is damaged, or, without a checkpoint, went with a segment that was let go.
             ledger = self._state.ledgers[number] = Ledger(number, 0, ledger_seed(ENTRY, number))
         if ledger is None:
             return
