@@ -5,9 +5,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from meridian_broker.engines.sqlite.metadata import SqliteMetadataStore
@@ -84,6 +85,33 @@ async def running(catalog: Catalog) -> AsyncIterator[list[Changed]]:
         stop()
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
+
+
+class Interrupted:
+    """The real store, but something else happens once around a call: before a write or listing, after a read."""
+
+    def __init__(self, store: SqliteMetadataStore, call: str, happening: Callable[[], Awaitable[None]]) -> None:
+        self._store = store
+        self._call = call
+        self._happening: Callable[[], Awaitable[None]] | None = happening
+
+    def __getattr__(self, name: str) -> Any:
+        real = getattr(self._store, name)
+        if name != self._call:
+            return real
+
+        async def interrupted(*arguments: Any, **options: Any) -> Any:
+            happening, self._happening = self._happening, None
+            if name in ("get", "scan"):
+                result = await real(*arguments, **options)
+                if happening is not None:
+                    await happening()
+                return result
+            if happening is not None:
+                await happening()
+            return await real(*arguments, **options)
+
+        return interrupted
 
 
 ORDERS = parse("orders")
@@ -263,21 +291,43 @@ class TestNamespaces:
         with pytest.raises(NotFound):
             await catalog.namespaces.delete("public/default")
 
-    async def test_deleting_and_filling_never_leave_a_topic_without_namespace(
+    async def test_a_namespace_deleted_while_a_topic_is_being_made_gets_none(
         self, make: Callable[[], Catalog], catalog: Catalog, store: SqliteMetadataStore
     ) -> None:
-        one, other = make(), make()
-        for i in range(25):
-            name = f"public/n{i}"
-            await catalog.namespaces.create(name)
-            filled, deleted = await asyncio.gather(
-                one.topics.create(parse(f"{name}/t")), other.namespaces.delete(name), return_exceptions=True
-            )
-            exists = await store.get(keys.namespace(name)) is not None
-            has_topic = await store.get(keys.topic(parse(f"{name}/t"))) is not None
-            assert exists or not has_topic
-            assert isinstance(filled, NotFound) != has_topic
-            assert isinstance(deleted, NotEmpty) == exists
+        async def delete() -> None:
+            await catalog.namespaces.delete("public/default")
+
+        interrupted = make()
+        interrupted._access.store = Interrupted(store, "transact", delete)
+        with pytest.raises(NotFound, match="does not exist"):
+            await interrupted.topics.create(ORDERS)
+        assert await store.scan(keys.TOPICS) == []
+
+    async def test_a_topic_made_just_before_its_namespace_is_closed_is_seen(
+        self, make: Callable[[], Catalog], catalog: Catalog, store: SqliteMetadataStore
+    ) -> None:
+        async def create() -> None:
+            await catalog.topics.create(ORDERS)
+
+        interrupted = make()
+        interrupted._access.store = Interrupted(store, "transact", create)
+        with pytest.raises(NotEmpty, match="orders"):
+            await interrupted.namespaces.delete("public/default")
+        assert not (await catalog.namespaces.get("public/default")).deleting
+
+    async def test_nothing_enters_a_namespace_while_it_is_looked_through(
+        self, make: Callable[[], Catalog], catalog: Catalog, store: SqliteMetadataStore
+    ) -> None:
+        async def create() -> None:
+            with pytest.raises(NotFound, match="is being deleted"):
+                await catalog.topics.create(ORDERS)
+            with pytest.raises(NotFound, match="is being deleted"):
+                await catalog.partitioned.create(ORDERS, 2)
+
+        interrupted = make()
+        interrupted._access.store = Interrupted(store, "children", create)
+        await interrupted.namespaces.delete("public/default")
+        assert await catalog.namespaces.names("public") == []
 
     async def test_one_with_very_many_policies_is_deleted_whole(
         self, catalog: Catalog, store: SqliteMetadataStore
@@ -610,6 +660,25 @@ class TestView:
             await catalog.clusters.create("asia", ClusterRecord())
             await wait_until(lambda: Changed("everything", "") in heard)
             assert other.cluster("asia") is not None
+
+    async def test_reading_back_an_own_write_does_not_undo_what_the_watch_told(
+        self, make: Callable[[], Catalog], catalog: Catalog, store: SqliteMetadataStore
+    ) -> None:
+        """A policy is removed by somebody else, and the watch says so, while our read of it is on its way back."""
+        await catalog.namespaces.set_policy("public/default", "message_ttl_in_seconds", 9)
+        other = make()
+        async with running(other) as heard:
+
+            async def remove() -> None:
+                heard.clear()
+                await catalog.namespaces.set_policy("public/default", "message_ttl_in_seconds", None)
+                await wait_until(lambda: Changed("namespace", "public/default") in heard)
+
+            other._access.store = Interrupted(store, "scan", remove)
+            await other._access._show(keys.namespace("public/default"))
+            record = other.namespace("public/default")
+            assert record is not None
+            assert record.message_ttl_seconds is None
 
     async def test_under_constant_change_all_views_end_alike(
         self, make: Callable[[], Catalog], catalog: Catalog
