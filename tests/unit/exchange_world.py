@@ -144,7 +144,7 @@ class WorldRegion:
                 done()
 
         if self.disk_ms:
-            self.world.later(self.disk_ms, write, self)
+            self.world.later(self.disk_ms, write)
         else:
             write()
 
@@ -162,15 +162,21 @@ class WorldRegion:
         found.subscriptions[name] = Subscription(Progress(), f"{name} made in {self.region}".encode())
         self._change((topic, name), Progress())
 
-    def ack(self, topic: str, name: str, entries: Iterable[Entry]) -> bool:
-        """All ids of one ACK command in one delta (R18). False: the consumer they were sent to is closed."""
+    def ack(self, topic: str, name: str, entries: Iterable[Entry]) -> None:
+        """All ids of one ACK command in one delta (R18), in the epoch of their dispatch (R13)."""
         subscription = self.topics[topic].subscriptions[name]
-        delta = subscription.progress.copy()
+        changed = subscription.progress.copy()
         for entry in entries:
             epoch = subscription.held.pop(entry.origin, subscription.progress.epoch)
-            delta.ack(epoch, entry.origin.region, entry.prev, entry.origin.position, entry.publish_time_ms)
-        self._change((topic, name), delta.minus(subscription.progress))
-        return True
+            changed.ack(epoch, entry.origin.region, entry.prev, entry.origin.position, entry.publish_time_ms)
+        self._change((topic, name), changed.minus(subscription.progress))
+
+    def take(self, topic: str, name: str, count: int) -> list[Entry]:
+        """Dispatch to a consumer here."""
+        subscription = self.topics[topic].subscriptions[name]
+        entries = [e for e in self.unacked(topic, name) if e.origin not in subscription.held][:count]
+        subscription.held.update({entry.origin: subscription.progress.epoch for entry in entries})
+        return entries
 
     def rewind(self, topic: str, name: str, entry: Entry) -> None:
         """Seek back so that this entry and its origin's later ones are unacked again."""
@@ -203,8 +209,8 @@ class WorldRegion:
     def crash(self) -> None:
         """Only what is on disk is left, and a new exchange starts."""
         self.life += 1
-        for topic in self.topics.values():
-            topic.subscriptions.clear()
+        for found in self.topics.values():
+            found.subscriptions.clear()
         for (topic, name), progress in self.disk.progress.items():
             self.topics[topic].subscriptions[name] = Subscription(progress.copy(), self.disk.records[topic, name])
         self.exchange = self._new_exchange()
@@ -258,16 +264,16 @@ class World:
         self.sent_bytes: Counter[str] = Counter()
         self.on_message: Callable[[str, str, PeerMessage], None] | None = None
         """Told of every message that arrives: from, to, what."""
-        self._queue: list[tuple[int, int, Callable[[], None], str]] = []
+        self._queue: list[tuple[int, int, Callable[[], None]]] = []
         self._number = 0
         self.links = {(a, b): Link(a, b) for a in self.names for b in self.names if a != b}
         self.regions = {name: make_region(name, self) for name in self.names}
 
     # -- time
 
-    def later(self, after_ms: int, action: Callable[[], None], region: WorldRegion) -> None:
+    def later(self, after_ms: int, action: Callable[[], None]) -> None:
         self._number += 1
-        heapq.heappush(self._queue, (self.now_ms + after_ms, self._number, action, region.region))
+        heapq.heappush(self._queue, (self.now_ms + after_ms, self._number, action))
 
     def run(self, for_ms: int) -> None:
         """Let time pass, and everything happen that happens in it."""
@@ -366,7 +372,7 @@ class World:
         copies = 2 if network.duplication and self.random.random() < network.duplication else 1
         for _ in range(copies):
             delay = network.latency_ms + (self.random.randint(0, network.jitter_ms) if network.jitter_ms else 0)
-            self.later(delay, deliver, self.regions[target])
+            self.later(delay, deliver)
 
     # -- entries
 

@@ -125,7 +125,7 @@ class ProgressExchange:
         peer.send, peer.incompatible = send, ""
         peer.next_digest_ms = now_ms + self._digest_interval_ms
         send(Hello(PROTOCOL_VERSION, self._host.region, peer.next_number))
-        self._comparing.announce(peer)
+        self._comparing.announce(peer, forced=True)
 
     def disconnected(self, region: str, now_ms: int) -> None:
         """Our link to the region is down. What was on its way there is offered to the others, to be passed on."""

@@ -49,14 +49,14 @@ def command(message: PeerMessage) -> tuple[int, Any]:
     return kind, write(message)
 
 
-def decode(kind: int, command: Any) -> PeerMessage:
-    """The message in a command: ``kind`` is its ``BaseCommand.Type``, ``command`` the protobuf message of its field.
+def decode(kind: int, message: Any) -> PeerMessage:
+    """The message in a command: ``kind`` is its ``BaseCommand.Type``, ``message`` the protobuf message of its field.
 
     :raises PeerFormatError: no command of the exchange.
     """
     try:
         read = _READERS[kind]
-        return read(command)
+        return read(message)
     except (KeyError, AttributeError, TypeError, ValueError) as error:
         raise PeerFormatError(
             f"command {kind} from a peer region is no message of the progress exchange: {error!r}"

@@ -38,8 +38,11 @@ class Comparing:
 
     # -- our state, told
 
-    def announce(self, peer: Peer) -> None:
-        """Send the peer one digest per topic we share."""
+    def announce(self, peer: Peer, *, forced: bool = False) -> None:
+        """Send the peer one digest per topic we share.
+
+        :param forced: compare now, whatever is in motion: anything may have been missed while there was no link.
+        """
         context = self._context
         if peer.send is None:
             return
@@ -47,6 +50,8 @@ class Comparing:
         context.forget_settled()
         context.book.refresh()
         topics = [topic for topic in context.book.topics() if peer.region in context.host.regions_of(topic)]
+        if forced:
+            peer.forced.update(topics)
         self._tell(peer, [self._digest_of(peer, topic) for topic in topics], peer.send)
         peer.forced.clear()
 
@@ -88,6 +93,9 @@ class Comparing:
         for question in fetch.questions[: limits.items_per_message]:
             if context.objection(peer.region, question.topic, context.host.incarnation(question.topic)) is not None:
                 continue
+            if peer.waiting.pop(question.topic, None) is not None:
+                # Whoever asks has seen our incarnation and has no objection.
+                peer.forget_troubles(question.topic)
             if not question.state:
                 listings.extend(context.book.listing(question.topic, question.subscription))
                 continue
@@ -155,14 +163,14 @@ class Comparing:
             peer.waiting[topic] = objection[1]
             peer.give_up(topic)
             return True
-        peer.waiting.pop(topic, None)
+        if peer.waiting.pop(topic, None) is not None:
+            peer.forget_troubles(topic)
         if theirs.digest != context.book.topic(topic):
             return False
         if not theirs.unsettled:
             peer.even.add(topic)
         peer.skips.pop(topic, None)
-        for key in [key for key in peer.troubles if key[0] == topic]:
-            del peer.troubles[key]
+        peer.forget_troubles(topic)
         context.counters.topics_equal += 1
         return True
 

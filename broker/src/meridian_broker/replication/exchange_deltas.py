@@ -186,9 +186,12 @@ class Deltas:
         if item.passed_on:
             return
         context = self._context
+        key = (item.topic, item.subscription, True)
         for region in sorted(set(item.unreached) & context.host.regions_of(item.topic) - {peer.region}):
-            if context.is_up(region):
-                key = (item.topic, item.subscription, True)
-                with_record = item.record is not None
-                if context.peers[region].offer(key, delta, with_record=with_record, now_ms=context.now_ms):
-                    context.counters.items_passed_on += 1
+            if not context.is_up(region):
+                continue
+            other = context.peers[region]
+            if other.offer(key, delta, with_record=item.record is not None, now_ms=context.now_ms):
+                context.counters.items_passed_on += 1
+                # At once: merges become durable in nobody's turn, so no ``tick`` may be near.
+                self.send_due(other, at_once=True)

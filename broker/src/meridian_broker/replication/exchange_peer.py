@@ -218,6 +218,10 @@ class Peer:
         if key in self.troubles or len(self.troubles) < self._limits.troubles:
             self.troubles[key] = reason
 
+    def forget_troubles(self, topic: str) -> None:
+        for key in [key for key in self.troubles if key[0] == topic]:
+            del self.troubles[key]
+
     def carries(self, key: SubscriptionKey) -> tuple[set[int], bool]:
         """Numbers of the unconfirmed DELTA with this subscription, and whether more of it waits."""
         numbers = {
