@@ -23,7 +23,7 @@ from meridian_verifier.source.tables import TABLES, combined
 TOPIC = "persistent://public/default/flights"
 REGIONS = ("us-east", "us-west", "eu-central")
 SUBSCRIPTIONS = ("billing", "radar")
-RANGE_TABLES = ["progress", "acks", "dropped", "passed"]
+RANGE_TABLES = ["progress", "ranges"]
 
 
 @dataclass(eq=False)
@@ -94,13 +94,15 @@ class Region:
 class Simulation:
     """The three regions and all that happened."""
 
-    def __init__(self, seed: int, steps: int = 60) -> None:
+    def __init__(self, seed: int, steps: int = 60, *, base: int = 1000, trim: bool = True) -> None:
+        """``base``: the regions' first ledgers; ``trim``: whether regions give some of their logs back."""
         self.rng = random.Random(seed)
+        self._trims = trim
         self.regions = {name: Region(name) for name in REGIONS}
         self.own: dict[str, list[Entry]] = {name: [] for name in REGIONS}
         self._sent: dict[tuple[str, str], int] = {}
         for number, region in enumerate(self.regions.values()):
-            region.next_place = (1000 + number, 0)
+            region.next_place = (base + number, 0)
         for step in range(steps):
             self._step(step)
         for region in self.regions.values():
@@ -195,7 +197,7 @@ class Simulation:
                 ),
                 len(region.log),
             )
-            if keep and self.rng.random() < 0.5:
+            if self._trims and keep and self.rng.random() < 0.5:
                 self.trim(region, self.rng.randint(1, keep))
 
     def trim(self, region: Region, count: int) -> None:

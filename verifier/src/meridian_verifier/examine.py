@@ -8,6 +8,7 @@ result is findings and drawings, small whatever the input was. No range and no e
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
@@ -103,13 +104,13 @@ def examine(
         options["token-file"] = token_file
     reader = spark.read.format(MeridianDataSource.name()).options(**options)
     entries = reader.option("table", "entries@2").load()
-    ranges = reader.option("table", "progress@1,progress@2,acks@2,dropped@2,passed@2").load()
-    judged = (
-        _entries(entries)
-        .groupBy("topic", "origin_region")
-        .cogroup(_ranges(ranges, _origins(world)).groupBy("topic", "origin_region"))
-        .applyInArrow(_judge_group(world, _drawn(world)), "kind string, payload string")
-    )
+    ranges = reader.option("table", "progress@1,ranges@2").load()
+    left = _entries(entries).groupBy("topic", "origin_region")
+    right = _ranges(ranges, _origins(world)).groupBy("topic", "origin_region")
+    with warnings.catch_warnings():
+        # Spark looks for pandas here, and warns of new versions of it, though only Arrow is used.
+        warnings.simplefilter("ignore", FutureWarning)
+        judged = left.cogroup(right).applyInArrow(_judge_group(world, _drawn(world)), "kind string, payload string")
     return _outcome(judged.collect())
 
 

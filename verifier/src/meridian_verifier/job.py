@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from pyspark.sql import SparkSession
+
 from meridian_verifier.align.facts import World
 from meridian_verifier.align.verdicts import Verdict, judge, rewound
 from meridian_verifier.examine import Outcome, examine
@@ -50,7 +52,7 @@ class Timing:
 
 
 def verify(request: Request, tell: Tell) -> tuple[Verdict, Timing]:
-    """Run it. Regions that do not answer make *unknown*, never an exception.
+    """Start a session, run, stop it. Regions that do not answer make *unknown*, never an exception.
 
     The session starts first: it takes the longest, and the snapshots should be young when they are read.
     """
@@ -58,32 +60,32 @@ def verify(request: Request, tell: Tell) -> tuple[Verdict, Timing]:
     with tempfile.TemporaryDirectory(prefix="meridian-verify-", ignore_cleanup_errors=True) as scratch:
         tell(f"starting Spark ({request.master})")
         spark = start_session(request.master, Path(scratch))
-        started = time.monotonic()
         try:
-            first, second = take_snapshots(request, tell)
-            taken = time.monotonic()
-            world = world_of(request, first, second)
-            topics = world.topics()
-            subscriptions = sum(len(world.subscriptions(topic)) for topic in topics)
-            tell(f"comparing {len(topics)} topics, {subscriptions} replicated subscriptions")
-            outcome = (
-                examine(
-                    spark,
-                    request.regions,
-                    {name: [first.taken[name], second.taken[name]] for name in second.taken if name in first.taken},
-                    world,
-                    request.token_file,
-                )
-                if topics
-                else Outcome()
-            )
+            started = time.monotonic()
+            verdict, timing = verify_in(spark, request, tell)
         finally:
             spark.stop()
+    return verdict, dataclasses.replace(timing, session=started - begun)
+
+
+def verify_in(spark: SparkSession, request: Request, tell: Tell) -> tuple[Verdict, Timing]:
+    """Run in a session that is there already."""
+    begun = time.monotonic()
+    first, second = take_snapshots(request, tell)
+    taken = time.monotonic()
+    world = world_of(request, first, second)
+    topics = world.topics()
+    outcome = Outcome()
+    if topics:
+        subscriptions = sum(len(world.subscriptions(topic)) for topic in topics)
+        tell(f"comparing {len(topics)} topics, {subscriptions} replicated subscriptions")
+        snapshots = {name: [first.taken[name], second.taken[name]] for name in world.later}
+        outcome = examine(spark, request.regions, snapshots, world, request.token_file)
     for problem in outcome.problems.values():
         tell(f"not read to the end: {problem}")
     world = dataclasses.replace(world, unreachable={**outcome.problems, **world.unreachable})
     verdict = judge(world, outcome.findings, outcome.flows, outcome.strips)
-    return verdict, Timing(started - begun, taken - started, time.monotonic() - taken)
+    return verdict, Timing(0.0, taken - begun, time.monotonic() - taken)
 
 
 def take_snapshots(request: Request, tell: Tell) -> tuple[Moment, Moment]:

@@ -18,13 +18,15 @@ import sys
 from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from meridian_broker.admin.export_plan import RANGE_TABLES, TABLES, Planner, Stretch, read_plan
+from meridian_broker.admin.export_plan import TABLES, TOPIC_TABLES, Planner, Stretch, read_plan
 from meridian_broker.admin.export_rows import Row, entry_row, metadata_rows, rows_of
-from meridian_broker.engines.local.readonly import LocalLedgerReader
 from meridian_broker.ledgers.entry import EntryFormatError
 from meridian_broker.ledgers.store import LedgerError
+
+if TYPE_CHECKING:
+    from meridian_broker.engines.local.readonly import LocalLedgerReader
 
 try:
     import pyarrow as pa
@@ -51,6 +53,18 @@ _RANGES: Final = [
     ("firsthand", pa.bool_()),
 ]
 _LEDGER: Final = [("ledger", pa.int64()), ("entries", pa.int64()), ("size", pa.int64()), ("sealed", pa.bool_())]
+_CURSOR: Final = [
+    ("subscription", pa.string()),
+    ("replicated", pa.bool_()),
+    ("durable", pa.bool_()),
+    ("type", pa.string()),
+    ("mark_delete_ledger", pa.int64()),
+    ("mark_delete_entry", pa.int64()),
+    ("read_ledger", pa.int64()),
+    ("read_entry", pa.int64()),
+    ("backlog", pa.int64()),
+    ("epoch", pa.string()),
+]
 _LINK: Final = [
     ("remote", pa.string()),
     ("connected", pa.bool_()),
@@ -70,26 +84,15 @@ SCHEMAS: Final[dict[str, Any]] = {
             ("trimmed_ledger", pa.int64()),
             ("trimmed_entry", pa.int64()),
             ("links", pa.list_(pa.struct(_LINK))),
+            ("cursors", pa.list_(pa.struct(_CURSOR))),
         ]
     ),
-    "cursors": pa.schema(
-        [
-            *_SUBSCRIPTION,
-            ("replicated", pa.bool_()),
-            ("durable", pa.bool_()),
-            ("type", pa.string()),
-            ("mark_delete_ledger", pa.int64()),
-            ("mark_delete_entry", pa.int64()),
-            ("read_ledger", pa.int64()),
-            ("read_entry", pa.int64()),
-            ("backlog", pa.int64()),
-            ("epoch", pa.string()),
-        ]
-    ),
+    "cursors": pa.schema([("region", pa.string()), ("topic", pa.string()), *_CURSOR]),
     "progress": pa.schema(_RANGES),
     "acks": pa.schema(_RANGES),
     "dropped": pa.schema(_RANGES),
     "passed": pa.schema([*_SUBSCRIPTION, *_BOUNDS]),
+    "ranges": pa.schema([("table", pa.string()), *_RANGES]),
     "entries": pa.schema(
         [
             ("region", pa.string()),
@@ -147,7 +150,10 @@ def main(arguments: list[str] | None = None) -> int:
         # Nobody reads on. Whatever the interpreter still wants to flush goes nowhere, without a traceback.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
-    except (ExportFailed, LedgerError, EntryFormatError, OSError, ValueError, KeyError) as error:
+    except KeyError as error:
+        sys.stderr.write(f"export of {options.table}: a line of {options.snapshot_file} lacks the field {error}\n")
+        return 1
+    except (ExportFailed, LedgerError, EntryFormatError, OSError, ValueError) as error:
         sys.stderr.write(f"export of {options.table}, partition {options.partition}: {error!s}\n")
         return 1
     return 0
@@ -176,6 +182,9 @@ def _export(options: argparse.Namespace) -> None:
 
 def _batches(options: argparse.Namespace, plan: Planner) -> Iterator[list[Row]]:
     if options.table == "entries":
+        # The engine is half of what there is to load, and the other tables do without it.
+        from meridian_broker.engines.local.readonly import LocalLedgerReader
+
         with asyncio.Runner() as runner:
             reader = runner.run(LocalLedgerReader.open_readonly(options.ledger_dir))
             try:
@@ -190,7 +199,7 @@ def _batches(options: argparse.Namespace, plan: Planner) -> Iterator[list[Row]]:
 
 
 def _rows(options: argparse.Namespace, plan: Planner) -> Iterator[Row]:
-    if options.table in RANGE_TABLES:
+    if options.table in TOPIC_TABLES:
         make = rows_of(options.table)
         for record in _records(options.snapshot_file, plan.lines(options.partition)):
             yield from make(record)

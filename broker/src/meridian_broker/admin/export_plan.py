@@ -18,9 +18,9 @@ from typing import Any, Final
 FORMAT: Final = 1
 """Number of the contract in ``docs/export.md``."""
 
-RANGE_TABLES: Final = ("topics", "cursors", "progress", "acks", "dropped", "passed")
+TOPIC_TABLES: Final = ("topics", "cursors", "progress", "acks", "dropped", "passed", "ranges")
 """Tables made from the topics' lines of the snapshot file."""
-TABLES: Final = (*RANGE_TABLES, "entries", "metadata")
+TABLES: Final = (*TOPIC_TABLES, "entries", "metadata")
 
 ENTRIES_PER_PARTITION: Final = 500_000
 BYTES_PER_PARTITION: Final = 8 << 20
@@ -49,7 +49,7 @@ class Planner:
         self._lines = 0
         self._bytes = 0
         self.starts: list[int] = [0]
-        """Numbers of the lines at which partitions of the tables in ``RANGE_TABLES`` begin."""
+        """Numbers of the lines at which partitions of the tables in ``TOPIC_TABLES`` begin."""
         self.entries: list[list[Stretch]] = [[]]
         """Per partition of ``entries``, what it holds."""
         self._room = ENTRIES_PER_PARTITION
@@ -79,10 +79,10 @@ class Planner:
 
     def partitions(self) -> dict[str, int]:
         """The field ``partitions`` of the answer to POST."""
-        return {**dict.fromkeys(RANGE_TABLES, len(self.starts)), "entries": len(self.entries), "metadata": 1}
+        return {**dict.fromkeys(TOPIC_TABLES, len(self.starts)), "entries": len(self.entries), "metadata": 1}
 
     def lines(self, partition: int) -> range:
-        """Which lines of the snapshot file make a partition of the tables in ``RANGE_TABLES``."""
+        """Which lines of the snapshot file make a partition of the tables in ``TOPIC_TABLES``."""
         end = self.starts[partition + 1] if partition + 1 < len(self.starts) else self._lines
         return range(self.starts[partition], end)
 

@@ -21,6 +21,18 @@ from meridian_broker.positions.progress import Progress
 Row = tuple[Any, ...]
 Interval = tuple[Position, Position]
 """``(after, upto]``."""
+CURSOR_COLUMNS: Final = (
+    "subscription",
+    "replicated",
+    "durable",
+    "type",
+    "mark_delete_ledger",
+    "mark_delete_entry",
+    "read_ledger",
+    "read_entry",
+    "backlog",
+    "epoch",
+)
 _NO_BATCH: Final = (None, None)
 
 
@@ -56,24 +68,14 @@ def topic_rows(record: Mapping[str, Any]) -> Iterator[Row]:
             {name: link[name] for name in ("remote", "connected", "backlog", "last_ack_ms")}
             for link in record.get("links", ())
         ],
+        [dict(zip(CURSOR_COLUMNS, _cursor(one), strict=True)) for one in record["subscriptions"]],
     )
 
 
 def cursor_rows(record: Mapping[str, Any]) -> Iterator[Row]:
     """``cursors``: one row per subscription."""
     for one in record["subscriptions"]:
-        yield (
-            record["region"],
-            record["topic"],
-            one["name"],
-            one["replicated"],
-            one["durable"],
-            one["type"],
-            *parse_position(one["mark_delete"]),
-            *parse_position(one["read_position"]),
-            one.get("backlog"),
-            epoch_text(_progress(one.get("progress")).epoch),
-        )
+        yield (record["region"], record["topic"], *_cursor(one))
 
 
 def progress_rows(record: Mapping[str, Any]) -> Iterator[Row]:
@@ -113,6 +115,18 @@ def passed_rows(record: Mapping[str, Any]) -> Iterator[Row]:
             yield (*head, *EARLIEST, *mark_delete)
         for after, upto in one.get("individually_deleted", ()):
             yield (*head, *parse_position(after), *parse_position(upto))
+
+
+def range_rows(record: Mapping[str, Any]) -> Iterator[Row]:
+    """``ranges``: the four tables above in one, each row with its table's name in front."""
+    for row in progress_rows(record):
+        yield ("progress", *row)
+    for row in ack_rows(record):
+        yield ("acks", *row)
+    for row in dropped_rows(record):
+        yield ("dropped", *row)
+    for row in passed_rows(record):
+        yield ("passed", *row[:3], None, None, *row[3:], None, *_NO_BATCH, None, None)
 
 
 def metadata_rows(record: Mapping[str, Any], region: str) -> Iterator[Row]:
@@ -170,6 +184,19 @@ def effective(progress: Progress, region: str) -> tuple[list[Interval], dict[Pos
         if rule is not None:
             open_ranges = _subtract(open_ranges, rule)
     return _joined(ranges) if layers else ranges, batches
+
+
+def _cursor(one: Mapping[str, Any]) -> Row:
+    return (
+        one["name"],
+        one["replicated"],
+        one["durable"],
+        one["type"],
+        *parse_position(one["mark_delete"]),
+        *parse_position(one["read_position"]),
+        one.get("backlog"),
+        epoch_text(_progress(one.get("progress")).epoch),
+    )
 
 
 def _acked(head: Row, progress: Progress, cause: Row, tail: Row) -> Iterator[Row]:
@@ -233,4 +260,5 @@ _TABLES: Final[dict[str, Callable[[Mapping[str, Any]], Iterator[Row]]]] = {
     "acks": ack_rows,
     "dropped": dropped_rows,
     "passed": passed_rows,
+    "ranges": range_rows,
 }

@@ -5,7 +5,7 @@ Options:
 
 - ``regions``: ``name=url`` pairs or the path of a regions file;
 - ``table``: one of the contract's tables; or several with the number of the snapshot each is read from, as
-  ``progress@1,progress@2,acks@2``: they come as one, with the columns ``taken`` and ``table`` in front;
+  ``progress@1,ranges@2``: they come as one, with the columns ``taken`` and ``table`` in front;
 - ``snapshot``: JSON ``{region: [{"snapshot", "partitions"}, ...]}``, snapshots taken before; absent: one is taken now;
 - ``topics``: glob or ``re:`` pattern, when a snapshot is taken now;
 - ``token-file``: path of a file with the token, readable where the tasks run.
@@ -28,7 +28,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 
 from meridian_verifier.source.client import RegionClient, RegionUnreachable, Taken, read_token
 from meridian_verifier.source.regions import Region, parse_regions
-from meridian_verifier.source.tables import PROBLEM, TABLES, combined, conform
+from meridian_verifier.source.tables import PROBLEM, TABLE, TABLES, combined, conform
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -71,7 +71,7 @@ class MeridianDataSource(DataSource):
 
 
 def parse_tables(text: str) -> list[Wanted]:
-    """``"progress@1,acks@2"`` -> what to read.
+    """``"progress@1,ranges@2"`` -> what to read.
 
     :raises ValueError: an unknown table; the message lists the known ones.
     """
@@ -119,7 +119,7 @@ class MeridianReader(DataSourceReader):
             for region in self._regions
             if self._admits("region", region.name)
             for wanted in self._wanted
-            if self._admits("table", wanted.table) and self._admits("taken", wanted.taken)
+            if self._admits("taken", wanted.taken)
             for part in self._parts(region, wanted)
         ]
 
@@ -158,7 +158,9 @@ class MeridianReader(DataSourceReader):
             client = RegionClient(partition.region, read_token(self._token_file))
             constants: dict[str, object] = {"problem": None}
             if len(self._wanted) > 1:
-                constants |= {"taken": partition.wanted.taken, "table": partition.wanted.table}
+                constants["taken"] = partition.wanted.taken
+                if TABLE.name not in TABLES[partition.wanted.table].names:
+                    constants["table"] = partition.wanted.table
             for batch in client.rows(partition.snapshot, partition.wanted.table, partition.number):
                 yield self._filtered(conform(batch, self._schema, **constants))
         except RegionUnreachable as error:

@@ -52,20 +52,10 @@ def _each(clients: Sequence[RegionClient], ask: Callable[[RegionClient], T]) -> 
 
 
 def read_state(client: RegionClient, taken: Taken) -> RegionState:
-    """The tables ``topics`` and ``cursors`` of a snapshot.
+    """The table ``topics`` of a snapshot, which has the cursors in it.
 
     :raises RegionUnreachable: the stream broke too often.
     """
-    cursors: dict[str, dict[str, Cursor]] = {}
-    for row in _rows(client, taken, "cursors"):
-        cursors.setdefault(row["topic"], {})[row["subscription"]] = Cursor(
-            bool(row["replicated"]),
-            bool(row["durable"]),
-            row["type"] or "",
-            (row["mark_delete_ledger"], row["mark_delete_entry"]),
-            row["backlog"],
-            row["epoch"] or "",
-        )
     topics = {
         row["topic"]: TopicState(
             row["incarnation"] or "",
@@ -76,11 +66,22 @@ def read_state(client: RegionClient, taken: Taken) -> RegionState:
                 link["remote"]: Link(bool(link["connected"]), link["backlog"] or 0, link["last_ack_ms"] or 0)
                 for link in row["links"] or []
             },
-            cursors.get(row["topic"], {}),
+            {one["subscription"]: _cursor(one) for one in row["cursors"] or []},
         )
         for row in _rows(client, taken, "topics")
     }
     return RegionState(client.region.name, taken.snapshot, taken.taken_ms, topics)
+
+
+def _cursor(row: dict[str, Any]) -> Cursor:
+    return Cursor(
+        bool(row["replicated"]),
+        bool(row["durable"]),
+        row["type"] or "",
+        (row["mark_delete_ledger"], row["mark_delete_entry"]),
+        row["backlog"],
+        row["epoch"] or "",
+    )
 
 
 def _rows(client: RegionClient, taken: Taken, table: str) -> list[dict[str, Any]]:

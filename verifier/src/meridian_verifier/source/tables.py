@@ -21,6 +21,18 @@ _LINKS: Final = pa.list_(
         [("remote", pa.string()), ("connected", pa.bool_()), ("backlog", pa.int64()), ("last_ack_ms", pa.int64())]
     )
 )
+_CURSOR: Final = [
+    ("subscription", pa.string()),
+    ("replicated", pa.bool_()),
+    ("durable", pa.bool_()),
+    ("type", pa.string()),
+    ("mark_delete_ledger", pa.int64()),
+    ("mark_delete_entry", pa.int64()),
+    ("read_ledger", pa.int64()),
+    ("read_entry", pa.int64()),
+    ("backlog", pa.int64()),
+    ("epoch", pa.string()),
+]
 _BOUNDS: Final = [
     ("after_ledger", pa.int64()),
     ("after_entry", pa.int64()),
@@ -55,28 +67,15 @@ TABLES: Final[dict[str, pa.Schema]] = {
             ("trimmed_ledger", pa.int64()),
             ("trimmed_entry", pa.int64()),
             ("links", _LINKS),
+            ("cursors", pa.list_(pa.struct(_CURSOR))),
         ]
     ),
-    "cursors": pa.schema(
-        [
-            ("region", pa.string()),
-            ("topic", pa.string()),
-            ("subscription", pa.string()),
-            ("replicated", pa.bool_()),
-            ("durable", pa.bool_()),
-            ("type", pa.string()),
-            ("mark_delete_ledger", pa.int64()),
-            ("mark_delete_entry", pa.int64()),
-            ("read_ledger", pa.int64()),
-            ("read_entry", pa.int64()),
-            ("backlog", pa.int64()),
-            ("epoch", pa.string()),
-        ]
-    ),
+    "cursors": pa.schema([("region", pa.string()), ("topic", pa.string()), *_CURSOR]),
     "progress": _RANGES,
     "acks": _RANGES,
     "dropped": _RANGES,
     "passed": pa.schema([("region", pa.string()), ("topic", pa.string()), ("subscription", pa.string()), *_BOUNDS]),
+    "ranges": pa.schema([("table", pa.string()), *_RANGES]),
     "entries": pa.schema(
         [
             ("region", pa.string()),
@@ -121,16 +120,21 @@ TABLE: Final = pa.field("table", pa.string())
 
 
 def combined(names: list[str]) -> pa.Schema:
-    """The schema in which rows of these tables fit together: the widest one, plus ``taken``, ``table`` and ``problem``.
+    """The schema in which rows of these tables fit together: ``taken``, ``table``, the widest one's, ``problem``.
 
     :raises ValueError: the tables share no such schema.
     """
-    widest = max((TABLES[name] for name in names), key=len)
+    widest = max((_plain(name) for name in names), key=len)
     for name in names:
-        strange = [field.name for field in TABLES[name] if widest.get_field_index(field.name) < 0]
+        strange = [field.name for field in _plain(name) if widest.get_field_index(field.name) < 0]
         if strange:
             raise ValueError(f"table {name} cannot be read together with {', '.join(names)}: column {strange[0]}")
     return pa.schema([TAKEN, TABLE, *widest, PROBLEM])
+
+
+def _plain(name: str) -> pa.Schema:
+    at = TABLES[name].get_field_index(TABLE.name)
+    return TABLES[name].remove(at) if at >= 0 else TABLES[name]
 
 
 def conform(batch: pa.RecordBatch, schema: pa.Schema, **constants: object) -> pa.RecordBatch:

@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The whole verification in Spark, over HTTP, from real encoder children: one sound topic and one with known faults."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from meridian_verifier.align.findings import Reason
+from meridian_verifier.align.verdicts import State
+from meridian_verifier.job import Request, verify_in
+from meridian_verifier.report.page import page
+from meridian_verifier.session import start_session
+from meridian_verifier.source.datasource import MeridianDataSource
+from meridian_verifier.source.regions import Region
+from pyspark.sql import SparkSession
+from verifier_regions import ServedRegion, serve
+from verifier_worlds import SUBSCRIPTIONS, Simulation, whole
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+SOUND = "persistent://public/default/sound"
+BROKEN = "persistent://public/default/broken"
+SILENT = Region("nowhere", "http://127.0.0.1:9")
+"""Nothing listens on the discard port."""
+
+
+@pytest.fixture(scope="module")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    session = start_session("local[2]", tmp_path_factory.mktemp("spark"))
+    session.dataSource.register(MeridianDataSource)
+    yield session
+    session.stop()
+
+
+@pytest.fixture(scope="module")
+def broken() -> Simulation:
+    """us-west forgot one ack, and its log lacks the ninth entry of us-east."""
+    simulation = Simulation(11, 200, base=50_000, trim=False)
+    west, name = simulation.regions["us-west"], SUBSCRIPTIONS[0]
+    entry = next(
+        one
+        for one in simulation.known()
+        if simulation.regions["us-east"].earlier[name].get(one) == whole(one)
+        and simulation.regions["eu-central"].earlier[name].get(one) == whole(one)
+        and one not in west.dropped[name]
+    )
+    west.later[name].pop(entry)
+    west.passed[name] -= {copy.place for copy in west.log if copy.entry is entry}
+    return simulation
+
+
+@pytest.fixture(scope="module")
+def regions(tmp_path_factory: pytest.TempPathFactory, broken: Simulation) -> Iterator[list[ServedRegion]]:
+    simulations = {SOUND: Simulation(5, 300, trim=False), BROKEN: broken}
+    with serve(tmp_path_factory.mktemp("regions"), simulations) as served:
+        yield served
+
+
+def request(regions: list[ServedRegion], *more: Region, topics: str | None = None) -> Request:
+    named = [Region(one.region, f"http://127.0.0.1:{one.port}") for one in regions]
+    return Request([*named, *more], topics, max_lag_ms=0)
+
+
+def test_the_fault_is_found_and_nothing_else(spark: SparkSession, regions: list[ServedRegion], tmp_path: Path) -> None:
+    verdict, _ = verify_in(spark, request(regions), lambda _: None)
+    assert {(one.topic, one.reason, one.subscription, one.source, one.target) for one in verdict.findings} == {
+        (BROKEN, Reason.MISSING_ACK, SUBSCRIPTIONS[0], source, "us-west") for source in ("us-east", "eu-central")
+    }
+    assert verdict.exit_code == 1
+    wrong = [pair for pair in verdict.pairs if pair.state is not State.ALIGNED]
+    assert {(pair.source, pair.target) for pair in wrong} == {("us-east", "us-west"), ("eu-central", "us-west")}
+    assert len(verdict.flows) == 18
+    assert {strip.subscription for strip in verdict.strips} == set(SUBSCRIPTIONS)
+    html = page(verdict)
+    assert "MissingAck" in html
+    assert "us-west" in html
+
+
+def test_a_region_that_is_down_is_unknown_and_the_others_are_judged(
+    spark: SparkSession, regions: list[ServedRegion]
+) -> None:
+    said: list[str] = []
+    verdict, _ = verify_in(spark, request(regions, SILENT), said.append)
+    assert verdict.exit_code == 1
+    assert "nowhere" in verdict.world.unreachable
+    assert any("could not ask: nowhere" in sentence for sentence in said)
+
+
+def test_the_data_source_prunes_by_region_and_tells_of_silent_ones(
+    spark: SparkSession, regions: list[ServedRegion]
+) -> None:
+    named = ",".join(f"{one.region}=http://127.0.0.1:{one.port}" for one in regions)
+    reader = spark.read.format("meridian").options(regions=f"{named},nowhere={SILENT.admin_url}")
+    rows: list[Any] = reader.option("table", "cursors").load().where("region in ('us-east', 'nowhere')").collect()
+    good = [row for row in rows if row.problem is None]
+    assert {(row.region, row.subscription) for row in good} == {("us-east", name) for name in SUBSCRIPTIONS}
+    assert [row.region for row in rows if row.problem is not None] == ["nowhere"]
