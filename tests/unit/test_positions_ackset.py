@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from random import Random
 from typing import Any
 
 import pytest
@@ -18,9 +19,8 @@ UNIVERSE = [EARLIEST] + [Position(ledger, entry) for ledger in range(LEDGERS) fo
 ACKABLE = [position for position in UNIVERSE if 0 <= position.entry < ENTRIES]
 SIZE = 3
 
+INTERVALS = [(after, upto) for after in UNIVERSE for upto in ACKABLE if after < upto]
 positions = st.sampled_from(ACKABLE)
-intervals = st.tuples(st.sampled_from(UNIVERSE), positions).filter(lambda pair: pair[0] < pair[1])
-befores = st.none() | st.sampled_from(UNIVERSE)
 
 Model = frozenset[Any]
 """Claimed positions, and ``(position, index)`` for single messages of batches."""
@@ -30,19 +30,18 @@ def interval(after: Position, upto: Position) -> set[Any]:
     return {position for position in UNIVERSE if after < position <= upto}
 
 
-@st.composite
-def operations(draw: st.DrawFn, batches: bool = True) -> tuple[Any, ...]:
-    kind = draw(st.sampled_from(["claim", "claim", "point", "floor"] + ["batch", "batch"] * batches))
-    if kind == "claim":
-        return ("claim", *draw(intervals))
-    if kind == "point":
-        return ("point", draw(positions))
-    if kind == "floor":
-        return ("floor", draw(st.sampled_from(UNIVERSE)))
-    position, after = draw(positions), draw(befores)
-    if after is not None and after >= position:
-        after = None
-    return ("batch", position, draw(st.integers(1, (1 << SIZE) - 1)), after)
+def pick(ready: list[Any]) -> st.SearchStrategy[Any]:
+    return st.integers(0, len(ready) - 1).map(ready.__getitem__)
+
+
+# Drawing one of many ready-made operations is ten times as fast as putting each together from draws.
+operations = (
+    pick([("claim", *interval) for interval in INTERVALS])
+    | pick([("point", position) for position in ACKABLE])
+    | pick([("floor", position) for position in UNIVERSE])
+    | pick([("batch", upto, bits, after) for after, upto in INTERVALS for bits in range(1, 1 << SIZE)])
+    | pick([("batch", upto, bits, None) for upto in ACKABLE for bits in range(1, 1 << SIZE)])
+)
 
 
 def apply(acks: AckSet, operation: tuple[Any, ...]) -> bool:
@@ -128,7 +127,7 @@ def state_of(acks: AckSet) -> tuple[Any, ...]:
     )
 
 
-plans = st.lists(operations(), max_size=10)
+plans = st.lists(operations, max_size=10)
 many = settings(max_examples=600, deadline=None)
 
 
@@ -154,10 +153,10 @@ def test_equal_exactly_when_the_sets_are(one: list[tuple[Any, ...]], two: list[t
 
 
 @many
-@given(plans, st.randoms(use_true_random=False))
-def test_the_order_of_acks_does_not_matter(plan: list[tuple[Any, ...]], random: Any) -> None:
+@given(plans, st.integers(0, 1 << 30))
+def test_the_order_of_acks_does_not_matter(plan: list[tuple[Any, ...]], seed: int) -> None:
     shuffled = list(plan)
-    random.shuffle(shuffled)
+    Random(seed).shuffle(shuffled)
     a, b = build(plan), build(shuffled + shuffled[:3])
     assert a == b
     assert a.encode() == b.encode()
@@ -305,7 +304,7 @@ class AgainstTheModel(RuleBasedStateMachine):
         self.sets = [AckSet(), AckSet()]
         self.models = [NaiveModel(), NaiveModel()]
 
-    @rule(which=st.integers(0, 1), operation=operations())
+    @rule(which=st.integers(0, 1), operation=operations)
     def change(self, which: int, operation: tuple[Any, ...]) -> None:
         apply(self.sets[which], operation)
         self.models[which].apply(operation)

@@ -34,6 +34,10 @@ class Layer:
         """It also rules every entry published at this time or later; None: it was no seek by time."""
         self.acks: dict[str, AckSet] = {}
 
+    @property
+    def rules_all_by_time(self) -> bool:
+        return self.publish_time_ms is not None and self.publish_time_ms <= 0
+
     def rules_entry(self, region: str, position: Position, publish_time_ms: int) -> bool:
         if self.publish_time_ms is not None and publish_time_ms >= self.publish_time_ms:
             return True
@@ -49,7 +53,7 @@ class Layer:
 
     def rules_all(self, region: str, after: Position, upto: Position) -> bool:
         """Whether it rules all of ``(after, upto]`` for certain."""
-        if self.publish_time_ms is not None and self.publish_time_ms <= 0:
+        if self.rules_all_by_time:
             return True
         rule = self.rules.get(region)
         return rule is not None and rule[0] <= after and upto <= rule[1]
@@ -128,21 +132,21 @@ class Layer:
         return layer
 
 
-def overruled(rules: Rules | None, publish_time_ms: int | None, newer: Iterable[Layer]) -> bool:
-    """Whether every entry that some rewind rules is ruled by newer ones as well. ``rules`` None: it rules all entries.
+def overruled(layer: Layer, newer: Iterable[Layer]) -> bool:
+    """Whether every entry that some rewind rules is ruled by newer ones as well.
 
     Only what is certain counts: a seek by time overrules another seek by time, not ranges of positions.
     """
     layers = list(newer)
-    times = [layer.publish_time_ms for layer in layers if layer.publish_time_ms is not None]
-    earliest = min(times) if times else None
-    if earliest is not None and earliest <= 0:
+    if any(one.rules_all_by_time for one in layers):
         return True
-    if rules is None or (publish_time_ms is not None and (earliest is None or earliest > publish_time_ms)):
-        return False
-    for region, (low, high) in rules.items():
+    if layer.publish_time_ms is not None:
+        times = [one.publish_time_ms for one in layers if one.publish_time_ms is not None]
+        if not times or min(times) > layer.publish_time_ms:
+            return False
+    for region, (low, high) in layer.rules.items():
         reached = low
-        for begin, end in sorted(layer.rules[region] for layer in layers if region in layer.rules):
+        for begin, end in sorted(one.rules[region] for one in layers if region in one.rules):
             if begin > reached:
                 break
             reached = max(reached, end)
@@ -224,7 +228,7 @@ def floor_over(region: str, base: AckSet | None, newest_first: list[Layer]) -> P
         reach = ends[0] if ends else None
         for layer in newest_first:
             rule = layer.rules.get(region)
-            ruled = rule is not None and rule[0] <= floor < rule[1]
+            ruled = layer.rules_all_by_time or (rule is not None and rule[0] <= floor < rule[1])
             if ruled or layer.publish_time_ms is not None:
                 end = layer.acks.get(region, none).reach(floor)
                 reach = end if reach is None else min(reach, end)

@@ -80,18 +80,10 @@ class Progress:
             if acks is None:
                 acks = self._base[sys.intern(region)] = AckSet()
             return acks.claim(after, upto)
-        self._check_epoch(epoch)
         changed = False
-        for layer in reversed(self._layers):
-            if layer.epoch > epoch:
-                continue
-            if layer.may_rule(region, after, upto, publish_time_ms):
-                changed |= _acks_of(layer.acks, region).claim(after, upto)
-            if layer.rules_all(region, after, upto):
-                return changed
-        if overruled(None, None, self._layers):
-            return changed
-        return _acks_of(self._base, region).claim(after, upto) or changed
+        for layer_acks in self._ruling(epoch, region, after, upto, publish_time_ms):
+            changed |= _acks_of(layer_acks, region).claim(after, upto)
+        return changed
 
     def ack_batch(
         self,
@@ -108,9 +100,11 @@ class Progress:
         :param after: the entry's ``prev``, when known.
         :raises ValueError: bits the batch does not have, or an epoch this progress has not heard of.
         """
-        self._check_epoch(epoch)
-        acks = self._layer_of(region, position, publish_time_ms, epoch)
-        return _acks_of(acks, region).claim_batch(position, size, acked, after)
+        begin = Position(position[0], position[1] - 1) if after is None else after
+        changed = False
+        for layer_acks in self._ruling(epoch, region, begin, position, publish_time_ms):
+            changed |= _acks_of(layer_acks, region).claim_batch(position, size, acked, after)
+        return changed
 
     def rewind(
         self,
@@ -146,9 +140,9 @@ class Progress:
         changed = False
         for layer in self._layers or ():
             changed |= _acks_of(layer.acks, region).raise_floor(position)
-        if self._layers is not None and overruled(None, None, self._layers):
-            return changed
-        return _acks_of(self._base, region).raise_floor(position) or changed
+        if self._base_counts():
+            changed |= _acks_of(self._base, region).raise_floor(position)
+        return changed
 
     # -- questions -----------------------------------------------------------------------------------------------------
 
@@ -229,7 +223,7 @@ class Progress:
 
     def within(self, other: Progress) -> bool:
         """Whether the other has everything this one has: ``other.join(self)`` would change nothing."""
-        if not acks_within(self._base, other._base) and not overruled(None, None, other._layers or ()):
+        if other._base_counts() and not acks_within(self._base, other._base):
             return False
         if self._layers is None:
             return True
@@ -246,7 +240,7 @@ class Progress:
     def minus(self, other: Progress) -> Progress:
         """What this has and the other lacks, see ``AckSet.minus``. Empty exactly if this is within the other."""
         result = Progress()
-        if not overruled(None, None, other._layers or ()):
+        if other._base_counts():
             result._base = acks_minus(self._base, other._base)
         theirs = {layer.epoch: layer for layer in other._layers or ()}
         layers = []
@@ -365,17 +359,33 @@ class Progress:
 
     # -- layers --------------------------------------------------------------------------------------------------------
 
-    def _layer_of(
-        self, region: str, position: Position, publish_time_ms: int, epoch: Stamp | None = None
-    ) -> dict[str, AckSet]:
-        """The acks of the newest layer that rules an entry, of those not newer than ``epoch``."""
-        if self._layers is not None:
-            for layer in reversed(self._layers):
-                if epoch is not None and layer.epoch > epoch:
-                    continue
-                if layer.rules_entry(region, position, publish_time_ms):
-                    return layer.acks
+    def _layer_of(self, region: str, position: Position, publish_time_ms: int) -> dict[str, AckSet]:
+        """The acks of the newest layer that rules an entry."""
+        for layer in reversed(self._layers or ()):
+            if layer.rules_entry(region, position, publish_time_ms):
+                return layer.acks
         return self._base
+
+    def _ruling(
+        self, epoch: Stamp, region: str, after: Position, upto: Position, publish_time_ms: int
+    ) -> Iterator[dict[str, AckSet]]:
+        """The layers, newest first and not newer than ``epoch``, that may be the newest to rule some of an interval.
+
+        :raises ValueError: an epoch this progress has not heard of.
+        """
+        self._check_epoch(epoch)
+        for layer in reversed(self._layers or ()):
+            if layer.epoch <= epoch:
+                if layer.may_rule(region, after, upto, publish_time_ms):
+                    yield layer.acks
+                if layer.rules_all(region, after, upto):
+                    return
+        if self._base_counts():
+            yield self._base
+
+    def _base_counts(self) -> bool:
+        """Whether the base layer may ever be read."""
+        return self._layers is None or not any(layer.rules_all_by_time for layer in self._layers)
 
     def _check_epoch(self, epoch: Stamp) -> None:
         if epoch > self.epoch:
@@ -386,18 +396,18 @@ class Progress:
 
     def _overrules(self, layer: Layer) -> bool:
         newer = [mine for mine in self._layers or () if mine.epoch > layer.epoch]
-        return bool(newer) and overruled(layer.rules, layer.publish_time_ms, newer)
+        return bool(newer) and overruled(layer, newer)
 
     def _forget_overruled(self) -> None:
         if self._layers is None:
             return
         kept: list[Layer] = []
         for layer in reversed(self._layers):
-            if not kept or not overruled(layer.rules, layer.publish_time_ms, kept):
+            if not kept or not overruled(layer, kept):
                 kept.append(layer)
-        if overruled(None, None, kept):
-            self._base = {}
         self._layers = kept[::-1] or None
+        if not self._base_counts():
+            self._base = {}
 
     def _by_epoch(self) -> Iterator[tuple[Stamp, dict[str, AckSet]]]:
         yield ZERO, self._base

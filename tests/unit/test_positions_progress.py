@@ -1,0 +1,507 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The algebra of ``Progress``: layers by epoch, against a model that looks at every single entry."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from meridian_broker.positions import EARLIEST, ZERO, AckSet, Position, Progress, Stamp
+
+REGIONS = ("us-east", "us-west")
+LEDGERS, ENTRIES = 2, 4
+PLACES = [EARLIEST] + [Position(ledger, entry) for ledger in range(LEDGERS) for entry in range(-1, ENTRIES)]
+ACKABLE = [place for place in PLACES if place.entry >= 0]
+EPOCHS = [Stamp(time, 0, region) for time in (1, 2) for region in ("b", "a")]
+SIZE = 3
+many = settings(max_examples=600, deadline=None)
+
+
+def publish_time(region: str, place: Position) -> int:
+    """Each entry has one, in no order: producers' clocks differ."""
+    return 1 + (place.ledger * 31 + place.entry * 17 + len(region) + (region == "us-west") * 5) % 7
+
+
+# Drawing one of many ready-made things is ten times as fast as putting each together from draws.
+def pick(ready: list[Any]) -> st.SearchStrategy[Any]:
+    return st.integers(0, len(ready) - 1).map(ready.__getitem__)
+
+
+RANGES = [(low, high) for low in PLACES for high in PLACES if low < high]
+RUNS = [(after, upto) for after, upto in RANGES if upto.entry >= 0]
+
+
+def a_rewind(random: Random) -> tuple[Any, ...]:
+    """``(rules, publish time, base)``."""
+    rules = {region: random.choice(RANGES) for region in REGIONS if random.random() < 0.6}
+    time = random.randrange(9) if random.random() < 0.3 else None
+    base = {region: random.choices(RUNS, k=random.randrange(3)) for region in REGIONS if random.random() < 0.5}
+    return rules, time, base
+
+
+REWINDS: list[tuple[Any, ...]] = [({}, None, {}), ({}, 0, {}), *(a_rewind(Random(seed)) for seed in range(600))]
+histories = st.tuples(*(pick(REWINDS) for _ in EPOCHS))
+"""What the rewind of each epoch says: one stamp is one rewind."""
+
+_ANY = [(epoch, region) for epoch in [ZERO, *EPOCHS] for region in REGIONS]
+steps = (
+    pick([("ack", *any_, *run) for any_ in _ANY for run in RUNS])
+    | pick([("one", *any_, place) for any_ in _ANY for place in ACKABLE])
+    | pick([("batch", *any_, place, bits) for any_ in _ANY for place in ACKABLE for bits in range(1, 8)])
+    | pick([("rewind", which) for which in range(len(EPOCHS))])
+)
+plans = st.lists(steps, max_size=8)
+
+
+def point(place: Position) -> Position:
+    return Position(place.ledger, place.entry - 1)
+
+
+def run(progress: Progress, step: tuple[Any, ...], history: tuple[Any, ...]) -> None:
+    match step:
+        case ("rewind", which):
+            epoch, (rules, time, base) = EPOCHS[which], history[which]
+            sets = {}
+            for region, claimed in base.items():
+                sets[region] = AckSet()
+                for after, upto in claimed:
+                    sets[region].claim(after, upto)
+            progress.rewind(epoch, rules, sets, time)
+        case ("ack", epoch, region, after, upto):
+            progress.ack(min(epoch, progress.epoch), region, after, upto)
+        case ("one", epoch, region, place):
+            time = publish_time(region, place)
+            progress.ack(min(epoch, progress.epoch), region, point(place), place, time)
+        case ("batch", epoch, region, place, bits):
+            time = publish_time(region, place)
+            progress.ack_batch(min(epoch, progress.epoch), region, place, SIZE, bits, point(place), time)
+
+
+class NaiveModel:
+    """Per epoch and entry the acked messages as bits. Never forgets a layer."""
+
+    def __init__(self) -> None:
+        self.rewinds: dict[Stamp, tuple[Any, ...]] = {}
+        self.acked: dict[tuple[Stamp, str, Position], int] = {}
+
+    @property
+    def epoch(self) -> Stamp:
+        return max(self.rewinds, default=ZERO)
+
+    def rules(self, epoch: Stamp, region: str, place: Position) -> bool:
+        rules, time, _ = self.rewinds[epoch]
+        if time is not None and publish_time(region, place) >= time:
+            return True
+        return region in rules and rules[region][0] < place <= rules[region][1]
+
+    def layer(self, region: str, place: Position, epoch: Stamp | None = None) -> Stamp:
+        known = [e for e in self.rewinds if (epoch is None or e <= epoch) and self.rules(e, region, place)]
+        return max(known, default=ZERO)
+
+    def run(self, step: tuple[Any, ...], history: tuple[Any, ...]) -> None:
+        match step:
+            case ("rewind", which):
+                epoch, base = EPOCHS[which], history[which][2]
+                self.rewinds[epoch] = history[which]
+                for region, claimed in base.items():
+                    for after, upto in claimed:
+                        for place in ACKABLE:
+                            if after < place <= upto:
+                                self.add(epoch, region, place)
+            case ("ack", epoch, region, after, upto):
+                for place in ACKABLE:
+                    if after < place <= upto:
+                        self.add(self.layer(region, place, min(epoch, self.epoch)), region, place)
+            case ("one", epoch, region, place):
+                self.add(self.layer(region, place, min(epoch, self.epoch)), region, place)
+            case ("batch", epoch, region, place, bits):
+                self.add(self.layer(region, place, min(epoch, self.epoch)), region, place, bits)
+
+    def add(self, epoch: Stamp, region: str, place: Position, bits: int = (1 << SIZE) - 1) -> None:
+        key = epoch, region, place
+        self.acked[key] = self.acked.get(key, 0) | bits
+
+    def join(self, other: NaiveModel) -> None:
+        self.rewinds |= other.rewinds
+        for key, bits in other.acked.items():
+            self.acked[key] = self.acked.get(key, 0) | bits
+
+    def reads(self) -> dict[tuple[str, Position], int]:
+        return {
+            (region, place): self.acked.get((self.layer(region, place), region, place), 0)
+            for region in REGIONS
+            for place in ACKABLE
+        }
+
+
+def reads(progress: Progress) -> dict[tuple[str, Position], int]:
+    found = {}
+    for region in REGIONS:
+        for place in ACKABLE:
+            time = publish_time(region, place)
+            remaining = progress.remaining(region, place, SIZE, time)
+            found[region, place] = (1 << SIZE) - 1 if remaining is None else remaining
+            assert (remaining == 0) == progress.is_acked(region, place, time)
+    return {key: (1 << SIZE) - 1 & ~bits for key, bits in found.items()}
+
+
+def build(plan: list[tuple[Any, ...]], history: tuple[Any, ...]) -> tuple[Progress, NaiveModel]:
+    progress, model = Progress(), NaiveModel()
+    for step in plan:
+        # A layer that is overruled for good may be forgotten, and its epoch with it, but the newest never is.
+        assert progress.epoch == model.epoch
+        run(progress, step, history)
+        model.run(step, history)
+    return progress, model
+
+
+@many
+@given(plans, histories)
+def test_agrees_with_a_look_at_every_entry(plan: list[tuple[Any, ...]], history: tuple[Any, ...]) -> None:
+    progress, model = build(plan, history)
+    assert reads(progress) == model.reads()
+
+
+@many
+@given(plans, plans, histories)
+def test_join_is_commutative_and_reads_as_the_union(
+    one: list[tuple[Any, ...]], two: list[tuple[Any, ...]], history: tuple[Any, ...]
+) -> None:
+    (ab, model), (ba, other) = build(one, history), build(two, history)
+    a, b = ab.copy(), ba.copy()
+    model.join(other)
+    changed = ab.join(b)
+    assert changed == (ab != a)
+    ba.join(a)
+    assert ab == ba
+    assert ab.encode() == ba.encode()
+    assert reads(ab) == model.reads()
+
+
+@many
+@given(plans, plans, plans, histories)
+def test_join_is_associative(
+    one: list[tuple[Any, ...]], two: list[tuple[Any, ...]], three: list[tuple[Any, ...]], history: tuple[Any, ...]
+) -> None:
+    a, b, c = (build(plan, history)[0] for plan in (one, two, three))
+    left = a.copy()
+    left.join(b)
+    left.join(c)
+    tail = b.copy()
+    tail.join(c)
+    right = a.copy()
+    right.join(tail)
+    assert left == right
+    assert left.encode() == right.encode()
+    assert left.digests() == right.digests()
+
+
+@many
+@given(plans, histories)
+def test_join_is_idempotent(plan: list[tuple[Any, ...]], history: tuple[Any, ...]) -> None:
+    progress, _ = build(plan, history)
+    before = progress.encode()
+    assert not progress.join(progress.copy())
+    assert not progress.join(Progress())
+    assert progress.encode() == before
+
+
+@many
+@given(plans, plans, histories)
+def test_within_and_minus(one: list[tuple[Any, ...]], two: list[tuple[Any, ...]], history: tuple[Any, ...]) -> None:
+    a, b = build(one, history)[0], build(two, history)[0]
+    union = b.copy()
+    changed = union.join(a)
+    assert a.within(b) == (not changed)
+    assert a.within(union)
+    assert b.within(union)
+    rest = a.minus(b)
+    assert rest.within(a)
+    assert rest.is_empty == a.within(b)
+    again = b.copy()
+    again.join(rest)
+    assert again == union
+
+
+@many
+@given(plans, histories)
+def test_encoding_round_trip_and_digests(plan: list[tuple[Any, ...]], history: tuple[Any, ...]) -> None:
+    progress, _ = build(plan, history)
+    back = Progress.decode(progress.encode())
+    assert back == progress
+    assert back.encode() == progress.encode()
+    assert back.digests() == progress.digests()
+    assert all(progress.digest(key) == digest for key, digest in progress.digests().items())
+
+
+@many
+@given(plans, plans, histories)
+def test_exchanging_what_differs_by_digest_makes_both_equal(
+    one: list[tuple[Any, ...]], two: list[tuple[Any, ...]], history: tuple[Any, ...]
+) -> None:
+    a, b = build(one, history)[0], build(two, history)[0]
+    union = a.copy()
+    union.join(b)
+    ours, theirs = a.digests(), b.digests()
+    differ = {key for key in ours.keys() | theirs.keys() if ours.get(key) != theirs.get(key)}
+    from_a, from_b = a.extract(differ), b.extract(differ)
+    assert from_a.within(a)
+    a.join(from_b)
+    b.join(from_a)
+    assert a == b == union
+
+
+@many
+@given(plans, plans, histories)
+def test_a_delta_says_what_its_acks_say(
+    one: list[tuple[Any, ...]], two: list[tuple[Any, ...]], history: tuple[Any, ...]
+) -> None:
+    at_once, _ = build(one, history)
+    by_delta = at_once.copy()
+    delta = at_once.empty_delta()
+    for step in two:
+        if step[0] != "rewind":
+            run(at_once, step, history)
+            run(delta, step, history)
+    by_delta.join(Progress.decode(delta.encode()))
+    assert by_delta == at_once
+
+
+@many
+@given(plans, histories)
+def test_floors_are_floors(plan: list[tuple[Any, ...]], history: tuple[Any, ...]) -> None:
+    progress, _ = build(plan, history)
+    for region, floor in progress.floors().items():
+        for place in ACKABLE:
+            assert place > floor or progress.is_acked(region, place, publish_time(region, place))
+        if progress.epoch == ZERO or all(time is None for _, _, time in progress.rewinds()):
+            following = [place for place in PLACES if place > floor]
+            entries = [place for place in following if place.entry >= 0]
+            # Past the floor comes something unacked, unless only a place that is no entry keeps two runs apart.
+            if entries and following[0] == entries[0] and floor.entry >= 0:
+                assert not progress.is_acked(region, entries[0], publish_time(region, entries[0]))
+
+
+@many
+@given(plans, histories, st.sampled_from(REGIONS), st.sampled_from(ACKABLE))
+def test_raising_a_floor_acks_all_below(
+    plan: list[tuple[Any, ...]], history: tuple[Any, ...], region: str, floor: Position
+) -> None:
+    progress, _ = build(plan, history)
+    before = reads(progress)
+    progress.raise_floor(region, floor)
+    for key, acked in reads(progress).items():
+        assert acked == ((1 << SIZE) - 1 if key[0] == region and key[1] <= floor else before[key])
+    assert progress.floors().get(region, EARLIEST) >= floor
+    assert not progress.raise_floor(region, floor)
+
+
+@settings(max_examples=600, deadline=None)
+@given(st.binary(max_size=60).map(lambda data: b"\x01" + data))
+def test_garbage_is_refused_with_value_error(data: bytes) -> None:
+    try:
+        progress = Progress.decode(data)
+    except ValueError:
+        return
+    assert Progress.decode(progress.encode()) == progress
+
+
+@settings(max_examples=600, deadline=None)
+@given(plans, histories, st.data())
+def test_damaged_encodings_are_refused_with_value_error(
+    plan: list[tuple[Any, ...]], history: tuple[Any, ...], data: st.DataObject
+) -> None:
+    good = bytearray(build(plan, history)[0].encode())
+    for _ in range(data.draw(st.integers(1, 3))):
+        good[data.draw(st.integers(0, len(good) - 1))] = data.draw(st.integers(0, 255))
+    for damaged in (bytes(good), bytes(good[: data.draw(st.integers(0, len(good)))])):
+        try:
+            progress = Progress.decode(damaged)
+        except ValueError:
+            continue
+        assert Progress.decode(progress.encode()) == progress
+
+
+class Regions(RuleBasedStateMachine):
+    """Three regions ack, rewind and tell each other, in any order, in every way there is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.all = [(Progress(), NaiveModel()) for _ in range(3)]
+        self.history: tuple[Any, ...] = ()
+
+    @initialize(history=histories)
+    def begin(self, history: tuple[Any, ...]) -> None:
+        self.history = history
+
+    @rule(which=st.integers(0, 2), step=steps)
+    def change(self, which: int, step: tuple[Any, ...]) -> None:
+        progress, model = self.all[which]
+        run(progress, step, self.history)
+        model.run(step, self.history)
+
+    @rule(source=st.integers(0, 2), hearer=st.integers(0, 2), how=st.sampled_from(["all", "minus", "digests"]))
+    def tell(self, source: int, hearer: int, how: str) -> None:
+        (told, told_model), (progress, model) = self.all[source], self.all[hearer]
+        if how == "minus":
+            told = told.minus(progress)
+        elif how == "digests":
+            have = progress.digests()
+            told = told.extract([key for key, digest in told.digests().items() if have.get(key) != digest])
+        progress.join(Progress.decode(told.encode()))
+        model.join(told_model)
+
+    @invariant()
+    def read_the_same(self) -> None:
+        for progress, model in self.all:
+            assert reads(progress) == model.reads()
+
+
+TestRegions = Regions.TestCase
+TestRegions.settings = settings(max_examples=500, stateful_step_count=12, deadline=None)
+
+
+# -- never over-claims -------------------------------------------------------------------------------------------------
+
+
+Own = tuple[Position, Position, bool]
+"""``prev``, place, withheld."""
+
+
+def stream(ledgers: list[str]) -> list[Own]:
+    """An origin's own entries. Per ledger ``o``: its own, ``w``: its own but withheld, ``f``: foreign, or a marker."""
+    own: list[Own] = []
+    prev = EARLIEST
+    for number, kinds in enumerate(ledgers):
+        for entry, kind in enumerate(kinds):
+            if kind != "f":
+                place = Position(3 + number * 1000, entry)
+                own.append((prev, place, kind == "w"))
+                prev = place
+    return own
+
+
+origins = st.lists(st.text("ooowf", max_size=8), min_size=1, max_size=4).map(stream)
+streams = st.fixed_dictionaries({"us-east": origins, "us-west": origins, "eu-central": origins})
+
+
+@settings(max_examples=800, deadline=None)
+@given(streams, st.lists(st.integers(0, 1 << 20), max_size=30))
+def test_never_claims_what_nobody_acked(streams: dict[str, list[Own]], moves: list[int]) -> None:
+    replicas = [Progress() for _ in range(3)]
+    acked: list[set[tuple[str, Position]]] = [set() for _ in replicas]
+    sendable = [(region, *entry) for region, entries in streams.items() for entry in entries if not entry[2]]
+    for move in moves:
+        which, other, action, index = move % 3, move // 3 % 3, move // 9 % 5, move // 45
+        if not action:
+            replicas[which].join(Progress.decode(replicas[other].encode()))
+            acked[which] |= acked[other]
+        elif sendable:
+            region, prev, place, _ = sendable[index % len(sendable)]
+            if action < 4:
+                replicas[which].ack(ZERO, region, prev, place)
+                acked[which].add((region, place))
+            else:
+                replicas[which].ack_batch(ZERO, region, place, 2, 0b01, prev)
+    for progress, mine in zip(replicas, acked, strict=True):
+        for region, entries in streams.items():
+            for _, place, withheld in entries:
+                assert progress.is_acked(region, place) == ((region, place) in mine)
+                assert not (withheld and progress.is_acked(region, place))
+
+
+@settings(max_examples=500, deadline=None)
+@given(streams, st.integers(0, 1 << 30))
+def test_when_all_is_acked_only_floors_are_left(streams: dict[str, list[Own]], seed: int) -> None:
+    progress = Progress()
+    entries = [(region, prev, place) for region, own in streams.items() for prev, place, _ in own]
+    Random(seed).shuffle(entries)
+    for region, prev, place in entries:
+        progress.ack(ZERO, region, prev, place)
+    assert progress.count_detail() == 0
+    assert progress.floors() == {region: own[-1][1] for region, own in streams.items() if own}
+
+
+# -- by example --------------------------------------------------------------------------------------------------------
+
+
+def test_a_rewind_forgets_only_what_it_rules() -> None:
+    progress = Progress()
+    progress.ack(ZERO, "us-east", EARLIEST, Position(5, 9))
+    progress.ack(ZERO, "us-west", EARLIEST, Position(6, 9))
+    epoch = Stamp(100, 0, "us-east")
+    assert progress.rewind(epoch, {"us-east": (Position(5, 3), Position(5, 9))})
+    assert progress.epoch == epoch
+    assert progress.is_acked("us-east", Position(5, 3))
+    assert not progress.is_acked("us-east", Position(5, 4))
+    assert progress.is_acked("us-west", Position(6, 9))
+    assert progress.floors() == {"us-east": Position(5, 3), "us-west": Position(6, 9)}
+    # What was dispatched before the rewind is acked in vain, what was dispatched after it counts (R13).
+    progress.ack(ZERO, "us-east", Position(5, 3), Position(5, 4))
+    assert not progress.is_acked("us-east", Position(5, 4))
+    progress.ack(epoch, "us-east", Position(5, 3), Position(5, 4))
+    assert progress.is_acked("us-east", Position(5, 4))
+    progress.ack(epoch, "us-east", Position(5, 4), Position(5, 12))
+    assert progress.floors()["us-east"] == Position(5, 12)
+
+
+def test_an_older_rewind_that_comes_later_changes_nothing_that_a_newer_one_rules() -> None:
+    old, new = Stamp(100, 0, "us-east"), Stamp(101, 0, "us-west")
+    one, two = Progress(), Progress()
+    one.rewind(new, {"us-east": (EARLIEST, Position(5, 9))})
+    one.ack(new, "us-east", EARLIEST, Position(5, 2))
+    two.rewind(old, {"us-east": (EARLIEST, Position(5, 9))})
+    assert not two.within(Progress())
+    assert not one.join(two)
+    assert two.join(one)
+    assert one == two
+    assert one.is_acked("us-east", Position(5, 2))
+
+
+def test_a_seek_by_time_rules_entries_that_come_later() -> None:
+    progress = Progress()
+    epoch = Stamp(100, 0, "us-east")
+    progress.rewind(epoch, {}, publish_time_ms=50)
+    progress.ack(ZERO, "us-east", EARLIEST, Position(5, 1), 49)
+    progress.ack(ZERO, "us-east", Position(5, 1), Position(5, 2), 51)
+    assert progress.is_acked("us-east", Position(5, 1), 49)
+    assert not progress.is_acked("us-east", Position(5, 2), 51)
+    progress.ack(epoch, "us-east", Position(5, 1), Position(5, 2), 51)
+    assert progress.is_acked("us-east", Position(5, 2), 51)
+
+
+def test_an_ack_of_an_epoch_never_heard_of_is_refused() -> None:
+    progress = Progress()
+    with pytest.raises(ValueError, match="empty_delta"):
+        progress.ack(Stamp(1, 0, "us-east"), "us-east", EARLIEST, Position(1, 0))
+    progress.rewind(Stamp(1, 0, "us-east"), {})
+    with pytest.raises(ValueError, match="empty_delta"):
+        progress.ack_batch(Stamp(1, 1, "us-east"), "us-east", Position(1, 0), 2, 1, None)
+
+
+def test_impossible_rewinds_are_refused() -> None:
+    with pytest.raises(ValueError, match="later than"):
+        Progress().rewind(ZERO, {})
+    with pytest.raises(ValueError, match="empty"):
+        Progress().rewind(Stamp(1, 0, "a"), {"us-east": (Position(1, 1), Position(1, 1))})
+
+
+def test_a_newer_format_is_refused_with_a_sentence() -> None:
+    with pytest.raises(ValueError, match="format 2: this broker reads format 1 only"):
+        Progress.decode(b"\x02")
+
+
+def test_the_format_stays() -> None:
+    progress = Progress()
+    progress.ack(ZERO, "us-east", EARLIEST, Position(7, 3))
+    progress.ack(ZERO, "us-east", Position(7, 5), Position(9, 2))
+    progress.ack_batch(ZERO, "us-west", Position(8, 1), 3, 0b101, Position(8, 0))
+    progress.rewind(Stamp(1000, 1, "us-west"), {"us-east": (Position(7, 1), Position(7, 2))}, publish_time_ms=5)
+    assert progress.encode().hex() == (
+        "01020775732d6561737408040109030106000100020775732d77657374000001080401010305010101"
+        "e807010775732d7765737406010775732d656173740802080300"
+    )
