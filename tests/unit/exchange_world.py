@@ -328,6 +328,16 @@ class World:
             link.up = False
             self.regions[owner].exchange.disconnected(remote, self.now_ms)
 
+    def listen(self) -> list[tuple[int, str, str, PeerMessage]]:
+        """Every message that arrives from now on: when, from, to, what."""
+        heard: list[tuple[int, str, str, PeerMessage]] = []
+
+        def note(source: str, target: str, message: PeerMessage) -> None:
+            heard.append((self.now_ms, source, target, message))
+
+        self.on_message = note
+        return heard
+
     def cut(self, one: str, two: str) -> None:
         self.disconnect(one, two)
         self.disconnect(two, one)

@@ -203,9 +203,7 @@ class Script:
         first, _, last = place.partition("-")
         start = parse_position(first)
         wanted = {Origin(region, start.ledger, entry) for entry in range(start.entry, int(last or start.entry) + 1)}
-        found = {
-            e.origin: e for one in self.world.regions.values() if topic in one.topics for e in one.topics[topic].entries
-        }
+        found = self._everywhere(topic)
         return [found[origin] for origin in sorted(wanted)]
 
     def _everywhere(self, topic: str) -> dict[Origin, Entry]:
@@ -249,9 +247,7 @@ class Script:
 
     def _acked(self, topic: str, progress: Progress) -> str:
         """Acked messages of those that exist anywhere."""
-        entries = {
-            e.origin: e for one in self.world.regions.values() if topic in one.topics for e in one.topics[topic].entries
-        }
+        entries = self._everywhere(topic)
         acked = [
             entries[origin]
             for origin in sorted(entries)

@@ -1,0 +1,276 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Digests: what they cost when nothing differs, how little travels when something does, and the cut (R8, R15, R19)."""
+
+from __future__ import annotations
+
+import pytest
+from exchange_world import World
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from meridian_broker.positions.progress import Progress
+from meridian_broker.replication.exchange_digests import DigestBook
+from meridian_broker.replication.exchange_messages import (
+    Digest,
+    ExchangeLimits,
+    Fetch,
+    Question,
+    State,
+    StateItem,
+    TopicDigest,
+)
+
+T, S = "t", "sub"
+
+
+def world_of(*names: str, limits: ExchangeLimits | None = None) -> World:
+    world = World(names, limits=limits)
+    world.connect_all()
+    for ledger in (1, 2, 3):
+        world.produce(names[0], T, 10, ledger=ledger)
+    world.replicate_all(T)
+    world.regions[names[0]].subscribe(T, S)
+    world.run(12_000)
+    world.sent.clear()
+    world.sent_bytes.clear()
+    return world
+
+
+def same(world: World, name: str = S) -> bool:
+    found = [region.progress(T, name) for region in world.regions.values()]
+    return all(progress == found[0] for progress in found)
+
+
+def test_idle_topics_cost_one_digest_per_round_whatever_the_number_of_subscriptions() -> None:
+    world = world_of("us", "eu")
+    for number in range(200):
+        world.regions["us"].subscribe(T, f"s{number}")
+    world.run(12_000)
+    world.sent.clear()
+    world.sent_bytes.clear()
+    world.run(10_000)
+    assert world.sent == {"Digest": 4}, "two rounds, both directions, and no answers"
+    assert world.sent_bytes["Digest"] < 4 * 60
+
+
+def test_only_what_differs_travels() -> None:
+    world = world_of("us", "eu")
+    here = world.regions["us"]
+    for number in range(50):
+        here.subscribe(T, f"s{number}")
+        here.ack(T, f"s{number}", here.topics[T].entries[1::2])
+    world.run(12_000)
+    world.cut("us", "eu")
+    entries = [entry for entry in here.topics[T].entries if entry.origin.ledger == 3]
+    here.ack(T, "s7", entries[4:5])
+    heard = world.listen()
+    world.connect_all()
+    world.run(50)
+    assert same(world, "s7")
+    states = [message for *_, message in heard if isinstance(message, State)]
+    items = [item for state in states for item in state.items]
+    assert {item.subscription for item in items} == {"s7"}
+    told = Progress.decode(items[0].progress)
+    assert not any(told.is_acked("us", entry.origin.position) for entry in here.topics[T].entries[:20]), (
+        "ledgers 1 and 2 are the same on both sides"
+    )
+
+
+def test_a_long_list_of_differences_is_asked_for_piece_by_piece() -> None:
+    limits = ExchangeLimits(fetching=4, wanted=10, subscriptions_per_digest=7, keys_inline=5, items_per_message=3)
+    world = world_of("us", "eu", limits=limits)
+    world.cut("us", "eu")
+    here = world.regions["us"]
+    for number in range(30):
+        here.subscribe(T, f"s{number}")
+        here.ack(T, f"s{number}", here.topics[T].entries[number % 7 :: 3])
+    world.connect_all()
+    world.run(30_000)
+    assert all(same(world, f"s{number}") for number in range(30))
+
+
+def test_both_sides_missing_something_heal_each_other() -> None:
+    world = world_of("us", "eu", "ap")
+    for one, two in (("us", "eu"), ("us", "ap"), ("eu", "ap")):
+        world.cut(one, two)
+    for number, region in enumerate(world.regions.values()):
+        region.ack(T, S, region.topics[T].entries[number::5])
+        region.subscribe(T, f"made in {region.region}")
+    world.connect_all()
+    world.run(100)
+    assert same(world)
+    assert all(same(world, f"made in {name}") for name in world.names)
+
+
+def test_one_link_alone_heals_both_directions() -> None:
+    """us can dial eu, eu cannot dial us (R19: digests are answered on the link they came on)."""
+    world = world_of("us", "eu")
+    world.disconnect("eu", "us")
+    world.regions["eu"].ack(T, S, world.regions["eu"].topics[T].entries[:4])
+    world.run(50)
+    assert not same(world)
+    world.run(6000)
+    assert same(world)
+
+
+def test_a_region_hears_from_a_third_what_a_dead_one_did_not_tell_it() -> None:
+    world = world_of("us", "eu", "ap")
+    world.network.deaf.add(("us", "ap"))
+    world.regions["us"].ack(T, S, world.regions["us"].topics[T].entries[:4])
+    world.run(20)
+    world.crash("us")
+    world.run(300)
+    assert len(world.regions["ap"].unacked(T, S)) == 26, "soon after the loss, not at the next round"
+
+
+def digest(sent: int, applied: int, *, number: int = 1, forced: bool = False, unsettled: bool = False) -> Digest:
+    return Digest(sent, applied, (TopicDigest(T, "", number, unsettled, forced),))
+
+
+class Asked:
+    """What a region asks when it is shown a digest that differs from its own."""
+
+    def __init__(self) -> None:
+        self.world = world_of("us", "eu")
+        self.region = self.world.regions["eu"]
+        self.exchange = self.region.exchange
+        self.highest = self.world.regions["us"].exchange.status(T, S)[0].last_sent
+
+    def when(self, message: Digest) -> bool:
+        answers: list[object] = []
+        self.exchange.received("us", message, answers.append, self.world.now_ms)
+        assert all(isinstance(answer, Fetch) for answer in answers)
+        return bool(answers)
+
+
+def test_a_digest_at_rest_is_compared() -> None:
+    asked = Asked()
+    assert asked.when(digest(asked.highest, 0))
+
+
+@pytest.mark.parametrize("what", ["a delta of theirs is missing", "a delta of ours is not in it", "unsettled"])
+def test_a_digest_that_races_a_delta_moves_nothing(what: str) -> None:
+    asked = Asked()
+    message = digest(asked.highest, 0)
+    if what == "a delta of theirs is missing":
+        message = digest(asked.highest + 1, 0)
+    elif what == "a delta of ours is not in it":
+        asked.region.ack(T, S, asked.region.topics[T].entries[:1])
+        asked.world.run(10)
+    else:
+        message = digest(asked.highest, 0, unsettled=True)
+    assert not asked.when(message)
+
+
+def test_a_topic_that_is_never_quiet_is_compared_every_fourth_time() -> None:
+    asked = Asked()
+    assert [asked.when(digest(asked.highest, 0, unsettled=True)) for _ in range(8)] == [False, False, False, True] * 2
+
+
+def test_what_was_given_up_is_compared_at_once() -> None:
+    asked = Asked()
+    assert asked.when(digest(asked.highest + 1, 0, forced=True))
+
+
+def test_a_digest_waits_for_the_deltas_before_it() -> None:
+    world = world_of("us", "eu")
+    eu = world.regions["eu"]
+    eu.disk_ms = 500
+    us = world.regions["us"]
+    us.ack(T, S, us.topics[T].entries[:3])
+    world.run(10)
+    asked: list[object] = []
+    number = us.exchange.status(T, S)[0].last_sent
+    eu.exchange.received("us", digest(number, 0), asked.append, world.now_ms)
+    world.run(400)
+    assert asked == []
+    world.run(200)
+    assert asked == [Fetch((Question(T),))]
+
+
+def test_nothing_useless_travels_under_steady_traffic() -> None:
+    world = world_of("us", "eu", "ap")
+    world.network.latency_ms = 20
+    for number in range(30):
+        region = world.regions[world.names[number % 3]]
+        region.ack(T, S, [region.topics[T].entries[number]])
+        world.run(230)
+    assert world.sent["State"] == 0
+    assert world.sent["Digest"] >= 6
+
+
+def test_states_that_nobody_asked_for_are_judged_like_deltas() -> None:
+    world = world_of("us", "eu")
+    eu, before = world.regions["eu"], world.regions["eu"].progress(T, S)
+    assert before is not None
+    before = before.copy()
+    items = (
+        StateItem(T, S, "", b"record", b"\x07"),
+        StateItem(T, S, "9.0@us", b"record", before.encode()),
+    )
+    answers: list[object] = []
+    eu.exchange.received("us", State(items), answers.append, world.now_ms)
+    assert eu.progress(T, S) == before
+    assert eu.exchange.counters.refused_here == 2
+
+
+def test_what_is_gone_is_left_out_of_the_answer() -> None:
+    world = world_of("us", "eu")
+    questions = (Question("no topic"), Question(T, "no subscription"), Question(T, "none", state=True))
+    answers: list[object] = []
+    world.regions["eu"].exchange.received("us", Fetch(questions), answers.append, world.now_ms)
+    assert all(isinstance(answer, Digest) for answer in answers)
+    assert [topic.subscriptions for a in answers if isinstance(a, Digest) for topic in a.topics] == [(), ()]
+
+
+class Source:
+    """Progress by name; records are constant."""
+
+    def __init__(self) -> None:
+        self.held: dict[tuple[str, str], Progress] = {}
+
+    def progress(self, topic: str, subscription: str) -> Progress | None:
+        return self.held.get((topic, subscription))
+
+    def record(self, topic: str, subscription: str) -> bytes | None:
+        return b"r" if (topic, subscription) in self.held else None
+
+    def incarnation(self, topic: str) -> str:
+        return ""
+
+    def replicated(self) -> list[tuple[str, str]]:
+        return list(self.held)
+
+
+@settings(max_examples=500, deadline=None)
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["put", "drop", "read", "refresh"]),
+            st.sampled_from("tu"),
+            st.sampled_from("abc"),
+            st.integers(0, 5),
+        )
+    )
+)
+def test_the_book_is_what_a_new_book_would_be(steps: list[tuple[str, str, str, int]]) -> None:
+    """Kept up to date by marks, it says what working everything out says."""
+    source = Source()
+    book = DigestBook(source, ExchangeLimits())
+    for what, topic, name, entry in steps:
+        if what == "put":
+            source.held[topic, name] = Progress()
+            source.held[topic, name].raise_floor("us", (1, entry))  # type: ignore[arg-type]
+            book.mark(topic, name)
+        elif what == "drop":
+            source.held.pop((topic, name), None)
+        elif what == "read":
+            book.topic(topic)
+        else:
+            book.refresh()
+    book.refresh()
+    fresh = DigestBook(source, ExchangeLimits())
+    fresh.refresh()
+    assert sorted(book.topics()) == sorted(fresh.topics())
+    for topic in "tu":
+        assert book.topic(topic) == fresh.topic(topic)
+        assert list(book.listing(topic, None)) == list(fresh.listing(topic, None))
