@@ -98,6 +98,7 @@ class Committer:
         for batch in durable:
             stats.appends += len(batch.dones) - batch.others
             stats.append_bytes += batch.data_bytes
+            stats.written_bytes += batch.ends - batch.begins
         self._log.complete(len(durable))
         if error is not None:
             stats.write_failures += 1

@@ -107,6 +107,8 @@ class OsAppendFile:
         for start in range(0, len(buffers), IOV_MAX):
             part = buffers[start : start + IOV_MAX]
             written = os.writev(self._fd, part)
+            if written == sum(map(len, part)):
+                continue
             # A short write is rare (a full disk, a signal): finish it piece by piece, so that the error shows.
             for buffer in part:
                 if written >= len(buffer):

@@ -53,7 +53,19 @@ _log = logging.getLogger(__name__)
 class Batch:
     """Bytes to write at the end of one segment, and whom to tell."""
 
-    __slots__ = ("buffers", "data_bytes", "dones", "ends", "generation", "header", "ids", "last", "others", "segment")
+    __slots__ = (
+        "begins",
+        "buffers",
+        "data_bytes",
+        "dones",
+        "ends",
+        "generation",
+        "header",
+        "ids",
+        "last",
+        "others",
+        "segment",
+    )
 
     def __init__(self, segment: int, generation: int, header: bytes | None) -> None:
         self.segment = segment
@@ -70,8 +82,9 @@ class Batch:
         """Bytes of entries in it."""
         self.others = 0
         """How many of ``dones`` are no entries."""
+        self.begins = 0
         self.ends = 0
-        """Length of the segment behind it."""
+        """Where it lies in the segment."""
 
 
 class Log:
@@ -88,8 +101,6 @@ class Log:
         self.segments = segments
         self.pending_bytes = 0
         """Bytes of entries queued and not yet reported."""
-        self.appended_bytes = 0
-        """Bytes of log given out since the start, heads included."""
         self.wake: Callable[[], None] = lambda: None
         self.on_closed: Callable[[Segment], None] = lambda _: None
         self._segment_bytes = segment_bytes
@@ -246,6 +257,7 @@ class Log:
             header = self._start_segment()
         assert self._segment is not None
         batch = Batch(self._segment.number, self._generation, header)
+        batch.begins = self._tail
         batch.buffers.append(batch_record(self._segment.number, self._tail, self._durable))
         self._tail += BATCH_BYTES
         self._room = max(self._tail + needed, min(self._segment_bytes, self._tail + MAX_BATCH_BYTES))
@@ -255,7 +267,8 @@ class Log:
 
     def _close_batch(self) -> None:
         if self._open is not None:
-            self._open.ends = self._tail
+            if self._open.segment != NO_SEGMENT:
+                self._open.ends = self._tail
             self._ready.append(self._open)
             self._open = None
 

@@ -25,6 +25,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final, NamedTuple
 
 from crc32c import crc32c
@@ -122,6 +123,7 @@ class TornTail:
     offset: int
 
 
+@lru_cache(maxsize=1024)
 def ledger_seed(kind: int, ledger: int) -> int:
     """The part of `record_seed` that a writer works out once."""
     return int(crc32c(_LEDGER.pack(kind, ledger)))
