@@ -153,6 +153,7 @@ class WorldRegion:
     def _change(self, key: Key, delta: Progress) -> None:
         subscription = self.topics[key[0]].subscriptions[key[1]]
         subscription.progress.join(delta)
+        self.world.facts.setdefault((self.region, *key), Progress()).join(delta)
         # The client's own acks are on disk at once here; merges take their time. A crash then loses no ack.
         self.disk.write(key, delta, subscription.record)
         self.exchange.local_ack(*key, delta, self.world.now_ms)
@@ -266,6 +267,8 @@ class World:
         """Told of every message that arrives: from, to, what."""
         self._queue: list[tuple[int, int, Callable[[], None]]] = []
         self._number = 0
+        self.facts: dict[tuple[str, str, str], Progress] = {}
+        """Region, topic, subscription -> all that its own clients ever did there."""
         self.links = {(a, b): Link(a, b) for a in self.names for b in self.names if a != b}
         self.regions = {name: make_region(name, self) for name in self.names}
 

@@ -24,9 +24,9 @@ from meridian_broker.replication.exchange_messages import (
 T, S = "t", "sub"
 
 
-def world_of(*names: str, limits: ExchangeLimits | None = None, **options: int) -> World:
+def world_of(*names: str, limits: ExchangeLimits | None = None) -> World:
     """Connected regions, ten messages of the first one, a subscription known everywhere; nothing on its way."""
-    world = World(names, limits=limits, **options)
+    world = World(names, limits=limits)
     world.connect_all()
     world.produce(names[0], T, 10)
     world.replicate_all(T)
