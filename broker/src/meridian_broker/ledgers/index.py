@@ -51,7 +51,7 @@ class RegionCodes:
 class LedgerIndex:
     """Origins of the entries of one ledger, in entry order."""
 
-    __slots__ = ("_columns", "_own_before", "codes", "kinds", "ledger_id")
+    __slots__ = ("_columns", "_own_before", "_sizes", "codes", "kinds", "ledger_id")
 
     def __init__(self, ledger_id: int, codes: RegionCodes, own_before: Position) -> None:
         self.ledger_id = ledger_id
@@ -59,12 +59,19 @@ class LedgerIndex:
         self._own_before = own_before
         self.kinds = bytearray()
         self._columns: tuple[array[int], array[int], array[int], array[int]] | None = None
+        self._sizes: array[int] | None = None
+        """Messages of each entry; None while all have one."""
 
     def __len__(self) -> int:
         return len(self.kinds)
 
-    def add_own(self) -> None:
+    def add_own(self, messages: int) -> None:
         """The next entry was first stored here."""
+        if messages > 1 or self._sizes is not None:
+            self._size(messages)
+        self._own()
+
+    def _own(self) -> None:
         self.kinds.append(OWN)
         if self._columns is not None:
             for column in self._columns:
@@ -72,10 +79,12 @@ class LedgerIndex:
 
     def add(self, header: EntryHeader) -> None:
         """The next entry, whatever it is."""
+        if header.messages > 1 or self._sizes is not None:
+            self._size(header.messages)
         if header.flags & (MARKER | NO_ORIGIN):
             self._append(NO_PLACE, (0, 0, 0, 0))
         elif header.region is None or header.origin is None:
-            self.add_own()
+            self._own()
         else:
             self._append(self.codes.code(header.region), (*header.origin, *header.prev))
 
@@ -87,6 +96,15 @@ class LedgerIndex:
         self.kinds.append(kind)
         for column, value in zip(columns, values, strict=True):
             column.append(value)
+
+    def _size(self, messages: int) -> None:
+        if self._sizes is None:
+            self._sizes = array("I", [1]) * len(self.kinds)
+        self._sizes.append(messages)
+
+    def messages(self, entry: int) -> int:
+        """How many messages the entry holds: more than one in a client's batch."""
+        return 1 if self._sizes is None else self._sizes[entry]
 
     def place(self, entry: int) -> Place | None:
         """What acknowledging ``entry`` claims; None for markers and entries without a common origin.

@@ -248,7 +248,7 @@ class TopicLog:
         index = self._index
         assert index is not None
         if header is None:
-            index.add_own()
+            index.add_own(int.from_bytes(entry[4:8]))
         else:
             index.add(header)
         chapter = self._chapters[-1]
@@ -527,6 +527,13 @@ class TopicLog:
         if index is None:
             raise KeyError(position.ledger)
         return index.place(position.entry)
+
+    def messages(self, position: Position) -> int:
+        """How many messages the entry holds. :raises KeyError: as ``place``."""
+        index = self.index(position.ledger)
+        if index is None:
+            raise KeyError(position.ledger)
+        return index.messages(position.entry)
 
     def forget_indexes(self, below: int) -> None:
         """Let go of the indexes of sealed ledgers below ledger ``below``; they are rebuilt when asked for."""

@@ -16,6 +16,7 @@ from enum import IntEnum
 from typing import TYPE_CHECKING, Final
 
 from meridian_broker.ledgers.entry import MARKER
+from meridian_broker.ledgers.index import Place
 from meridian_broker.ledgers.store import LedgerError
 from meridian_broker.positions import ZERO, Progress, Stamp
 from meridian_broker.positions.position import EARLIEST, Position
@@ -242,10 +243,10 @@ class Subscription:
         self,
         consumer: Consumer,
         positions: list[Position],
-        batches: dict[Position, tuple[int, int]] | None = None,
+        batches: dict[Position, int] | None = None,
         confirmed: Confirmed | None = None,
     ) -> None:
-        """Individual acknowledgement. ``batches``: size and bits *acked* of entries acked in part.
+        """Individual acknowledgement. ``batches``: of entries acked in part, the bits that are *not* acked yet.
 
         All ids of one command become one delta (R18). ``confirmed`` hears when it is durable.
         """
@@ -268,7 +269,7 @@ class Subscription:
             part = batches.get(position) if batches else None
             if part is not None:
                 if place is not None:
-                    delta.ack_batch(consumer.epoch, place.region, place.origin, part[0], part[1], place.prev)
+                    self._ack_part(delta, consumer.epoch, position, place, part)
                 parts.append(position)
                 continue
             if place is not None:
@@ -299,10 +300,10 @@ class Subscription:
         self,
         consumer: Consumer,
         position: Position,
-        part: tuple[int, int] | None = None,
+        part: int | None = None,
         confirmed: Confirmed | None = None,
     ) -> None:
-        """Everything up to ``position`` in this region's order; with ``part``, the last entry only in part."""
+        """Everything up to ``position`` in this region's order; ``part``: the last entry only but for these bits."""
         if self.type in (SubscriptionType.SHARED, SubscriptionType.KEY_SHARED):
             if confirmed is not None:
                 confirmed(None)
@@ -323,8 +324,13 @@ class Subscription:
         if part is not None and log.holds(position):
             place = log.place(position)
             if place is not None:
-                delta.ack_batch(consumer.epoch, place.region, place.origin, part[0], part[1], place.prev)
+                self._ack_part(delta, consumer.epoch, position, place, part)
         self._changed(confirmed)
+
+    def _ack_part(self, delta: Progress, epoch: Stamp, position: Position, place: Place, remaining: int) -> None:
+        size = self.topic.log.messages(position)
+        acked = ~remaining & (1 << size) - 1
+        delta.ack_batch(epoch, place.region, place.origin, size, acked, place.prev)
 
     def _claim_between(self, delta: Progress, epoch: Stamp, after: Position, upto: Position) -> None:
         """Claim each entry of ``(after, upto]`` in this region's order. The indexes are in memory."""

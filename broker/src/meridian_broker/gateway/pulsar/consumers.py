@@ -136,15 +136,16 @@ def ack(connection: Connection, command: Ack) -> None:
     subscription.acknowledge(consumer, positions, parts, confirmed)
 
 
-def _parts(detail: pb.CommandAck | None) -> dict[Position, tuple[int, int]]:
-    """Size and acked bits of entries acked in part. The wire's bits say what is *not* acked (R18)."""
-    parts: dict[Position, tuple[int, int]] = {}
+def _parts(detail: pb.CommandAck | None) -> dict[Position, int]:
+    """Of entries acked in part, the bits that are *not* acked: so says the wire (R18), and not every client adds the
+    batch's size."""
+    parts: dict[Position, int] = {}
     for wire in detail.message_id if detail is not None else ():
-        if wire.ack_set and wire.batch_size > 0:
+        if wire.ack_set:
             remaining = 0
             for number, word in enumerate(wire.ack_set):
                 remaining |= (word & 0xFFFFFFFFFFFFFFFF) << (64 * number)
-            parts[position_of(wire)] = (wire.batch_size, ~remaining & (1 << wire.batch_size) - 1)
+            parts[position_of(wire)] = remaining
     return parts
 
 
