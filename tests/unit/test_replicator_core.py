@@ -23,6 +23,10 @@ def wire(queue_size: int = 100, queue_bytes: int = 1 << 20) -> Wire:
     return Wire(core, LocalLog(), RemoteTopic())
 
 
+def hold(one: Wire) -> Hold | None:
+    return one.core.hold
+
+
 def serve(one: Wire) -> None:
     while one.pump():
         one.deliver(1000)
@@ -142,7 +146,7 @@ def test_remote_ahead_of_the_whole_log_means_we_were_rolled_back() -> None:
     one.log.append()
     one.remote.stored = [Position(7, 9)]
     assert not one.connect()
-    assert one.core.hold is Hold.ROLLED_BACK
+    assert hold(one) is Hold.ROLLED_BACK
     assert "7:9" in str(one.core.last_error)
 
 
@@ -154,7 +158,7 @@ def test_a_roll_back_shows_by_the_chain_when_new_entries_have_higher_positions()
     one.log.append()  # 9:0, after 7:0; the remote has 7:9
     assert one.connect()
     one.pump()
-    assert one.core.hold is Hold.ROLLED_BACK
+    assert hold(one) is Hold.ROLLED_BACK
     assert not one.sends
     assert one.core.state is State.DISCONNECTING
 
@@ -167,21 +171,21 @@ def test_a_gap_shows_even_when_nothing_is_stored_any_more() -> None:
     one.log.trim(one.log.end)
     one.connect()
     one.pump()
-    assert one.core.hold is Hold.GAP
+    assert hold(one) is Hold.GAP
     one.disconnect()
     assert one.core.status(0, one.now).hold is Hold.GAP
 
     one.remote.stored = list(one.log.wanted)  # another region brought the rest (R6)
     one.connect()
     one.pump()
-    assert one.core.hold is None
+    assert hold(one) is None
 
 
 def test_another_incarnation_waits() -> None:
     one = wire()
     one.core.starting("170-us-west")
     assert not one.core.connected(1, RemotePlace(EARLIEST, ""), EARLIEST, EARLIEST, 5)
-    assert one.core.hold is Hold.INCARNATION
+    assert hold(one) is Hold.INCARNATION
     assert one.core.next_read() is None
     one.core.disconnected(None, 6)
     one.core.starting("170-us-west")
@@ -195,15 +199,15 @@ def test_a_refused_entry_is_sent_again_from_where_the_remote_is_and_twice_refuse
     one.pump()
     one.core.send_error(0, "gap: out of order")
     assert one.core.state is State.DISCONNECTING
-    assert one.core.hold is None
+    assert hold(one) is None
     one.disconnect()
     one.connect()
     one.pump()
     one.core.send_error(0, "gap: out of order")
     one.disconnect()
-    assert one.core.hold is Hold.REFUSED
+    assert hold(one) is Hold.REFUSED
     one.finish()
-    assert one.core.hold is None
+    assert hold(one) is None
     assert one.remote.stored == one.log.wanted
 
 
@@ -243,7 +247,7 @@ def test_a_schema_the_remote_refuses_stops_everything_behind_it() -> None:
     one.connect()
     one.pump()
     one.core.schema_refused(OLD, "incompatible")
-    assert one.core.hold is Hold.SCHEMA
+    assert hold(one) is Hold.SCHEMA
     assert not one.sends
     assert not one.pump()
 

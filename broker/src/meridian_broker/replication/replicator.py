@@ -273,9 +273,11 @@ class Replicator:
             if flags & skipped:
                 self._scanned = position
                 continue
-            prev = Position(ledger, number) if ledger >= 0 else EARLIEST
-            if prev != self._chain and not self._joins(prev, position):
-                break
+            prev = self._chain
+            if ledger != prev[0] or number != prev[1]:
+                prev = Position(ledger, number) if ledger >= 0 else EARLIEST
+                if prev != self._chain and not self._joins(prev, position):
+                    break
             if offset == entries.HEADER.size or self._permitted(stored):
                 version = None
                 if (named := schema_version_of(stored, offset)) is not None:

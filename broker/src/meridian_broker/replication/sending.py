@@ -17,7 +17,7 @@ from crc32c import crc32c
 from meridian_broker.ledgers.entry import CHUNK
 from meridian_broker.positions.position import EARLIEST, Position
 from meridian_broker.wire.pulsar import metadata
-from meridian_broker.wire.pulsar.encode import varint
+from meridian_broker.wire.pulsar.varints import varint
 
 _SCHEMA_VERSION_TAG: Final = b"\x82\x01"
 _ORIGIN_TAG: Final = b"\xc2\x3e"
@@ -57,7 +57,19 @@ def schema_version_of(stored: bytes, offset: int) -> bytes | None:
 class SendWriter:
     """Writes the SENDs of one region's entries. Remembers the encodings that hardly ever change."""
 
-    __slots__ = ("_ledger", "_ledger_bytes", "_ledger_text", "_region_field", "_replicated_from")
+    __slots__ = (
+        "_following",
+        "_ledger",
+        "_ledger_bytes",
+        "_ledger_text",
+        "_position",
+        "_published",
+        "_published_field",
+        "_region_field",
+        "_replicated_from",
+        "_stored",
+        "_stored_field",
+    )
 
     def __init__(self, region: str) -> None:
         name = region.encode()
@@ -66,6 +78,10 @@ class SendWriter:
         self._ledger = -1
         self._ledger_bytes = b""
         self._ledger_text = b""
+        self._position = EARLIEST  # the last entry sent, and how the next one refers to it
+        self._following = b""
+        self._published = self._stored = -1
+        self._published_field = self._stored_field = b""
 
     def send(
         self,
@@ -108,20 +124,27 @@ class SendWriter:
         return self._ledger_bytes
 
     def _origin(self, stamp: Stamp, appended: int) -> bytes:
-        """An encoded ``OriginStamp``."""
+        """An encoded ``OriginStamp``. Most of its numbers are those of the entry before, and not encoded again."""
         position, prev, sent_prev, checksum, messages, key_hash, published, stored, flags = stamp
         ledger = self._ledger_of(position[0])
-        fields = [self._region_field, b"\x10", ledger, b"\x18", varint(position[1])]
-        if prev != EARLIEST:
-            before = ledger if prev[0] == position[0] else varint(prev[0])
-            fields += (b"\x20", before, b"\x28", varint(prev[1]))
-        if sent_prev != EARLIEST:
-            before = ledger if sent_prev[0] == position[0] else varint(sent_prev[0])
-            fields += (b"\x30", before, b"\x38", varint(sent_prev[1]))
-        fields += (b"\x45", _CHECKSUM.pack(checksum), b"\x48", varint(appended), b"\x50", varint(messages))
-        fields += (b"\x58", varint(key_hash), b"\x60", varint(published), b"\x68", varint(flags))
-        fields += (b"\x70", varint(stored))
-        return b"".join(fields)
+        if prev is self._position and sent_prev is prev:
+            before = self._following
+        else:
+            before = _pair(b"\x20", b"\x28", prev) + _pair(b"\x30", b"\x38", sent_prev)
+        entry = varint(position[1])
+        self._position = position
+        self._following = b"".join((b"\x20", ledger, b"\x28", entry, b"\x30", ledger, b"\x38", entry))
+        if published != self._published:
+            self._published, self._published_field = published, b"\x60" + varint(published)
+        if stored != self._stored:
+            self._stored, self._stored_field = stored, b"\x70" + varint(stored)
+        return b"".join(
+            (
+                *(self._region_field, b"\x10", ledger, b"\x18", entry, before),
+                *(b"\x45", _CHECKSUM.pack(checksum), b"\x48", varint(appended), b"\x50", varint(messages)),
+                *(b"\x58", varint(key_hash), self._published_field, b"\x68", varint(flags), self._stored_field),
+            )
+        )
 
     def _appended(self, position: Position, schema_version: bytes | None) -> bytes:
         """What the metadata gets: where the entry comes from, for us and for Pulsar's own consumers."""
@@ -132,6 +155,13 @@ class SendWriter:
         if schema_version is not None:
             added += _SCHEMA_VERSION_TAG + varint(len(schema_version)) + schema_version
         return added
+
+
+def _pair(ledger_tag: bytes, entry_tag: bytes, position: Position) -> bytes:
+    """A position as two fields; -1, their default, is left out."""
+    if position == EARLIEST:
+        return b""
+    return ledger_tag + varint(position.ledger) + entry_tag + varint(position.entry)
 
 
 _KEY: Final = metadata.SOURCE_POSITION_PROPERTY.encode()

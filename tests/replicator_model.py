@@ -34,7 +34,7 @@ class LocalLog:
         self.stored: list[tuple[Position, bytes]] = []
         self.wanted: list[Position] = []
         """What is meant for the remote, trimmed entries included."""
-        self.last_own = EARLIEST
+        self.own = EARLIEST
         self.end = EARLIEST
         self._ledger = 7
         self._next = 0
@@ -58,9 +58,9 @@ class LocalLog:
             stored = entries.pack_foreign(header) + body
         else:
             extras = entries.pack_extras(replicate_to, None)
-            stored = entries.pack_own(flags, 2, 5, checksum, 11, 12, *self.last_own, extras) + body
+            stored = entries.pack_own(flags, 2, 5, checksum, 11, 12, *self.own, extras) + body
             if not flags & (entries.MARKER | entries.NO_ORIGIN):
-                self.last_own = position
+                self.own = position
                 if replicate_to is None or REMOTE in replicate_to:
                     self.wanted.append(position)
         self.stored.append((position, stored))
@@ -71,7 +71,7 @@ class LocalLog:
         self._ledger += 2
         self._next = 0
 
-    def read_after(self, position: Position, max_entries: int, max_bytes: int) -> list[tuple[Position, bytes]]:
+    def entries(self, position: Position, max_entries: int, max_bytes: int) -> list[tuple[Position, bytes]]:
         found: list[tuple[Position, bytes]] = []
         size = 0
         for place, stored in self.stored:
@@ -150,7 +150,7 @@ class Wire:
         self.sends.clear()
         self.receipts.clear()
         self.remote.unsent.clear()
-        return self.core.connected(1, self.remote.place(), self.log.end, self.log.last_own, self.now)
+        return self.core.connected(1, self.remote.place(), self.log.end, self.log.own, self.now)
 
     def disconnect(self, *, deliver_late: bool = False) -> None:
         if deliver_late:
@@ -165,8 +165,8 @@ class Wire:
         want = self.core.next_read()
         if want is None:
             return False
-        batch = self.log.read_after(want.after, want.max_entries, want.max_bytes)
-        frames = self.core.read(batch, self.log.last_own)
+        batch = self.log.entries(want.after, want.max_entries, want.max_bytes)
+        frames = self.core.read(batch, self.log.own)
         self.sends.extend(FrameDecoder().feed(b"".join(frames)))  # type: ignore[arg-type]
         return bool(batch)
 
