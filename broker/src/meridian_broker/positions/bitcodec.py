@@ -13,6 +13,7 @@ have equal bytes:
 
 from __future__ import annotations
 
+import re
 from array import array
 from operator import sub
 from typing import Final
@@ -43,6 +44,12 @@ _MAX_PARAMETER: Final = 31
 
 def put_bits(out: bytearray, bits: BitMap) -> None:
     """Append a set that is not empty."""
+    first, last = bits.min(), bits.max()
+    if last - first + 1 == len(bits):  # one run, most often one entry
+        out += b"\x00\x01"
+        put_number(out, first)
+        put_number(out, last - first)
+        return
     firsts, lasts = runs(bits)
     count = len(firsts)
     if count <= _FEW_RUNS:
@@ -123,12 +130,28 @@ class _Codes(dict[int, str]):
         quotient = value >> self._parameter
         if quotient >= _ESCAPE:
             code = "1" * _ESCAPE + f"{value:032b}"
-        elif self._parameter:
-            code = "1" * quotient + "0" + f"{value & (1 << self._parameter) - 1:0{self._parameter}b}"
         else:
-            code = "1" * quotient + "0"
+            low = f"{value & (1 << self._parameter) - 1:0{self._parameter}b}" if self._parameter else ""
+            code = "1" * quotient + "0" + low
         self[value] = code
         return code
+
+
+class _Values(dict[str, int]):
+    """The way back: code words of one parameter to values."""
+
+    def __init__(self, parameter: int) -> None:
+        super().__init__()
+        self._parameter = parameter
+
+    def __missing__(self, code: str) -> int:
+        quotient = code.find("0")
+        if quotient < 0 or quotient >= _ESCAPE:
+            value = int(code[_ESCAPE:], 2)
+        else:
+            value = quotient << self._parameter | int("0" + code[quotient + 1 :], 2)
+        self[code] = value
+        return value
 
 
 def _parameter(total: int, count: int) -> int:
@@ -137,65 +160,48 @@ def _parameter(total: int, count: int) -> int:
 
 
 def _rice(firsts: array[int], lasts: array[int]) -> bytes:
-    """``count, first, parameter of the gaps, of the lengths, bits``: first all gaps between runs, then all lengths."""
-    count = len(firsts)
-    gaps = [gap - 2 for gap in map(sub, firsts[1:], lasts)]
-    lengths = list(map(sub, lasts, firsts))
-    gap_parameter = _parameter(sum(gaps), len(gaps))
-    length_parameter = _parameter(sum(lengths), count)
-    text = "".join(map(_Codes(gap_parameter).__getitem__, gaps))
-    text += "".join(map(_Codes(length_parameter).__getitem__, lengths))
-    size = (len(text) + 7) // 8
+    """``count, first, gaps, lengths``: the gaps between runs, and how many entries follow the first one of each run."""
     out = bytearray()
-    put_number(out, count)
+    put_number(out, len(firsts))
     put_number(out, firsts[0])
-    out.append(gap_parameter)
-    out.append(length_parameter)
-    put_bytes(out, int(text.ljust(size * 8, "0"), 2).to_bytes(size, "big"))
+    _put_codes(out, [gap - 2 for gap in map(sub, firsts[1:], lasts)])
+    _put_codes(out, list(map(sub, lasts, firsts)))
     return bytes(out)
+
+
+def _put_codes(out: bytearray, values: list[int]) -> None:
+    parameter = _parameter(sum(values), len(values))
+    text = "".join(map(_Codes(parameter).__getitem__, values))
+    size = (len(text) + 7) // 8
+    out.append(parameter)
+    put_bytes(out, int(text.ljust(size * 8, "0"), 2).to_bytes(size, "big"))
 
 
 def _take_rice(reader: Reader) -> BitMap:
     count, first = reader.number(), reader.number()
-    gap_parameter, length_parameter = reader.byte(), reader.byte()
-    data = reader.bytes()
-    if not 1 < count <= 8 * len(data) or max(gap_parameter, length_parameter) > _MAX_PARAMETER:
-        raise reader.broken("the head of a Rice coding does not fit its body")
-    text = f"{int.from_bytes(data, 'big'):0{8 * len(data)}b}"
-    try:
-        gaps, at = _take_codes(text, 0, count - 1, gap_parameter)
-        lengths, at = _take_codes(text, at, count, length_parameter)
-    except ValueError:
-        raise reader.broken("a Rice coding ends too early") from None
-    if len(text) - at > 7 or "1" in text[at:]:
-        raise reader.broken("a Rice coding has bits left over")
-    gaps.append(0)
-    if first + sum(gaps) + sum(lengths) + 3 * count >= ENTRY_LIMIT + 3:
+    if count < 2:
+        raise reader.broken("a Rice coding has less than two runs")
+    gaps = _take_codes(reader, count - 1)
+    lengths = _take_codes(reader, count)
+    if first + sum(gaps) + sum(lengths) + 2 * count - 1 > ENTRY_LIMIT:
         raise reader.broken("a run goes past the last entry id")
     reader.spend(sum(lengths) >> 16)
+    gaps.append(0)
     return _from_runs(first, gaps, lengths)
 
 
-def _take_codes(text: str, at: int, count: int, parameter: int) -> tuple[list[int], int]:
-    """:raises ValueError: the text ends before ``count`` values were read."""
-    values = []
-    find = text.index
-    for _ in range(count):
-        stop = find("0", at, at + _ESCAPE) if not text.startswith("1" * _ESCAPE, at) else -1
-        if stop < 0:
-            at += _ESCAPE
-            stop = at + 32
-            values.append(int(text[at:stop], 2))
-            at = stop
-        elif parameter:
-            values.append((stop - at << parameter) | int(text[stop + 1 : stop + 1 + parameter], 2))
-            at = stop + 1 + parameter
-        else:
-            values.append(stop - at)
-            at = stop + 1
-    if at > len(text):
-        raise ValueError
-    return values, at
+def _take_codes(reader: Reader, count: int) -> list[int]:
+    parameter = reader.byte()
+    data = reader.bytes()
+    if parameter > _MAX_PARAMETER or not count <= 8 * len(data):
+        raise reader.broken("a Rice coding does not hold what it promises")
+    text = f"{int.from_bytes(data, 'big'):0{8 * len(data)}b}"
+    codes = re.findall(f"1{{{_ESCAPE}}}[01]{{32}}|1{{0,{_ESCAPE - 1}}}0[01]{{{parameter}}}", text)[:count]
+    used = "".join(codes)
+    rest = text[len(used) :]
+    if len(codes) < count or not text.startswith(used) or len(rest) > 7 or "1" in rest:
+        raise reader.broken("a Rice coding has too few bits, or bits left over")
+    return list(map(_Values(parameter).__getitem__, codes))
 
 
 def _from_runs(first: int, gaps: list[int], lengths: list[int]) -> BitMap:
