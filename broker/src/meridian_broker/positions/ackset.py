@@ -148,10 +148,12 @@ class AckSet(RunSet):
             ledger += step
             if (index and not step) or ledger > LATEST.ledger:
                 raise reader.broken("ledgers are not in order")
-            detail[ledger] = Claims.take(reader, ledger)
+            claims = detail[ledger] = Claims.take(reader, ledger)
         if detail:
             result._detail = detail
-            result._settle()
+            # The usual delta, one ledger's entries and no floor, is canonical as it came.
+            if result._ledger >= 0 or len(detail) > 1 or claims.link is not None or claims.partial is not None:
+                result._settle()
         return result
 
     def encode(self) -> bytes:

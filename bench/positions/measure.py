@@ -1,0 +1,242 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the algebra of progress costs: processor time per operation, bytes per set.
+
+Times are the best of several rounds of processor time, less the cost of the empty loop: the smallest is the one least
+disturbed by others. Sizes are exact, and the same on every machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from math import log2
+from random import Random
+from typing import Any
+
+from meridian_broker.positions import EARLIEST, ZERO, AckSet, Position, Progress
+from pyroaring import BitMap
+
+LEDGER = 750_000_000_000_123
+REGIONS = ("us-east", "us-west", "eu-central")
+
+TARGETS_NS = {
+    "claim, in order": 1000,
+    "claim, above a hole": 1000,
+    "contains, below the floor": 1000,
+    "contains, above the floor": 1000,
+    "Progress.ack, in order": 1500,
+    "Progress.is_acked": 1500,
+}
+TARGETS_BYTES = {
+    "idle Progress, 3 regions, in memory": 700,
+    "AckSet with a floor only, in memory": 200,
+    "1 M random holes over 2 M entries, encoded": 256 * 1024,
+}
+
+
+def place(entry: int) -> Position:
+    return Position(LEDGER, entry)
+
+
+def loop_ns(prepare: Callable[[], Callable[[int], object]], count: int, rounds: int) -> float:
+    """Nanoseconds per call of what ``prepare`` returns, called with 0 to ``count - 1``."""
+
+    def once(action: Callable[[int], object]) -> int:
+        begin = time.process_time_ns()
+        for number in range(count):
+            action(number)
+        return time.process_time_ns() - begin
+
+    empty = min(once(lambda _: None) for _ in range(rounds))
+    return max(0.0, (min(once(prepare()) for _ in range(rounds)) - empty) / count)
+
+
+def operations(count: int) -> Iterator[tuple[str, Callable[[], Callable[[int], object]]]]:
+    places = [place(entry) for entry in range(-1, count + 8)]
+    order = list(range(2, count + 4))
+    Random(1).shuffle(order)
+    near = [number ^ 1 for number in range(count + 2)]
+
+    def claiming(start: AckSet, pick: Callable[[int], int]) -> Callable[[], Callable[[int], object]]:
+        def prepare() -> Callable[[int], object]:
+            acks = start.copy()
+
+            def action(number: int) -> object:
+                entry = pick(number)
+                return acks.claim(places[entry], places[entry + 1])
+
+            return action
+
+        return prepare
+
+    empty, hole = AckSet(place(-1)), AckSet(place(-1))
+    hole.claim(place(1), place(2))
+    yield "claim, in order", claiming(empty, lambda number: number)
+    yield "claim, above a hole", claiming(hole, lambda number: number + 3)
+    yield "claim, pairs swapped", claiming(empty, near.__getitem__)
+    yield "claim, wholly at random", claiming(hole, order.__getitem__)
+    sparse = AckSet(place(1000))
+    for entry in range(1002, 2000, 2):
+        sparse.claim_point(place(entry))
+    yield "contains, below the floor", lambda: lambda number: sparse.contains(places[number % 1000])
+    yield "contains, above the floor", lambda: lambda number: sparse.contains(places[1001 + number % 1000])
+
+    def fresh() -> Progress:
+        progress = Progress()
+        for region in REGIONS:
+            progress.ack(ZERO, region, EARLIEST, place(0))
+        return progress
+
+    def acking() -> Callable[[int], object]:
+        progress = fresh()
+        return lambda number: progress.ack(ZERO, "us-east", places[number + 1], places[number + 2])
+
+    def batching() -> Callable[[int], object]:
+        progress = fresh()
+
+        def action(number: int) -> object:
+            entry = number // 10
+            return progress.ack_batch(ZERO, "us-east", places[entry + 2], 10, 1 << number % 10, places[entry + 1])
+
+        return action
+
+    yield "Progress.ack, in order", acking
+    yield "Progress.ack_batch, 10 messages each", batching
+    full = fresh()
+    yield "Progress.is_acked", lambda: lambda number: full.is_acked("us-west", places[number % 2])
+
+    def delta(number: int) -> Progress:
+        progress = Progress()
+        progress.ack(ZERO, "us-east", places[number + 1], places[number + 2])
+        return progress
+
+    def joining(first: int) -> Callable[[], Callable[[int], object]]:
+        def prepare() -> Callable[[int], object]:
+            progress, deltas = fresh(), [delta(number + first) for number in range(count)]
+            return lambda number: progress.join(deltas[number])
+
+        return prepare
+
+    yield "make a delta of one ack", lambda: delta
+    yield "join a delta of one ack, in order", joining(0)
+    yield "join a delta of one ack, above a hole", joining(2)
+    one = delta(4)
+    data = one.encode()
+    yield "encode a delta of one ack", lambda: lambda _: one.encode()
+    yield "decode a delta of one ack", lambda: lambda _: Progress.decode(data)
+    yield "digests of an idle Progress", lambda: lambda _: full.digests()
+
+
+def texture(entries: int, holes: int, seed: int) -> AckSet:
+    """A set with this many holes at random, the first entry among them, so that nothing is below the floor."""
+    bits = BitMap()
+    bits.add_range(0, entries)
+    bits -= BitMap([0, *Random(seed).sample(range(1, entries), holes - 1)])
+    acks = AckSet(place(-1))
+    detail = acks._claims_of(LEDGER)  # one by one would take longer than all the rest
+    detail.bits = bits
+    acks._settle()
+    return acks
+
+
+def timed_ms(action: Callable[[], Any], rounds: int) -> float:
+    best = float("inf")
+    for _ in range(rounds):
+        begin = time.process_time_ns()
+        action()
+        best = min(best, (time.process_time_ns() - begin) / 1e6)
+    return round(best, 2)
+
+
+def sets(quick: bool, rounds: int) -> Iterator[dict[str, Any]]:
+    for entries in (1_000_000,) if quick else (1_000_000, 2_000_000):
+        for percent in (1, 10, 50):
+            holes = entries * percent // 100
+            one, two = texture(entries, holes, 1), texture(entries, holes, 2)
+            data = one.encode()
+            share = percent / 100
+            entropy = -entries * (share * log2(share) + (1 - share) * log2(1 - share)) / 8
+            copies = [one.copy() for _ in range(rounds)]
+            yield {
+                "entries": entries,
+                "holes": holes,
+                "bytes": len(data),
+                "bytes_per_entropy": round(len(data) / entropy, 3),
+                "encode_ms": timed_ms(one.encode, rounds),
+                "decode_ms": timed_ms(lambda data=data: AckSet.decode(data), rounds),  # type: ignore[misc]
+                "join_ms": timed_ms(lambda copies=copies, two=two: copies.pop().join(two), rounds),  # type: ignore[misc]
+                "minus_ms": timed_ms(lambda one=one, two=two: one.minus(two), rounds),  # type: ignore[misc]
+                "digest_ms": timed_ms(lambda one=one: one.digest(LEDGER), rounds),  # type: ignore[misc]
+            }
+
+
+def memory_bytes(thing: object, seen: set[int] | None = None) -> int:
+    """``sys.getsizeof`` of a thing and all it holds, names of regions included."""
+    seen = set() if seen is None else seen
+    if thing is None or id(thing) in seen:
+        return 0
+    seen.add(id(thing))
+    size = sys.getsizeof(thing)
+    if isinstance(thing, dict):
+        size += sum(memory_bytes(part, seen) for pair in thing.items() for part in pair)
+    elif isinstance(thing, (list, tuple)):
+        size += sum(memory_bytes(part, seen) for part in thing)
+    for kind in type(thing).__mro__:
+        size += sum(memory_bytes(getattr(thing, slot), seen) for slot in getattr(kind, "__slots__", ()))
+    return size
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="a tenth of the work: numbers are rough")
+    parser.add_argument("--json", action="store_true", help="one JSON object on the last line")
+    options = parser.parse_args()
+    count, rounds = (5_000, 3) if options.quick else (50_000, 7)
+    load_before = os.getloadavg()[0]
+
+    times = {}
+    print(f"{'operation':42}{'ns':>8}{'target':>9}")
+    for name, prepare in operations(count):
+        times[name] = round(loop_ns(prepare, count, rounds))
+        target = TARGETS_NS.get(name)
+        print(f"{name:42}{times[name]:>8,}{f'<= {target:,}' if target else '':>9}")
+
+    idle = Progress()
+    for region in REGIONS:
+        idle.ack(ZERO, region, EARLIEST, place(1_000_000))
+    sizes = {
+        "idle Progress, 3 regions, in memory": memory_bytes(idle),
+        "AckSet with a floor only, in memory": memory_bytes(AckSet(place(1_000_000))),
+        "idle Progress, 3 regions, encoded": len(idle.encode()),
+        "1 M random holes over 2 M entries, encoded": len(texture(2_000_000, 1_000_000, 1).encode()),
+    }
+    print(f"\n{'size':46}{'bytes':>9}{'target':>12}")
+    for name, size in sizes.items():
+        target = TARGETS_BYTES.get(name)
+        print(f"{name:46}{size:>9,}{f'<= {target:,}' if target else '':>12}")
+
+    print(f"\n{'entries':>10}{'holes':>10}{'bytes':>9}{'/ entropy':>10}  encode  decode    join   minus  digest  (ms)")
+    shapes = []
+    for shape in sets(options.quick, 2 if options.quick else 4):
+        shapes.append(shape)
+        print(
+            f"{shape['entries']:>10,}{shape['holes']:>10,}{shape['bytes']:>9,}{shape['bytes_per_entropy']:>10}"
+            + "".join(f"{shape[key]:>8.1f}" for key in ("encode_ms", "decode_ms", "join_ms", "minus_ms", "digest_ms"))
+        )
+
+    limits = [(f"{name}, ns", limit, times[name]) for name, limit in TARGETS_NS.items()]
+    limits += [(f"{name}, bytes", limit, sizes[name]) for name, limit in TARGETS_BYTES.items()]
+    targets = {name: {"target": limit, "measured": got, "met": got <= limit} for name, limit, got in limits}
+    if options.json:
+        machine = {"cores": os.cpu_count(), "load_before": load_before, "load_after": os.getloadavg()[0]}
+        result = {"targets": targets, "times_ns": times, "sizes_bytes": sizes, "sets": shapes, "machine": machine}
+        print(json.dumps(result))
+    sys.exit(0 if all(target["met"] for target in targets.values()) else 1)
+
+
+if __name__ == "__main__":
+    main()
