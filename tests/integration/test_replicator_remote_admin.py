@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Asking another region's REST for as many partitions as here: once, growing only, and without stepping on others."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+from aiohttp import web
+from meridian_broker.gateway.remote_admin import RemoteAdmin, RemoteAdminFailed
+
+TOPIC = "persistent://tenant/ns/a topic"
+PATH = "/admin/v2/persistent/tenant/ns/a%20topic/partitions"
+
+
+class Rest:
+    """The part of the admin REST that is asked here. ``count`` is the topic's; 0: there is none."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.asked: list[str] = []
+        self.taken_meanwhile = 0
+        self.tokens: set[str | None] = set()
+
+    async def answer(self, request: web.Request) -> web.Response:
+        assert request.raw_path == PATH
+        self.asked.append(request.method)
+        self.tokens.add(request.headers.get("Authorization"))
+        if request.method == "GET":
+            return web.json_response({"partitions": self.count}) if self.count else web.Response(status=404)
+        if request.method == "PUT" and self.taken_meanwhile:
+            self.count, self.taken_meanwhile = self.taken_meanwhile, 0
+            return web.Response(status=409)
+        self.count = int(await request.text())
+        return web.Response(status=204)
+
+
+@asynccontextmanager
+async def rest(token: str | None = None) -> AsyncIterator[tuple[Rest, RemoteAdmin]]:
+    one = Rest()
+    app = web.Application()
+    app.router.add_route("*", "/{tail:.*}", one.answer)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    url = f"http://127.0.0.1:{runner.addresses[0][1]}/"
+    admin = RemoteAdmin(lambda region: ("pulsar://unused", url) if region == "us-west" else None, token)
+    try:
+        yield one, admin
+    finally:
+        await admin.close()
+        await runner.cleanup()
+
+
+async def test_a_missing_topic_is_made_once_however_many_partitions_ask() -> None:
+    async with rest("t0ken") as (one, admin):
+        await asyncio.gather(*(admin.ensure_partitions("us-west", TOPIC, 8) for _ in range(8)))
+        assert (one.count, one.asked) == (8, ["GET", "PUT"])
+        assert one.tokens == {"Bearer t0ken"}
+        admin.forget("us-west", TOPIC)
+        await admin.ensure_partitions("us-west", TOPIC, 8)
+        assert one.asked == ["GET", "PUT", "GET"]
+
+
+async def test_counts_grow_and_never_shrink() -> None:
+    async with rest() as (one, admin):
+        one.count = 3
+        await admin.ensure_partitions("us-west", TOPIC, 5)
+        assert (one.count, one.asked) == (5, ["GET", "POST"])
+        one.count = 16
+        admin.forget("us-west", TOPIC)
+        await admin.ensure_partitions("us-west", TOPIC, 6)
+        assert one.count == 16
+
+
+@pytest.mark.parametrize("theirs", [4, 2])
+async def test_another_region_may_be_quicker(theirs: int) -> None:
+    async with rest() as (one, admin):
+        one.taken_meanwhile = theirs
+        await admin.ensure_partitions("us-west", TOPIC, 4)
+        assert one.count == 4
+
+
+async def test_what_cannot_be_told_is_an_error_that_names_the_region() -> None:
+    async with rest() as (_, admin):
+        with pytest.raises(RemoteAdminFailed, match="no admin URL is known for region mars"):
+            await admin.ensure_partitions("mars", TOPIC, 4)
+    gone = RemoteAdmin(lambda _: ("pulsar://unused", "http://127.0.0.1:1"))
+    with pytest.raises(RemoteAdminFailed, match="GET"):
+        await gone.ensure_partitions("us-west", TOPIC, 4)
+    await gone.close()
