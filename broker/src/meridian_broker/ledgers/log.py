@@ -61,6 +61,14 @@ class LogLimits:
     tail_bytes: int = 8 << 20
 
 
+@dataclass(slots=True)
+class CacheBudget:
+    """Bytes of the newest entries that all topics of a broker may keep in memory together."""
+
+    limit: int
+    used: int = 0
+
+
 class _Chapter:
     """One ledger of the chain, in memory."""
 
@@ -98,7 +106,9 @@ class TopicLog:
         fence: int,
         limits: LogLimits,
         scheduler: Scheduler,
+        cache: CacheBudget,
     ) -> None:
+        self._cache = cache
         self._store = store
         self._metadata = metadata
         self._fence = fence
@@ -176,7 +186,7 @@ class TopicLog:
             self._chapters[-1].sealed_ms = self._scheduler.now_ms()
             await self._save()
         self._fail_held(self.failure)
-        self._tail.clear()
+        self._forget_tail()
 
     async def _save(self) -> None:
         await self._metadata.save_spans(self.spans(), self._own_appended, self._durable_origins())
@@ -258,6 +268,7 @@ class TopicLog:
         self.appended_bytes += size
         self._tail[result] = entry
         self._tail_bytes += size
+        self._cache.used += size
         position = self.last_confirmed = Position(chapter.ledger_id, result)
         done(token, position)
         self._settled += 1
@@ -280,6 +291,8 @@ class TopicLog:
         self._waking = False
         if self._tail_bytes > self._limits.tail_bytes:
             self._shrink_tail(self._limits.tail_bytes)
+        if self._cache.used > self._cache.limit:
+            self._shrink_tail(max(0, self._tail_bytes - (self._cache.used - self._cache.limit)))
         for watcher in tuple(self._watchers):
             watcher()
 
@@ -295,9 +308,15 @@ class TopicLog:
 
     def _shrink_tail(self, limit: int) -> None:
         tail = self._tail
+        before = self._tail_bytes
         while self._tail_bytes > limit and self._tail_first in tail:
             self._tail_bytes -= len(tail.pop(self._tail_first))
             self._tail_first += 1
+        self._cache.used -= before - self._tail_bytes
+
+    def _forget_tail(self) -> None:
+        self._cache.used -= self._tail_bytes
+        self._tail, self._tail_first, self._tail_bytes = {}, 0, 0
 
     def drop_tail(self) -> None:
         """Let the cached tail go: nobody has read here for a while."""
@@ -307,6 +326,7 @@ class TopicLog:
         if self.failure is None:
             self.failure = error
             self._writer = None
+            self._forget_tail()
             self._scheduler.defer(lambda: self._fail_held(error))
             self._settle()
             self._wake()
@@ -343,7 +363,7 @@ class TopicLog:
             if not isinstance(error, LedgerError):
                 raise
             return
-        self._tail, self._tail_first, self._tail_bytes = {}, 0, 0
+        self._forget_tail()
         self._rolling = False
         held, self._held = self._held, deque()
         self._asked -= len(held)
@@ -577,4 +597,4 @@ class TopicLog:
             await self._store.delete(chapter.ledger_id)
         self._chapters.clear()
         self._ids.clear()
-        self._tail.clear()
+        self._forget_tail()

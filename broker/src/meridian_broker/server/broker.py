@@ -29,7 +29,7 @@ from meridian_broker.gateway.exchange import ExchangeShell
 from meridian_broker.gateway.pulsar.broker import Broker, listen
 from meridian_broker.gateway.pulsar.handlers import HANDLERS
 from meridian_broker.gateway.replication import ReplicatorRunner
-from meridian_broker.ledgers.log import LogLimits
+from meridian_broker.ledgers.log import CacheBudget, LogLimits
 from meridian_broker.metadata.catalog import Catalog
 from meridian_broker.metadata.records import ClusterRecord
 from meridian_broker.metadata.store import MetadataStore
@@ -42,6 +42,7 @@ from meridian_broker.topics.topic import TopicLimits
 
 log = logging.getLogger(__name__)
 
+UNLIMITED: Final = 1 << 62
 POLICY_SECONDS: Final = 1.0
 """How often the regions of topics are compared with their policies."""
 SWITCH_INTERVAL_SECONDS: Final = 0.0005
@@ -164,12 +165,15 @@ class BrokerProcess:
             ),
             topic_limits=TopicLimits(
                 message_bytes=settings.network.max_message_size,
-                unacked_per_consumer=topics.max_unacked_messages_per_consumer or (1 << 62),
+                unacked_per_consumer=topics.max_unacked_messages_per_consumer or UNLIMITED,
+                unacked_per_subscription=topics.max_unacked_messages_per_subscription or UNLIMITED,
+                failover_delay_seconds=topics.active_consumer_failover_delay_time_millis / 1000,
             ),
             log_limits=LogLimits(
                 max_entries=storage.managed_ledger_max_entries_per_ledger,
                 max_bytes=storage.managed_ledger_max_size_per_ledger_mbytes << 20,
             ),
+            cache=CacheBudget(storage.managed_ledger_cache_size_mb << 20),
             new_lock=asyncio.Lock,
         )
         token_file = settings.region.peer_token_file
@@ -202,6 +206,7 @@ class BrokerProcess:
             peer_token=token,
             max_message_bytes=settings.network.max_message_size,
             pending_publishes=settings.network.max_pending_publish_requests_per_connection,
+            concurrent_lookups=settings.network.max_concurrent_lookup_request,
             keep_alive_seconds=settings.network.keep_alive_interval_seconds,
             producer_name=self._producer_name,
         )

@@ -20,6 +20,7 @@ from meridian_broker.topics.consumer import Consumer
 
 if TYPE_CHECKING:
     from meridian_broker.ledgers.log import Stored
+    from meridian_broker.ledgers.scheduling import Timer
     from meridian_broker.topics.subscription import Subscription
 
 TURN_ENTRIES: Final = 500
@@ -97,6 +98,8 @@ class SingleDispatcher(Dispatcher):
         super().__init__(subscription)
         self.failover = failover
         self._partition = partition
+        self._waiting: Timer | None = None
+        """A change of the active consumer waits a moment, so that the last acknowledgements of the one before count."""
         self.active: Consumer | None = None
 
     def add(self, consumer: Consumer) -> None:
@@ -108,6 +111,7 @@ class SingleDispatcher(Dispatcher):
         if self.active is consumer:
             self.active = None
             self.rewind()
+            self._wait_a_moment()
         self._choose()
 
     def _choose(self) -> None:
@@ -125,10 +129,21 @@ class SingleDispatcher(Dispatcher):
             return
         if self.active is not None:
             self.rewind()
+            self._wait_a_moment()
         self.active = chosen
         if self.failover:
             for consumer in self.consumers:
                 consumer.port.active_consumer_changed(consumer, consumer is chosen)
+        self.subscription.dispatch_soon()
+
+    def _wait_a_moment(self) -> None:
+        topic = self.subscription.topic
+        if self.failover and self._waiting is None and self.consumers:
+            self._waiting = topic.scheduler.later(topic.limits.failover_delay_seconds, self._waited)
+
+    def _waited(self) -> None:
+        self._waiting = None
+        self.rewind()
         self.subscription.dispatch_soon()
 
     def is_active(self, consumer: Consumer) -> bool:
@@ -136,7 +151,7 @@ class SingleDispatcher(Dispatcher):
 
     def pump(self) -> None:
         active = self.active
-        if active is None or not active.ready:
+        if active is None or not active.ready or self._waiting is not None:
             return
         entries = self._next_entries(min(TURN_ENTRIES, max(active.permits, 1)))
         if entries:
@@ -173,12 +188,15 @@ class SharedDispatcher(Dispatcher):
         self._replayed.clear()
         self._redeliveries.clear()
         for consumer in self.consumers:
+            self.subscription.unacked_messages -= consumer.unacked_messages
             consumer.unacked = None
             consumer.unacked_messages = 0
 
     def remove(self, consumer: Consumer) -> None:
         super().remove(consumer)
         unacked, consumer.unacked = consumer.unacked, None
+        self.subscription.unacked_messages -= consumer.unacked_messages
+        consumer.unacked_messages = 0
         if not self.consumers:
             self.rewind()
             return
@@ -194,6 +212,7 @@ class SharedDispatcher(Dispatcher):
             if messages is None:
                 continue
             consumer.unacked_messages -= messages
+            self.subscription.unacked_messages -= messages
             self._redeliveries[position] = self._redeliveries.get(position, 0) + 1
             self._again(position)
         self.subscription.dispatch_soon()
@@ -224,7 +243,7 @@ class SharedDispatcher(Dispatcher):
         return best
 
     def pump(self) -> None:
-        if not any(consumer.ready for consumer in self.consumers):
+        if not any(consumer.ready for consumer in self.consumers) or self.subscription.blocked:
             return
         if self._replay:
             self._pump_replay()
@@ -241,7 +260,7 @@ class SharedDispatcher(Dispatcher):
             if subscription.is_done(position, entry):
                 self.read = position
                 continue
-            consumer = self._next_ready()
+            consumer = None if subscription.blocked else self._next_ready()
             if consumer is None:
                 return
             self.read = position

@@ -13,7 +13,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from meridian_broker.ledgers.log import LogLimits, TopicLog
+from meridian_broker.ledgers.log import CacheBudget, LogLimits, TopicLog
 from meridian_broker.ledgers.scheduling import Scheduler
 from meridian_broker.ledgers.store import LedgerStore
 from meridian_broker.metadata.catalog import Catalog
@@ -66,6 +66,7 @@ class TopicService:
     policy: ServicePolicy
     topic_limits: TopicLimits
     log_limits: LogLimits
+    cache: CacheBudget
     new_lock: Callable[[], AbstractAsyncContextManager[Any]]
     exchange: Exchange | None = None
     replication: GeoReplication | None = None
@@ -107,7 +108,7 @@ class TopicService:
         if not await metadata.load():
             await self._may_create(name, create)
             await metadata.create()
-        topic_log = TopicLog(self.region, self.store, metadata, self.fence, self.log_limits, self.scheduler)
+        topic_log = TopicLog(self.region, self.store, metadata, self.fence, self.log_limits, self.scheduler, self.cache)
         record = metadata.record
         await topic_log.open(metadata.spans(), record.last_own, record.last_origins)
 

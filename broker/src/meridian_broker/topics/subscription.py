@@ -79,6 +79,7 @@ class Subscription:
         "record",
         "topic",
         "type",
+        "unacked_messages",
     )
 
     def __init__(self, topic: Topic, record: SubscriptionRecord, progress: Progress, durable: bool = True) -> None:
@@ -94,6 +95,8 @@ class Subscription:
         self.barrier = False
         """True while dispatch waits for the newest progress of the other regions (R20)."""
         self.messages_out = 0
+        self.unacked_messages = 0
+        """Shared: sent to all consumers and not yet acked."""
         self.last_acked_ms = 0
         self._delta: Progress | None = None
         self._confirmations: list[Confirmed] | None = None
@@ -217,6 +220,7 @@ class Subscription:
                 unacked = consumer.unacked = {}
             unacked[position] = messages
             consumer.unacked_messages += messages
+            self.unacked_messages += messages
             if consumer.unacked_messages >= self.topic.limits.unacked_per_consumer:
                 consumer.blocked = True
         consumer.port.deliver(consumer, position, entry, redeliveries, remaining)
@@ -232,7 +236,14 @@ class Subscription:
             dispatcher.rewind()
             self.dispatch_soon()
 
+    @property
+    def blocked(self) -> bool:
+        """So much is sent and not acked that no more is sent."""
+        return self.unacked_messages >= self.topic.limits.unacked_per_subscription
+
     def _unblock(self, consumer: Consumer) -> None:
+        if self.unacked_messages >= self.topic.limits.unacked_per_subscription // 2:
+            self.dispatch_soon()  # it may have been blocked until now
         if consumer.blocked and consumer.unacked_messages < self.topic.limits.unacked_per_consumer // 2:
             consumer.blocked = False
             self.dispatch_soon()
@@ -292,6 +303,7 @@ class Subscription:
                 messages = owner.unacked.pop(position, None)
                 if messages is not None:
                     owner.unacked_messages -= messages
+                    self.unacked_messages -= messages
                     if owner is not consumer:
                         self._unblock(owner)
                     return

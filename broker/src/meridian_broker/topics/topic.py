@@ -65,6 +65,8 @@ class TopicLimits:
 
     message_bytes: int = 5 << 20
     unacked_per_consumer: int = 50_000
+    unacked_per_subscription: int = 200_000
+    failover_delay_seconds: float = 1.0
     producers: int = 10_000
     subscriptions: int = 1_000_000
 

@@ -39,10 +39,13 @@ class Broker:
     peer_token: bytes | None
     max_message_bytes: int
     pending_publishes: int
+    concurrent_lookups: int
     keep_alive_seconds: float
     producer_name: Callable[[], str]
     """Makes names for producers that bring none."""
     draining: bool = False
+    lookups: int = 0
+    """Lookups and partition queries under way."""
     connections: set[Connection] = field(default_factory=set)
 
     def is_peer_token(self, token: bytes) -> bool:

@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 from crc32c import crc32c
@@ -11,9 +13,10 @@ from crc32c import crc32c
 from meridian_broker.gateway.pulsar.refusals import REFUSALS, code_of
 from meridian_broker.wire.proto import pulsar_pb2 as pb
 from meridian_broker.wire.pulsar import encode, topic_name
-from meridian_broker.wire.pulsar.errors import ServerError, ServiceNotReadyError
+from meridian_broker.wire.pulsar.errors import ServerError, ServiceNotReadyError, TooManyRequestsError
 
 if TYPE_CHECKING:
+    from meridian_broker.gateway.pulsar.broker import Broker
     from meridian_broker.gateway.pulsar.connection import Connection
 
 PATTERN_LENGTH: Final = 50
@@ -25,10 +28,23 @@ def lookup(connection: Connection, command: Any) -> None:
     connection.run(_lookup(connection, command.message))
 
 
+@contextmanager
+def _counted(broker: Broker) -> Iterator[None]:
+    """:raises TooManyRequestsError: as many lookups as the broker takes are under way."""
+    if broker.lookups >= broker.concurrent_lookups:
+        raise TooManyRequestsError(f"{broker.lookups} lookups are under way, the limit: try again in a moment")
+    broker.lookups += 1
+    try:
+        yield
+    finally:
+        broker.lookups -= 1
+
+
 async def _lookup(connection: Connection, asked: pb.CommandLookupTopic) -> None:
     answer = pb.CommandLookupTopicResponse(request_id=asked.request_id)
     try:
-        await connection.broker.service.check_exists(topic_name.parse(asked.topic))
+        with _counted(connection.broker):
+            await connection.broker.service.check_exists(topic_name.parse(asked.topic))
         if asked.advertised_listener_name:
             raise ServiceNotReadyError(f"this broker advertises no listener {asked.advertised_listener_name!r}")
         answer.response = pb.CommandLookupTopicResponse.Connect
@@ -50,7 +66,8 @@ async def _partitions(connection: Connection, asked: pb.CommandPartitionedTopicM
     answer = pb.CommandPartitionedTopicMetadataResponse(request_id=asked.request_id)
     try:
         name = topic_name.parse(asked.topic)
-        count = await connection.broker.service.partitions(name, create=asked.metadata_auto_creation_enabled)
+        with _counted(connection.broker):
+            count = await connection.broker.service.partitions(name, create=asked.metadata_auto_creation_enabled)
         answer.response = pb.CommandPartitionedTopicMetadataResponse.Success
         answer.partitions = count
     except REFUSALS as error:
