@@ -113,7 +113,7 @@ async def test_kill_minus_nine_of_either_region_loses_and_repeats_nothing(tmp_pa
         publishing = asyncio.create_task(publish(east, stop, stored))
         for number in range(KILLS):
             wanted = len(stored) + chance.randint(200, 900)
-            await until(lambda wanted=wanted: len(stored) >= wanted or publishing.done(), 40)  # type: ignore[misc]
+            await until(lambda wanted=wanted: len(stored) >= wanted or publishing.done(), 40)
             victim = (west, east)[number % 2]
             victim.kill()
             await asyncio.sleep(chance.uniform(0, 0.3))

@@ -86,12 +86,15 @@ class Link:
         resolve: Resolver,
         options: ClientOptions,
         jitter: Callable[[], float],
+        purpose: str,
         *,
         on_up: Callable[[PulsarClientConnection], None] | None = None,
         on_down: Callable[[], None] | None = None,
         on_command: Callable[[int, Any], None] | None = None,
     ) -> None:
+        """:param purpose: what it carries, for the log."""
         self.region = region
+        self._name = f"{purpose} link to {region}"
         self.connection: PulsarClientConnection | None = None
         """The connection while it is up."""
         self.problem: str | None = None
@@ -109,7 +112,7 @@ class Link:
 
     def start(self) -> None:
         if self._task is None:
-            self._task = asyncio.get_running_loop().create_task(self._run(), name=f"link to {self.region}")
+            self._task = asyncio.get_running_loop().create_task(self._run(), name=self._name)
 
     async def close(self) -> None:
         """End the connection and give up making new ones."""
@@ -140,7 +143,7 @@ class Link:
             except (ClientError, ValueError) as error:
                 self._tell(str(error))
             except Exception as error:
-                logger.exception("link to %s: unexpected error; it is made again", self.region)
+                logger.exception("%s: unexpected error; it is made again", self._name)
                 self._tell(repr(error))
             if loop.time() - began >= STEADY:
                 self._backoff.reset()
@@ -164,7 +167,7 @@ class Link:
             self.connection, self.problem = connection, None
             self._connections += 1
             self._up.set()
-            logger.info("link to %s is up (%s)", self.region, self._url)
+            logger.info("%s is up (%s)", self._name, self._url)
             try:
                 if self._on_up is not None:
                     self._on_up(connection)
@@ -180,7 +183,7 @@ class Link:
     def _tell(self, problem: str) -> None:
         """Log a problem when it is another than before: a region may be away for days."""
         if problem != self.problem:
-            logger.warning("link to %s is down: %s", self.region, problem)
+            logger.warning("%s is down: %s", self._name, problem)
         self.problem = problem
 
 
@@ -250,6 +253,7 @@ class PeerLinks:
             self._resolve,
             self._options,
             self._jitter,
+            "progress",
             on_up=lambda _: self._on_up(region, send),
             on_down=lambda: self._on_down(region),
             on_command=lambda kind, message: self._on_command(region, kind, message, send),

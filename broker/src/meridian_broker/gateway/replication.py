@@ -149,7 +149,7 @@ class _Remote:
     def __init__(self, region: str, resolve: Resolver, options: ClientOptions, jitter: Callable[[], float]) -> None:
         self.region = region
         self.users = 0
-        self.link = Link(region, resolve, options, jitter)
+        self.link = Link(region, resolve, options, jitter, "replication")
         self.link.start()
         self.turns = asyncio.Semaphore(READERS)
         self._options = options
