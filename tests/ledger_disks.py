@@ -156,6 +156,24 @@ class RecordingDisk:
             durable[number] += _survivors(writes, loss, rng)
         return {name: bytes(durable[number]) for name, number in names.items()}
 
+    def killed(self, operations: int) -> RecordingDisk:
+        """The disk after the process was killed at that moment: the page cache survives, what is un-synced still is."""
+        disk = RecordingDisk()
+        disk._start, disk._start_names = list(self._start), dict(self._start_names)
+        disk.journal = self.journal[:operations]
+        disk._files = [_File(bytearray(content)) for content in self._start]
+        disk._names = dict(self._start_names)
+        for step in disk.journal:
+            if step.kind == "create":
+                disk._files.append(_File())
+            if step.kind in ("create", "rename", "unlink"):
+                _apply(step, disk._names)
+            elif step.kind == "write":
+                disk._files[step.file].content += step.data
+            elif step.kind == "truncate":
+                del disk._files[step.file].content[step.size :]
+        return disk
+
     def content(self) -> dict[str, bytes]:
         """What the page cache holds now."""
         with self._mutex:
@@ -211,13 +229,14 @@ class _Append:
 class _Read:
     def __init__(self, file: _File) -> None:
         self._file = file
+        self.cold = False
 
     def pread(self, length: int, offset: int) -> bytes:
         return bytes(self._file.content[offset : offset + length])
 
     def read_cached(self, buffer: memoryview, offset: int) -> bool:
         data = self._file.content[offset : offset + len(buffer)]
-        if len(data) < len(buffer):
+        if self.cold or len(data) < len(buffer):
             return False
         buffer[:] = data
         return True
@@ -227,6 +246,15 @@ class _Read:
 
     def close(self) -> None:
         pass
+
+
+class ColdDisk(RecordingDisk):
+    """The page cache is empty: every read has to wait for the disk."""
+
+    def open(self, name: str) -> _Read:
+        file = super().open(name)
+        file.cold = True
+        return file
 
 
 class RefusingDisk(RecordingDisk):

@@ -208,6 +208,28 @@ async def test_what_was_recovered_survives_the_next_crash(seed: int) -> None:
             await check(more.crashed(again, rng.choice(list(Loss)), rng), stories, again)
 
 
+@pytest.mark.parametrize("seed", range(200, 203))
+async def test_what_was_shown_after_a_kill_survives_a_power_cut(seed: int) -> None:
+    """After a kill the page cache holds more than the disk. Once a reader saw it, it must not vanish any more."""
+    disk = RecordingDisk()
+    work = Workload(seed, disk, {})
+    await work.run(steps=60)
+    rng = random.Random(seed)
+    for moment in points(len(disk.journal), 40, rng):
+        killed = disk.killed(moment)
+        store = await start(killed)
+        shown_at = len(killed.journal)
+        stories = {}
+        for info in await store.list():
+            entries = await read_all(store, info.ledger_id)
+            stories[info.ledger_id] = Story(appended=entries, confirmed_at=[0] * len(entries), created_at=0)
+            if info.sealed:
+                stories[info.ledger_id].sealed_at = 0
+        await store.close()
+        for again in (shown_at, rng.randint(shown_at, len(killed.journal))):
+            await check(killed.crashed(again, rng.choice(list(Loss)), rng), stories, again)
+
+
 async def test_a_disk_that_reorders_cannot_fake_an_entry() -> None:
     """Old bytes of a longer file behind a cut never come back as entries."""
     disk = RecordingDisk()

@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 from crc32c import crc32c
 from ledger_contract import append_all, append_one, read_all
-from ledger_disks import RecordingDisk, RefusingDisk
+from ledger_disks import ColdDisk, RecordingDisk, RefusingDisk
 from meridian_broker.engines.local.checkpoint import assemble
 from meridian_broker.engines.local.segment import RECORD_BYTES, SEGMENT_HEADER_BYTES, SegmentFormatError
 from meridian_broker.engines.local.store import LocalLedgerStore, LocalWriter
-from meridian_broker.ledgers.store import LedgerCorrupt, LedgerError, LedgerInfo, LedgerWriteFailed
+from meridian_broker.ledgers.store import LedgerCorrupt, LedgerError, LedgerInfo, LedgerNotFound, LedgerWriteFailed
 
 
 async def start(disk: RecordingDisk) -> LocalLedgerStore:
@@ -249,6 +249,28 @@ async def test_a_broken_checkpoint_falls_back_to_the_one_before() -> None:
     await store.close()
 
 
+async def test_the_older_checkpoint_finds_all_its_files_after_space_was_given_back() -> None:
+    disk = RecordingDisk()
+    store = await start(disk)
+    kept = await store.create(1, fence=1)
+    for number in range(2, 8):
+        await append_all(await store.create(number, fence=1), [b"x" * 1000] * 100)
+        await append_all(kept, [b"kept %d" % number])
+    for number in range(2, 8):
+        await store.delete(number)
+        await store.tidy()
+    assert store.stats().segments_removed > 3
+    entries = await read_all(store, 1)
+    await store.close()
+    files = disk.content()
+    newest = max(name for name in files if name.startswith("checkpoint"))
+    store = await start(RecordingDisk(flip(files, newest, 60)))
+    assert len(store.damages) == 1
+    assert await read_all(store, 1) == entries
+    assert [info.ledger_id for info in await store.list()] == [1]
+    await store.close()
+
+
 async def test_without_any_checkpoint_the_log_says_it_all() -> None:
     files, entries = await _checkpointed()
     for name in [name for name in files if name.startswith("checkpoint")]:
@@ -326,6 +348,54 @@ async def test_a_torn_tail_is_cut() -> None:
         assert len(await read_all(store, 1)) == 2
         await store.close()
         assert len(disk.content()[name]) < cut
+
+
+# -- a disk that is slow --------------------------------------------------------------------------------------------
+
+
+async def test_what_is_not_in_the_page_cache_is_waited_for() -> None:
+    disk = ColdDisk()
+    store = await LocalLedgerStore.start("unused", files=disk, segment_bytes=1 << 16, index_entries=10)
+    writer = await store.create(1, fence=1)
+    await append_all(writer, [b"%04d" % number * 250 for number in range(200)])
+    await store.tidy()
+    assert await read_all(store, 1) == [b"%04d" % number * 250 for number in range(200)]
+    reader = await store.open(1)
+    reading = asyncio.ensure_future(reader.read(0, 199, 1 << 20))
+    await asyncio.sleep(0)
+    await store.delete(1)
+    try:
+        # Either the read was through before, or it hears that the ledger is gone: never wrong bytes.
+        assert (await reading)[0] == b"0000" * 250
+    except LedgerNotFound:
+        pass
+    with pytest.raises(LedgerNotFound):
+        await reader.read(0, 0, 1)
+    await store.close()
+
+
+async def test_ledgers_deleted_while_they_move_leave_nothing_behind() -> None:
+    disk = ColdDisk()
+    store = await start(disk)
+    writers = [await store.create(number, fence=1) for number in range(12)]
+    for number in range(100):
+        await asyncio.gather(*(append_one(writer, b"%04d" % number * 100) for writer in writers))
+    for number in range(0, 12, 2):
+        await store.delete(number)
+    tidying = asyncio.ensure_future(store.tidy())
+    for number in range(1, 12, 2):
+        while store.stats().moved_bytes < 3000 * number and not tidying.done():  # noqa: ASYNC110 - a race is wanted
+            await asyncio.sleep(0)
+        await store.delete(number)
+    await tidying
+    await append_all(await store.create(100, fence=1), [b"x" * 1000] * 100)
+    await store.tidy()
+    assert store.stats().live_bytes < 100 * 1030
+    assert store.stats().log_bytes < 3 * (1 << 16)
+    await store.close()
+    store = await start(RecordingDisk(disk.content()))
+    assert [info.ledger_id for info in await store.list()] == [100]
+    await store.close()
 
 
 # -- a process that is killed --------------------------------------------------------------------------------------

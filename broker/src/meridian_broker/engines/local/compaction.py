@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Emptying old segments: what still lives in them is copied to the end of the log, then they can go.
 
-A segment is worth it when more than half of it is dead, or when many small ones have gathered (each start of a broker
-leaves one). The copies of a run are ``MOVED`` records; readers keep to the originals until the ``MOVE_DONE`` behind the
+A segment is worth it when more than half of it is dead and a quarter of a full one comes back, or when many small ones
+have gathered (each start of a broker leaves one). The copies of a run are ``MOVED`` records; readers keep to the originals until the ``MOVE_DONE`` behind the
 last copy is durable, and so does recovery. A kill in between leaves dead copies and nothing else.
 """
 
@@ -69,7 +69,11 @@ class Compaction:
 
     def _victims(self, segments: list[Segment]) -> list[Segment]:
         candidates = [each for each in segments if each.runs and each.number not in self._given_up]
-        mostly_dead = [each for each in candidates if each.live_bytes * 2 < each.length]
+        mostly_dead = [
+            each
+            for each in candidates
+            if each.live_bytes * 2 < each.length and (each.length - each.live_bytes) * 4 >= self._segment_bytes
+        ]
         if mostly_dead:
             return [min(mostly_dead, key=lambda each: each.live_bytes / each.length)]
         small = [each for each in candidates if each.length * 2 < self._segment_bytes]

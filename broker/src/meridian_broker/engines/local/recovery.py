@@ -89,7 +89,7 @@ class State:
 
 
 @dataclass(frozen=True, slots=True)
-class _Found:
+class Found:
     """A segment file on the way into the state."""
 
     number: int
@@ -106,7 +106,7 @@ class Replay:
         self._state = state
         self._moved: dict[int, list[Run]] = {}
 
-    def segment(self, found: _Found, read: Callable[[int, int], bytes]) -> int:
+    def segment(self, found: Found, read: Callable[[int, int], bytes]) -> int:
         """Take in one segment. Returns its length without a torn tail."""
         segment = Segment(found.number, length=found.end)
         self._state.segments[found.number] = segment
@@ -254,7 +254,7 @@ def recover(files: FilePort, *, repair: bool) -> State:
     replay.finish()
     if repair:
         released = [each for each in numbers if each <= covered and each not in state.segments]
-        _remove_leftovers(files, names, state, [*leftovers, *released])
+        _remove_leftovers(files, state, [*leftovers, *released])
     last = max(state.segments, default=-1)
     state.next_segment = max([last, *numbers, covered]) + 1
     state.previous = (last, state.segments[last].length) if last >= 0 else (-1, 0)
@@ -307,20 +307,20 @@ def remember_deleted(deleted: dict[int, None], number: int) -> None:
         del deleted[next(iter(deleted))]
 
 
-def _remove_leftovers(files: FilePort, names: list[str], state: State, segments: list[int]) -> None:
+def _remove_leftovers(files: FilePort, state: State, segments: list[int]) -> None:
     """Unlink what a crash left half made or half removed."""
     for number in segments:
         files.unlink(segment_name(number))
-    for name in names:
+    for name in files.names():
         indexed = index_number(name)
         if name.endswith(TEMPORARY_SUFFIX) or (indexed is not None and indexed not in state.segments):
             files.unlink(name)
     files.sync_directory()
 
 
-def _chain(files: FilePort, tail: list[int], state: State, covered: int) -> tuple[list[_Found], list[int]]:
+def _chain(files: FilePort, tail: list[int], state: State, covered: int) -> tuple[list[Found], list[int]]:
     """Which segments of the tail count and how far, oldest first; and which do not count at all."""
-    found: list[_Found] = []
+    found: list[Found] = []
     leftovers: list[int] = []
     named: SegmentHeader | None = None
     for number in reversed(tail):
@@ -351,7 +351,7 @@ def _chain(files: FilePort, tail: list[int], state: State, covered: int) -> tupl
                 state.damages.append(f"{name} has {size} bytes and should have {end}: its end is lost")
                 end = size
         attested = named is not None and named.previous_length >= 0
-        found.append(_Found(number, end, attested, header.previous if broken else None))
+        found.append(Found(number, end, attested, header.previous if broken else None))
         named = header
     if named is not None and named.previous > covered and not state.rebuilding:
         state.damages.append(f"{segment_name(named.previous)} is missing")
@@ -382,7 +382,7 @@ def _give_header(files: FilePort, state: State, number: int, previous: int) -> N
     write_whole(files, name, [segment_header(header), content])
 
 
-def _take_in(files: FilePort, replay: Replay, found: _Found) -> int:
+def _take_in(files: FilePort, replay: Replay, found: Found) -> int:
     file = files.open(segment_name(found.number))
     try:
         return replay.segment(found, lambda offset, length: file.pread(length, offset))
