@@ -75,6 +75,8 @@ class WorldRegion:
         self.refuses = ""
         """Not empty: every merge is refused with this reason."""
         self.disk_ms = 0
+        self.joins_when_durable = False
+        """A merge shows only once it is on disk."""
         self.life = 0
         self.merges = 0
         self.exchange = self._new_exchange()
@@ -128,11 +130,22 @@ class WorldRegion:
         if record is not None:
             # Records merge as well, all regions alike; here the smaller text wins.
             found.record = min(found.record, record)
-        epoch = found.progress.epoch
-        found.progress.join(delta)
-        if found.progress.epoch != epoch:
-            found.held.clear()
-        self._persist((topic, subscription), delta, lambda: done(None))
+        known = found
+
+        def join() -> None:
+            epoch = known.progress.epoch
+            known.progress.join(delta)
+            if known.progress.epoch != epoch:
+                known.held.clear()
+
+        def durable() -> None:
+            if self.joins_when_durable:
+                join()
+            done(None)
+
+        if not self.joins_when_durable:
+            join()
+        self._persist((topic, subscription), delta, durable)
 
     def _persist(self, key: Key, delta: Progress, done: Callable[[], None] = lambda: None) -> None:
         record = self.topics[key[0]].subscriptions[key[1]].record

@@ -226,6 +226,19 @@ def test_a_region_outside_the_topic_is_refused() -> None:
     assert wire.sent == [], "and nothing of the topic is told to it"
 
 
+def test_what_was_passed_on_goes_no_further() -> None:
+    for passed_on in (False, True):
+        wire = Wire()
+        wire.connect()
+        item = DeltaItem(T, S, "", delta_of(0).encode(), unreached=("eu",), passed_on=passed_on)
+        wire.region.exchange.add_peer("ap")
+        wire.world.regions_of[T] = frozenset({"us", "eu", "ap"})
+        wire.region.exchange.received("ap", Delta(1, (item,)), wire.answers.append, wire.world.now_ms)
+        assert [message.items[0].passed_on for message in wire.sent if isinstance(message, Delta)] == (
+            [] if passed_on else [True]
+        )
+
+
 def test_an_unknown_subscription_is_sent_whole_with_its_record() -> None:
     wire = Wire()
     wire.connect()

@@ -187,6 +187,44 @@ def test_a_digest_waits_for_the_deltas_before_it() -> None:
     assert asked == [Fetch((Question(T),))]
 
 
+def test_a_digest_names_only_deltas_that_are_durable() -> None:
+    world = world_of("us", "eu")
+    world.regions["eu"].disk_ms = 500
+    world.regions["us"].ack(T, S, world.regions["us"].topics[T].entries[:3])
+    world.run(10)
+    number = world.regions["us"].exchange.status(T, S)[0].last_sent
+    heard = world.listen()
+    world.disconnect("eu", "us")
+    world.connect("eu", "us")
+    world.run(10)
+    (first,) = [message for _, source, _, message in heard if isinstance(message, Digest) and source == "eu"]
+    assert first.applied == number - 1
+
+
+def test_a_digest_in_answer_is_not_answered_with_another() -> None:
+    asked = Asked()
+    asked.world.disconnect("eu", "us")
+    for answer in (False, True):
+        heard: list[object] = []
+        message = Digest(asked.highest, 0, (TopicDigest(T, "", 1),), answer)
+        asked.exchange.received("us", message, heard.append, asked.world.now_ms)
+        assert [type(one).__name__ for one in heard] == (["Fetch"] if answer else ["Fetch", "Digest"])
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_digests_follow_merges_whenever_the_host_joins(late: bool) -> None:
+    world = world_of("us", "eu")
+    eu = world.regions["eu"]
+    eu.joins_when_durable, eu.disk_ms = late, 20
+    us = world.regions["us"]
+    before = eu.exchange._context.book.topic(T)
+    us.ack(T, S, us.topics[T].entries[:3])
+    world.run(5)
+    eu.exchange._context.book.topic(T)
+    world.run(50)
+    assert eu.exchange._context.book.topic(T) == us.exchange._context.book.topic(T) != before
+
+
 def test_nothing_useless_travels_under_steady_traffic() -> None:
     world = world_of("us", "eu", "ap")
     world.network.latency_ms = 20

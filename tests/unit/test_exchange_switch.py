@@ -10,8 +10,10 @@ from exchange_world import World
 from meridian_broker.replication.exchange_messages import (
     Barrier,
     BarrierDone,
+    Digest,
     ExchangeLimits,
     PeerMessage,
+    TopicDigest,
 )
 from meridian_broker.replication.exchange_waits import WaitResult
 
@@ -173,18 +175,75 @@ def test_a_flush_of_a_quiet_subscription_sends_nothing() -> None:
     assert not world.sent
 
 
+def flushed(world: World, region: str, peer: str) -> WaitResult:
+    """Flush, and look at the peer's disk at the moment the flush ends."""
+    results: list[WaitResult] = []
+
+    def done(result: WaitResult) -> None:
+        results.append(result)
+        if peer in result.confirmed:
+            known = world.regions[region].progress(T, S)
+            assert known is not None and known.within(world.regions[peer].disk.progress[T, S])
+
+    world.regions[region].exchange.flush(T, S, world.now_ms, done)
+    world.run(300)
+    (result,) = results
+    return result
+
+
 def test_a_flush_after_a_cut_sends_the_whole() -> None:
     """While the link was down acks were dropped; before digests have healed them, a flush must not say all is well."""
     world = world_of("us", "eu")
     world.cut("us", "eu")
     ack(world, "us", 3)
-    world.network.deaf.add(("eu", "us"))
     world.connect("us", "eu")
+    assert flushed(world, "us", "eu").complete
+
+
+def test_a_flush_after_a_delta_was_given_up_sends_the_whole() -> None:
+    world = world_of("us", "eu")
+    world.network.deaf.add(("us", "eu"))
+    ack(world, "us", 3)
+    world.run(5100)
     world.network.deaf.clear()
-    wait = begin(world, "flush", "us")
-    world.run(20)
-    assert wait.result is not None and wait.result.complete
-    assert world.regions["eu"].disk.progress[T, S] == world.regions["us"].progress(T, S)
+    assert flushed(world, "us", "eu").complete
+
+
+def test_a_flush_after_a_restart_sends_the_whole() -> None:
+    world = world_of("us", "eu")
+    world.cut("us", "eu")
+    ack(world, "us", 3)
+    world.crash("us")
+    world.connect("us", "eu")
+    assert flushed(world, "us", "eu").complete
+
+
+def test_a_flush_that_finds_the_queue_full_says_so() -> None:
+    world = world_of("us", "eu", limits=ExchangeLimits(pending_subscriptions=1, in_flight=1))
+    world.network.latency_ms = 50
+    here = world.regions["us"]
+    for name in ("a", "b"):
+        here.subscribe(T, name)
+        world.run(1)
+    ack(world, "us", 3)
+    assert flushed(world, "us", "eu") == WaitResult(frozenset(), {"eu": "QueueFull"})
+
+
+def test_an_equal_digest_that_is_not_durable_yet_confirms_nothing() -> None:
+    world = world_of("us", "eu")
+    here = world.regions["us"]
+    ack(world, "us", 3)
+    world.cut("us", "eu")
+    world.connect("us", "eu")
+    book = here.exchange._context.book
+    for unsettled, sends in ((True, 1), (False, 0)):
+        equal = Digest(0, 0, (TopicDigest(T, "", book.topic(T), unsettled),))
+        answers: list[PeerMessage] = []
+        here.exchange.received("eu", equal, answers.append, world.now_ms)
+        world.sent.clear()
+        begin(world, "flush", "us")
+        assert world.sent["Delta"] == sends
+        world.run(20)
 
 
 def test_a_flush_that_is_refused_is_missing_with_the_reason() -> None:
