@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The targets of one broker and of three regions, measured with real processes on loopback.
+
+Rates are given per second of the broker's processor time, because the machine is shared: the wall rate beside it says
+only what this machine did meanwhile. Memory is the growth of the resident set over many items.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from processes import Broker, Generator, cpu_seconds
+
+TOPIC = "persistent://public/default/bench"
+
+
+@dataclass(slots=True)
+class Target:
+    """One promise, and whether it is kept."""
+
+    value: float
+    limit: float
+    met: bool
+
+
+class Bench:
+    """Runs the cases and collects figures and targets."""
+
+    def __init__(self, directory: Path, options: argparse.Namespace) -> None:
+        self.directory = directory
+        self.quick: bool = options.quick
+        self._say = not options.json
+        self.figures: dict[str, float | int | str] = {}
+        self.targets: dict[str, Target] = {}
+
+    def figure(self, name: str, value: float | int, shown: str = "") -> None:
+        self.figures[name] = round(value, 3) if isinstance(value, float) else value
+        if self._say:
+            print(f"  {name:52} {shown or format(value, ',.2f' if isinstance(value, float) else ',')}", flush=True)
+
+    def at_least(self, name: str, value: float, limit: float) -> None:
+        self._target(name, value, limit, value >= limit, ">=")
+
+    def at_most(self, name: str, value: float, limit: float) -> None:
+        self._target(name, value, limit, value <= limit, "<=")
+
+    def _target(self, name: str, value: float, limit: float, met: bool, sign: str) -> None:
+        self.figures[name] = round(value, 3)
+        self.targets[name] = Target(round(value, 3), limit, met)
+        if self._say:
+            print(f"  {name:52} {value:,.2f}  (target {sign} {limit:,g}: {'met' if met else 'MISSED'})", flush=True)
+
+    def place(self, name: str) -> Path:
+        return self.directory / name
+
+
+def publishing(bench: Bench) -> None:
+    """Raw SENDs and their receipts, then delivery and single acknowledgements of the same messages."""
+    seconds = 5.0 if bench.quick else 20.0
+    with Broker(bench.place("publishing")) as broker:
+        one = measured(broker, "publish", topic=f"{TOPIC}-1k", size=1024, messages=1, window=4000, seconds=seconds)
+        bench.at_least("publish_1kib_per_broker_cpu_second", one["count"] / one["cpu"], 100_000)
+        bench.figure("publish_1kib_per_second", one["count"] / one["seconds"])
+        many = measured(
+            broker, "publish", topic=f"{TOPIC}-4", size=1024, messages=1, window=4000, seconds=seconds, connections=4
+        )
+        bench.figure("publish_1kib_4_connections_per_broker_cpu_second", many["count"] / many["cpu"])
+        large = measured(broker, "publish", topic=f"{TOPIC}-64k", size=65536, messages=64, window=256, seconds=seconds)
+        megabytes = large["count"] * 65536 / 1e6
+        bench.at_least("publish_64kib_megabytes_per_broker_cpu_second", megabytes / large["cpu"], 400)
+        bench.figure("publish_64kib_megabytes_per_second", megabytes / large["seconds"])
+        count = min(one["count"], 100_000 if bench.quick else 400_000)
+        consumed = measured(broker, "consume", connections=None, topic=f"{TOPIC}-1k-0", subscription="s", count=count)
+        bench.figure("consume_and_ack_1kib_per_broker_cpu_second", consumed["count"] / consumed["cpu"])
+        bench.figure("consume_and_ack_1kib_per_second", consumed["count"] / consumed["seconds"])
+
+
+def measured(broker: Broker, what: str, connections: int | None = 1, **options: Any) -> dict[str, Any]:
+    """A generator's result, with the broker's processor time meanwhile."""
+    if connections is not None:
+        options["connections"] = connections
+    generator = Generator(what, port=broker.port, **options).ready()
+    before = cpu_seconds(broker.pid)
+    result = generator.result()
+    time.sleep(0.2)  # what the broker still does for this load counts too
+    return {**result, "cpu": cpu_seconds(broker.pid) - before}
+
+
+def cases() -> dict[str, Callable[[Bench], None]]:
+    return {"publishing": publishing}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="at most 240 s: fewer repetitions, shorter runs")
+    parser.add_argument("--json", action="store_true", help="nothing but one JSON object, on the last line")
+    parser.add_argument("--prepare", action="store_true", help="fetch what a run needs: nothing")
+    parser.add_argument("--only", action="append", choices=[*cases()], help="only this case; repeat for more")
+    parser.add_argument("--directory", type=Path, default=Path(), help="where to write; it must be on a real disk")
+    options = parser.parse_args()
+    if options.prepare:
+        return 0
+    load_before = os.getloadavg()[0]
+    with tempfile.TemporaryDirectory(prefix="bench-core-", dir=options.directory) as directory:
+        bench = Bench(Path(directory).resolve(), options)
+        for name, case in cases().items():
+            if options.only and name not in options.only:
+                continue
+            began = time.monotonic()
+            if not options.json:
+                print(name, flush=True)
+            case(bench)
+            bench.figures[f"{name}_case_seconds"] = round(time.monotonic() - began, 1)
+    machine = {"processors": os.cpu_count(), "load_before": load_before, "load_after": os.getloadavg()[0]}
+    if options.json:
+        targets = {name: asdict(target) for name, target in bench.targets.items()}
+        json.dump({**bench.figures, "targets": targets, "machine": machine}, sys.stdout)
+        print()
+    else:
+        print(f"load of the machine: {machine['load_before']:.1f} before, {machine['load_after']:.1f} after")
+    return 0 if all(target.met for target in bench.targets.values()) else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

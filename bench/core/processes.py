@@ -1,0 +1,217 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The processes of the bench: a broker, three regions, a generator; and what the kernel says they used."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+PROGRAM = (sys.executable, "-P", "-m", "meridian_broker.server.main")
+TICKS = os.sysconf("SC_CLK_TCK")
+START_SECONDS = 60.0
+
+
+def wait(condition: Callable[[], bool], what: str, seconds: float = START_SECONDS) -> None:
+    until = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > until:
+            raise SystemExit(f"bench: waited {seconds:.0f} s for {what}, in vain")
+        time.sleep(0.01)
+
+
+def free_ports(count: int) -> list[int]:
+    probes = [socket.socket() for _ in range(count)]
+    try:
+        for probe in probes:
+            probe.bind(("127.0.0.1", 0))
+        return [probe.getsockname()[1] for probe in probes]
+    finally:
+        for probe in probes:
+            probe.close()
+
+
+def free_base(count: int, first: int) -> int:
+    """A port from ``first`` on so that it and every tenth one after it are free."""
+    for base in range(first, first + 5000, 100):
+        try:
+            for port in range(base, base + 10 * count, 10):
+                with socket.socket() as probe:
+                    probe.bind(("127.0.0.1", port))
+        except OSError:
+            continue
+        return base
+    raise SystemExit(f"bench: no free ports between {first} and {first + 5000}")
+
+
+def is_healthy(admin_port: int) -> bool:
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{admin_port}/admin/v2/brokers/health", timeout=5) as answer:
+            return bool(answer.status == 200)
+    except (urllib.error.URLError, OSError):
+        return False
+
+
+def cpu_seconds(pid: int) -> float:
+    """Processor time of a process so far, all threads."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / TICKS
+
+
+def rss_bytes(pid: int) -> int:
+    """Resident memory."""
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+class Broker:
+    """One broker of one region, embedded metadata, fdatasync on (there is no switch for it)."""
+
+    def __init__(self, directory: Path, region: str = "one") -> None:
+        self.directory = directory
+        self.region = region
+        self.port, self.admin_port = free_ports(2)
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> Broker:
+        self.directory.mkdir(parents=True, exist_ok=True)
+        settings = {
+            "clusterName": self.region,
+            "dataDirectory": self.directory / "data",
+            "brokerServicePort": self.port,
+            "webServicePort": self.admin_port,
+        }
+        command = [*PROGRAM, "broker"]
+        for key, value in settings.items():
+            command += ["--set", f"{key}={value}"]
+        with (self.directory / "log").open("ab") as log:
+            process = self._process = subprocess.Popen(command, stdout=log, stderr=log)
+        wait(lambda: process.poll() is not None or is_healthy(self.admin_port), "the broker to start")
+        if process.poll() is not None:
+            raise SystemExit(f"bench: the broker ended with {process.returncode}; its log: {self.directory / 'log'}")
+        return self
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    def kill(self) -> None:
+        assert self._process is not None
+        self._process.kill()
+        self._process.wait()
+
+    def stop(self) -> None:
+        if self._process is not None and self._process.poll() is None:
+            self._process.terminate()
+            try:
+                self._process.wait(60)
+            except subprocess.TimeoutExpired:
+                self.kill()
+
+    def __enter__(self) -> Broker:
+        return self.start()
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+
+class Regions:
+    """``meridian up``."""
+
+    def __init__(self, directory: Path, *names: str, metadata: str = "embedded") -> None:
+        self.directory = directory
+        self.names = names
+        self._metadata = metadata
+        self._again: dict[str, subprocess.Popen[bytes]] = {}
+        self.listed: dict[str, dict[str, Any]] = {}
+
+    def __enter__(self) -> Regions:
+        count = len(self.names)
+        command = [*PROGRAM, "up", "--regions", ",".join(self.names), "--data-dir", str(self.directory)]
+        command += ["--metadata", self._metadata]
+        command += ["--base-port", str(free_base(count, 21650)), "--base-http-port", str(free_base(count, 27080))]
+        self.directory.mkdir(parents=True, exist_ok=True)
+        log_path = self.directory.with_suffix(".log")
+        with log_path.open("wb") as log:
+            self._up = subprocess.Popen(command, stdout=log, stderr=log)
+        wait(lambda: self._up.poll() is not None or b"All regions are up" in log_path.read_bytes(), "the regions")
+        if self._up.poll() is not None:
+            raise SystemExit(f"bench: meridian up failed:\n{log_path.read_text()}")
+        for region in json.loads((self.directory / "regions.json").read_text())["regions"]:
+            self.listed[region["name"]] = region
+        return self
+
+    def port(self, name: str) -> int:
+        return int(self.listed[name]["service_url"].rpartition(":")[2])
+
+    def pid(self, name: str) -> int:
+        return self._again[name].pid if name in self._again else int(self.listed[name]["pid"])
+
+    def ledgers(self, name: str) -> Path:
+        """Where a region's log is."""
+        return self.directory / name / "data" / "ledgers"
+
+    def kill(self, name: str) -> int:
+        """SIGKILL; the milliseconds since 1970 at which it was sent."""
+        os.kill(self.pid(name), signal.SIGKILL)
+        now = time.time_ns() // 1_000_000
+        if name in self._again:
+            self._again[name].wait()
+        return now
+
+    def bring_back(self, name: str) -> None:
+        """Start a killed region's broker again on its own disk."""
+        with (self.directory / f"{name}-again.log").open("ab") as log:
+            command = [*PROGRAM, "broker", "--config", self.listed[name]["config"]]
+            self._again[name] = subprocess.Popen(command, stdout=log, stderr=log)
+        port = int(self.listed[name]["admin_url"].rpartition(":")[2])
+        wait(lambda: is_healthy(port), f"{name} to come back")
+
+    def __exit__(self, *_: object) -> None:
+        for process in self._again.values():
+            process.terminate()
+        self._up.terminate()
+        for process in (*self._again.values(), self._up):
+            try:
+                process.wait(60)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+class Generator:
+    """The load's process. Made ready first, so that what is measured is the load alone."""
+
+    def __init__(self, what: str, **options: Any) -> None:
+        command = [sys.executable, str(HERE / "generator.py"), what, *(f"{k}={v}" for k, v in options.items())]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self._what = what
+
+    def ready(self) -> Generator:
+        assert self._process.stdout is not None
+        if self._process.stdout.readline() != "ready\n":
+            raise SystemExit(f"bench: the generator ({self._what}) did not get ready")
+        return self
+
+    def result(self) -> dict[str, Any]:
+        """Let it work (if it waits) and wait for its end."""
+        output, _ = self._process.communicate("go\n")
+        if self._process.returncode:
+            raise SystemExit(f"bench: the generator ({self._what}) failed")
+        answer: dict[str, Any] = json.loads(output.splitlines()[-1])
+        return answer
+
+
+def run(what: str, **options: Any) -> dict[str, Any]:
+    """A generator that waits for nobody."""
+    return Generator(what, **options).result()

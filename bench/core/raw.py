@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A client on a bare blocking socket: as little between the load and the broker as Python allows."""
+
+from __future__ import annotations
+
+import socket
+import struct
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from meridian_broker.wire.proto import pulsar_pb2 as pb
+from meridian_broker.wire.pulsar import encode, metadata
+from meridian_broker.wire.pulsar.frames import FrameDecoder
+
+READ_BYTES = 1 << 20
+NUMBER = struct.Struct(">q")
+"""Every payload begins with the message's own number."""
+SUCCESS, ERROR, RECEIPT, SEND_ERROR, MESSAGE, CLOSE_PRODUCER = 13, 14, 7, 8, 9, 15
+
+
+class Raw:
+    """One connection, through its handshake."""
+
+    def __init__(self, port: int) -> None:
+        self.socket = socket.create_connection(("127.0.0.1", port))
+        self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._decoder = FrameDecoder()
+        self._requests = 0
+        self.write(encode.simple(2, pb.CommandConnect(client_version="bench", protocol_version=19)))
+        self._await(lambda command: command[0] == 3)
+
+    def write(self, data: bytes | memoryview) -> None:
+        self.socket.sendall(data)
+
+    def read(self) -> list[Any]:
+        """The commands that have come; waits for some bytes. :raises ConnectionError: the broker is gone."""
+        data = self.socket.recv(READ_BYTES)
+        if not data:
+            raise ConnectionError("the broker closed the connection")
+        return self._decoder.feed(data)
+
+    def ask(self, kind: int, message: Any) -> Any:
+        """Send a request, return its answer."""
+        self._requests += 1
+        message.request_id = self._requests
+        self.write(encode.simple(kind, message))
+        answer = self._await(lambda c: getattr(c[1], "request_id", None) == self._requests)
+        if answer[0] == ERROR:
+            raise SystemExit(f"bench: the broker refused: {answer[1].message}")
+        return answer[1]
+
+    def _await(self, wanted: Any) -> Any:
+        while True:
+            for command in self.read():
+                if wanted(command):
+                    return command
+
+    def producer(self, topic: str, producer_id: int = 1) -> None:
+        self.ask(5, pb.CommandProducer(topic=topic, producer_id=producer_id))
+
+    def subscribe(self, topic: str, subscription: str, consumer_id: int = 1, **options: Any) -> None:
+        """SUBSCRIBE, Shared and from the earliest message on."""
+        options = {"subType": pb.CommandSubscribe.Shared, **options}
+        self.ask(
+            4,
+            pb.CommandSubscribe(
+                topic=topic,
+                subscription=subscription,
+                consumer_id=consumer_id,
+                initialPosition=pb.CommandSubscribe.Earliest,
+                **options,
+            ),
+        )
+
+    def close_consumer(self, consumer_id: int = 1) -> None:
+        self.ask(16, pb.CommandCloseConsumer(consumer_id=consumer_id))
+
+    def close(self) -> None:
+        self.socket.close()
+
+
+def body(number: int, payload_bytes: int, messages: int = 1) -> bytes:
+    """A message body whose payload begins with ``number``; with ``messages``, a batch (whose inside nobody reads)."""
+    view = pb.MessageMetadata(producer_name="bench", sequence_id=number, publish_time=time.time_ns() // 1_000_000)
+    if messages > 1:
+        view.num_messages_in_batch = messages
+    return metadata.build_body(view.SerializeToString(), NUMBER.pack(number) + bytes(payload_bytes - NUMBER.size))
+
+
+def number_of(stored: bytes) -> int:
+    """The number that ``body`` put in."""
+    _, end = metadata.metadata_bounds(stored)
+    (number,) = NUMBER.unpack_from(stored, end)
+    return int(number)
+
+
+def frame(number: int, payload_bytes: int, messages: int = 1) -> bytes:
+    """A whole SEND of producer 1."""
+    return b"".join(encode.send(1, number, body(number, payload_bytes, messages), messages))
+
+
+def frames_in(data: bytearray) -> Iterator[int]:
+    """The type of each complete frame at the front of ``data``, which is taken off."""
+    at, size = 0, len(data)
+    while size - at >= 10:
+        end = at + 4 + int.from_bytes(data[at : at + 4], "big")
+        if end > size:
+            break
+        yield data[at + 9]
+        at = end
+    del data[:at]
