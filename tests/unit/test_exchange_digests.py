@@ -199,6 +199,7 @@ def test_a_digest_names_only_deltas_that_are_durable() -> None:
     world.run(10)
     (first,) = [message for _, source, _, message in heard if isinstance(message, Digest) and source == "eu"]
     assert first.applied == number - 1
+    assert first.topics[0].unsettled, "and that what it holds is not all durable"
 
 
 def test_a_digest_in_answer_is_not_answered_with_another() -> None:
