@@ -186,10 +186,8 @@ class Topic:
         self._check_open()
         other = self.producers.get(producer.name)
         if other is not None:
-            is_successor = (
-                producer.port is other.port
-                or (not producer.name_is_given and producer.epoch > other.epoch)
-                or producer.remote_region is not None
+            is_successor = producer.remote_region is not None or (
+                not producer.name_is_given and producer.epoch > other.epoch
             )
             if not is_successor:
                 raise ProducerBusy(f"producer {producer.name!r} is connected already: choose another name or none")

@@ -59,7 +59,7 @@ async def _subscribe(connection: Connection, asked: pb.CommandSubscribe) -> None
     try:
         name = topic_name.parse(asked.topic)
         topic = await service.topic(name, create=asked.force_topic_creation)
-        if asked.HasField("schema") and asked.schema.type not in (0, 21):
+        if asked.HasField("schema") and asked.schema.type not in (pb.Schema.NoSchema, pb.Schema.AutoConsume):
             await service.add_schema(name, asked.schema)
         initial = LATEST if asked.initialPosition == pb.CommandSubscribe.Latest else EARLIEST
         if asked.HasField("start_message_id"):

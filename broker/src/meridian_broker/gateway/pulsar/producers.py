@@ -49,7 +49,7 @@ async def _make(connection: Connection, asked: pb.CommandProducer) -> None:
         name = topic_name.parse(asked.topic)
         topic = await service.topic(name, create=True)
         version = b""
-        if asked.HasField("schema") and asked.schema.type != pb.Schema.Type.Value("None"):
+        if asked.HasField("schema") and asked.schema.type != pb.Schema.NoSchema:
             version = await service.add_schema(name, asked.schema)
         if asked.HasField("initial_subscription_name"):
             await service.ensure_subscription(topic, asked.initial_subscription_name)
