@@ -440,3 +440,24 @@ def test_the_last_entry_ids_work() -> None:
     assert AckSet.decode(acks.encode()) == acks
     acks.claim(EARLIEST, Position(1, top - 2))
     assert acks == AckSet(Position(2, 0))
+
+
+def test_a_delta_of_several_bits_lifts_the_floor_it_touches() -> None:
+    acks = AckSet(Position(7, 3))
+    acks.claim(Position(7, 8), Position(7, 9))
+    delta = AckSet()
+    delta.claim(Position(7, 3), Position(7, 4))
+    delta.claim(Position(7, 5), Position(7, 6))
+    assert acks.join(delta)
+    assert list(acks.runs()) == [
+        (EARLIEST, Position(7, 4)),
+        (Position(7, 5), Position(7, 6)),
+        (Position(7, 8), Position(7, 9)),
+    ]
+
+
+def test_an_encoding_that_is_not_canonical_is_read_into_canonical_form() -> None:
+    # Floor 7:3, then in ledger 7 the run of entries 4 and 5, which continues it.
+    assert AckSet.decode(bytes.fromhex("080401070100010401")) == AckSet(Position(7, 5))
+    # No floor; in ledger 7 a link to the very beginning, and entries 0 and 1.
+    assert AckSet.decode(bytes.fromhex("0000010703070000010001")) == AckSet(Position(7, 1))

@@ -490,6 +490,22 @@ def test_impossible_rewinds_are_refused() -> None:
         Progress().rewind(Stamp(1, 0, "a"), {"us-east": (Position(1, 1), Position(1, 1))})
 
 
+def test_two_rewinds_of_one_stamp_which_no_clock_makes_both_count() -> None:
+    epoch = Stamp(100, 0, "us-east")
+    one, two = Progress(), Progress()
+    one.rewind(epoch, {"us-east": (Position(5, 3), Position(5, 6))})
+    two.rewind(epoch, {"us-east": (Position(5, 5), Position(5, 9))}, publish_time_ms=50)
+    assert not one.within(two)
+    assert not two.within(one)
+    both, again = one.copy(), two.copy()
+    assert both.join(two)
+    assert again.join(one)
+    assert both == again
+    assert both.rewinds() == [(epoch, {"us-east": (Position(5, 3), Position(5, 9))}, 50)]
+    assert one.within(both)
+    assert two.minus(one).within(both)
+
+
 def test_a_newer_format_is_refused_with_a_sentence() -> None:
     with pytest.raises(ValueError, match="format 2: this broker reads format 1 only"):
         Progress.decode(b"\x02")
