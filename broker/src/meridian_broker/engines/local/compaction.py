@@ -2,8 +2,9 @@
 """Emptying old segments: what still lives in them is copied to the end of the log, then they can go.
 
 A segment is worth it when more than half of it is dead and a quarter of a full one comes back, or when many small ones
-have gathered (each start of a broker leaves one). The copies of a run are ``MOVED`` records; readers keep to the originals until the ``MOVE_DONE`` behind the
-last copy is durable, and so does recovery. A kill in between leaves dead copies and nothing else.
+have gathered (each start of a broker leaves one). The copies of a run are ``MOVED`` records; readers keep to the
+originals until the ``MOVE_DONE`` behind the last copy is durable, and so does recovery. A kill in between leaves dead
+copies and nothing else.
 """
 
 from __future__ import annotations
