@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 from exchange_world import World
 from hypothesis import given, settings
@@ -50,6 +52,24 @@ def test_idle_topics_cost_one_digest_per_round_whatever_the_number_of_subscripti
     world.run(10_000)
     assert world.sent == {"Digest": 4}, "two rounds, both directions, and no answers"
     assert world.sent_bytes["Digest"] < 4 * 60
+
+
+def test_many_topics_are_announced_a_message_at_a_time() -> None:
+    world = World(["us", "eu"], limits=ExchangeLimits(items_per_message=4))
+    here = world.regions["us"]
+    for number in range(30):
+        here.subscribe(f"topic {number}", S)
+    world.connect_all()
+    heard = world.listen()
+    world.run(200)
+    assert all(world.regions["eu"].progress(f"topic {number}", S) is not None for number in range(30))
+    heard.clear()
+    world.run(5000)
+    digests = [(at, message) for at, source, _, message in heard if isinstance(message, Digest) and source == "us"]
+    assert [len(message.topics) for _, message in digests] == [4] * 7 + [2]
+    times = [at for at, _ in digests]
+    assert [later - earlier for earlier, later in pairwise(times)] == [10] * 7
+    assert {topic.topic for _, message in digests for topic in message.topics} == set(here.topics)
 
 
 def test_only_what_differs_travels() -> None:

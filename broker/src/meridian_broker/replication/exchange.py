@@ -165,14 +165,16 @@ class ProgressExchange:
             if not peer.up:
                 continue
             self._deltas.expire(peer, now_ms - self._digest_interval_ms)
-            if peer.next_digest_ms is not None and peer.next_digest_ms <= now_ms:
+            round_due = peer.next_digest_ms is not None and peer.next_digest_ms <= now_ms and not peer.to_announce
+            more_due = peer.next_announce_ms is not None and peer.next_announce_ms <= now_ms
+            # A digest is to hold nothing that was not sent before it.
+            self._deltas.send_due(peer, at_once=round_due or more_due)
+            if more_due:
+                self._comparing.announce_some(peer)
+            elif round_due:
                 peer.next_digest_ms = now_ms + self._digest_interval_ms
                 peer.expire_questions(now_ms - self._digest_interval_ms)
-                # So that the digest holds nothing that was not sent before it.
-                self._deltas.send_due(peer, at_once=True)
                 self._comparing.announce(peer)
-            else:
-                self._deltas.send_due(peer)
         self._waits.expire(now_ms)
 
     def next_deadline(self) -> int | None:
@@ -181,7 +183,7 @@ class ProgressExchange:
         for peer in self._peers.values():
             if peer.up:
                 oldest = peer.oldest_flight_ms()
-                times += [peer.due_ms(), peer.next_digest_ms]
+                times += [peer.due_ms(), peer.next_announce_ms if peer.to_announce else peer.next_digest_ms]
                 times.append(None if oldest is None else oldest + self._digest_interval_ms + 1)
         return min((time for time in times if time is not None), default=None)
 

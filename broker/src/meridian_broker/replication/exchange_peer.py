@@ -100,6 +100,10 @@ class Peer:
         """Topic -> number of the last DELTA with it; what is confirmed is forgotten at each digest."""
         self.skips: dict[str, int] = {}
         self.next_digest_ms: int | None = None
+        """When the next round of digests begins."""
+        self.to_announce: deque[str] = deque()
+        """Topics whose digest is still to be sent in this round."""
+        self.next_announce_ms: int | None = None
         self.wanted: deque[Question] = deque()
         self.fetching: dict[SubscriptionKey, int] = {}
         """Asked for -> when."""
@@ -210,6 +214,8 @@ class Peer:
             self.give_up(topic)
         self.wanted.clear()
         self.fetching.clear()
+        self.to_announce.clear()
+        self.next_announce_ms = None
         self.skips.clear()
         return lost
 
