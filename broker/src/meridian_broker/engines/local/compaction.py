@@ -20,7 +20,7 @@ from meridian_broker.engines.local.places import Places
 from meridian_broker.engines.local.reading import EntryReads
 from meridian_broker.engines.local.segment import MOVED, move_done_record, record
 from meridian_broker.engines.local.stats import EngineStats
-from meridian_broker.ledgers.store import LedgerCorrupt, LedgerError
+from meridian_broker.ledgers.store import LedgerCorrupt, LedgerError, LedgerNotFound
 
 _log = logging.getLogger(__name__)
 
@@ -61,6 +61,9 @@ class Compaction:
                     return False
                 try:
                     await self._move(ledger, run)
+                except LedgerNotFound:
+                    # Deleted while its entries were being read: nothing to move any more.
+                    continue
                 except LedgerCorrupt as error:
                     # The damaged entry stays where it is, as evidence; so does its segment.
                     _log.error("segment %d cannot be emptied: %s", segment.number, error)
