@@ -159,8 +159,8 @@ def redeliver(connection: Connection, command: Any) -> None:
 
 
 def close_consumer(connection: Connection, command: Any) -> None:
-    """CLOSE_CONSUMER: answered once the other regions know what was acked here, so that a planned switch repeats
-    nothing (R20)."""
+    """CLOSE_CONSUMER: answered once what was acked here is durable and the other regions know it, so that neither a
+    crash nor a planned switch repeats any of it (R20)."""
     asked: pb.CommandCloseConsumer = command.message
     consumer = (connection.consumers or {}).pop(asked.consumer_id, None)
     if consumer is None:
@@ -174,10 +174,16 @@ def _leave(connection: Connection, consumer: Consumer, request_id: int) -> None:
     topic = subscription.topic
     subscription.flush()
     topic.remove_consumer(consumer)
-    if subscription.replicated and topic.exchange is not None:
-        topic.exchange.flush(topic.name, subscription.name, lambda: connection.succeed(request_id))
-    else:
-        connection.succeed(request_id)
+
+    def durable(error: LedgerError | None) -> None:
+        if error is not None:
+            connection.fail(request_id, error)
+        elif subscription.replicated and topic.exchange is not None:
+            topic.exchange.flush(topic.name, subscription.name, lambda: connection.succeed(request_id))
+        else:
+            connection.succeed(request_id)
+
+    topic.progress_log.when_durable(durable)
 
 
 def unsubscribe(connection: Connection, command: Any) -> None:
