@@ -3,38 +3,43 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 from aiohttp import web
 
+from meridian_broker.admin.errors import refusals
+from meridian_broker.admin.export import Exports
+from meridian_broker.admin.requests import EXPORTS, STATE
+from meridian_broker.admin.routes import ROUTES
 from meridian_broker.admin.state import AdminState
 
-STATE = web.AppKey("state", AdminState)
-
-
-async def _health(request: web.Request) -> web.Response:
-    if not request.app[STATE].ready:
-        return web.json_response({"reason": "this broker is starting: ask again in a moment"}, status=503)
-    return web.Response(text="ok")
+BODY_BYTES: Final = 2 << 20
+"""Largest body: the largest schema, quoted as JSON, fits."""
+PATIENCE: Final = 2.0
+"""Seconds that requests under way have when the broker ends."""
 
 
 class AdminServer:
     """A running listener. ``await start(...)``, then ``await close()``."""
 
-    def __init__(self, state: AdminState, runner: web.AppRunner) -> None:
+    def __init__(self, state: AdminState, runner: web.AppRunner, exports: Exports) -> None:
         self.state = state
         self._runner = runner
+        self._exports = exports
 
     @classmethod
     async def start(cls, state: AdminState, host: str, port: int) -> AdminServer:
         """:raises OSError: the address is taken."""
-        app = web.Application()
+        exports = Exports(state)
+        app = web.Application(middlewares=[refusals], client_max_size=BODY_BYTES)
         app[STATE] = state
-        app.router.add_get("/admin/v2/brokers/health", _health)
-        runner = web.AppRunner(app, access_log=None)
+        app[EXPORTS] = exports
+        for route in ROUTES:
+            app.router.add_route(route.method, route.path, route.handler)
+        runner = web.AppRunner(app, access_log=None, shutdown_timeout=PATIENCE)
         await runner.setup()
         await web.TCPSite(runner, host, port).start()
-        return cls(state, runner)
+        return cls(state, runner, exports)
 
     @property
     def port(self) -> int:
@@ -43,4 +48,5 @@ class AdminServer:
         return int(address[1])
 
     async def close(self) -> None:
+        await self._exports.close()
         await self._runner.cleanup()

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from meridian_broker.engines.held import HeldLedgers
 from meridian_broker.engines.local.store import LocalLedgerStore
 from meridian_broker.gateway.exchange import ExchangeShell
 from meridian_broker.gateway.pulsar.broker import Broker
@@ -26,6 +27,8 @@ class AdminState:
     exchange: ExchangeShell
     replication: ReplicatorRunner
     ledgers: LocalLedgerStore
+    held: HeldLedgers
+    """The same ledgers, for those who must keep some from being deleted."""
     gateway: Broker
     settings: dict[str, Any]
     """The settings in force, by key."""

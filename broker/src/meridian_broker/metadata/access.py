@@ -128,6 +128,10 @@ class Access:
             return None, None, 0
         return (*decode(path, record.value), record.version)
 
+    async def everything(self) -> list[tuple[str, Any, Stamp | None]]:
+        """Path, value and stamp of all that regions agree on."""
+        return [(path, *decode(path, record.value)) for path, record in await self.store.scan(keys.GEO)]
+
     async def base_of_namespace(self, name: str) -> Record:
         """The namespace's own record, to be checked by whoever makes something in it.
 

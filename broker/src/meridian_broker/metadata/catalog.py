@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
+from typing import Any
 
 from meridian_broker.metadata import keys
 from meridian_broker.metadata.access import Access
@@ -22,7 +23,7 @@ from meridian_broker.metadata.store import MetadataError, MetadataStore
 from meridian_broker.metadata.tenancy import Clusters, Namespaces, Tenants
 from meridian_broker.metadata.topic_catalog import Deletions, PartitionedTopics, Topics
 from meridian_broker.metadata.view import Changed
-from meridian_broker.positions.clock import HybridClock
+from meridian_broker.positions.clock import HybridClock, Stamp
 from meridian_broker.wire.pulsar.topic_name import DEFAULT_NAMESPACE, DEFAULT_TENANT
 
 RETRY_SECONDS = 1.0
@@ -87,6 +88,10 @@ class Catalog:
     async def next_broker_epoch(self, broker_id: str) -> int:
         """The fence of a broker that starts now: greater than all before it."""
         return await self._epochs.next(broker_id)
+
+    async def everything(self) -> list[tuple[str, Any, Stamp | None]]:
+        """Path, value and stamp of all that regions agree on, for whoever compares them."""
+        return await self._access.everything()
 
     # -- staying fresh
 

@@ -23,6 +23,7 @@ import uvloop
 
 from meridian_broker.admin.server import AdminServer
 from meridian_broker.admin.state import AdminState
+from meridian_broker.engines.held import HeldLedgers
 from meridian_broker.engines.local.store import LocalLedgerStore
 from meridian_broker.gateway.client_options import peer_options
 from meridian_broker.gateway.exchange import ExchangeShell
@@ -115,6 +116,7 @@ class BrokerProcess:
         self.catalog: Catalog
         self.clock: HybridClock
         self.ledgers: LocalLedgerStore
+        self.held: HeldLedgers
         self.gateway: Broker
         self.admin: AdminServer
         self._server: asyncio.Server
@@ -134,6 +136,9 @@ class BrokerProcess:
         process.scheduler.spawn(catalog.run(), "follow the metadata")
         process.ledgers = await LocalLedgerStore.start(settings.region.data_directory / "ledgers")
         stack.push_async_callback(process.ledgers.close)
+        note = settings.region.data_directory / "ledgers-to-delete"
+        process.held = HeldLedgers(process.ledgers, note, process.scheduler)
+        await process.held.finish_deletions()
         fence = await catalog.next_broker_epoch("broker-0")
         await process._build(fence, stack)
         await process._open_doors(stack)
@@ -151,7 +156,7 @@ class BrokerProcess:
         self.service = TopicService(
             region=self.region,
             catalog=self.catalog,
-            store=self.ledgers,
+            store=self.held,
             scheduler=self.scheduler,
             clock=self.clock,
             fence=fence,
@@ -224,6 +229,7 @@ class BrokerProcess:
             exchange=self.exchange,
             replication=self.runner,
             ledgers=self.ledgers,
+            held=self.held,
             gateway=self.gateway,
             settings=dict(self.settings.pairs()),
             data_directory=self.settings.region.data_directory,

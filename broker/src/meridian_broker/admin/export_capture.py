@@ -1,0 +1,190 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From live topics to the lines of a snapshot file (``docs/export.md``).
+
+What changes with every message is copied on the loop: a topic's ends at one moment, then each subscription at one
+moment, so a cursor always fits its progress. Between them the loop goes on with its work. Everything else - encoding,
+writing - happens in a thread.
+"""
+
+from __future__ import annotations
+
+import json
+from base64 import b64encode
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+from meridian_broker.admin.export_plan import Planner
+from meridian_broker.admin.state import AdminState
+from meridian_broker.ledgers.log import TopicLog
+from meridian_broker.metadata.records import TopicRecord
+from meridian_broker.positions.clock import ZERO, Stamp
+from meridian_broker.positions.position import EARLIEST, Position
+from meridian_broker.topics.progress_log import Change, Kind
+from meridian_broker.topics.subscription import Subscription
+from meridian_broker.topics.topic import Topic
+
+Json = dict[str, Any]
+
+
+@dataclass(slots=True)
+class Captured:
+    """One topic, as its line needs it. Progress is encoded already, for it goes on changing."""
+
+    line: Json
+    subscriptions: list[Json] = field(default_factory=list)
+    replicated: set[str] = field(default_factory=set)
+    ledgers: list[int] = field(default_factory=list)
+
+
+def capture_topic(state: AdminState, topic: Topic) -> Captured:
+    """What the log holds and how far it goes, durable entries only. Subscriptions are added one by one."""
+    log = topic.log
+    record = topic.metadata.record if topic.metadata is not None else TopicRecord()
+    last_own, last_origins = durable_ends(log, record)
+    spans = log.spans()
+    counts = log.counts()
+    return Captured(
+        {
+            "topic": topic.name,
+            "region": state.region,
+            "incarnation": topic.incarnation,
+            "ledgers": [
+                {"id": ledger, "entries": entries, "size": size, "sealed": span.entries >= 0}
+                for (ledger, entries, size), span in zip(counts, spans, strict=True)
+            ],
+            "last_own": str(last_own),
+            "last_origin": {region: str(position) for region, position in last_origins.items()},
+            "trimmed_to": str(trimmed_to(log)),
+            "links": _links(state, topic),
+        },
+        ledgers=[ledger for ledger, _, _ in counts],
+    )
+
+
+def capture_subscription(captured: Captured, subscription: Subscription) -> None:
+    """Add a subscription as it stands at this moment, this turn's acknowledgements included."""
+    subscription.flush_pending()
+    log = subscription.topic.log
+    dispatcher = subscription.dispatcher
+    read = subscription.mark_delete if dispatcher is None else max(dispatcher.read, subscription.mark_delete)
+    progress = subscription.progress.encode()
+    line: Json = {
+        "name": subscription.name,
+        "replicated": subscription.replicated and subscription.durable,
+        "durable": subscription.durable,
+        "type": "" if subscription.type is None else subscription.type.name.title(),
+        "mark_delete": str(subscription.mark_delete),
+        "read_position": str(log.after(read) or Position(read.ledger, read.entry + 1)),
+        "individually_deleted": [[str(after), str(upto)] for after, upto in subscription.holes()],
+        "backlog": subscription.backlog(),
+        "progress": progress,
+    }
+    if not subscription.replicated:
+        line["firsthand"] = progress  # nobody else can have acked anything of it
+    elif subscription.first_hand is not None:
+        line["firsthand"] = subscription.first_hand.encode()
+    if line["replicated"]:
+        captured.replicated.add(subscription.name)
+    captured.subscriptions.append(line)
+
+
+def durable_ends(log: TopicLog, record: TopicRecord) -> tuple[Position, Mapping[str, Position]]:
+    """The last own entry and the last entry of every other region, of those that are durable here.
+
+    The log's own numbers run ahead of the disk by what is being written.
+    """
+    spans = log.spans()
+    if not spans:
+        return record.last_own, record.last_origins
+    last = spans[-1]
+    origins = dict(last.origins_before)
+    index = log.index(last.ledger_id)
+    if index is None:
+        return log.last_own, log.last_origin
+    for code, region in enumerate(index.codes.names):
+        at = index.kinds.rfind(bytes((code,))) if code else -1
+        place = index.place(at) if at >= 0 else None
+        if place is not None:
+            origins[region] = place.origin
+    return index.last_own(), origins
+
+
+def trimmed_to(log: TopicLog) -> Position:
+    """Everything up to here was given back; ``EARLIEST`` when nothing ever was."""
+    spans = log.spans()
+    if not spans or (spans[0].own_before == EARLIEST and not spans[0].origins_before):
+        return EARLIEST
+    return Position(spans[0].ledger_id, -1)
+
+
+def _links(state: AdminState, topic: Topic) -> list[Json]:
+    now = topic.scheduler.now_ms()
+    exchange = state.exchange.links.status()
+    links = []
+    for remote, status in sorted(state.replication.status(topic.name).items()):
+        link = exchange.get(remote)
+        reached = status.connected or status.entries_out > 0
+        links.append(
+            {
+                "remote": remote,
+                "connected": status.connected and link is not None and link.connected,
+                "backlog": status.backlog,
+                "last_ack_ms": now - status.delay_ms if reached else 0,
+            }
+        )
+    return links
+
+
+class SnapshotWriter:
+    """Writes a snapshot file line by line and counts its partitions. Every method is called in a thread."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("wb")
+        self._planner = Planner()
+
+    def add(self, captured: Captured, changes: Iterable[Change]) -> None:
+        """One topic; topics come in the order of their names."""
+        subscriptions = [
+            {key: _text(value) if isinstance(value, bytes) else value for key, value in one.items()}
+            for one in captured.subscriptions
+        ]
+        record = captured.line | {
+            "subscriptions": subscriptions,
+            "ack_log": _ack_log(changes, captured.replicated),
+        }
+        line = json.dumps(record, separators=(",", ":")).encode() + b"\n"
+        self._planner.add(record, len(line))
+        self._file.write(line)
+
+    def finish(self, metadata: Iterable[tuple[str, Any, Stamp | None]]) -> dict[str, int]:
+        """The trailing line. Says how many partitions each table has."""
+        listed = []
+        for path, value, stamp in metadata:
+            digest = blake2b(json.dumps(value, sort_keys=True).encode(), digest_size=16).hexdigest()
+            listed.append({"path": path, "stamp": list(stamp or ZERO), "digest": digest})
+        self._file.write(json.dumps({"metadata": listed}, separators=(",", ":")).encode() + b"\n")
+        self.close()
+        return self._planner.partitions()
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def _ack_log(changes: Iterable[Change], wanted: set[str]) -> list[Json]:
+    """The acks of replicated subscriptions as they were received; those of an earlier subscription of that name not."""
+    log: dict[str, list[Json]] = {}
+    for kind, name, time_ms, payload in changes:
+        if kind is Kind.REMOVED:
+            log.pop(name, None)
+        elif name in wanted and kind in (Kind.ACKED, Kind.MERGED):
+            first_hand = kind is Kind.ACKED
+            entry = {"subscription": name, "received_ms": time_ms, "progress": _text(payload), "firsthand": first_hand}
+            log.setdefault(name, []).append(entry | ({"cause": "ack"} if first_hand else {}))
+    return [entry for entries in log.values() for entry in entries]
+
+
+def _text(data: bytes) -> str:
+    return b64encode(data).decode()

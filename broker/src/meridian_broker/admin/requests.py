@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What every handler reads from its request: the broker's parts, names in the path, the query, the body."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, Final
+
+from aiohttp import web
+
+from meridian_broker.admin.export import Exports
+from meridian_broker.admin.state import AdminState
+from meridian_broker.metadata.errors import Invalid
+from meridian_broker.positions.position import EARLIEST, LATEST, Position
+from meridian_broker.wire.pulsar.topic_name import PERSISTENT, TopicName, parse
+
+STATE: Final = web.AppKey("state", AdminState)
+EXPORTS: Final = web.AppKey("exports", Exports)
+NAMES_MAX: Final = (1 << 63) - 1
+
+
+class Refused(Exception):
+    """A request that is answered with this status and sentence."""
+
+    def __init__(self, status: int, reason: str) -> None:
+        super().__init__(reason)
+        self.status = status
+
+
+def state(request: web.Request) -> AdminState:
+    """The broker's parts."""
+    return request.app[STATE]
+
+
+def done() -> web.Response:
+    """The answer to a write."""
+    return web.Response(status=204)
+
+
+def answer(value: Any) -> web.Response:
+    """A JSON answer."""
+    return web.json_response(value)
+
+
+def part(request: web.Request, name: str) -> str:
+    """A name in the path, unquoted."""
+    return request.match_info[name]
+
+
+def namespace_of(request: web.Request) -> str:
+    """``tenant/namespace`` in the path."""
+    return f"{part(request, 'tenant')}/{part(request, 'namespace')}"
+
+
+def topic_of(request: web.Request) -> TopicName:
+    """The topic in the path.
+
+    :raises Refused: it is not persistent.
+    :raises InvalidTopicNameError: it is no name.
+    """
+    domain = request.match_info.get("domain", PERSISTENT)
+    if domain != PERSISTENT:
+        raise Refused(412, "non-persistent topics are not served yet: use persistent://")
+    return parse(f"{domain}://{namespace_of(request)}/{part(request, 'topic')}")
+
+
+def flag(request: web.Request, name: str) -> bool:
+    """``?name=true``. :raises Refused: it is neither true nor false."""
+    return truth(request.query.get(name, "false"), f"?{name}")
+
+
+def truth(text: str, what: str) -> bool:
+    """:raises Refused: it is neither true nor false."""
+    if text.lower() not in ("true", "false"):
+        raise Refused(400, f"{what} is {text!r}: true or false is wanted")
+    return text.lower() == "true"
+
+
+def number(text: str, what: str, least: int = 0) -> int:
+    """A whole number. :raises Refused: it is none, or out of bounds."""
+    digits = text.removeprefix("-")
+    if not (digits.isascii() and digits.isdecimal() and len(digits) < 20 and least <= int(text) <= NAMES_MAX):
+        raise Refused(400, f"{what} is {text!r}: a whole number of at least {least} is wanted")
+    return int(text)
+
+
+async def body(request: web.Request, default: Any = ...) -> Any:
+    """The body as JSON; ``default`` when it is empty. :raises Refused: it is not JSON."""
+    data = await request.read()
+    if not data.strip() and default is not ...:
+        return default
+    try:
+        return json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise Refused(400, f"the body is not JSON: {error}") from None
+
+
+async def names(request: web.Request, what: str) -> list[str]:
+    """A body that is a list of names. :raises Invalid: it is something else."""
+    value = await body(request)
+    if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
+        raise Invalid(f"{what}: a list of names is wanted")
+    return value
+
+
+def properties(value: Any) -> dict[str, str]:
+    """A map of strings; null is empty. :raises Invalid: it is something else."""
+    if value is None:
+        return {}
+    if not isinstance(value, Mapping) or not all(isinstance(each, str) for pair in value.items() for each in pair):
+        raise Invalid("properties: a map of strings is wanted")
+    return dict(value)
+
+
+def message_id(value: Any) -> Position:
+    """A message id as the admin API writes it. :raises Invalid: it is something else."""
+    if value == "earliest":
+        return EARLIEST
+    if value == "latest":
+        return LATEST
+    if isinstance(value, Mapping):
+        ledger, entry = value.get("ledgerId"), value.get("entryId")
+        if isinstance(ledger, int) and isinstance(entry, int) and not isinstance(ledger, bool):
+            position = Position(ledger, entry)
+            if position in (EARLIEST, LATEST) or (0 <= ledger <= NAMES_MAX and -1 <= entry <= NAMES_MAX):
+                return position
+    raise Invalid(f'{value!r} is no message id: {{"ledgerId": .., "entryId": ..}}, "earliest" or "latest"')
+
+
+def id_json(position: Position, partition: int = -1) -> dict[str, int]:
+    """A message id as the admin API writes it."""
+    return {"ledgerId": position.ledger, "entryId": position.entry, "partitionIndex": partition}

@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A ledger store in which ledgers can be held: deleting one that somebody still reads waits until they let go.
+
+The export names ledgers to a child process that reads them from disk a while later; trimming and topic deletion must
+not wait for it, and must not take the ledgers away from it either. So the deletion is noted, in a file too, and done
+when the last hold ends, or at the next start: ids are never used twice (R1), so doing it late deletes nothing else.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+
+from meridian_broker.ledgers.scheduling import Scheduler
+from meridian_broker.ledgers.store import LedgerError, LedgerInfo, LedgerStore, Reader, Writer
+
+log = logging.getLogger(__name__)
+
+
+class HeldLedgers:
+    """Any ``LedgerStore`` with holds. See the module's text."""
+
+    def __init__(self, store: LedgerStore, note: Path, scheduler: Scheduler) -> None:
+        """:param note: file of the ids that are to be deleted and still held."""
+        self._store = store
+        self._note = note
+        self._scheduler = scheduler
+        self._holds: Counter[int] = Counter()
+        self._waiting: set[int] = set()
+
+    async def finish_deletions(self) -> None:
+        """Delete what was held when the process ended. Call it once, before anything is held."""
+        try:
+            noted = {int(line) for line in self._note.read_text(encoding="ascii").split()}
+        except FileNotFoundError:
+            return
+        except ValueError as error:
+            log.warning("%s is damaged (%s): ledgers named in it keep their space", self._note, error)
+            noted = set()
+        for ledger_id in noted:
+            await self._store.delete(ledger_id)
+        self._note.unlink()
+
+    def hold(self, ledgers: Iterable[int]) -> None:
+        """Keep these ledgers until ``release``; holds are counted."""
+        self._holds.update(ledgers)
+
+    def release(self, ledgers: Iterable[int]) -> None:
+        """End one hold of each; deletions that waited for it begin."""
+        self._holds.subtract(ledgers)
+        self._holds = +self._holds
+        free = self._waiting - self._holds.keys()
+        if free:
+            self._scheduler.spawn(self._delete(free), "delete ledgers that were held")
+
+    async def _delete(self, ledgers: set[int]) -> None:
+        for ledger_id in ledgers:
+            try:
+                await self._store.delete(ledger_id)
+            except LedgerError as error:
+                log.warning("ledger %d is not deleted before the next start: %s", ledger_id, error)
+                return
+        self._waiting -= ledgers
+        self._write_note()
+
+    def _write_note(self) -> None:
+        """The file says what ``_waiting`` says. Losing its last write costs space only, so it is not synced."""
+        if self._waiting:
+            self._note.write_text("".join(f"{ledger_id}\n" for ledger_id in sorted(self._waiting)), encoding="ascii")
+        else:
+            self._note.unlink(missing_ok=True)
+
+    # -- the port ------------------------------------------------------------------------------------------------
+
+    async def create(self, ledger_id: int, fence: int) -> Writer:
+        return await self._store.create(ledger_id, fence)
+
+    async def open(self, ledger_id: int) -> Reader:
+        return await self._store.open(ledger_id)
+
+    async def recover(self, ledger_id: int, fence: int) -> LedgerInfo:
+        return await self._store.recover(ledger_id, fence)
+
+    async def delete(self, ledger_id: int) -> None:
+        """Delete it, or note that it goes when the last hold ends."""
+        if self._holds[ledger_id]:
+            self._waiting.add(ledger_id)
+            self._write_note()
+        else:
+            await self._store.delete(ledger_id)
+
+    async def list(self) -> list[LedgerInfo]:
+        return [info for info in await self._store.list() if info.ledger_id not in self._waiting]
