@@ -337,6 +337,34 @@ TestAgainstTheModel = AgainstTheModel.TestCase
 TestAgainstTheModel.settings = settings(max_examples=500, stateful_step_count=15, deadline=None)
 
 
+@pytest.mark.parametrize(("ledgers", "entries"), [(3, 2), (2, 3)])
+def test_all_sequences_of_three_claims(ledgers: int, entries: int) -> None:
+    """Exhaustive where random tests only sample: sets and encodings correspond one to one."""
+    places = [place for place in UNIVERSE if place.ledger < ledgers and place.entry < entries]
+    claims = [(after, upto) for after in places for upto in places if after < upto and upto.entry >= 0]
+    covered = {claim: interval(*claim) for claim in claims}
+    by_set: dict[Model, bytes] = {}
+    for first in claims:
+        start = AckSet()
+        start.claim(*first)
+        for second in claims:
+            middle = start.copy()
+            middle.claim(*second)
+            for third in claims:
+                acks, delta = middle.copy(), AckSet()
+                acks.claim(*third)
+                delta.claim(*third)
+                joined = middle.copy()
+                joined.join(delta)
+                assert joined == acks
+                claimed = frozenset(covered[first] | covered[second] | covered[third])
+                assert by_set.setdefault(claimed, acks.encode()) == acks.encode()
+    for claimed, data in by_set.items():
+        acks = AckSet.decode(data)
+        assert {place for place in UNIVERSE[1:] if acks.contains(place)} == claimed
+    assert len(set(by_set.values())) == len(by_set)
+
+
 # -- by example --------------------------------------------------------------------------------------------------------
 
 

@@ -280,7 +280,8 @@ class RunSet:
         detail = self._detail
         assert detail is not None
         claims = detail.get(self._ledger)
-        if claims is None or claims.tail is not None or claims.partial is not None or len(detail) > 1:
+        plain = claims is not None and claims.link is None and claims.tail is None and claims.partial is None
+        if claims is None or not plain or len(detail) > 1:
             self._settle()
             return
         bits = claims.bits
