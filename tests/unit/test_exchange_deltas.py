@@ -214,6 +214,28 @@ def test_bad_items_are_refused_one_by_one_and_counted() -> None:
     assert wire.region.progress(T, S) == delta_of(2)
 
 
+def test_what_the_host_cannot_take_is_refused_and_not_raised() -> None:
+    wire = Wire()
+    good = delta_of(2).encode()
+
+    def no_name(topic: str) -> frozenset[str]:
+        if topic == "":
+            raise ValueError("a topic has a name")
+        return frozenset(wire.world.names)
+
+    def no_room(*arguments: object) -> None:
+        raise ValueError("too many rewinds")
+
+    wire.region.regions_of = no_name  # type: ignore[method-assign]
+    wire.region.merge = no_room  # type: ignore[method-assign, assignment]
+    answer = wire.say(Delta(1, (DeltaItem("", S, "", good), DeltaItem(T, S, "", good))))
+    assert isinstance(answer, DeltaAck)
+    assert [(r.code, r.reason) for r in answer.refusals] == [
+        (UNDECODABLE, "a topic has a name"),
+        ("Refused", "too many rewinds"),
+    ]
+
+
 def test_a_region_outside_the_topic_is_refused() -> None:
     wire = Wire()
     wire.world.regions_of[T] = frozenset({"us", "ap"})

@@ -281,6 +281,19 @@ def test_what_is_gone_is_left_out_of_the_answer() -> None:
     assert [topic.subscriptions for a in answers if isinstance(a, Digest) for topic in a.topics] == [(), ()]
 
 
+def test_a_flood_of_unknown_topics_is_not_remembered() -> None:
+    world = world_of("us", "eu", limits=ExchangeLimits(topics_apart=10))
+    exchange = world.regions["eu"].exchange
+    answers: list[object] = []
+    for number in range(100):
+        topics = tuple(TopicDigest(f"{number} {kind}", kind, 0 if kind else 5, unsettled=True) for kind in ("", "x"))
+        exchange.received("us", Digest(0, 0, topics), answers.append, world.now_ms)
+    peer = exchange._context.peers["us"]
+    assert len(peer.waiting) == len(peer.skips) == 10
+    assert peer.even == {T}
+    assert len(peer.forced) <= 1
+
+
 class Source:
     """Progress by name; records are constant."""
 

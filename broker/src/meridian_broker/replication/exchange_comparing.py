@@ -172,14 +172,13 @@ class Comparing:
         context, topic = self._context, theirs.topic
         objection = context.objection(peer.region, topic, theirs.incarnation)
         if objection is not None:
-            peer.waiting[topic] = objection[1]
-            peer.give_up(topic)
+            peer.hold_back(topic, objection[1])
             return True
         if peer.waiting.pop(topic, None) is not None:
             peer.forget_troubles(topic)
         if theirs.digest != context.book.topic(topic):
             return False
-        if not theirs.unsettled:
+        if not theirs.unsettled and theirs.digest:
             peer.even.add(topic)
         peer.skips.pop(topic, None)
         peer.forget_troubles(topic)
@@ -196,11 +195,10 @@ class Comparing:
             or peer.last_delta_of.get(topic, 0) > digest.applied
             or self._context.unsettled(topic, peer.region)
         )
-        skips = peer.skips.pop(topic, 0)
-        if not moving or theirs.forced or topic in peer.forced or skips >= self._context.limits.digest_skips:
+        if not moving or theirs.forced or topic in peer.forced:
+            peer.skips.pop(topic, None)
             return False
-        peer.skips[topic] = skips + 1
-        return True
+        return peer.put_off(topic)
 
     def resume(self, peer: Peer) -> None:
         """A DELTA became durable: digests that waited for it may be compared."""

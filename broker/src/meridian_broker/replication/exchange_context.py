@@ -48,7 +48,10 @@ class ProgressHost(Protocol):
         """Every replicated subscription of the topics this broker owns."""
 
     def regions_of(self, topic: str) -> frozenset[str]:
-        """The topic's regions, ours included; empty for a topic not known here."""
+        """The topic's regions, ours included; empty for a topic not known here.
+
+        :raises ValueError: this cannot be a topic's name.
+        """
 
     def merge(
         self,
@@ -62,6 +65,8 @@ class ProgressHost(Protocol):
         """Join the delta and make it durable; topic and subscription are made when absent.
 
         ``done(None)`` once durable, ``done(reason)`` when refused; exactly one of them, now or later.
+
+        :raises ValueError: instead of ``done``: the two cannot be joined.
         """
 
 
@@ -116,7 +121,10 @@ class ExchangeContext:
 
     def objection(self, region: str, topic: str, incarnation: str) -> tuple[str, str] | None:
         """Why nothing about this topic may be taken from the region; None: it may."""
-        regions = self.host.regions_of(topic)
+        try:
+            regions = self.host.regions_of(topic)
+        except ValueError as error:
+            return UNDECODABLE, str(error)
         if regions and region not in regions:
             return NOT_A_REGION, f"region {region} is not among the regions of {topic} in {self.host.region}"
         ours = self.host.incarnation(topic)
@@ -167,7 +175,10 @@ class ExchangeContext:
         self._merged_at.setdefault(topic, {})[region] = self.now_ms
         self._undurable[topic] += 1
         self.book.mark(topic, subscription)
-        self.host.merge(topic, subscription, incarnation, delta, record, durable)
+        try:
+            self.host.merge(topic, subscription, incarnation, delta, record, durable)
+        except ValueError as error:
+            durable(str(error))
 
     def unsettled(self, topic: str, peer: str) -> bool:
         """The topic's digest is not the last word: a merge is not durable yet, or a third region that is still

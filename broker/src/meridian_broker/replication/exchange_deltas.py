@@ -141,7 +141,7 @@ class Deltas:
                 return
         peer.note_trouble(key[:2], refusal.reason)
         if refusal.code in (OTHER_INCARNATION, NOT_A_REGION):
-            peer.waiting[topic] = refusal.reason
+            peer.hold_back(topic, refusal.reason)
         peer.give_up(topic)
         self._waits.delta_lost(peer.region, [key[:2]], refusal.reason)
 

@@ -50,6 +50,8 @@ class ExchangeLimits:
     """DIGEST that wait until the deltas sent before them are durable here, per peer."""
     waiters: int = 10_000
     """Barriers and flushes under way. One more is answered at once, as incomplete."""
+    topics_apart: int = 10_000
+    """Topics held back because the peer has another incarnation, and topics whose comparison is put off, per peer."""
     troubles: int = 1000
     """Subscriptions whose reason for not syncing is remembered, per peer."""
     digest_skips: int = 3

@@ -204,6 +204,21 @@ class Peer:
         self.even.discard(topic)
         self.forced.add(topic)
 
+    def hold_back(self, topic: str, reason: str) -> None:
+        """Offer nothing of the topic until the peer shows the same incarnation of it."""
+        if topic in self.waiting or len(self.waiting) < self._limits.topics_apart:
+            self.waiting[topic] = reason
+        if topic in self.even:
+            self.give_up(topic)
+
+    def put_off(self, topic: str) -> bool:
+        """Leave a comparison for the next digest. False: it was left long enough."""
+        skips = self.skips.pop(topic, 0)
+        if skips >= self._limits.digest_skips or len(self.skips) >= self._limits.topics_apart:
+            return False
+        self.skips[topic] = skips + 1
+        return True
+
     def drop(self) -> list[tuple[PendingKey, Pending]]:
         """The link is gone: forget what was on its way, and say what it was."""
         lost = [item for flight in self._in_flight.values() for item in flight.items]
