@@ -129,14 +129,25 @@ class Demo:
             )  # fmt: skip
         return files
 
-    def start_consumers(self, region: str, kind: str, began_ms: int) -> subprocess.Popen[bytes]:
-        path = self.directory / f"stage-{len(self.stages)}-{region}.journal"
+    def stand_by(self, region: str) -> subprocess.Popen[bytes]:
+        """Consumers for a region, started but not yet subscribed."""
+        path = self.journal(region)
         path.touch()
-        self.stages.append(Stage(region, path, kind, began_ms))
         return self.spawn(
             [sys.executable, str(HERE / "worker.py"), "consume", self.regions[region]["service_url"], TOPIC,
-             SUBSCRIPTION, str(CONSUMERS), str(path), str(self.seed + len(self.stages))]
+             SUBSCRIPTION, str(CONSUMERS), str(path), str(self.seed + len(self.children))],
+            stdin=subprocess.PIPE,
         )  # fmt: skip
+
+    def journal(self, region: str) -> Path:
+        return self.directory / f"consumers-{region}.journal"
+
+    def go(self, consumers: subprocess.Popen[bytes], region: str, kind: str, began_ms: int) -> None:
+        """Let stand-by consumers subscribe."""
+        self.stages.append(Stage(region, self.journal(region), kind, began_ms))
+        assert consumers.stdin is not None
+        consumers.stdin.write(b"go\n")
+        consumers.stdin.close()
 
     def processed(self) -> int:
         """Flights processed so far; a running count from the journals, each flight once."""
@@ -174,7 +185,8 @@ class Demo:
         with Progress(*columns, console=self.console, disable=not self.console.is_terminal) as bars:
             self.bars = bars
             self.started = time.monotonic()
-            consumers = self.start_consumers("us-east", "first", _now_ms())
+            consumers, west, central = (self.stand_by(region) for region in flights.AIRPORT_OF_REGION)
+            self.go(consumers, "us-east", "first", _now_ms())
             files = self.start_publishers()
             self.publishing = {
                 region: (files[region], bars.add_task(f"published {airport} in {region}", total=expected[airport]))
@@ -187,7 +199,8 @@ class Demo:
             consumers.send_signal(signal.SIGUSR1)
             self.say(f"us-east killed with SIGKILL at {len(self.seen):,} flights, {held:,} messages not acknowledged")
             bars.update(self.task, description="processed, now in us-west")
-            consumers = self.start_consumers("us-west", "sigkill", self.killed_ms)
+            self.go(west, "us-west", "sigkill", self.killed_ms)
+            consumers = west
             at = len(self.seen)
             self.until(lambda n: n >= at + int(total * BACK_SHARE) or self.idle(), "us-west to go on")
             self.bring_back("us-east")
@@ -198,7 +211,8 @@ class Demo:
             self.wait(lambda: consumers.poll() is not None, None, "the consumers in us-west to close")
             self.say("planned switch: the consumers in us-west are closed, new ones subscribe in eu-central")
             bars.update(self.task, description="processed, now in eu-central")
-            consumers = self.start_consumers("eu-central", "planned", _now_ms())
+            self.go(central, "eu-central", "planned", _now_ms())
+            consumers = central
             self.until(lambda n: n >= total, "every flight to be processed")
             consumers.send_signal(signal.SIGTERM)
             self.wait(lambda: consumers.poll() is not None, None, "the consumers in eu-central to close")

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """One client process of the demo: it publishes an airport's flights, or consumes with several consumers.
 
+A consuming worker stands by until a line comes on its standard input, as a service in a second region would.
+
 A worker writes what happened to a file of fixed-size records, because that is cheap and survives whatever happens to
 the worker itself. It ends at SIGTERM: a publisher when its messages are confirmed, consumers after ``close()`` - or at
 once, when the region they spoke with is dead.
@@ -181,6 +183,8 @@ def main(arguments: list[str]) -> None:
         publish(url, topic, airport, Path(progress_file))
         return
     url, topic, subscription, count, journal, seed = arguments[1:]
+    if not sys.stdin.readline():  # a stand-by, ready to go; the demo says when
+        return
     consumers = Consumers(url, topic, subscription, int(count), Path(journal), int(seed))
     consumers.run()
     if ABANDON.is_set():
