@@ -13,7 +13,7 @@ import time
 import pytest
 from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
-from wire_streams import check_body, check_stream, mutated_streams
+from wire_streams import check_body, check_stream, mutated_streams, near_frames, near_metadata
 
 SECONDS = float(os.environ.get("FUZZ_SECONDS", "60"))
 ROUND = settings(max_examples=2000, deadline=None, database=None, suppress_health_check=list(HealthCheck))
@@ -28,9 +28,17 @@ def test_fuzz_frames() -> None:
 
         @seed(number)
         @ROUND
-        @given(mutated_streams(), st.lists(st.integers(0, 1 << 16), max_size=5), st.binary(max_size=100))
-        def round_of(stream: bytes, cuts: list[int], noise: bytes) -> None:
+        @given(
+            mutated_streams(),
+            near_frames(),
+            st.lists(st.integers(0, 1 << 16), max_size=5),
+            near_metadata(),
+            st.binary(),
+        )
+        def round_of(stream: bytes, near: bytes, cuts: list[int], body: bytes, noise: bytes) -> None:
             check_stream(stream, cuts)
+            check_stream(near + stream, cuts)
+            check_body(body)
             check_body(b"\x0e\x01" + bytes(4) + len(noise).to_bytes(4, "big") + noise)
 
         round_of()
