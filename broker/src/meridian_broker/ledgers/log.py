@@ -12,90 +12,27 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
+from meridian_broker.ledgers.chapters import CacheBudget, Chain, Chapter, LogLimits, LogMetadata, Span
 from meridian_broker.ledgers.entry import EntryHeader, pack_foreign, pack_own, unpack
 from meridian_broker.ledgers.index import LedgerIndex, Place, RegionCodes
 from meridian_broker.ledgers.scheduling import Scheduler
-from meridian_broker.ledgers.store import LedgerError, LedgerNotFound, LedgerStore, Reader, Writer
+from meridian_broker.ledgers.store import LedgerError, LedgerNotFound, LedgerStore, Writer
 from meridian_broker.positions.position import EARLIEST, Position
 
 SCAN_BYTES: Final = 1 << 20
 """Bytes of entries read at a time when headers are scanned."""
+
+_new: Final = tuple.__new__
+"""Half the price of calling a ``NamedTuple`` class, where that is done for every entry."""
 
 Stored = tuple[Position, bytes]
 AppendedToLog = Callable[[Any, Position | LedgerError], None]
 """Called with the token given to ``append_*`` and the position, once durable, or with the error."""
 
 
-@dataclass(frozen=True, slots=True)
-class Span:
-    """What the metadata keeps of one ledger of a topic."""
-
-    ledger_id: int
-    own_before: Position = EARLIEST
-    origins_before: dict[str, Position] = field(default_factory=dict)
-    entries: int = -1
-    """-1 while it may still be written."""
-    size: int = 0
-    sealed_ms: int = 0
-
-
-class LogMetadata(Protocol):
-    """Where a topic's list of ledgers is kept."""
-
-    async def allocate_ledger_id(self) -> int: ...
-
-    async def save_spans(self, spans: list[Span], last_own: Position, last_origins: Mapping[str, Position]) -> None:
-        """Durable when it returns. :raises MetadataError: another owner wrote it, or the store does not answer."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class LogLimits:
-    """When a ledger is full, and how much of the tail stays in memory."""
-
-    max_entries: int = 50_000
-    max_bytes: int = 256 << 20
-    tail_bytes: int = 8 << 20
-
-
-@dataclass(slots=True)
-class CacheBudget:
-    """Bytes of the newest entries that all topics of a broker may keep in memory together."""
-
-    limit: int
-    used: int = 0
-
-
-class _Chapter:
-    """One ledger of the chain, in memory."""
-
-    __slots__ = ("entries", "index", "ledger_id", "origins_before", "own_before", "reader", "sealed_ms", "size")
-
-    def __init__(self, span: Span) -> None:
-        self.ledger_id = span.ledger_id
-        self.own_before = span.own_before
-        self.origins_before = span.origins_before
-        self.entries = max(span.entries, 0)
-        self.size = span.size
-        self.sealed_ms = span.sealed_ms
-        self.index: LedgerIndex | None = None
-        self.reader: Reader | None = None
-
-    def span(self, is_open: bool) -> Span:
-        return Span(
-            self.ledger_id,
-            self.own_before,
-            self.origins_before,
-            -1 if is_open else self.entries,
-            self.size,
-            self.sealed_ms,
-        )
-
-
-class TopicLog:
+class TopicLog(Chain):
     """The log of one topic or partition in this region."""
 
     def __init__(
@@ -108,6 +45,7 @@ class TopicLog:
         scheduler: Scheduler,
         cache: CacheBudget,
     ) -> None:
+        super().__init__()
         self._cache = cache
         self._store = store
         self._metadata = metadata
@@ -115,13 +53,17 @@ class TopicLog:
         self._limits = limits
         self._scheduler = scheduler
         self._codes = RegionCodes(region)
-        self._chapters: list[_Chapter] = []
-        self._ids: list[int] = []
         self._writer: Writer | None = None
+        self._writing = -1
+        """The ledger of the writer."""
+        self._last_number = 0
+        self._room = 0
+        """The entry, and the bytes, after which the ledger is full."""
         self._index: LedgerIndex | None = None
         self._rolling = False
         self._held: deque[tuple[Any, ...]] = deque()
-        self._pending: deque[tuple[bytes, EntryHeader | None, AppendedToLog, Any]] = deque()
+        self._pending: deque[tuple[bytes, EntryHeader | int, AppendedToLog, Any]] = deque()
+        """Appended and not yet durable. Of an own entry only the number of its messages is kept."""
         self._tail: dict[int, bytes] = {}
         self._tail_first = 0
         self._tail_bytes = 0
@@ -129,7 +71,6 @@ class TopicLog:
         self._waking = False
         self._own_appended = EARLIEST
         self.failure: LedgerError | None = None
-        self.last_confirmed = EARLIEST
         self.last_origin: dict[str, Position] = {}
         """Last entry appended of every other region (R4)."""
         self.appended_bytes = 0
@@ -147,7 +88,7 @@ class TopicLog:
         """
         changed = False
         for span in spans:
-            chapter = _Chapter(span)
+            chapter = Chapter(span)
             if span.entries < 0:
                 changed = True
                 try:
@@ -211,18 +152,18 @@ class TopicLog:
         if writer is None or self._rolling:
             self._hold((flags, messages, key_hash, checksum, publish_ms, extras, bytes(body), done, token))
             return
-        prev = self._own_appended
+        prev_ledger, prev_entry = self._own_appended
         head = pack_own(
-            flags, messages, key_hash, checksum, publish_ms, self._scheduler.now_ms(), prev[0], prev[1], extras
+            flags, messages, key_hash, checksum, publish_ms, self._scheduler.now_ms(), prev_ledger, prev_entry, extras
         )
         entry = b"".join((head, body))
-        self._pending.append((entry, None, done, token))
+        is_link = not flags & 0x11  # a marker or an entry without origin is no link of the chain
+        self._pending.append((entry, messages if is_link else unpack(entry), done, token))
         number = writer.append(entry, self._on_durable)
-        if not flags & 0x11:  # a marker or an entry without origin is no link of the chain
-            self._own_appended = Position(writer.ledger_id, number)
-        else:
-            self._pending[-1] = (entry, unpack(entry), done, token)
-        if number + 1 >= self._limits.max_entries or writer.size >= self._limits.max_bytes:
+        if is_link:
+            self._own_appended = _new(Position, (self._writing, number))
+        self._room -= len(entry)
+        if number >= self._last_number or self._room <= 0:
             self._roll()
 
     def append_foreign(self, header: EntryHeader, body: bytes | memoryview, done: AppendedToLog, token: Any) -> None:
@@ -237,7 +178,8 @@ class TopicLog:
         entry = b"".join((pack_foreign(header), body))
         self._pending.append((entry, header, done, token))
         number = writer.append(entry, self._on_durable)
-        if number + 1 >= self._limits.max_entries or writer.size >= self._limits.max_bytes:
+        self._room -= len(entry)
+        if number >= self._last_number or self._room <= 0:
             self._roll()
 
     def _hold(self, arguments: tuple[Any, ...]) -> None:
@@ -257,8 +199,8 @@ class TopicLog:
             return
         index = self._index
         assert index is not None
-        if header is None:
-            index.add_own(int.from_bytes(entry[4:8]))
+        if isinstance(header, int):
+            index.add_own(header)
         else:
             index.add(header)
         chapter = self._chapters[-1]
@@ -269,7 +211,7 @@ class TopicLog:
         self._tail[result] = entry
         self._tail_bytes += size
         self._cache.used += size
-        position = self.last_confirmed = Position(chapter.ledger_id, result)
+        position = self.last_confirmed = _new(Position, (chapter.ledger_id, result))
         done(token, position)
         self._settled += 1
         if self._settling:
@@ -350,11 +292,14 @@ class TopicLog:
                 self._chapters[-1].sealed_ms = self._scheduler.now_ms()
             ledger_id = await self._metadata.allocate_ledger_id()
             writer = await self._store.create(ledger_id, self._fence)
-            chapter = _Chapter(Span(ledger_id, self._own_appended, dict(self._durable_origins())))
+            chapter = Chapter(Span(ledger_id, self._own_appended, dict(self._durable_origins())))
             chapter.index = self._index = LedgerIndex(ledger_id, self._codes, self._own_appended)
             self._chapters.append(chapter)
             self._ids.append(ledger_id)
             self._writer = writer
+            self._writing = ledger_id
+            self._last_number = self._limits.max_entries - 1
+            self._room = self._limits.max_bytes
             await self._save()
         except Exception as error:
             failure = error if isinstance(error, LedgerError) else LedgerError(f"no new ledger could be made: {error}")
@@ -397,67 +342,9 @@ class TopicLog:
         """The last own entry appended here."""
         return self._own_appended
 
-    @property
-    def first(self) -> Position:
-        """The first entry still stored; right behind the last confirmed one when nothing is."""
-        for chapter in self._chapters:
-            if chapter.entries:
-                return Position(chapter.ledger_id, 0)
-        return Position(self.last_confirmed.ledger, self.last_confirmed.entry + 1)
-
-    @property
-    def entries(self) -> int:
-        """Number of entries stored."""
-        return sum(chapter.entries for chapter in self._chapters)
-
-    @property
-    def size(self) -> int:
-        """Bytes stored."""
-        return sum(chapter.size for chapter in self._chapters)
-
     def spans(self) -> list[Span]:
         """What stands in the metadata now; the open ledger last."""
         return [c.span(self._writer is not None and c is self._chapters[-1]) for c in self._chapters]
-
-    def counts(self) -> list[tuple[int, int, int]]:
-        """``(ledger, entries, bytes)`` of each ledger."""
-        return [(c.ledger_id, c.entries, c.size) for c in self._chapters]
-
-    def after(self, position: Position) -> Position | None:
-        """The first stored entry after ``position``; None when there is none yet."""
-        if position >= self.last_confirmed:
-            return None
-        at = bisect_right(self._ids, position.ledger) - 1
-        if at >= 0 and self._ids[at] == position.ledger and position.entry + 1 < self._chapters[at].entries:
-            return Position(position.ledger, max(position.entry, -1) + 1)
-        for chapter in self._chapters[at + 1 :]:
-            if chapter.entries:
-                return Position(chapter.ledger_id, 0)
-        return None
-
-    def before(self, position: Position) -> Position:
-        """The last place before ``position``: an entry, or ``(ledger, -1)`` at the start of the log."""
-        at = bisect_right(self._ids, position.ledger) - 1
-        if at >= 0 and self._ids[at] == position.ledger and position.entry > 0:
-            return Position(position.ledger, min(position.entry, self._chapters[at].entries) - 1)
-        first = at - 1 if at >= 0 and self._ids[at] == position.ledger else at
-        for chapter in reversed(self._chapters[: first + 1]):
-            if chapter.entries:
-                return Position(chapter.ledger_id, chapter.entries - 1)
-        if self._chapters:
-            return Position(self._chapters[0].ledger_id, -1)
-        return EARLIEST
-
-    def distance(self, after: Position, upto: Position) -> int:
-        """How many stored entries lie in ``(after, upto]``."""
-        total = 0
-        for chapter in self._chapters:
-            if chapter.ledger_id < after.ledger or chapter.ledger_id > upto.ledger:
-                continue
-            low = after.entry if chapter.ledger_id == after.ledger else -1
-            high = upto.entry if chapter.ledger_id == upto.ledger else chapter.entries - 1
-            total += max(min(high, chapter.entries - 1) - max(low, -1), 0)
-        return total
 
     def tail_after(self, position: Position, max_entries: int, max_bytes: int) -> list[Stored] | None:
         """Entries after ``position`` from memory; None when they must be read from the store."""
@@ -498,17 +385,6 @@ class TopicLog:
         if not self.holds(position):
             raise LedgerNotFound(f"there is no entry {position} here: it was trimmed, or never stored")
         return (await self.read_after(Position(position.ledger, position.entry - 1), 1, 1))[0][1]
-
-    def holds(self, position: Position) -> bool:
-        """Is this an entry that is stored here?"""
-        at = bisect_right(self._ids, position.ledger) - 1
-        return at >= 0 and self._ids[at] == position.ledger and 0 <= position.entry < self._chapters[at].entries
-
-    def _chapter(self, ledger: int) -> _Chapter:
-        at = bisect_right(self._ids, ledger) - 1
-        if at < 0 or self._ids[at] != ledger:
-            raise LedgerNotFound(f"ledger {ledger} is not one of this topic's: it was trimmed, or is another topic's")
-        return self._chapters[at]
 
     # -- the local <-> origin index ------------------------------------------------------------------------------
 
@@ -571,7 +447,7 @@ class TopicLog:
         """
         if keep_bytes < 0:
             return []
-        gone: list[_Chapter] = []
+        gone: list[Chapter] = []
         remaining = self.size
         for chapter in self._chapters[:-1]:
             remaining -= chapter.size

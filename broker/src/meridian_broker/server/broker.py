@@ -30,7 +30,7 @@ from meridian_broker.gateway.exchange import ExchangeShell
 from meridian_broker.gateway.pulsar.broker import Broker, listen
 from meridian_broker.gateway.pulsar.handlers import HANDLERS
 from meridian_broker.gateway.replication import ReplicatorRunner
-from meridian_broker.ledgers.log import CacheBudget, LogLimits
+from meridian_broker.ledgers.chapters import CacheBudget, LogLimits
 from meridian_broker.metadata.catalog import Catalog
 from meridian_broker.metadata.records import ClusterRecord
 from meridian_broker.metadata.store import MetadataStore

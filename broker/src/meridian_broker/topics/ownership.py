@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 
-from meridian_broker.ledgers.log import Span
+from meridian_broker.ledgers.chapters import Span
 from meridian_broker.metadata.catalog import Catalog
 from meridian_broker.metadata.records import LedgerRecord, TopicRecord
 from meridian_broker.metadata.store import ABSENT

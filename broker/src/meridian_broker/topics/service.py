@@ -13,7 +13,8 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from meridian_broker.ledgers.log import CacheBudget, LogLimits, TopicLog
+from meridian_broker.ledgers.chapters import CacheBudget, LogLimits
+from meridian_broker.ledgers.log import TopicLog
 from meridian_broker.ledgers.scheduling import Scheduler
 from meridian_broker.ledgers.store import LedgerStore
 from meridian_broker.metadata.catalog import Catalog

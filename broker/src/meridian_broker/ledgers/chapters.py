@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The ledgers of one topic in order, as the metadata keeps them and as positions run over them."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from meridian_broker.ledgers.index import LedgerIndex
+from meridian_broker.ledgers.store import LedgerNotFound, Reader
+from meridian_broker.positions.position import EARLIEST, Position
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """What the metadata keeps of one ledger of a topic."""
+
+    ledger_id: int
+    own_before: Position = EARLIEST
+    origins_before: dict[str, Position] = field(default_factory=dict)
+    entries: int = -1
+    """-1 while it may still be written."""
+    size: int = 0
+    sealed_ms: int = 0
+
+
+class LogMetadata(Protocol):
+    """Where a topic's list of ledgers is kept."""
+
+    async def allocate_ledger_id(self) -> int: ...
+
+    async def save_spans(self, spans: list[Span], last_own: Position, last_origins: Mapping[str, Position]) -> None:
+        """Durable when it returns. :raises MetadataError: another owner wrote it, or the store does not answer."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class LogLimits:
+    """When a ledger is full, and how much of the tail stays in memory."""
+
+    max_entries: int = 50_000
+    max_bytes: int = 256 << 20
+    tail_bytes: int = 8 << 20
+
+
+@dataclass(slots=True)
+class CacheBudget:
+    """Bytes of the newest entries that all topics of a broker may keep in memory together."""
+
+    limit: int
+    used: int = 0
+
+
+class Chapter:
+    """One ledger of the chain, in memory."""
+
+    __slots__ = ("entries", "index", "ledger_id", "origins_before", "own_before", "reader", "sealed_ms", "size")
+
+    def __init__(self, span: Span) -> None:
+        self.ledger_id = span.ledger_id
+        self.own_before = span.own_before
+        self.origins_before = span.origins_before
+        self.entries = max(span.entries, 0)
+        self.size = span.size
+        self.sealed_ms = span.sealed_ms
+        self.index: LedgerIndex | None = None
+        self.reader: Reader | None = None
+
+    def span(self, is_open: bool) -> Span:
+        return Span(
+            self.ledger_id,
+            self.own_before,
+            self.origins_before,
+            -1 if is_open else self.entries,
+            self.size,
+            self.sealed_ms,
+        )
+
+
+class Chain:
+    """Ledgers in order, and the arithmetic of positions over them."""
+
+    def __init__(self) -> None:
+        self._chapters: list[Chapter] = []
+        self._ids: list[int] = []
+        self.last_confirmed = EARLIEST
+        """The last durable entry."""
+
+    @property
+    def first(self) -> Position:
+        """The first entry still stored; right behind the last confirmed one when nothing is."""
+        for chapter in self._chapters:
+            if chapter.entries:
+                return Position(chapter.ledger_id, 0)
+        return Position(self.last_confirmed.ledger, self.last_confirmed.entry + 1)
+
+    @property
+    def entries(self) -> int:
+        """Number of entries stored."""
+        return sum(chapter.entries for chapter in self._chapters)
+
+    @property
+    def size(self) -> int:
+        """Bytes stored."""
+        return sum(chapter.size for chapter in self._chapters)
+
+    def counts(self) -> list[tuple[int, int, int]]:
+        """``(ledger, entries, bytes)`` of each ledger."""
+        return [(c.ledger_id, c.entries, c.size) for c in self._chapters]
+
+    def after(self, position: Position) -> Position | None:
+        """The first stored entry after ``position``; None when there is none yet."""
+        if position >= self.last_confirmed:
+            return None
+        at = bisect_right(self._ids, position.ledger) - 1
+        if at >= 0 and self._ids[at] == position.ledger and position.entry + 1 < self._chapters[at].entries:
+            return Position(position.ledger, max(position.entry, -1) + 1)
+        for chapter in self._chapters[at + 1 :]:
+            if chapter.entries:
+                return Position(chapter.ledger_id, 0)
+        return None
+
+    def before(self, position: Position) -> Position:
+        """The last place before ``position``: an entry, or ``(ledger, -1)`` at the start of the log."""
+        at = bisect_right(self._ids, position.ledger) - 1
+        if at >= 0 and self._ids[at] == position.ledger and position.entry > 0:
+            return Position(position.ledger, min(position.entry, self._chapters[at].entries) - 1)
+        first = at - 1 if at >= 0 and self._ids[at] == position.ledger else at
+        for chapter in reversed(self._chapters[: first + 1]):
+            if chapter.entries:
+                return Position(chapter.ledger_id, chapter.entries - 1)
+        if self._chapters:
+            return Position(self._chapters[0].ledger_id, -1)
+        return EARLIEST
+
+    def distance(self, after: Position, upto: Position) -> int:
+        """How many stored entries lie in ``(after, upto]``."""
+        total = 0
+        for chapter in self._chapters:
+            if chapter.ledger_id < after.ledger or chapter.ledger_id > upto.ledger:
+                continue
+            low = after.entry if chapter.ledger_id == after.ledger else -1
+            high = upto.entry if chapter.ledger_id == upto.ledger else chapter.entries - 1
+            total += max(min(high, chapter.entries - 1) - max(low, -1), 0)
+        return total
+
+    def holds(self, position: Position) -> bool:
+        """Is this an entry that is stored here?"""
+        at = bisect_right(self._ids, position.ledger) - 1
+        return at >= 0 and self._ids[at] == position.ledger and 0 <= position.entry < self._chapters[at].entries
+
+    def _chapter(self, ledger: int) -> Chapter:
+        at = bisect_right(self._ids, ledger) - 1
+        if at < 0 or self._ids[at] != ledger:
+            raise LedgerNotFound(f"ledger {ledger} is not one of this topic's: it was trimmed, or is another topic's")
+        return self._chapters[at]
