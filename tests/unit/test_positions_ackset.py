@@ -365,6 +365,30 @@ def test_all_sequences_of_three_claims(ledgers: int, entries: int) -> None:
     assert len(set(by_set.values())) == len(by_set)
 
 
+def test_many_short_histories_in_a_small_world() -> None:
+    """Without a search strategy's overhead: tens of thousands of histories in which everything meets everything."""
+    random = Random(20)
+    small = [place for place in UNIVERSE if place.ledger < 3 and place.entry < 2]
+    intervals = [(after, upto) for after in small for upto in small if after < upto and upto.entry >= 0]
+    world: list[tuple[Any, ...]] = [("claim", *both) for both in intervals]
+    world += [("floor", place) for place in small]
+    world += [("batch", upto, bits, before) for after, upto in intervals for bits in (1, 6) for before in (after, None)]
+    encodings: dict[Any, bytes] = {}
+    for _ in range(20_000):
+        acks, model = AckSet(), NaiveModel()
+        for operation in random.choices(world, k=7):
+            if random.random() < 0.5:
+                acks.join(build([operation]))
+            else:
+                apply(acks, operation)
+            model.apply(operation)
+        claimed, messages, known = state = model.state()
+        assert state_of(acks) == state
+        key = claimed, frozenset(messages.items()), frozenset(known.items())
+        assert encodings.setdefault(key, acks.encode()) == acks.encode()
+    assert len(set(encodings.values())) == len(encodings) > 3000
+
+
 # -- by example --------------------------------------------------------------------------------------------------------
 
 
