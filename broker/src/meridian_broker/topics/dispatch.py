@@ -79,10 +79,10 @@ class Dispatcher:
             if entries:
                 await log.load_index(entries[0][0].ledger)
         except LedgerError as error:
-            self._reading = False
             self.subscription.topic.fence(f"entries cannot be read: {error}")
             return
-        self._reading = False
+        finally:
+            self._reading = False
         if generation == self._generation and entries:
             self._take(entries)
         self.subscription.dispatch_soon()
