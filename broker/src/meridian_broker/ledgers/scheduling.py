@@ -26,7 +26,7 @@ class Scheduler(Protocol):
 
     def later(self, seconds: float, callback: Callable[[], None]) -> Timer: ...
 
-    async def answer(self, ask: Callable[[Callable[[Any], None]], None]) -> Any:
+    async def answer(self, ask: Callable[[Callable[[Any], None]], object]) -> Any:
         """Call ``ask`` with a callback and wait for what the callback is given; an exception given is raised."""
         ...
 

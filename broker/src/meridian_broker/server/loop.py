@@ -38,7 +38,7 @@ class LoopScheduler:
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("failed to %s", task.get_name(), exc_info=error)
 
-    async def answer(self, ask: Callable[[Callable[[Any], None]], None]) -> Any:
+    async def answer(self, ask: Callable[[Callable[[Any], None]], object]) -> Any:
         future: asyncio.Future[Any] = self._loop.create_future()
 
         def ready(value: Any) -> None:

@@ -10,20 +10,29 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
+from typing import Final
 
 from meridian_broker.ledgers.chapters import Span
+from meridian_broker.ledgers.scheduling import Scheduler
 from meridian_broker.metadata.catalog import Catalog
 from meridian_broker.metadata.records import LedgerRecord, TopicRecord
-from meridian_broker.metadata.store import ABSENT
+from meridian_broker.metadata.store import ABSENT, MetadataUnavailable, VersionConflict
 from meridian_broker.positions.position import Position
 from meridian_broker.wire.pulsar.topic_name import TopicName
+
+ATTEMPTS: Final = 20
+PAUSE_SECONDS: Final = 0.5
+"""How long a topic waits for a metadata store that is away, before it is fenced: ten seconds and the requests' own."""
 
 
 class TopicMetadata:
     """The record of one topic, as its owner keeps it."""
 
-    def __init__(self, catalog: Catalog, name: TopicName, lock: AbstractAsyncContextManager[object]) -> None:
+    def __init__(
+        self, catalog: Catalog, name: TopicName, lock: AbstractAsyncContextManager[object], scheduler: Scheduler
+    ) -> None:
         self._catalog = catalog
+        self._scheduler = scheduler
         self._name = name
         self._lock = lock
         self._version = ABSENT
@@ -42,6 +51,11 @@ class TopicMetadata:
         self.record, self._version = await self._catalog.topics.create(self._name)
 
     async def allocate_ledger_id(self) -> int:
+        for _ in range(ATTEMPTS):
+            try:
+                return await self._catalog.allocate_ledger_id()
+            except MetadataUnavailable:
+                await self._pause()
         return await self._catalog.allocate_ledger_id()
 
     async def save_spans(self, spans: list[Span], last_own: Position, last_origins: Mapping[str, Position]) -> None:
@@ -58,8 +72,27 @@ class TopicMetadata:
             await self._write(replace(self.record, properties=properties))
 
     async def _write(self, record: TopicRecord) -> None:
-        self._version = await self._catalog.topics.put(self._name, record, self._version)
+        """Write, patiently: while the store is away publishing waits, and nobody else can take the topic either."""
+        unsure = False
+        for attempt in range(ATTEMPTS + 1):
+            try:
+                self._version = await self._catalog.topics.put(self._name, record, self._version)
+                break
+            except MetadataUnavailable:
+                if attempt == ATTEMPTS:
+                    raise
+                unsure = True  # the write may have happened all the same
+                await self._pause()
+            except VersionConflict:
+                found = await self._catalog.topics.find(self._name) if unsure else None
+                if found is None or found[0] != replace(record, stamp=found[0].stamp):
+                    raise
+                self._version = found[1]
+                break
         self.record = record
+
+    async def _pause(self) -> None:
+        await self._scheduler.answer(lambda ready: self._scheduler.later(PAUSE_SECONDS, lambda: ready(None)))
 
     def spans(self) -> list[Span]:
         """The ledgers on record."""

@@ -111,6 +111,8 @@ class ProgressLog:
         self._held: list[tuple[bytes, Done | None]] = []
         self.ledgers: list[int] = []
         self.failure: LedgerError | None = None
+        self.on_failure: Callable[[str], None] | None = None
+        """Told once when nothing more can be written: the topic must not go on without its record of truth."""
         self._asked = 0
         self._settled = 0
         self._settling: deque[tuple[int, Done]] = deque()
@@ -162,6 +164,12 @@ class ProgressLog:
         if writer.size >= ROLL_BYTES:
             self._roll()
 
+    def _fail(self, error: LedgerError) -> None:
+        if self.failure is None:
+            self.failure = error
+            if self.on_failure is not None:
+                self.on_failure(f"acknowledgements cannot be stored: {error}")
+
     def when_durable(self, done: Done) -> None:
         """``done`` hears once everything appended so far is durable, at once when it is."""
         self._settling.append((self._asked, done))
@@ -175,7 +183,7 @@ class ProgressLog:
         def finished(result: int | LedgerError) -> None:
             error = None if isinstance(result, int) else result
             if error is not None:
-                self.failure = error
+                self._fail(error)
             if done is not None:
                 done(error)
             self._settled += 1
@@ -196,7 +204,7 @@ class ProgressLog:
             writer = await self._store.create(ledger_id, self._fence)
         except Exception as error:
             failure = error if isinstance(error, LedgerError) else LedgerError(f"no new progress ledger: {error}")
-            self.failure = failure
+            self._fail(failure)
             self._settle()
             held, self._held = self._held, []
             for _, done in held:

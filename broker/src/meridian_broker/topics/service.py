@@ -19,6 +19,7 @@ from meridian_broker.ledgers.scheduling import Scheduler
 from meridian_broker.ledgers.store import LedgerStore
 from meridian_broker.metadata.catalog import Catalog
 from meridian_broker.metadata.errors import AlreadyExists
+from meridian_broker.metadata.records import TopicRecord
 from meridian_broker.positions import HybridClock, Progress
 from meridian_broker.positions.position import EARLIEST, Position
 from meridian_broker.topics.errors import InvalidName, NotAllowed, TopicError, TopicInUse, TopicNotFound
@@ -105,7 +106,7 @@ class TopicService:
     async def _open(self, name: TopicName, create: bool) -> Topic:
         if self.closing:
             raise TopicError("this broker is shutting down: look the topic up again")
-        metadata = TopicMetadata(self.catalog, name, self.new_lock())
+        metadata = TopicMetadata(self.catalog, name, self.new_lock(), self.scheduler)
         if not await metadata.load():
             await self._may_create(name, create)
             await metadata.create()
@@ -198,11 +199,8 @@ class TopicService:
     async def create_topic(self, name: TopicName, properties: dict[str, str]) -> None:
         """Make a topic without partitions. :raises AlreadyExists: there is one of that name."""
         await self.check_exists(name)
-        if await self.catalog.topics.find(name) is not None or await self.catalog.partitioned.find(name):
-            raise AlreadyExists(f"topic {name} exists already")
-        topic = await self.topic(name, create=True)
-        if properties and topic.metadata is not None:
-            await topic.metadata.save_properties(properties)
+        await self.catalog.topics.create(name, TopicRecord(properties=properties))
+        await self.topic(name, create=False)
 
     async def create_partitioned(self, name: TopicName, partitions: int, properties: dict[str, str]) -> None:
         """Make a partitioned topic with all its partitions. :raises AlreadyExists: there is a topic of that name."""

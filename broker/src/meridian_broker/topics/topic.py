@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
 REPLICATION_PREFIX: Final = "pulsar.repl"
 """Producer and subscription names that begin so belong to replicators."""
+_NOT_FROM_CLIENTS: Final = "markers, origins and message ids are set by brokers of other regions only"
 
 
 class Exchange(Protocol):
@@ -97,6 +98,7 @@ class Topic:
         self.limits = limits
         self.exchange = exchange
         self.progress_log = progress_log(self)
+        self.progress_log.on_failure = self.fence
         self.producers: dict[str, Producer] = {}
         self.subscriptions: dict[str, Subscription] = {}
         self.failure: str | None = None
@@ -206,29 +208,31 @@ class Topic:
         body = send.body
         if len(body) > self.limits.message_bytes + 4096:
             raise MessageTooLarge(f"{len(body)} bytes; the largest message is {self.limits.message_bytes} bytes")
-        view = message_metadata.scan(body)
-        if view.marker_type is not None or send.marker or view.replicated_from or send.message_id is not None:
-            raise NotAllowed("markers, origins and message ids are set by brokers of other regions only")
-        messages = send.num_messages
-        producer.messages_in += messages
-        producer.bytes_in += len(body)
-        self.messages_in += messages
-        self.bytes_in += len(body)
-        flags = (BATCH if view.is_batch else 0) | (CHUNK if send.is_chunk else 0)
+        if send.marker or send.message_id is not None:
+            raise NotAllowed(_NOT_FROM_CLIENTS)
+        flags = CHUNK if send.is_chunk else 0
+        key_hash = 0
         extras = b""
-        if view.replicate_to or view.deliver_at_ms is not None:
-            extras = pack_extras(view.replicate_to, view.deliver_at_ms)
-        self.log.append_own(
-            flags,
-            messages,
-            message_metadata.key_hash(view) if view.partition_key is not None or view.ordering_key is not None else 0,
-            message_metadata.body_checksum(body),
-            view.publish_time_ms,
-            extras,
-            body,
-            producer.done,
-            send,
-        )
+        facts = message_metadata.plain_facts(body, producer.plain_start) if producer.plain_start else None
+        if facts is not None:
+            publish_time_ms, checksum = facts
+        else:
+            view = message_metadata.scan(body)
+            if view.marker_type is not None or view.replicated_from:
+                raise NotAllowed(_NOT_FROM_CLIENTS)
+            publish_time_ms, checksum = view.publish_time_ms, message_metadata.body_checksum(body)
+            if view.is_batch:
+                flags |= BATCH
+            if view.replicate_to or view.deliver_at_ms is not None:
+                extras = pack_extras(view.replicate_to, view.deliver_at_ms)
+            if view.partition_key is not None or view.ordering_key is not None:
+                key_hash = message_metadata.key_hash(view)
+        messages, size = send.num_messages, len(body)
+        producer.messages_in += messages
+        producer.bytes_in += size
+        self.messages_in += messages
+        self.bytes_in += size
+        self.log.append_own(flags, messages, key_hash, checksum, publish_time_ms, extras, body, producer.done, send)
 
     def publish_foreign(self, producer: Producer, send: Send) -> None:
         """Store an entry of another region, once and in its origin's order.
