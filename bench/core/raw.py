@@ -14,6 +14,7 @@ from meridian_broker.wire.pulsar import encode, metadata
 from meridian_broker.wire.pulsar.frames import FrameDecoder
 
 READ_BYTES = 1 << 20
+NAME = "bench"
 NUMBER = struct.Struct(">q")
 """Every payload begins with the message's own number."""
 SUCCESS, ERROR, RECEIPT, SEND_ERROR, MESSAGE, CLOSE_PRODUCER = 13, 14, 7, 8, 9, 15
@@ -56,8 +57,9 @@ class Raw:
                 if wanted(command):
                     return command
 
-    def producer(self, topic: str, producer_id: int = 1) -> None:
-        self.ask(5, pb.CommandProducer(topic=topic, producer_id=producer_id))
+    def producer(self, topic: str) -> None:
+        """PRODUCER, with the name that stands in the metadata of ``body``."""
+        self.ask(5, pb.CommandProducer(topic=topic, producer_id=1, producer_name=NAME))
 
     def subscribe(self, topic: str, subscription: str, consumer_id: int = 1, **options: Any) -> None:
         """SUBSCRIBE, Shared and from the earliest message on."""
@@ -82,7 +84,7 @@ class Raw:
 
 def body(number: int, payload_bytes: int, messages: int = 1) -> bytes:
     """A message body whose payload begins with ``number``; with ``messages``, a batch (whose inside nobody reads)."""
-    view = pb.MessageMetadata(producer_name="bench", sequence_id=number, publish_time=time.time_ns() // 1_000_000)
+    view = pb.MessageMetadata(producer_name=NAME, sequence_id=number, publish_time=time.time_ns() // 1_000_000)
     if messages > 1:
         view.num_messages_in_batch = messages
     return metadata.build_body(view.SerializeToString(), NUMBER.pack(number) + bytes(payload_bytes - NUMBER.size))

@@ -114,6 +114,28 @@ def test_scan_reads_as_protobuf_reads(message: pb.MessageMetadata, payload: byte
     assert metadata.body_checksum(body) == crc32c(body[6:]) == metadata.origin_checksum(body, 0)
 
 
+@THOROUGH
+@given(metadatas(), st.integers(1 << 35, (1 << 42) - 1), st.integers(0, 5), st.binary(max_size=9))
+def test_plain_facts_are_what_scan_says(message: pb.MessageMetadata, time: int, cut: int, payload: bytes) -> None:
+    """The short way answers for plain metadata of its producer, in full agreement, and for nothing else."""
+    plain = pb.MessageMetadata(producer_name="p", sequence_id=message.sequence_id, publish_time=time)
+    start = metadata.plain_start("p")
+    body = metadata.build_body(plain.SerializeToString(), payload)
+    facts = metadata.plain_facts(body, start)
+    assert facts is None or facts == (time, metadata.body_checksum(body))
+    assert facts is not None or message.sequence_id >= 1 << 63
+    assert metadata.plain_facts(body, start) == facts  # again, with the time remembered
+    assert metadata.plain_facts(body, metadata.plain_start("q")) is None
+    truncated = body[: len(body) - len(payload) - 1 - cut]
+    assert metadata.plain_facts(truncated, start) is None
+    body = metadata.build_body(message.SerializeToString(), payload)
+    facts = metadata.plain_facts(body, metadata.plain_start(message.producer_name) or b"?")
+    if facts is not None:
+        assert metadata.scan(body) == expected(message, 10 + len(message.SerializeToString()))
+        assert facts == (message.publish_time, metadata.body_checksum(body))
+        assert len(message.ListFields()) == 3
+
+
 TAGS = [8, 10, 16, 24, 34, 42, 50, 58, 64, 72, 88, 96, 120, 130, 136, 146, 152, 192, 200, 1000]
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from meridian_broker.ledgers.store import LedgerError
 from meridian_broker.positions.position import Position
+from meridian_broker.wire.pulsar.metadata import plain_start
 
 if TYPE_CHECKING:
     from meridian_broker.topics.topic import Topic
@@ -44,6 +45,7 @@ class Producer:
         "metadata",
         "name",
         "name_is_given",
+        "plain_start",
         "port",
         "producer_id",
         "remote_region",
@@ -78,6 +80,8 @@ class Producer:
         self.schema_version = schema_version
         self.messages_in = 0
         self.bytes_in = 0
+        self.plain_start = plain_start(name)
+        """How the metadata of its ordinary messages begins."""
 
     def done(self, send: Send, result: Position | LedgerError) -> None:
         """The log's answer to an append."""

@@ -183,7 +183,10 @@ class Connection(asyncio.Protocol):
         was_full = self._out_bytes >= WRITE_BYTES
         self._out_bytes = 0
         if self.transport is not None and out:
-            self.transport.writelines(out)
+            if was_full:
+                self.transport.writelines(out)
+            else:  # joining what is small costs less than handing over each piece
+                self.transport.write(b"".join(out))
             if was_full and self._writable:
                 self.resume_writing()
 
@@ -250,19 +253,22 @@ class Connection(asyncio.Protocol):
     def dropped(self) -> None:
         """A message will have no receipt: its topic was fenced, its client resends it."""
         self._pending -= 1
-        if self._paused_reading and self._pending <= self.broker.pending_publishes // 2:
+        if self._paused_reading:
+            self._resume_reading()
+
+    def _resume_reading(self) -> None:
+        if self._pending <= self.broker.pending_publishes // 2:
             self._paused_reading = False
             if self.transport is not None:
                 self.transport.resume_reading()
 
     def stored(self, producer: Producer, send: Send, position: Position) -> None:
-        self.dropped()
+        self._pending -= 1
+        if self._paused_reading:
+            self._resume_reading()
         if self.transport is not None:
-            self.write(
-                encode.send_receipt(
-                    producer.producer_id, send.sequence_id, position[0], position[1], send.highest_sequence_id
-                )
-            )
+            _, _, sequence_id, highest, *_ = send
+            self.write(encode.send_receipt(producer.producer_id, sequence_id, *position, highest))
 
     def refused(self, producer: Producer, send: Send, error: Exception) -> None:
         self.write(encode.send_error(producer.producer_id, send.sequence_id, code_of(error), str(error)))

@@ -20,7 +20,7 @@ from google.protobuf.message import DecodeError
 
 from meridian_broker.wire.proto import pulsar_pb2 as pb
 from meridian_broker.wire.pulsar.limits import VARINT_CACHE_ENTRIES
-from meridian_broker.wire.pulsar.varints import read_varint, varint
+from meridian_broker.wire.pulsar.varints import SHORT, read_varint, varint
 
 MAGIC: Final = 0x0E01
 SOURCE_POSITION_PROPERTY: Final = "__MSG_PROP_REPL_SOURCE_POSITION"
@@ -100,6 +100,54 @@ def parse(body: bytes) -> pb.MessageMetadata:
     if not metadata.IsInitialized():
         raise BodyError("the metadata lacks a producer name, a sequence id or a publish time")
     return metadata
+
+
+def plain_start(producer_name: str) -> bytes:
+    """How the metadata of this producer's messages begins, for ``plain_facts``; empty when the name is too long."""
+    name = producer_name.encode()
+    return b"\x0a" + SHORT[len(name)] + name + b"\x10" if len(name) < 0x80 else b""
+
+
+def plain_facts(body: bytes, start: bytes) -> tuple[int, int] | None:
+    """Publish time and stored checksum of a message whose metadata is the three required fields and nothing else.
+
+    A producer's messages look like that unless they are batched or keyed, and this costs a fourth of ``scan``.
+    None: look with ``scan``.
+
+    :param start: ``plain_start`` of the producer, not empty.
+    """
+    if not body.startswith(start, _METADATA_AT):
+        return None
+    magic, checksum, size = _HEAD.unpack_from(body)
+    at = _METADATA_AT + len(start)
+    try:
+        if body[at] < 0x80:
+            at += 1
+        elif body[at + 1] < 0x80:
+            at += 2
+        else:
+            _, at = read_varint(body, at)
+        end = at + _TIME_FIELD_BYTES
+        if magic != MAGIC or _METADATA_AT + size != end:
+            return None
+        field = body[at:end]
+        time = _time_fields.get(field)
+        if time is None:
+            time, stop = read_varint(field, 1)
+            if field[0] != 0x18 or stop != _TIME_FIELD_BYTES:
+                return None
+            if len(_time_fields) >= VARINT_CACHE_ENTRIES:
+                _time_fields.clear()
+            _time_fields[field] = time
+    except IndexError:
+        return None
+    return time, checksum
+
+
+_TIME_FIELD_BYTES: Final = 7
+"""Tag and six bytes: times from 1971 to 2109."""
+_time_fields: dict[bytes, int] = {}
+"""Publish times met lately by their field: there are a thousand new ones a second at most."""
 
 
 def scan(body: bytes) -> MetadataView:
