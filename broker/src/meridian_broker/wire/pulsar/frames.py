@@ -325,24 +325,40 @@ class FrameDecoder:
         """
         if self._failure is not None:
             raise self._failure
-        if self._parts:
-            self._keep(data)
-            if self._have < self._need:
-                return []
-            data = b"".join(self._parts)
-            self._parts = []
         commands: list[AnyCommand] = []
+        position = 0
         try:
-            position = self._scan(data, commands)
+            if self._have:
+                position = self._finish(data, commands)
+            if position < len(data):
+                position = self._scan(data, position, commands)
+                self._have = len(data) - position
+                if self._have:
+                    self._parts = [data[position:] if position else data]
         except FrameError as error:
             error.before = commands
             self._failure = error
             self._have = 0
             raise
-        self._have = len(data) - position
-        if self._have:
-            self._parts = [data[position:] if position else data]
         return commands
+
+    def _finish(self, data: bytes, commands: list[AnyCommand]) -> int:
+        """Complete the frame begun earlier; says where in ``data`` the next one begins.
+
+        Only what the frame lacks is joined to it: a read brings many frames and copying them all costs more than
+        reading them.
+        """
+        position = 0
+        while self._have and position < len(data):
+            lacking = self._need - self._have
+            self._keep(data[position : position + lacking])
+            position = min(position + lacking, len(data))
+            if self._have == self._need:
+                begun = b"".join(self._parts)
+                left = len(begun) - self._scan(begun, 0, commands)
+                self._parts = [begun] if left else []
+                self._have = left
+        return position
 
     def _keep(self, data: bytes) -> None:
         """One more piece of an incomplete frame."""
@@ -355,8 +371,8 @@ class FrameDecoder:
             self._parts = parts = [bytearray().join(parts)]
         parts[0] += data
 
-    def _scan(self, data: bytes, commands: list[AnyCommand]) -> int:
-        """Append the complete commands of ``data``, return where the incomplete rest begins.
+    def _scan(self, data: bytes, position: int, commands: list[AnyCommand]) -> int:
+        """Append the complete commands of ``data`` from ``position`` on, return where the incomplete rest begins.
 
         The one loop everything passes. It is long on purpose: a call costs a tenth of a command.
         """
@@ -364,7 +380,6 @@ class FrameDecoder:
         limit = self.max_frame_bytes
         unpack = _START.unpack_from
         view = memoryview(data)
-        position = 0
         while True:
             if size - position >= _START_BYTES:
                 total, length, start, field, inner, one, first, two, b0, b1, b2, b3, b4 = unpack(data, position)
