@@ -22,6 +22,7 @@ from typing import Any, Final
 
 from aiohttp import web
 
+from meridian_broker.admin.backlogs import load_ahead
 from meridian_broker.admin.export_capture import Captured, SnapshotWriter, capture_subscription, capture_topic
 from meridian_broker.admin.export_plan import FORMAT, topic_filter
 from meridian_broker.admin.state import AdminState
@@ -85,6 +86,11 @@ class Exports:
         self._waiting = 0
         self._running: set[asyncio.subprocess.Process] = set()
         shutil.rmtree(self._directory, ignore_errors=True)  # of the process before this one
+
+    @property
+    def count(self) -> int:
+        """Snapshots that can be read."""
+        return len(self._snapshots)
 
     # -- taking --------------------------------------------------------------------------------------------------
 
@@ -151,6 +157,7 @@ class Exports:
                 held += captured.ledgers
                 began = time.monotonic()
                 for subscription in list(topic.subscriptions.values()):
+                    await load_ahead(subscription)
                     capture_subscription(captured, subscription)
                     if time.monotonic() - began > TURN_SECONDS:
                         await asyncio.sleep(0)

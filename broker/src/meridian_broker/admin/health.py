@@ -1,23 +1,87 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Is this broker alive, ready, and which version is it."""
+"""``/admin/v2/brokers``: is this broker alive and ready, which brokers are there, how are they set."""
 
 from __future__ import annotations
 
+from importlib.metadata import version
+from urllib.parse import urlsplit
+
 from aiohttp import web
 
-from meridian_broker.admin.requests import Refused, state
+from meridian_broker.admin.requests import Refused, answer, part, state
+from meridian_broker.metadata.errors import NotFound
 
 
 async def health(request: web.Request) -> web.Response:
     """``ok`` once everything is open."""
-    await ready(request)
+    check_ready(request)
     return web.Response(text="ok")
 
 
 async def ready(request: web.Request) -> web.Response:
-    """200 with an empty body once everything is open."""
+    """``ok`` once everything is open, and until the broker begins to shut down."""
+    check_ready(request)
+    return web.Response(text="ok")
+
+
+async def status_page(request: web.Request) -> web.Response:
+    """``OK`` for load balancers, once everything is open."""
+    check_ready(request)
+    return web.Response(text="OK")
+
+
+def check_ready(request: web.Request) -> None:
+    """:raises Refused: the broker starts, or shuts down."""
     if not state(request).ready:
         raise Refused(503, "this broker is starting: ask again in a moment")
     if state(request).gateway.draining:
         raise Refused(503, "this broker is shutting down")
-    return web.Response(text="ok")
+
+
+async def broker_version(_: web.Request) -> web.Response:
+    """Version of the software."""
+    return web.Response(text=software_version())
+
+
+def software_version() -> str:
+    """Version of this distribution."""
+    return version("meridian-broker")
+
+
+async def brokers(request: web.Request) -> web.Response:
+    """Brokers of this region, as ``host:port`` of their admin API."""
+    return answer([_broker_id(request)])
+
+
+async def brokers_of(request: web.Request) -> web.Response:
+    """Brokers of one cluster; only this region's are known."""
+    cluster = part(request, "cluster")
+    if cluster != state(request).region:
+        if state(request).catalog.cluster(cluster) is None:
+            raise NotFound(f"cluster {cluster} is not known here")
+        raise Refused(412, f"{cluster} is another region: ask a broker there")
+    return answer([_broker_id(request)])
+
+
+async def leader(request: web.Request) -> web.Response:
+    """The region's leading broker: its only one."""
+    return answer({"brokerId": _broker_id(request), "serviceUrl": state(request).admin_url()})
+
+
+async def changeable_settings(_: web.Request) -> web.Response:
+    """Names of settings that can be changed while the broker runs: none."""
+    return answer([])
+
+
+async def changed_settings(_: web.Request) -> web.Response:
+    """Settings that were changed while the broker runs: none."""
+    return answer({})
+
+
+async def settings(request: web.Request) -> web.Response:
+    """The settings in force."""
+    return answer(state(request).settings)
+
+
+def _broker_id(request: web.Request) -> str:
+    return urlsplit(state(request).admin_url()).netloc

@@ -11,12 +11,14 @@ from aiohttp import web
 
 from meridian_broker.admin.export import Exports
 from meridian_broker.admin.state import AdminState
+from meridian_broker.admin.topic_stats import TopicStats
 from meridian_broker.metadata.errors import Invalid
 from meridian_broker.positions.position import EARLIEST, LATEST, Position
 from meridian_broker.wire.pulsar.topic_name import PERSISTENT, TopicName, parse
 
 STATE: Final = web.AppKey("state", AdminState)
 EXPORTS: Final = web.AppKey("exports", Exports)
+STATS: Final = web.AppKey("stats", TopicStats)
 NAMES_MAX: Final = (1 << 63) - 1
 
 

@@ -6,8 +6,28 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from meridian_broker.admin import exporting, health
+from aiohttp import web
+
+from meridian_broker.admin import (
+    clusters,
+    exporting,
+    health,
+    lookups,
+    metrics,
+    namespaces,
+    regions,
+    schemas,
+    stats,
+    subscriptions,
+    syncing,
+    tenants,
+    topics,
+    translating,
+)
 from meridian_broker.admin.errors import Handler
+from meridian_broker.admin.export import CONTENT_TYPE
+from meridian_broker.admin.openapi import document
+from meridian_broker.admin.requests import answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,14 +39,132 @@ class Route:
     handler: Handler
     status: int = 200
     """Of a good answer."""
+    content: str = "application/json"
 
 
-EXPORT: Final = (
-    Route("POST", "/meridian/v1/export", exporting.take),
-    Route("GET", "/meridian/v1/export/{snapshot}/{table}", exporting.table),
+def _get(path: str, handler: Handler, content: str = "application/json") -> Route:
+    return Route("GET", path, handler, 200, content)
+
+
+def _write(method: str, path: str, handler: Handler) -> Route:
+    """Writes are answered by 204 and nothing else."""
+    return Route(method, path, handler, 204)
+
+
+async def openapi(_: web.Request) -> web.Response:
+    """This document."""
+    return answer(document(ROUTES))
+
+
+_CLUSTER: Final = "/admin/v2/clusters/{cluster}"
+_TENANT: Final = "/admin/v2/tenants/{tenant}"
+_NAMESPACE: Final = "/admin/v2/namespaces/{tenant}/{namespace}"
+_TOPICS: Final = "/admin/v2/{domain:persistent|non-persistent}/{tenant}/{namespace}"
+_TOPIC: Final = f"{_TOPICS}/{{topic}}"
+_SUBSCRIPTION: Final = f"{_TOPIC}/subscription/{{subscription}}"
+_SCHEMAS: Final = "/admin/v2/schemas/{tenant}/{namespace}/{topic}"
+_LOOKUP: Final = "/lookup/v2/topic/{domain:persistent|non-persistent}/{tenant}/{namespace}/{topic}"
+_BROKERS: Final = "/admin/v2/brokers"
+_OWN: Final = "/meridian/v1"
+_OWN_SUBSCRIPTION: Final = (
+    f"{_OWN}/subscriptions/{{domain:persistent|non-persistent}}/{{tenant}}/{{namespace}}/{{topic}}/{{subscription}}"
 )
-HEALTH: Final = (
-    Route("GET", "/admin/v2/brokers/health", health.health),
-    Route("GET", "/admin/v2/brokers/ready", health.ready),
+
+ROUTES: Final[tuple[Route, ...]] = (
+    _get("/admin/v2/clusters", clusters.listed),
+    _get(_CLUSTER, clusters.get),
+    _write("PUT", _CLUSTER, clusters.create),
+    _write("POST", _CLUSTER, clusters.update),
+    _write("DELETE", _CLUSTER, clusters.delete),
+    _get("/admin/v2/tenants", tenants.listed),
+    _get(_TENANT, tenants.get),
+    _write("PUT", _TENANT, tenants.create),
+    _write("POST", _TENANT, tenants.update),
+    _write("DELETE", _TENANT, tenants.delete),
+    _get("/admin/v2/namespaces/{tenant}", namespaces.listed),
+    _get(_NAMESPACE, namespaces.get),
+    _write("PUT", _NAMESPACE, namespaces.create),
+    _write("DELETE", _NAMESPACE, namespaces.delete),
+    _get(f"{_NAMESPACE}/replication", namespaces.get_replication),
+    _write("POST", f"{_NAMESPACE}/replication", namespaces.set_replication),
+    _get(f"{_NAMESPACE}/allowedClusters", namespaces.get_allowed_clusters),
+    _write("POST", f"{_NAMESPACE}/allowedClusters", namespaces.set_allowed_clusters),
+    _get(f"{_NAMESPACE}/retention", namespaces.get_retention),
+    _write("POST", f"{_NAMESPACE}/retention", namespaces.set_retention),
+    _write("DELETE", f"{_NAMESPACE}/retention", namespaces.remove_retention),
+    _get(f"{_NAMESPACE}/messageTTL", namespaces.get_message_ttl),
+    _write("POST", f"{_NAMESPACE}/messageTTL", namespaces.set_message_ttl),
+    _write("DELETE", f"{_NAMESPACE}/messageTTL", namespaces.remove_message_ttl),
+    _get(f"{_NAMESPACE}/deduplication", namespaces.get_deduplication),
+    _write("POST", f"{_NAMESPACE}/deduplication", namespaces.set_deduplication),
+    _write("DELETE", f"{_NAMESPACE}/deduplication", namespaces.remove_deduplication),
+    _get(f"{_NAMESPACE}/backlogQuotaMap", namespaces.get_backlog_quotas),
+    _write("POST", f"{_NAMESPACE}/backlogQuota", namespaces.set_backlog_quota),
+    _write("DELETE", f"{_NAMESPACE}/backlogQuota", namespaces.remove_backlog_quota),
+    _get(f"{_NAMESPACE}/bundles", namespaces.get_bundles),
+    _get(f"{_NAMESPACE}/permissions", namespaces.get_permissions),
+    _write("POST", f"{_NAMESPACE}/permissions/{{role}}", namespaces.change_permissions),
+    _write("DELETE", f"{_NAMESPACE}/permissions/{{role}}", namespaces.change_permissions),
+    _get(f"{_NAMESPACE}/topics", namespaces.get_topics),
+    _write("PUT", f"{_NAMESPACE}/unload", namespaces.unload),
+    _write("POST", f"{_NAMESPACE}/clearBacklog", namespaces.clear_backlog),
+    _write("POST", f"{_NAMESPACE}/clearBacklog/{{subscription}}", namespaces.clear_backlog),
+    _write("POST", f"{_NAMESPACE}/unsubscribe/{{subscription}}", namespaces.unsubscribe),
+    _get(_TOPICS, topics.listed),
+    _get(f"{_TOPICS}/partitioned", topics.listed_partitioned),
+    _write("PUT", _TOPIC, topics.create),
+    _write("DELETE", _TOPIC, topics.delete),
+    _get(f"{_TOPIC}/partitions", topics.get_partitions),
+    _write("PUT", f"{_TOPIC}/partitions", topics.create_partitioned),
+    _write("POST", f"{_TOPIC}/partitions", topics.grow),
+    _write("DELETE", f"{_TOPIC}/partitions", topics.delete_partitioned),
+    _get(f"{_TOPIC}/stats", stats.stats),
+    _get(f"{_TOPIC}/partitioned-stats", stats.partitioned),
+    _get(f"{_TOPIC}/internalStats", stats.internal),
+    _get(f"{_TOPIC}/partitioned-internalStats", stats.partitioned_internal),
+    _get(f"{_TOPIC}/properties", topics.get_properties),
+    _write("PUT", f"{_TOPIC}/properties", topics.set_properties),
+    _write("DELETE", f"{_TOPIC}/properties", topics.remove_property),
+    _write("PUT", f"{_TOPIC}/unload", topics.unload),
+    _get(f"{_TOPIC}/lastMessageId", topics.last_message_id),
+    _get(f"{_TOPIC}/messageid/{{timestamp}}", topics.message_id_by_time),
+    _get(f"{_TOPIC}/subscriptions", subscriptions.listed),
+    _write("PUT", _SUBSCRIPTION, subscriptions.create),
+    _write("DELETE", _SUBSCRIPTION, subscriptions.delete),
+    _write("POST", f"{_SUBSCRIPTION}/resetcursor", subscriptions.reset_to_id),
+    _write("POST", f"{_SUBSCRIPTION}/resetcursor/{{timestamp}}", subscriptions.reset_to_time),
+    _write("POST", f"{_SUBSCRIPTION}/skip_all", subscriptions.skip_all),
+    _write("POST", f"{_SUBSCRIPTION}/skip/{{count}}", subscriptions.skip_some),
+    _write("POST", f"{_SUBSCRIPTION}/expireMessages", subscriptions.expire),
+    _write("POST", f"{_SUBSCRIPTION}/expireMessages/{{seconds}}", subscriptions.expire),
+    _write("POST", f"{_TOPIC}/all_subscription/expireMessages/{{seconds}}", subscriptions.expire),
+    _get(f"{_SUBSCRIPTION}/replicatedSubscriptionStatus", subscriptions.get_replicated),
+    _write("POST", f"{_SUBSCRIPTION}/replicatedSubscriptionStatus", subscriptions.set_replicated),
+    _get(f"{_SCHEMAS}/schema", schemas.newest),
+    Route("POST", f"{_SCHEMAS}/schema", schemas.add),
+    Route("DELETE", f"{_SCHEMAS}/schema", schemas.delete),
+    _get(f"{_SCHEMAS}/schema/{{version}}", schemas.of_version),
+    _get(f"{_SCHEMAS}/schemas", schemas.every),
+    _get(_BROKERS, health.brokers),
+    _get(f"{_BROKERS}/health", health.health, "text/plain"),
+    _get(f"{_BROKERS}/ready", health.ready, "text/plain"),
+    _get(f"{_BROKERS}/version", health.broker_version, "text/plain"),
+    _get(f"{_BROKERS}/leaderBroker", health.leader),
+    _get(f"{_BROKERS}/configuration", health.changeable_settings),
+    _get(f"{_BROKERS}/configuration/values", health.changed_settings),
+    _get(f"{_BROKERS}/configuration/runtime", health.settings),
+    _get(f"{_BROKERS}/{{cluster}}", health.brokers_of),
+    _get(_LOOKUP, lookups.topic),
+    _get(f"{_LOOKUP}/bundle", lookups.bundle, "text/plain"),
+    _get("/status.html", health.status_page, "text/plain"),
+    _get("/metrics", metrics.metrics, "text/plain"),
+    _get("/metrics/", metrics.metrics, "text/plain"),
+    Route("POST", f"{_OWN}/export", exporting.take),
+    _get(f"{_OWN}/export/{{snapshot}}/{{table}}", exporting.table, CONTENT_TYPE),
+    _get(f"{_OWN}/regions", regions.regions),
+    _get(f"{_OWN}/topics/{{tenant}}/{{namespace}}/{{topic}}/messageid/translate", translating.translate),
+    _get(f"{_OWN_SUBSCRIPTION}/status", syncing.status),
+    _write("POST", f"{_OWN_SUBSCRIPTION}/mode", syncing.mode),
+    _get(f"{_OWN}/openapi.json", openapi),
 )
-ROUTES: Final = (*EXPORT, *HEALTH)
+"""The first that fits answers: a path with a fixed last part stands before one with any."""

@@ -3,15 +3,18 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any, Final
 
 from aiohttp import web
 
 from meridian_broker.admin.errors import refusals
 from meridian_broker.admin.export import Exports
-from meridian_broker.admin.requests import EXPORTS, STATE
+from meridian_broker.admin.rates import Rates
+from meridian_broker.admin.requests import EXPORTS, STATE, STATS
 from meridian_broker.admin.routes import ROUTES
 from meridian_broker.admin.state import AdminState
+from meridian_broker.admin.topic_stats import TopicStats
 
 BODY_BYTES: Final = 2 << 20
 """Largest body: the largest schema, quoted as JSON, fits."""
@@ -34,6 +37,7 @@ class AdminServer:
         app = web.Application(middlewares=[refusals], client_max_size=BODY_BYTES)
         app[STATE] = state
         app[EXPORTS] = exports
+        app[STATS] = TopicStats(state, Rates(time.monotonic))
         for route in ROUTES:
             app.router.add_route(route.method, route.path, route.handler)
         runner = web.AppRunner(app, access_log=None, shutdown_timeout=PATIENCE)

@@ -8,7 +8,7 @@ make the same topic at the same time mean the same topic.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from meridian_broker.metadata import keys
@@ -131,6 +131,25 @@ class PartitionedTopics:
             return grown if written else None
 
         return await self._access.retry(f"growing {topic}", attempt)
+
+    async def change(
+        self, topic: TopicName, changing: Callable[[PartitionedTopicRecord], PartitionedTopicRecord]
+    ) -> None:
+        """Change its properties; ``changing`` may run several times, and leaves the number of partitions.
+
+        :raises NotFound: there is no partitioned topic of that name.
+        """
+        path = keys.partitioned_topic(topic)
+
+        async def attempt() -> bool | None:
+            value, before, version = await self._access.value(path)
+            if not version:
+                raise NotFound(f"partitioned topic {topic} does not exist")
+            wanted = changing(PartitionedTopicRecord.from_json(value, before))
+            put = Put(path, encode(wanted.to_json(), self._access.stamp(before)))
+            return await self._access.store.transact([Check(path, version)], [put]) or None
+
+        await self._access.retry(f"changing {topic}", attempt)
 
     async def delete(self, topic: TopicName, stamp: Stamp | None = None) -> Stamp:
         """Forget the partition count; delete the partitions (as topics) first. Returns the deletion's stamp.

@@ -69,6 +69,7 @@ class Subscription:
         "_passed_over",
         "_pumping",
         "barrier",
+        "bytes_out",
         "dispatcher",
         "durable",
         "first_hand",
@@ -95,6 +96,7 @@ class Subscription:
         self.barrier = False
         """True while dispatch waits for the newest progress of the other regions (R20)."""
         self.messages_out = 0
+        self.bytes_out = 0
         self.unacked_messages = 0
         """Shared: sent to all consumers and not yet acked."""
         self.last_acked_ms = 0
@@ -209,6 +211,7 @@ class Subscription:
         consumer.messages_out += messages
         consumer.bytes_out += len(entry)
         self.messages_out += messages
+        self.bytes_out += len(entry)
         remaining: int | None = None
         if messages > 1 and self.durable:
             place = self.topic.log.place(position)

@@ -114,6 +114,9 @@ class Topic:
         self.messages_in = 0
         self.bytes_in = 0
         self.messages_replicated_in = 0
+        self.messages_out_before = 0
+        """Sent by subscriptions that are gone, so that the topic's totals only grow."""
+        self.bytes_out_before = 0
         self.replicated_positions: dict[str, Position] = {}
         """How far each remote region has confirmed, in local positions: retention keeps the rest."""
         self.last_used_ms = scheduler.now_ms()
@@ -355,6 +358,8 @@ class Topic:
 
     def _record(self, subscription: Subscription, done: Confirmed | None = None) -> None:
         self.progress_log.append(Kind.SUBSCRIPTION, subscription.name, encode_record(subscription.record))
+        if subscription.first_hand is not None:
+            self.progress_log.append(Kind.FIRST_HAND, subscription.name, subscription.first_hand.encode())
         self.progress_log.append(Kind.PROGRESS, subscription.name, subscription.progress.encode(), done)
         if subscription.replicated and self.exchange is not None:
             self.exchange.local_change(self.name, subscription.name, subscription.progress.copy(), record_changed=True)
@@ -388,6 +393,7 @@ class Topic:
         subscription = self.subscriptions.pop(name, None)
         if subscription is None:
             raise SubscriptionNotFound(f"there is no subscription {name!r} on {self.name}")
+        self._count_gone(subscription)
         subscription.disconnect_consumers()
         if subscription.durable:
             self.progress_log.append(Kind.REMOVED, name, b"", done)
@@ -415,8 +421,14 @@ class Topic:
         """The consumer is gone; a reader's subscription goes with it."""
         subscription = consumer.subscription
         subscription.remove_consumer(consumer)
-        if not subscription.durable and not subscription.consumers:
-            self.subscriptions.pop(subscription.name, None)
+        if subscription.durable or subscription.consumers:
+            return
+        if self.subscriptions.pop(subscription.name, None) is not None:
+            self._count_gone(subscription)
+
+    def _count_gone(self, subscription: Subscription) -> None:
+        self.messages_out_before += subscription.messages_out
+        self.bytes_out_before += subscription.bytes_out
 
     def last_message(self) -> Position:
         """Last entry a client may see: markers do not count."""

@@ -1,0 +1,230 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``/metrics``: Prometheus text. Pulsar's names where Pulsar has the metric, ``meridian_`` for what only we have.
+
+Numbers are read on the loop, a few topics per turn, and never by walking entries; the text is made in a thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
+from typing import Any, Final
+
+from aiohttp import web
+from prometheus_client import CollectorRegistry, ProcessCollector
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
+from prometheus_client.registry import Collector
+
+from meridian_broker.admin.requests import EXPORTS, state
+from meridian_broker.admin.state import AdminState
+from meridian_broker.engines.local.stats import SYNC_SECONDS_BUCKETS, EngineStats
+from meridian_broker.topics.topic import Topic
+from meridian_broker.wire.pulsar import topic_name
+
+TURN_SECONDS: Final = 0.002
+"""Reading goes on for so long before the loop gets its turn."""
+
+TOPIC: Final = ("cluster", "namespace", "topic")
+NAMESPACE: Final = ("cluster", "namespace")
+SUBSCRIPTION: Final = (*TOPIC, "subscription")
+REMOTE: Final = (*TOPIC, "remote_cluster")
+LINK: Final = ("cluster", "remote_cluster")
+
+GAUGES: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
+    "pulsar_topics_count": ("Topics and partitions open here", NAMESPACE),
+    "pulsar_subscriptions_count": ("Subscriptions", TOPIC),
+    "pulsar_producers_count": ("Connected producers, replicators of other regions not counted", TOPIC),
+    "pulsar_consumers_count": ("Connected consumers", TOPIC),
+    "pulsar_storage_size": ("Bytes of messages stored", TOPIC),
+    "pulsar_subscription_back_log": (
+        "Entries from the first one not acknowledged to the last; acknowledged ones in between count",
+        SUBSCRIPTION,
+    ),
+    "pulsar_subscription_unacked_messages": ("Messages sent to consumers and not acknowledged", SUBSCRIPTION),
+    "pulsar_replication_backlog": ("Entries stored here and not confirmed by the region", REMOTE),
+    "pulsar_replication_connected_count": ("1 while the replicator is connected", REMOTE),
+    "pulsar_replication_delay_in_seconds": ("Age of the oldest entry that waits for the region", REMOTE),
+    "meridian_unreplicated_entries": (
+        "Entries that only this region is known to have: lost to the region if this region's disk is destroyed",
+        LINK,
+    ),
+    "meridian_progress_link_up": ("1 while the link that carries progress to the region is up", LINK),
+    "meridian_connections": ("Client and peer connections", ("cluster",)),
+    "meridian_export_snapshots": ("Export snapshots that can be read", ("cluster",)),
+    "meridian_ledger_pending_bytes": ("Bytes of entries not durable yet", ("cluster",)),
+    "meridian_ledgers": ("Ledgers of all topics", ("cluster",)),
+    "meridian_ledger_segments": ("Segment files of the log", ("cluster",)),
+    "meridian_ledger_log_bytes": ("Bytes of all segment files", ("cluster",)),
+    "meridian_ledger_live_bytes": ("Bytes of closed segment files that some ledger needs", ("cluster",)),
+    "meridian_ledger_index_entries": ("Places of entries in memory", ("cluster",)),
+    "meridian_ledger_recovery_seconds": ("Time that reading the log took at the start", ("cluster",)),
+}
+COUNTERS: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
+    "pulsar_in_messages_total": ("Messages published by clients", TOPIC),
+    "pulsar_in_bytes_total": ("Bytes published by clients", TOPIC),
+    "pulsar_out_messages_total": ("Messages sent to consumers", TOPIC),
+    "pulsar_out_bytes_total": ("Bytes sent to consumers", TOPIC),
+    "pulsar_subscription_msg_out_total": ("Messages sent to consumers of the subscription", SUBSCRIPTION),
+    "meridian_replicated_in_messages_total": ("Messages stored that came from other regions", TOPIC),
+    "meridian_replicated_out_messages_total": ("Messages the region confirmed", REMOTE),
+    "meridian_replicated_out_bytes_total": ("Bytes the region confirmed", REMOTE),
+    "meridian_progress_link_connections_total": ("Times the link to the region was made", LINK),
+}
+ENGINE_COUNTERS: Final = {
+    "appends": "Entries that became durable",
+    "append_bytes": "Bytes of entries that became durable",
+    "written_bytes": "Bytes given to the log",
+    "write_failures": "Batches the disk refused",
+    "reads": "Reads of stored entries",
+    "read_entries": "Entries read",
+    "read_bytes": "Bytes of entries read",
+    "index_loads": "Indexes read back from files",
+    "damaged_entries": "Entries found damaged",
+    "moved_bytes": "Bytes copied to empty old segments",
+    "segments_removed": "Segment files removed",
+    "checkpoints": "Index checkpoints written",
+    "recovered_bytes": "Bytes of log read at the start",
+}
+ENGINE_GAUGES: Final = {
+    "pending_bytes": "meridian_ledger_pending_bytes",
+    "ledgers": "meridian_ledgers",
+    "segments": "meridian_ledger_segments",
+    "log_bytes": "meridian_ledger_log_bytes",
+    "live_bytes": "meridian_ledger_live_bytes",
+    "index_entries": "meridian_ledger_index_entries",
+    "recovery_seconds": "meridian_ledger_recovery_seconds",
+}
+
+Labels = tuple[str, ...]
+
+
+@dataclass(slots=True)
+class Reading:
+    """Numbers of one moment; made anew for each scrape."""
+
+    cluster: str
+    values: dict[str, dict[Labels, float]] = field(default_factory=dict)
+    families: list[Metric] = field(default_factory=list)
+
+    def put(self, name: str, labels: Labels, value: float) -> None:
+        self.values.setdefault(name, {})[(self.cluster, *labels)] = value
+
+    def add(self, name: str, labels: Labels, value: float) -> None:
+        known = self.values.setdefault(name, {})
+        known[(self.cluster, *labels)] = known.get((self.cluster, *labels), 0) + value
+
+
+class _Read(Collector):
+    """A reading as a collector."""
+
+    def __init__(self, reading: Reading) -> None:
+        self._reading = reading
+
+    def collect(self) -> Iterable[Metric]:
+        for name, (text, labels) in GAUGES.items():
+            gauge = GaugeMetricFamily(name, text, labels=labels)
+            yield _filled(gauge, self._reading.values.get(name, {}))
+        for name, (text, labels) in COUNTERS.items():
+            counter = CounterMetricFamily(name, text, labels=labels)
+            yield _filled(counter, self._reading.values.get(name, {}))
+        yield from self._reading.families
+
+
+def _filled(family: Any, values: dict[Labels, float]) -> Metric:
+    for labels, value in values.items():
+        family.add_metric(labels, value)
+    metric: Metric = family
+    return metric
+
+
+async def metrics(request: web.Request) -> web.Response:
+    """Metrics of this broker as Prometheus text."""
+    admin = state(request)
+    reading = await read(admin)
+    reading.put("meridian_export_snapshots", (), request.app[EXPORTS].count)
+    body = await asyncio.to_thread(_text, reading)
+    return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE_PLAIN_0_0_4})
+
+
+def _text(reading: Reading) -> bytes:
+    registry = CollectorRegistry()
+    registry.register(_Read(reading))
+    ProcessCollector(registry=registry)
+    return generate_latest(registry)
+
+
+async def read(admin: AdminState) -> Reading:
+    """All numbers; the loop goes on in between."""
+    reading = Reading(admin.region)
+    began = time.monotonic()
+    for topic in list(admin.service.topics.values()):
+        _topic(reading, admin, topic)
+        if time.monotonic() - began > TURN_SECONDS:
+            await asyncio.sleep(0)
+            began = time.monotonic()
+    for remote, link in admin.exchange.links.status().items():
+        reading.put("meridian_progress_link_up", (remote,), int(link.connected))
+        reading.put("meridian_progress_link_connections_total", (remote,), link.connections)
+        reading.add("meridian_unreplicated_entries", (remote,), 0)
+    reading.put("meridian_connections", (), len(admin.gateway.connections))
+    for name, value in asdict(admin.exchange.core.counters).items():
+        text = f"Progress exchange: {name.replace('_', ' ')}"
+        reading.families.append(_counter(f"meridian_progress_{name}", text, admin.region, value))
+    _engine(reading, admin.ledgers.stats())
+    return reading
+
+
+def _topic(reading: Reading, admin: AdminState, topic: Topic) -> None:
+    labels = (topic_name.parse(topic.name).namespace_name, topic.name)
+    log = topic.log
+    producers = sum(1 for one in topic.producers.values() if one.remote_region is None)
+    consumers, out, out_bytes = 0, topic.messages_out_before, topic.bytes_out_before
+    for name, one in topic.subscriptions.items():
+        own = (*labels, name)
+        consumers += len(one.consumers)
+        out += one.messages_out
+        out_bytes += one.bytes_out
+        reading.put("pulsar_subscription_back_log", own, log.distance(one.mark_delete, log.last_confirmed))
+        reading.put("pulsar_subscription_unacked_messages", own, one.unacked_messages)
+        reading.put("pulsar_subscription_msg_out_total", own, one.messages_out)
+    reading.add("pulsar_topics_count", labels[:1], 1)
+    reading.put("pulsar_subscriptions_count", labels, len(topic.subscriptions))
+    reading.put("pulsar_producers_count", labels, producers)
+    reading.put("pulsar_consumers_count", labels, consumers)
+    reading.put("pulsar_storage_size", labels, log.size)
+    reading.put("pulsar_in_messages_total", labels, topic.messages_in)
+    reading.put("pulsar_in_bytes_total", labels, topic.bytes_in)
+    reading.put("pulsar_out_messages_total", labels, out)
+    reading.put("pulsar_out_bytes_total", labels, out_bytes)
+    reading.put("meridian_replicated_in_messages_total", labels, topic.messages_replicated_in)
+    for remote, status in admin.replication.status(topic.name).items():
+        far = (*labels, remote)
+        reading.put("pulsar_replication_backlog", far, status.backlog)
+        reading.put("pulsar_replication_connected_count", far, int(status.connected))
+        reading.put("pulsar_replication_delay_in_seconds", far, status.delay_ms / 1000)
+        reading.put("meridian_replicated_out_messages_total", far, status.messages_out)
+        reading.put("meridian_replicated_out_bytes_total", far, status.bytes_out)
+        reading.add("meridian_unreplicated_entries", (remote,), status.backlog)
+
+
+def _engine(reading: Reading, stats: EngineStats) -> None:
+    for attribute, name in ENGINE_GAUGES.items():
+        reading.put(name, (), getattr(stats, attribute))
+    for attribute, text in ENGINE_COUNTERS.items():
+        value = getattr(stats, attribute)
+        reading.families.append(_counter(f"meridian_ledger_{attribute}", text, reading.cluster, value))
+    seen, buckets = 0, []
+    bounds = [*(str(bound) for bound in SYNC_SECONDS_BUCKETS), "+Inf"]
+    for bound, count in zip(bounds, stats.sync_buckets, strict=True):
+        seen += count
+        buckets.append((bound, float(seen)))
+    syncs = HistogramMetricFamily("meridian_ledger_sync_seconds", "Calls of fdatasync", labels=("cluster",))
+    syncs.add_metric((reading.cluster,), buckets, stats.sync_seconds)
+    reading.families.append(syncs)
+
+
+def _counter(name: str, text: str, cluster: str, value: float) -> Metric:
+    return _filled(CounterMetricFamily(name, text, labels=("cluster",)), {(cluster,): value})

@@ -1,0 +1,269 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``/admin/v2/namespaces``: namespaces, their policies, and what is done to all their topics at once."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any, Final
+
+from aiohttp import web
+
+from meridian_broker.admin.requests import (
+    Refused,
+    answer,
+    body,
+    done,
+    flag,
+    names,
+    namespace_of,
+    part,
+    state,
+)
+from meridian_broker.admin.state import AdminState
+from meridian_broker.metadata import policies
+from meridian_broker.metadata.errors import NotFound
+from meridian_broker.metadata.policies import NamespaceRecord
+from meridian_broker.topics.administration import remove_subscription, skip
+from meridian_broker.topics.errors import TopicNotFound
+from meridian_broker.topics.topic import Topic
+from meridian_broker.wire.pulsar import topic_name
+
+PERMISSIONS_OFF: Final = "there is no authorization yet, so no permissions can be given"
+
+
+async def listed(request: web.Request) -> web.Response:
+    """Namespaces of a tenant."""
+    return answer(sorted(await state(request).catalog.namespaces.names(part(request, "tenant"))))
+
+
+async def get(request: web.Request) -> web.Response:
+    """All policies of a namespace."""
+    return answer((await state(request).catalog.namespaces.get(namespace_of(request))).to_json())
+
+
+async def create(request: web.Request) -> web.Response:
+    """Make a namespace; the body holds its first policies."""
+    given = await body(request, default=None)
+    record = NamespaceRecord.from_json({} if given is None else given)
+    await _check_allowed(request, record.replication_clusters)
+    await state(request).catalog.namespaces.create(namespace_of(request), record)
+    return done()
+
+
+async def delete(request: web.Request) -> web.Response:
+    """Delete an empty namespace; ``?force=true`` with its topics."""
+    await delete_namespace(state(request), namespace_of(request), force=flag(request, "force"))
+    return done()
+
+
+async def delete_namespace(admin: AdminState, name: str, *, force: bool) -> None:
+    """:raises NotFound: there is none. :raises NotEmpty: it has topics, and ``force`` is not given."""
+    catalog = admin.catalog
+    await catalog.namespaces.get(name)
+    if force:
+        for topic in [*await catalog.partitioned.names(name), *await catalog.topics.names(name)]:
+            try:
+                await admin.service.delete_topic(topic, force=True)
+            except (NotFound, TopicNotFound):
+                continue  # a partition went with its topic
+    await catalog.namespaces.delete(name)
+
+
+# -- policies ------------------------------------------------------------------------------------------------------
+
+
+async def get_replication(request: web.Request) -> web.Response:
+    """Clusters that the namespace's topics live in."""
+    return answer(sorted((await _record(request)).replication_clusters))
+
+
+async def set_replication(request: web.Request) -> web.Response:
+    """Let the namespace's topics live in exactly these clusters."""
+    wanted = await names(request, "replication clusters")
+    await _check_allowed(request, wanted)
+    return await _set(request, policies.REPLICATION_CLUSTERS, wanted)
+
+
+async def get_allowed_clusters(request: web.Request) -> web.Response:
+    """Clusters that the namespace may be replicated to."""
+    return answer(sorted((await _record(request)).allowed_clusters))
+
+
+async def set_allowed_clusters(request: web.Request) -> web.Response:
+    """Set the clusters that the namespace may be replicated to."""
+    wanted = await names(request, "allowed clusters")
+    await _check_allowed(request, wanted)
+    return await _set(request, policies.ALLOWED_CLUSTERS, wanted)
+
+
+async def get_retention(request: web.Request) -> web.Response:
+    """How long acknowledged messages stay; empty when the broker's default holds."""
+    return await _policy(request, policies.RETENTION)
+
+
+async def set_retention(request: web.Request) -> web.Response:
+    """Set how long acknowledged messages stay."""
+    return await _set(request, policies.RETENTION, await body(request))
+
+
+async def remove_retention(request: web.Request) -> web.Response:
+    """Let the broker's default hold."""
+    return await _set(request, policies.RETENTION, None)
+
+
+async def get_message_ttl(request: web.Request) -> web.Response:
+    """Seconds after which messages expire; empty when not set."""
+    return await _policy(request, policies.MESSAGE_TTL)
+
+
+async def set_message_ttl(request: web.Request) -> web.Response:
+    """Set the seconds after which messages expire."""
+    return await _set(request, policies.MESSAGE_TTL, await body(request))
+
+
+async def remove_message_ttl(request: web.Request) -> web.Response:
+    """Let messages not expire."""
+    return await _set(request, policies.MESSAGE_TTL, None)
+
+
+async def get_deduplication(request: web.Request) -> web.Response:
+    """Whether producers' repeats are dropped; empty when the broker's default holds."""
+    return await _policy(request, policies.DEDUPLICATION)
+
+
+async def set_deduplication(request: web.Request) -> web.Response:
+    """Set whether producers' repeats are dropped."""
+    return await _set(request, policies.DEDUPLICATION, await body(request))
+
+
+async def remove_deduplication(request: web.Request) -> web.Response:
+    """Let the broker's default hold."""
+    return await _set(request, policies.DEDUPLICATION, None)
+
+
+async def get_backlog_quotas(request: web.Request) -> web.Response:
+    """Backlog quotas by kind."""
+    record = await _record(request)
+    return answer({kind: quota.to_json() for kind, quota in record.backlog_quotas.items()})
+
+
+async def set_backlog_quota(request: web.Request) -> web.Response:
+    """Set the backlog quota of one kind (``?backlogQuotaType=``)."""
+    return await _change_quota(request, await body(request))
+
+
+async def remove_backlog_quota(request: web.Request) -> web.Response:
+    """Remove the backlog quota of one kind."""
+    return await _change_quota(request, None)
+
+
+async def get_bundles(request: web.Request) -> web.Response:
+    """Into which parts of the hash range the namespace's topics are dealt."""
+    return answer((await _record(request)).to_json()[policies.BUNDLES])
+
+
+async def get_permissions(request: web.Request) -> web.Response:
+    """Permissions by role: none, for there is no authorization yet."""
+    await _record(request)
+    return answer({})
+
+
+async def change_permissions(request: web.Request) -> web.Response:
+    """Refused: there is no authorization yet."""
+    await _record(request)
+    raise Refused(501, PERMISSIONS_OFF)
+
+
+# -- all topics at once --------------------------------------------------------------------------------------------
+
+
+async def get_topics(request: web.Request) -> web.Response:
+    """Names of the namespace's topics, partitions each by its own."""
+    await _record(request)
+    if request.query.get("mode", "PERSISTENT").upper() == "NON_PERSISTENT":
+        return answer([])
+    return answer(await state(request).service.topic_names(namespace_of(request)))
+
+
+async def unload(request: web.Request) -> web.Response:
+    """Close all topics of the namespace; each is opened again for whoever asks."""
+    for topic in await _open_topics(request):
+        try:
+            await state(request).service.unload(topic_name.parse(topic.name))
+        except TopicNotFound:
+            continue  # deleted meanwhile
+    return done()
+
+
+async def clear_backlog(request: web.Request) -> web.Response:
+    """Acknowledge everything of all subscriptions, or of the named one, in all topics of the namespace."""
+    wanted = request.match_info.get("subscription")
+    for topic in await _all_topics(request):
+        for subscription in list(topic.subscriptions.values()):
+            if subscription.durable and wanted in (None, subscription.name):
+                await skip(subscription, None)
+    return done()
+
+
+async def unsubscribe(request: web.Request) -> web.Response:
+    """Delete a subscription from all topics of the namespace."""
+    name = part(request, "subscription")
+    having = [topic for topic in await _all_topics(request) if name in topic.subscriptions]
+    for topic in having:
+        if topic.subscriptions[name].consumers:
+            raise Refused(412, f"subscription {name!r} has consumers on {topic.name}: close them first")
+    for topic in having:
+        await remove_subscription(topic, name)
+    return done()
+
+
+# -- shared --------------------------------------------------------------------------------------------------------
+
+
+async def _record(request: web.Request) -> NamespaceRecord:
+    return await state(request).catalog.namespaces.get(namespace_of(request))
+
+
+async def _policy(request: web.Request, policy: str) -> web.Response:
+    value = (await _record(request)).policies().get(policy)
+    return done() if value is None else answer(value)
+
+
+async def _set(request: web.Request, policy: str, value: Any) -> web.Response:
+    await state(request).catalog.namespaces.set_policy(namespace_of(request), policy, value)
+    return done()
+
+
+async def _change_quota(request: web.Request, value: Any) -> web.Response:
+    kind = request.query.get("backlogQuotaType", policies.QUOTA_KINDS[0])
+
+    def change(record: NamespaceRecord) -> NamespaceRecord:
+        quotas = {name: quota.to_json() for name, quota in record.backlog_quotas.items() if name != kind}
+        return record.with_policy(policies.BACKLOG_QUOTAS, quotas if value is None else quotas | {kind: value})
+
+    await state(request).catalog.namespaces.update(namespace_of(request), change)
+    return done()
+
+
+async def _check_allowed(request: web.Request, wanted: Collection[str]) -> None:
+    """:raises Refused: a cluster is not known, or not allowed to the tenant."""
+    tenant = await state(request).catalog.tenants.get(part(request, "tenant"))
+    known = set(await state(request).catalog.clusters.names())
+    for cluster in sorted(wanted):
+        if cluster not in known:
+            raise Refused(403, f"cluster {cluster} is not known here: create it first")
+        if cluster not in tenant.allowed_clusters:
+            raise Refused(403, f"cluster {cluster} is not among the tenant's allowed clusters: allow it there first")
+
+
+async def _open_topics(request: web.Request) -> list[Topic]:
+    await _record(request)
+    prefix = f"persistent://{namespace_of(request)}/"
+    return [topic for name, topic in state(request).service.topics.items() if name.startswith(prefix)]
+
+
+async def _all_topics(request: web.Request) -> list[Topic]:
+    await _record(request)
+    service = state(request).service
+    found = await service.topic_names(namespace_of(request))
+    return [await service.topic(topic_name.parse(name), create=False) for name in found]

@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rates out of counters: how much a counter grew since it was last looked at."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from typing import Final
+
+KEPT: Final = 100_000
+"""Counters remembered; the one not looked at for longest goes first."""
+LEAST_SECONDS: Final = 1.0
+"""Counters looked at again sooner keep their rate: two people who ask at once both get a good one."""
+
+
+class Rates:
+    """Per counter, the rate since it was last looked at, or since it began to count."""
+
+    def __init__(self, now: Callable[[], float]) -> None:
+        """:param now: a monotone clock in seconds."""
+        self._now = now
+        self._seen: OrderedDict[Hashable, tuple[float, int, float]] = OrderedDict()
+
+    def rate(self, counter: Hashable, value: int, age_seconds: float) -> float:
+        """Growth per second. ``age_seconds``: since when it counts, for the first look."""
+        now = self._now()
+        seen = self._seen.get(counter)
+        if seen is not None and value >= seen[1]:
+            since, before, rate = seen
+            if now - since < LEAST_SECONDS:
+                return rate
+            rate = (value - before) / (now - since)
+        else:
+            rate = value / max(age_seconds, LEAST_SECONDS)
+        self._seen[counter] = now, value, rate
+        self._seen.move_to_end(counter)
+        if len(self._seen) > KEPT:
+            self._seen.popitem(last=False)
+        return rate

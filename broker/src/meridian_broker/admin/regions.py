@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``/meridian/v1/regions``: the other regions as this one sees them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from aiohttp import web
+
+from meridian_broker.admin.requests import answer, state
+from meridian_broker.admin.state import AdminState
+
+
+async def regions(request: web.Request) -> web.Response:
+    """Every region, its addresses, and how the links to it are."""
+    admin = state(request)
+    now = admin.service.scheduler.now_ms()
+    listed = [_region(admin, name) for name in sorted(admin.catalog.known_clusters())]
+    return answer({"region": admin.region, "clock_ms": now, "regions": listed})
+
+
+def _region(admin: AdminState, name: str) -> dict[str, Any]:
+    cluster = admin.catalog.cluster(name)
+    shown: dict[str, Any] = {
+        "name": name,
+        "service_url": "" if cluster is None else cluster.broker_service_url,
+        "admin_url": "" if cluster is None else cluster.service_url,
+        "local": name == admin.region,
+    }
+    link = admin.exchange.links.status().get(name)
+    if link is not None:
+        shown["progress"] = {
+            "connected": link.connected,
+            "problem": None if link.connected else link.problem,
+            "connections": link.connections,
+        }
+        shown["replication"] = _replication(admin, name)
+    return shown
+
+
+def _replication(admin: AdminState, remote: str) -> dict[str, Any]:
+    found = [(topic, admin.replication.status(topic).get(remote)) for topic in admin.replication.topics()]
+    every = [(topic, status) for topic, status in found if status is not None]
+    return {
+        "topics": len(every),
+        "connected": sum(status.connected for _, status in every),
+        "backlog": sum(status.backlog for _, status in every),
+        "delay_ms": max((status.delay_ms for _, status in every), default=0),
+        "held": {topic: status.hold.value for topic, status in every if status.hold is not None},
+    }

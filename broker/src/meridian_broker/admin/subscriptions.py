@@ -1,0 +1,165 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``/admin/v2/persistent/.../subscription``: subscriptions of a topic, or of all partitions of a partitioned one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from aiohttp import web
+
+from meridian_broker.admin.requests import (
+    Refused,
+    answer,
+    body,
+    done,
+    flag,
+    message_id,
+    number,
+    part,
+    properties,
+    state,
+    truth,
+)
+from meridian_broker.admin.topics import opened
+from meridian_broker.positions.position import EARLIEST, LATEST, Position
+from meridian_broker.topics.administration import (
+    make_subscription,
+    move_subscription,
+    remove_subscription,
+    replicate_subscription,
+    skip,
+)
+from meridian_broker.topics.errors import SubscriptionExists, SubscriptionNotFound
+from meridian_broker.topics.subscription import Subscription
+from meridian_broker.topics.topic import Topic
+
+NO_EXPIRY = "messages cannot be expired by hand yet: skip them, or move the subscription to a time"
+
+
+async def named(request: web.Request) -> list[Subscription]:
+    """The subscription in the path, of the topic or of all partitions that have it.
+
+    :raises SubscriptionNotFound: none has.
+    """
+    topics = await opened(request)
+    name = part(request, "subscription")
+    found = [topic.subscriptions[name] for topic in topics if name in topic.subscriptions]
+    if not found:
+        raise SubscriptionNotFound(f"there is no subscription {name!r} on {topics[0].name}")
+    return found
+
+
+async def listed(request: web.Request) -> web.Response:
+    """Names of the topic's subscriptions."""
+    return answer(sorted({name for topic in await opened(request) for name in topic.subscriptions}))
+
+
+async def create(request: web.Request) -> web.Response:
+    """Make a subscription; the body is the id of its next message, the latest when empty."""
+    given = await body(request, default=None)
+    name = part(request, "subscription")
+    replicated = flag(request, "replicated")
+    having = properties(given.get("properties")) if isinstance(given, Mapping) else {}
+    topics = await opened(request)
+    if all(name in topic.subscriptions for topic in topics):
+        raise SubscriptionExists(f"subscription {name!r} exists already on {topics[0].name}")
+    targets = [(topic, LATEST) for topic in topics] if given is None else _places(topics, given)
+    for topic, place in targets:
+        if name not in topic.subscriptions:
+            await make_subscription(topic, name, place, replicated=replicated, properties=having)
+    return done()
+
+
+async def delete(request: web.Request) -> web.Response:
+    """Delete a subscription and its progress; ``?force=true`` also when it has consumers."""
+    found = await named(request)
+    if not flag(request, "force"):
+        for subscription in found:
+            if subscription.consumers:
+                raise Refused(
+                    412,
+                    f"subscription {subscription.name!r} has {len(subscription.consumers)} consumers on "
+                    f"{subscription.topic.name}: close them, or force",
+                )
+    for subscription in found:
+        await remove_subscription(subscription.topic, subscription.name)
+    return done()
+
+
+async def reset_to_time(request: web.Request) -> web.Response:
+    """Go to the first message published at or after a time, in milliseconds since 1970."""
+    time_ms = number(part(request, "timestamp"), "timestamp")
+    for subscription in await named(request):
+        await move_subscription(subscription, await subscription.topic.position_at(time_ms))
+    return done()
+
+
+async def reset_to_id(request: web.Request) -> web.Response:
+    """Go to a message: it is the next one, or the last one acknowledged when ``isExcluded`` is true."""
+    given = await body(request)
+    found = {subscription.topic.name: subscription for subscription in await named(request)}
+    excluded = isinstance(given, Mapping) and given.get("isExcluded") is True
+    for topic, place in _places([one.topic for one in found.values()], given):
+        if excluded and place not in (EARLIEST, LATEST):
+            place = Position(place.ledger, place.entry + 1)
+        await move_subscription(found[topic.name], place)
+    return done()
+
+
+async def skip_all(request: web.Request) -> web.Response:
+    """Acknowledge everything stored so far."""
+    for subscription in await named(request):
+        await skip(subscription, None)
+    return done()
+
+
+async def skip_some(request: web.Request) -> web.Response:
+    """Acknowledge the next entries; of a partitioned topic, so many of each partition."""
+    count = number(part(request, "count"), "the number of messages", 1)
+    for subscription in await named(request):
+        await skip(subscription, count)
+    return done()
+
+
+async def expire(request: web.Request) -> web.Response:
+    """Refused: not possible yet."""
+    await opened(request)
+    raise Refused(501, NO_EXPIRY)
+
+
+async def get_replicated(request: web.Request) -> web.Response:
+    """Whether the subscription's progress is kept the same in all regions, per topic or partition."""
+    return answer({one.topic.name: one.replicated for one in await named(request)})
+
+
+async def set_replicated(request: web.Request) -> web.Response:
+    """Keep the subscription's progress the same in all regions, or stop doing so; the body is true or false."""
+    given = await body(request)
+    await replicate(request, truth(given if isinstance(given, str) else str(given), "the body"))
+    return done()
+
+
+async def replicate(request: web.Request, wanted: bool) -> None:
+    """:raises Refused: the topic lives in this region alone."""
+    found = await named(request)
+    if wanted and len(state(request).service.regions_of(found[0].topic.name)) < 2:
+        raise Refused(412, f"{found[0].topic.name} lives in this region alone: replicate its namespace first")
+    for subscription in found:
+        await replicate_subscription(subscription, wanted)
+
+
+def _places(topics: list[Topic], given: object) -> list[tuple[Topic, Position]]:
+    """Which topics a message id is about, and where it leads there.
+
+    :raises Refused: an id of one message, for several partitions.
+    """
+    place = message_id(given)
+    if place in (EARLIEST, LATEST):
+        return [(topic, place) for topic in topics]
+    partition = given.get("partitionIndex", -1) if isinstance(given, Mapping) else -1
+    if len(topics) == 1 and partition in (-1, topics[0].partition):
+        return [(topics[0], place)]
+    chosen = [topic for topic in topics if topic.partition == partition and partition >= 0]
+    if not chosen:
+        raise Refused(412, "ids differ by partition: name one by partitionIndex, or give earliest or latest")
+    return [(chosen[0], place)]

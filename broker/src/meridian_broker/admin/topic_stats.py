@@ -1,0 +1,265 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Statistics of one topic, with Pulsar's names for everything that Pulsar has too."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from meridian_broker.admin.backlogs import load_ahead
+from meridian_broker.admin.rates import Rates
+from meridian_broker.admin.state import AdminState
+from meridian_broker.gateway.pulsar.connection import Connection
+from meridian_broker.positions.position import EARLIEST, Position
+from meridian_broker.replication.replicator_status import ReplicatorStatus
+from meridian_broker.topics.consumer import Consumer
+from meridian_broker.topics.dispatch import SingleDispatcher
+from meridian_broker.topics.producer import Producer
+from meridian_broker.topics.subscription import Subscription
+from meridian_broker.topics.topic import Topic
+
+Json = dict[str, Any]
+TYPES: Final = ("Exclusive", "Shared", "Failover", "Key_Shared")
+"""By the wire's number, as the admin API writes them."""
+
+
+@dataclass(slots=True)
+class TopicStats:
+    """Makes the statistics of topics of one broker."""
+
+    state: AdminState
+    rates: Rates
+
+    async def of(self, topic: Topic, *, publishers: bool = True, consumers: bool = True) -> Json:
+        """``stats``. Lets others run between subscriptions."""
+        subscriptions = {}
+        for subscription in list(topic.subscriptions.values()):
+            await load_ahead(subscription)
+            subscriptions[subscription.name] = self._subscription(subscription, with_consumers=consumers)
+        clients = [one for one in topic.producers.values() if one.remote_region is None]
+        age = (topic.scheduler.now_ms() - topic.created_ms) / 1000
+        rate_in = self.rates.rate((topic.name, "in"), topic.messages_in, age)
+        bytes_in = self.rates.rate((topic.name, "bytes in"), topic.bytes_in, age)
+        backlog = max((one["backlogSize"] for one in subscriptions.values()), default=0)
+        return {
+            "msgRateIn": rate_in,
+            "msgThroughputIn": bytes_in,
+            "msgRateOut": sum(one["msgRateOut"] for one in subscriptions.values()),
+            "msgThroughputOut": sum(one["msgThroughputOut"] for one in subscriptions.values()),
+            "bytesInCounter": topic.bytes_in,
+            "msgInCounter": topic.messages_in,
+            "bytesOutCounter": topic.bytes_out_before + sum(one["bytesOutCounter"] for one in subscriptions.values()),
+            "msgOutCounter": topic.messages_out_before + sum(one["msgOutCounter"] for one in subscriptions.values()),
+            "averageMsgSize": bytes_in / rate_in if rate_in else 0.0,
+            "msgChunkPublished": False,
+            "storageSize": topic.log.size,
+            "backlogSize": backlog,
+            "offloadedStorageSize": 0,
+            "waitingPublishers": 0,
+            "deduplicationStatus": "Disabled",
+            "ownerBroker": self.state.admin_url().partition("://")[2],
+            "publishers": [self._producer(one) for one in clients] if publishers else [],
+            "subscriptions": subscriptions,
+            "replication": self.replication(topic),
+        }
+
+    def replication(self, topic: Topic) -> Json:
+        """Per remote region; ``connected`` means outbound, as in Pulsar."""
+        return {
+            remote: self._replicator(topic, remote, status)
+            for remote, status in sorted(self.state.replication.status(topic.name).items())
+        }
+
+    async def internal(self, topic: Topic) -> Json:
+        """``internalStats``: ledgers and cursors."""
+        log = topic.log
+        cursors = {}
+        for subscription in list(topic.subscriptions.values()):
+            await load_ahead(subscription)
+            cursors[subscription.name] = _cursor(subscription)
+        counts = log.counts()
+        newest = counts[-1] if counts else (-1, 0, 0)
+        return {
+            "entriesAddedCounter": topic.messages_in + topic.messages_replicated_in,
+            "numberOfEntries": log.entries,
+            "totalSize": log.size,
+            "currentLedgerEntries": newest[1],
+            "currentLedgerSize": newest[2],
+            "waitingCursorsCount": sum(1 for one in topic.subscriptions.values() if one.consumers),
+            "pendingAddEntriesCount": 0,
+            "lastConfirmedEntry": str(log.last_confirmed),
+            "state": "LedgerOpened" if topic.failure is None else "Fenced",
+            "ledgers": [
+                {"ledgerId": ledger, "entries": entries, "size": size, "offloaded": False, "underReplicated": False}
+                for ledger, entries, size in counts
+            ],
+            "cursors": cursors,
+            "schemaLedgers": [],
+            "incarnation": topic.incarnation,
+            "lastOwn": str(log.last_own),
+            "lastOrigins": {region: str(position) for region, position in sorted(log.last_origin.items())},
+        }
+
+    # -- parts -----------------------------------------------------------------------------------------------------
+
+    def _subscription(self, subscription: Subscription, *, with_consumers: bool) -> Json:
+        topic = subscription.topic
+        consumers = [self._consumer(one) for one in subscription.consumers]
+        backlog = subscription.backlog()
+        dispatcher = subscription.dispatcher
+        active = dispatcher.active if isinstance(dispatcher, SingleDispatcher) else None
+        holes = subscription.holes()
+        kind = "" if subscription.type is None else TYPES[subscription.type]
+        return {
+            "msgRateOut": sum(one["msgRateOut"] for one in consumers),
+            "msgThroughputOut": sum(one["msgThroughputOut"] for one in consumers),
+            "bytesOutCounter": subscription.bytes_out,
+            "msgOutCounter": subscription.messages_out,
+            "msgBacklog": backlog,
+            "msgBacklogNoDelayed": backlog,
+            "backlogSize": _bytes_after(subscription),
+            "blockedSubscriptionOnUnackedMsgs": subscription.blocked,
+            "msgDelayed": 0,
+            "unackedMessages": subscription.unacked_messages,
+            "type": kind,
+            "activeConsumerName": active.name if active is not None else None,
+            "msgRateExpired": 0.0,
+            "totalMsgExpired": 0,
+            "lastAckedTimestamp": subscription.last_acked_ms,
+            "consumers": consumers if with_consumers else [],
+            "isDurable": subscription.durable,
+            "isReplicated": subscription.replicated,
+            "durable": subscription.durable,
+            "replicated": subscription.replicated,
+            "allowOutOfOrderDelivery": False,
+            "nonContiguousDeletedMessagesRanges": len(holes),
+            "subscriptionProperties": dict(subscription.record.properties),
+            "markDeletePosition": str(subscription.mark_delete),
+            "regions": sorted(self.state.service.regions_of(topic.name)) if subscription.replicated else [],
+        }
+
+    def _consumer(self, consumer: Consumer) -> Json:
+        topic = consumer.subscription.topic
+        age = (topic.scheduler.now_ms() - consumer.connected_since_ms) / 1000
+        key = (topic.name, consumer.subscription.name, consumer.consumer_id, id(consumer.port))
+        return {
+            "consumerName": consumer.name,
+            **_connection(consumer.port),
+            "connectedSince": _time(consumer.connected_since_ms),
+            "availablePermits": consumer.permits,
+            "unackedMessages": consumer.unacked_messages,
+            "blockedConsumerOnUnackedMsgs": consumer.blocked,
+            "msgRateOut": self.rates.rate((*key, "out"), consumer.messages_out, age),
+            "msgThroughputOut": self.rates.rate((*key, "bytes out"), consumer.bytes_out, age),
+            "bytesOutCounter": consumer.bytes_out,
+            "msgOutCounter": consumer.messages_out,
+            "metadata": dict(consumer.metadata or {}),
+        }
+
+    def _producer(self, producer: Producer) -> Json:
+        topic = producer.topic
+        age = (topic.scheduler.now_ms() - producer.connected_since_ms) / 1000
+        key = (topic.name, producer.producer_id, id(producer.port))
+        rate = self.rates.rate((*key, "in"), producer.messages_in, age)
+        throughput = self.rates.rate((*key, "bytes in"), producer.bytes_in, age)
+        return {
+            "accessMode": "Shared",
+            "producerId": producer.producer_id,
+            "producerName": producer.name,
+            **_connection(producer.port),
+            "connectedSince": _time(producer.connected_since_ms),
+            "msgRateIn": rate,
+            "msgThroughputIn": throughput,
+            "averageMsgSize": throughput / rate if rate else 0.0,
+            "chunkedMessageRate": 0.0,
+            "metadata": dict(producer.metadata or {}),
+        }
+
+    def _replicator(self, topic: Topic, remote: str, status: ReplicatorStatus) -> Json:
+        inbound = next((one for one in topic.producers.values() if one.remote_region == remote), None)
+        now = topic.scheduler.now_ms()
+        age = (now - topic.created_ms) / 1000
+        incoming = inbound.messages_in if inbound is not None else 0
+        incoming_bytes = inbound.bytes_in if inbound is not None else 0
+        key = (topic.name, remote)
+        return {
+            "msgRateIn": self.rates.rate((*key, "in"), incoming, age),
+            "msgThroughputIn": self.rates.rate((*key, "bytes in"), incoming_bytes, age),
+            "msgInCount": incoming,
+            "bytesInCount": incoming_bytes,
+            "msgRateOut": self.rates.rate((*key, "out"), status.messages_out, age),
+            "msgThroughputOut": self.rates.rate((*key, "bytes out"), status.bytes_out, age),
+            "msgOutCounter": status.messages_out,
+            "bytesOutCounter": status.bytes_out,
+            "msgRateExpired": 0.0,
+            "replicationBacklog": status.backlog,
+            "connected": status.connected,
+            "replicationDelayInSeconds": status.delay_ms // 1000,
+            "inboundConnection": None if inbound is None else _connection(inbound.port)["address"],
+            "inboundConnectedSince": None if inbound is None else _time(inbound.connected_since_ms),
+            "outboundConnection": self._address(remote) if status.connected else None,
+            "outboundConnectedSince": _time(status.connected_since_ms),
+            "state": status.state.value,
+            "confirmed": str(status.confirmed),
+            "hold": None if status.hold is None else status.hold.value,
+            "lastError": status.last_error,
+        }
+
+    def _address(self, remote: str) -> str | None:
+        cluster = self.state.catalog.cluster(remote)
+        return None if cluster is None else cluster.broker_service_url
+
+
+def _cursor(subscription: Subscription) -> Json:
+    log = subscription.topic.log
+    mark_delete = subscription.mark_delete
+    dispatcher = subscription.dispatcher
+    read = mark_delete if dispatcher is None else max(dispatcher.read, mark_delete)
+    holes = [f"({after}..{upto}]" for after, upto in subscription.holes()]
+    return {
+        "markDeletePosition": str(mark_delete),
+        "readPosition": str(log.after(read) or Position(read.ledger, read.entry + 1)),
+        "waitingReadOp": bool(subscription.consumers) and log.after(read) is None,
+        "pendingReadOps": 0,
+        "messagesConsumedCounter": subscription.messages_out,
+        "cursorLedger": -1,
+        "cursorLedgerLastEntry": -1,
+        "individuallyDeletedMessages": f"[{', '.join(holes)}]",
+        "state": "Open",
+        "active": bool(subscription.consumers),
+        "numberOfEntriesSinceFirstNotAckedMessage": log.distance(mark_delete, log.last_confirmed),
+        "totalNonContiguousDeletedMessagesRange": len(holes),
+        "properties": dict(subscription.record.properties),
+        "progress": {
+            "epoch": str(subscription.progress.epoch),
+            "floors": {region: str(floor) for region, floor in sorted(subscription.progress.floors().items())},
+            "detail": subscription.progress.count_detail(),
+        },
+    }
+
+
+def _bytes_after(subscription: Subscription) -> int:
+    """Bytes stored after mark-delete, about: a ledger begun counts by the share of its entries that is left."""
+    mark_delete = subscription.mark_delete
+    total = 0
+    for ledger, entries, size in subscription.topic.log.counts():
+        if ledger > mark_delete.ledger or mark_delete == EARLIEST:
+            total += size
+        elif ledger == mark_delete.ledger and entries:
+            total += size * (entries - 1 - mark_delete.entry) // entries
+    return total
+
+
+def _connection(port: object) -> Json:
+    """Who is at the other end."""
+    if not isinstance(port, Connection) or port.transport is None:
+        return {"address": None, "clientVersion": None}
+    peer = port.transport.get_extra_info("peername")
+    return {"address": f"/{peer[0]}:{peer[1]}" if peer else None, "clientVersion": port.client_version}
+
+
+def _time(milliseconds: int | None) -> str | None:
+    if milliseconds is None:
+        return None
+    return datetime.fromtimestamp(milliseconds / 1000, UTC).isoformat(timespec="milliseconds")

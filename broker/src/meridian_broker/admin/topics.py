@@ -1,0 +1,206 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``/admin/v2/persistent``: topics. What is asked of a partitioned topic is done to all its partitions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from aiohttp import web
+
+from meridian_broker.admin.requests import (
+    Refused,
+    answer,
+    body,
+    done,
+    flag,
+    id_json,
+    namespace_of,
+    number,
+    part,
+    properties,
+    state,
+    topic_of,
+)
+from meridian_broker.metadata.errors import Invalid
+from meridian_broker.metadata.topic_catalog import MAX_PARTITIONS
+from meridian_broker.topics.topic import Topic
+
+
+async def opened(request: web.Request) -> list[Topic]:
+    """The topic in the path, or all its partitions.
+
+    :raises TopicNotFound: there is none.
+    """
+    name = topic_of(request)
+    service = state(request).service
+    record = await state(request).catalog.partitioned.find(name) if name.partition < 0 else None
+    if record is None:
+        return [await service.topic(name, create=False)]
+    return [await service.topic(name.with_partition(index), create=True) for index in range(record.partitions)]
+
+
+async def opened_one(request: web.Request) -> Topic:
+    """The topic in the path, which is not partitioned.
+
+    :raises Refused: it is.
+    """
+    name = topic_of(request)
+    if name.partition < 0 and await state(request).catalog.partitioned.find(name) is not None:
+        raise Refused(405, f"{name} is partitioned: ask one of its partitions, {name}-partition-0 and so on")
+    return await state(request).service.topic(name, create=False)
+
+
+# -- which there are -----------------------------------------------------------------------------------------------
+
+
+async def listed(request: web.Request) -> web.Response:
+    """Names of the namespace's persistent topics, partitions each by its own."""
+    topic_domain(request)
+    await state(request).catalog.namespaces.get(namespace_of(request))
+    return answer(await state(request).service.topic_names(namespace_of(request)))
+
+
+async def listed_partitioned(request: web.Request) -> web.Response:
+    """Names of the namespace's partitioned topics."""
+    topic_domain(request)
+    await state(request).catalog.namespaces.get(namespace_of(request))
+    return answer(sorted(str(name) for name in await state(request).catalog.partitioned.names(namespace_of(request))))
+
+
+def topic_domain(request: web.Request) -> None:
+    """:raises Refused: it is not the persistent one."""
+    if part(request, "domain") != "persistent":
+        raise Refused(412, "non-persistent topics are not served yet: use persistent://")
+
+
+async def create(request: web.Request) -> web.Response:
+    """Make a topic without partitions; the body holds its properties."""
+    await state(request).service.create_topic(topic_of(request), properties(await body(request, default=None)))
+    return done()
+
+
+async def delete(request: web.Request) -> web.Response:
+    """Delete a topic with its messages; ``?force=true`` also when clients are connected."""
+    name = topic_of(request)
+    if name.partition < 0 and await state(request).catalog.partitioned.find(name) is not None:
+        raise Refused(409, f"{name} is partitioned: delete {request.path}/partitions")
+    await state(request).service.delete_topic(name, force=flag(request, "force"))
+    return done()
+
+
+# -- partitions ----------------------------------------------------------------------------------------------------
+
+
+async def get_partitions(request: web.Request) -> web.Response:
+    """How many partitions a topic has, 0 for a topic without."""
+    name = topic_of(request)
+    count = await state(request).service.partitions(name, create=flag(request, "checkAllowAutoCreation"))
+    record = await state(request).catalog.partitioned.find(name) if count else None
+    return answer({"partitions": count, "deleted": False, "properties": dict(record.properties) if record else {}})
+
+
+async def create_partitioned(request: web.Request) -> web.Response:
+    """Make a partitioned topic; the body is the number of partitions."""
+    given = await body(request)
+    having: dict[str, str] = {}
+    if isinstance(given, Mapping):
+        having = properties(given.get("properties"))
+        given = given.get("partitions")
+    await state(request).service.create_partitioned(topic_of(request), _count(given), having)
+    return done()
+
+
+async def grow(request: web.Request) -> web.Response:
+    """Add partitions; the body is the new number. They never become fewer."""
+    name = topic_of(request)
+    wanted = _count(await body(request))
+    record = await state(request).catalog.partitioned.get(name)
+    if wanted < record.partitions:
+        raise Refused(406, f"{name} has {record.partitions} partitions: there is no way back to {wanted}")
+    await state(request).service.grow(name, wanted)
+    return done()
+
+
+async def delete_partitioned(request: web.Request) -> web.Response:
+    """Delete a partitioned topic with all its partitions."""
+    name = topic_of(request)
+    await state(request).catalog.partitioned.get(name)
+    await state(request).service.delete_topic(name, force=flag(request, "force"))
+    return done()
+
+
+def _count(value: object) -> int:
+    """:raises Refused: no number of partitions a topic can have."""
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise Refused(400, f"the number of partitions is {value!r}: a whole number is wanted")
+    if not 1 <= value <= MAX_PARTITIONS:
+        raise Refused(406, f"{value} partitions: 1 to {MAX_PARTITIONS} are possible")
+    return value
+
+
+# -- one topic -----------------------------------------------------------------------------------------------------
+
+
+async def get_properties(request: web.Request) -> web.Response:
+    """The topic's properties."""
+    name = topic_of(request)
+    record = await state(request).catalog.partitioned.find(name) if name.partition < 0 else None
+    if record is not None:
+        return answer(dict(record.properties))
+    topic = await state(request).service.topic(name, create=False)
+    return answer({} if topic.metadata is None else dict(topic.metadata.record.properties))
+
+
+async def set_properties(request: web.Request) -> web.Response:
+    """Add properties, or change those of the same names."""
+    added = properties(await body(request))
+    await _change_properties(request, added, None)
+    return done()
+
+
+async def remove_property(request: web.Request) -> web.Response:
+    """Remove one property (``?key=``)."""
+    key = request.query.get("key")
+    if not key:
+        raise Invalid("?key= names the property to remove")
+    await _change_properties(request, {}, key)
+    return done()
+
+
+async def _change_properties(request: web.Request, added: Mapping[str, str], removed: str | None) -> None:
+    def changed(before: Mapping[str, str]) -> dict[str, str]:
+        return {key: value for key, value in {**before, **added}.items() if key != removed}
+
+    name = topic_of(request)
+    partitioned = state(request).catalog.partitioned
+    if name.partition < 0 and await partitioned.find(name) is not None:
+        await partitioned.change(name, lambda record: replace(record, properties=changed(record.properties)))
+        return
+    topic = await state(request).service.topic(name, create=False)
+    if topic.metadata is not None:
+        await topic.metadata.save_properties(changed(topic.metadata.record.properties))
+
+
+async def unload(request: web.Request) -> web.Response:
+    """Close the topic in good order; it is opened again for whoever asks."""
+    name = topic_of(request)
+    service = state(request).service
+    record = await state(request).catalog.partitioned.find(name) if name.partition < 0 else None
+    names = [name] if record is None else [name.with_partition(index) for index in range(record.partitions)]
+    for each in names:
+        await service.unload(each)
+    return done()
+
+
+async def last_message_id(request: web.Request) -> web.Response:
+    """Id of the last message; ``-1:-1`` when there is none."""
+    topic = await opened_one(request)
+    return answer(id_json(topic.last_message(), topic.partition))
+
+
+async def message_id_by_time(request: web.Request) -> web.Response:
+    """Id of the first message published at or after a time, in milliseconds since 1970."""
+    topic = await opened_one(request)
+    found = await topic.position_at(number(part(request, "timestamp"), "timestamp"))
+    return answer(id_json(found, topic.partition))

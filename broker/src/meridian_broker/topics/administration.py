@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an administrator does to a subscription in a consumer's place; each is durable when it returns.
+
+Skipped entries are acknowledgements that no consumer sent (R12: they are acks, and merge as such). They are claimed
+entry by entry in short commands, so that a long backlog does not hold up the loop, and consumers go on meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
+
+from meridian_broker.ledgers.store import LedgerError
+from meridian_broker.positions.position import EARLIEST, LATEST, Position
+from meridian_broker.topics.consumer import Consumer
+from meridian_broker.topics.errors import InvalidName, NotAllowed, TopicFenced
+from meridian_broker.topics.topic import REPLICATION_PREFIX
+
+if TYPE_CHECKING:
+    from meridian_broker.topics.subscription import Confirmed, Subscription
+    from meridian_broker.topics.topic import Topic
+
+COMMAND: Final = 2000
+"""Entries acknowledged in one command."""
+LOOK: Final = 10_000
+"""Entries looked at before others run."""
+
+
+class _Nobody:
+    """The port of a consumer that is none: nothing is ever sent to it."""
+
+    def deliver(
+        self, consumer: Consumer, position: Position, entry: bytes, redeliveries: int, remaining: int | None
+    ) -> None:
+        """Nothing."""
+
+    def writable(self) -> bool:
+        return False
+
+    def disconnect_consumer(self, consumer: Consumer) -> None:
+        """Nothing."""
+
+    def active_consumer_changed(self, consumer: Consumer, active: bool) -> None:
+        """Nothing."""
+
+    def reached_end(self, consumer: Consumer) -> None:
+        """Nothing."""
+
+
+async def skip(subscription: Subscription, entries: int | None) -> None:
+    """Acknowledge the next ``entries`` that are not acked yet; None: all that are stored now. Durable when it returns.
+
+    :raises NotAllowed: the subscription is not durable.
+    :raises TopicFenced: the topic was closed meanwhile; what was skipped until then is skipped.
+    """
+    if not subscription.durable:
+        raise NotAllowed(f"{subscription.name!r} is a reader's subscription: it keeps no acknowledgements")
+    end = subscription.topic.log.last_confirmed
+    after = subscription.mark_delete
+    left = entries
+    while after < end and (left is None or left > 0):
+        found, after = await _next(subscription, after, end, COMMAND if left is None else min(left, COMMAND))
+        if found:
+            await _acknowledge(subscription, found)
+        else:
+            await _let_others_run(subscription.topic)
+        if left is not None:
+            left -= len(found)
+
+
+async def _next(
+    subscription: Subscription, after: Position, end: Position, most: int
+) -> tuple[list[Position], Position]:
+    """Entries in ``(after, end]`` that are not acked, and how far was looked: ``LOOK`` entries at most."""
+    log = subscription.topic.log
+    found: list[Position] = []
+    looked = 0
+    while len(found) < most and looked < LOOK:
+        following = log.after(after)
+        if following is None or following > end:
+            return found, end
+        looked += 1
+        index = log.index(following.ledger) or await log.load_index(following.ledger)
+        place = index.place(following.entry)
+        if place is not None and not subscription.progress.is_acked(place.region, place.origin):
+            found.append(following)
+        after = following
+    return found, after
+
+
+async def _let_others_run(topic: Topic) -> None:
+    await topic.scheduler.answer(lambda ready: topic.scheduler.defer(lambda: ready(None)))
+
+
+async def _acknowledge(subscription: Subscription, positions: list[Position]) -> None:
+    subscription.check_open()
+    topic = subscription.topic
+    nobody = Consumer(subscription, _Nobody(), 0, "", 0, topic.scheduler.now_ms(), None)
+    await confirmed(topic, lambda done: subscription.acknowledge(nobody, positions, None, done))
+
+
+async def remove_subscription(topic: Topic, name: str) -> None:
+    """Delete a subscription, its consumers sent away.
+
+    :raises SubscriptionNotFound: there is none.
+    """
+    await confirmed(topic, lambda done: topic.delete_subscription(name, done))
+
+
+async def make_subscription(
+    topic: Topic, name: str, place: Position, *, replicated: bool, properties: dict[str, str]
+) -> None:
+    """Make a durable subscription whose next entry is ``place``.
+
+    :raises SubscriptionExists: there is one of that name.
+    """
+    if not name or name.startswith(REPLICATION_PREFIX):
+        raise InvalidName(f"a subscription cannot be called {name!r}")
+    start = LATEST if place == LATEST else EARLIEST
+
+    def make(done: Confirmed) -> None:
+        topic.create_subscription(name, start, replicated=replicated, properties=properties, done=done)
+
+    await confirmed(topic, make)
+    if place not in (EARLIEST, LATEST):
+        await move_subscription(topic.subscriptions[name], place)
+
+
+async def move_subscription(subscription: Subscription, place: Position) -> None:
+    """Stand so that ``place`` is the next entry; consumers are sent to subscribe again (R12)."""
+    await subscription.seek(place)
+    await confirmed(subscription.topic, subscription.topic.progress_log.when_durable)
+
+
+async def replicate_subscription(subscription: Subscription, replicated: bool) -> None:
+    """Set the replicated flag, when it is otherwise (R17).
+
+    :raises NotAllowed: the subscription is not durable.
+    """
+    if not subscription.durable:
+        raise NotAllowed(f"{subscription.name!r} is a reader's subscription: it cannot be replicated")
+    if subscription.replicated != replicated:
+        topic = subscription.topic
+        await confirmed(topic, lambda done: topic.set_replicated(subscription, replicated, done))
+
+
+async def confirmed(topic: Topic, change: Callable[[Confirmed], None]) -> None:
+    """Change something and wait until it is durable. :raises TopicFenced: it will not be."""
+    try:
+        await topic.scheduler.answer(change)
+    except LedgerError as error:
+        raise TopicFenced(f"{topic.name} was closed meanwhile, the change may be lost: {error}") from error
