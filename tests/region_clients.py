@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What scenario tests do with the real client from PyPI in several regions: publish, take, see what is stored where."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import pulsar
+from broker_process import RegionsProcess, wait_until
+
+SHARED = pulsar.ConsumerType.Shared
+FAILOVER = pulsar.ConsumerType.Failover
+EXCLUSIVE = pulsar.ConsumerType.Exclusive
+EARLIEST = pulsar.InitialPosition.Earliest
+LATEST = pulsar.InitialPosition.Latest
+QUIET_MS = 500
+"""How long nothing must come before a test believes that nothing comes: twice the longest barrier."""
+PATIENCE_MS = 30_000
+_numbers = itertools.count()
+
+
+def new_topic(name: str) -> str:
+    """A topic no other test has."""
+    return f"persistent://public/default/{name}-{next(_numbers)}"
+
+
+@contextlib.contextmanager
+def client(regions: RegionsProcess, region: str) -> Iterator[pulsar.Client]:
+    """A client of one region."""
+    made = pulsar.Client(
+        regions.service_url(region),
+        logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error),
+        operation_timeout_seconds=30,
+    )
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+def numbered(numbers: Iterable[int]) -> list[bytes]:
+    """Bodies that say their number."""
+    return [b"%d" % number for number in numbers]
+
+
+def publish(
+    to: pulsar.Client, topic: str, bodies: Iterable[bytes], *, batching: bool = False, **options: Any
+) -> list[pulsar.MessageId]:
+    """Publish, and wait for every receipt."""
+    producer = to.create_producer(
+        topic, batching_enabled=batching, batching_max_publish_delay_ms=100, block_if_queue_full=True, **options
+    )
+    ids: list[pulsar.MessageId] = []
+    refused: list[pulsar.Result] = []
+
+    def sent(result: pulsar.Result, message_id: pulsar.MessageId) -> None:
+        if result == pulsar.Result.Ok:
+            ids.append(message_id)
+        else:
+            refused.append(result)
+
+    for body in bodies:
+        producer.send_async(body, sent)
+    producer.flush()
+    producer.close()
+    assert not refused, refused[0]
+    return ids
+
+
+def subscribe(
+    to: pulsar.Client,
+    topic: str,
+    name: str = "s",
+    kind: pulsar.ConsumerType = SHARED,
+    initial: pulsar.InitialPosition = EARLIEST,
+    **options: Any,
+) -> pulsar.Consumer:
+    """A consumer of a replicated subscription."""
+    return to.subscribe(
+        topic,
+        name,
+        consumer_type=kind,
+        initial_position=initial,
+        replicate_subscription_state_enabled=True,
+        **options,
+    )
+
+
+def take(consumer: pulsar.Consumer, count: int) -> list[pulsar.Message]:
+    """So many messages, unacknowledged."""
+    return [consumer.receive(PATIENCE_MS) for _ in range(count)]
+
+
+def rest(consumer: pulsar.Consumer, *, acknowledge: bool = True) -> list[int]:
+    """The numbers of everything that comes until it is quiet, in the order of arrival."""
+    found: list[int] = []
+    with contextlib.suppress(pulsar.Timeout):
+        while True:
+            message = consumer.receive(QUIET_MS)
+            found.append(int(message.data()))
+            if acknowledge:
+                consumer.acknowledge(message)
+    return found
+
+
+def take_numbers(consumer: pulsar.Consumer, numbers: Iterable[int]) -> None:
+    """Exactly these come, each once, in whatever order; then nothing."""
+    wanted = sorted(numbers)
+    found = []
+    for _ in wanted:
+        message = consumer.receive(PATIENCE_MS)
+        found.append(int(message.data()))
+        consumer.acknowledge(message)
+    assert sorted(found) == wanted
+    assert rest(consumer) == []
+
+
+def stored(regions: RegionsProcess, region: str, topic: str, count: int) -> list[int]:
+    """Waits until a region holds so many messages of a topic; says their numbers in its order."""
+    with client(regions, region) as one:
+        reader = one.create_reader(topic, pulsar.MessageId.earliest)
+        return [int(reader.read_next(PATIENCE_MS).data()) for _ in range(count)]
+
+
+def stats(regions: RegionsProcess, region: str, topic: str) -> dict[str, Any]:
+    """A region's statistics of a topic; empty while it does not have the topic."""
+    answer = regions.http(region, "GET", f"/admin/v2/{topic.replace('://', '/')}/stats")
+    if answer.status == 404:
+        return {}
+    assert answer.status == 200, answer.text
+    found: dict[str, Any] = answer.json
+    return found
+
+
+def backlog(regions: RegionsProcess, region: str, topic: str, name: str = "s") -> int | None:
+    """Messages a subscription still has to get in a region; None while it does not exist there."""
+    subscription = stats(regions, region, topic).get("subscriptions", {}).get(name)
+    return None if subscription is None else int(subscription["msgBacklog"])
+
+
+def wait_for_backlog(regions: RegionsProcess, region: str, topic: str, count: int, name: str = "s") -> None:
+    """Waits until a subscription's backlog in a region is exactly this."""
+    wait_until(lambda: backlog(regions, region, topic, name) == count, f"a backlog of {count} in {region}")
