@@ -1,0 +1,35 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The paths of the admin API are a promise: this list changes only when somebody means it to."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from meridian_broker.admin.openapi import document
+from meridian_broker.admin.routes import ROUTES
+
+FROZEN = Path(__file__).with_name("admin_paths.txt")
+
+
+def test_no_path_comes_or_goes_unnoticed() -> None:
+    served = sorted(
+        f"{method.upper():6} {path} {next(iter(operation['responses']))}"
+        for path, verbs in document(ROUTES)["paths"].items()
+        for method, operation in verbs.items()
+    )
+    frozen = FROZEN.read_text(encoding="utf-8").splitlines()
+    assert served == frozen, f"write {FROZEN.name} again if this is meant, and say so in docs/compatibility.md"
+
+
+def test_every_route_has_its_own_path_and_a_summary() -> None:
+    assert len({(route.method, route.path) for route in ROUTES}) == len(ROUTES)
+    for path, verbs in document(ROUTES)["paths"].items():
+        for method, operation in verbs.items():
+            assert operation["summary"].endswith("."), f"{method} {path}: {operation['summary']!r}"
+            named = {parameter["name"] for parameter in operation["parameters"]}
+            assert named == {part[1:-1] for part in path.split("/") if part.startswith("{")}
+
+
+def test_the_document_is_json() -> None:
+    assert json.loads(json.dumps(document(ROUTES)))["openapi"].startswith("3.1")

@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ledgers that somebody reads are not deleted under their hands, and are deleted after all."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from meridian_broker.engines.held import HeldLedgers
+from meridian_broker.engines.memory.ledgers import MemoryDisk, MemoryLedgerStore
+from meridian_broker.ledgers.store import LedgerNotFound
+from meridian_broker.server.loop import LoopScheduler
+
+
+@pytest.fixture
+async def scheduler() -> AsyncIterator[LoopScheduler]:
+    made = LoopScheduler()
+    yield made
+    await made.close()
+
+
+async def store_of(disk: MemoryDisk, note: Path, scheduler: LoopScheduler) -> HeldLedgers:
+    loop = asyncio.get_running_loop()
+    held = HeldLedgers(MemoryLedgerStore(disk, schedule=loop.call_soon), note, scheduler)
+    await held.finish_deletions()
+    return held
+
+
+async def test_a_deletion_waits_for_the_last_hold(tmp_path: Path, scheduler: LoopScheduler) -> None:
+    disk, note = MemoryDisk(), tmp_path / "note"
+    held = await store_of(disk, note, scheduler)
+    for ledger in (1, 2, 3):
+        await (await held.create(ledger, 1)).seal()
+    held.hold([1, 2])
+    held.hold([2])
+    for ledger in (1, 2, 3):
+        await held.delete(ledger)
+    assert sorted(disk.ledgers) == [1, 2]
+    assert await held.list() == []
+    held.release([1, 2])
+    await scheduler.settled()
+    assert sorted(disk.ledgers) == [2]
+    assert (await held.open(2)).last_confirmed() == -1
+    held.release([2])
+    await scheduler.settled()
+    assert not disk.ledgers
+    assert not note.exists()
+    with pytest.raises(LedgerNotFound):
+        await held.open(2)
+
+
+async def test_releasing_what_nobody_deleted_deletes_nothing(tmp_path: Path, scheduler: LoopScheduler) -> None:
+    disk = MemoryDisk()
+    held = await store_of(disk, tmp_path / "note", scheduler)
+    await (await held.create(1, 1)).seal()
+    held.hold([1])
+    held.release([1])
+    await scheduler.settled()
+    assert sorted(disk.ledgers) == [1]
+
+
+async def test_what_was_held_at_the_end_is_deleted_at_the_next_start(tmp_path: Path, scheduler: LoopScheduler) -> None:
+    disk, note = MemoryDisk(), tmp_path / "note"
+    before = await store_of(disk, note, scheduler)
+    for ledger in (1, 2):
+        await (await before.create(ledger, 1)).seal()
+    before.hold([1])
+    await before.delete(1)
+    assert sorted(disk.ledgers) == [1, 2]
+    await store_of(disk, note, scheduler)
+    assert sorted(disk.ledgers) == [2]
+    assert not note.exists()
+
+
+async def test_a_damaged_note_costs_space_and_nothing_else(tmp_path: Path, scheduler: LoopScheduler) -> None:
+    disk, note = MemoryDisk(), tmp_path / "note"
+    held = await store_of(disk, note, scheduler)
+    await (await held.create(1, 1)).seal()
+    note.write_text("1\nnot a number\n")
+    await store_of(disk, note, scheduler)
+    assert sorted(disk.ledgers) == [1]
+    assert not note.exists()
