@@ -114,7 +114,11 @@ def subscription(region: Region, name: str, *, earlier: bool) -> dict[str, Any]:
         if contiguous:
             mark_delete = Position(*copy.place)
         elif copy.place in passed:
-            deleted.append([f"{copy.place[0]}:{copy.place[1] - 1}", text(copy.place)])
+            before = f"{copy.place[0]}:{copy.place[1] - 1}"
+            if deleted and deleted[-1][1] == before:
+                deleted[-1][1] = text(copy.place)
+            else:
+                deleted.append([before, text(copy.place)])
     dropped = Dropped()
     for entry in region.dropped[name]:
         dropped.add(Cause.TTL, entry.origin, Position(*entry.prev), Position(*entry.place))

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Final
 
 import click
 from rich.console import Console
@@ -13,7 +14,8 @@ from rich.console import Console
 from meridian_verifier.session import JavaMissing, check_java
 from meridian_verifier.source.regions import Region, RegionsError, parse_regions, read_regions_file
 
-COULD_NOT_TELL = 2
+COULD_NOT_TELL: Final = 2
+INTERRUPTED: Final = 130
 
 
 @click.command()
@@ -58,13 +60,20 @@ def verify(
     from meridian_verifier.report.terminal import show
 
     request = Request(named, topics, round(max_lag * 1000), master, token_file)
-    with console.status("starting") as status:
+    try:
+        with console.status("starting") as status:
 
-        def tell(sentence: str) -> None:
-            status.update(sentence)
-            console.print(f"[dim]{datetime.now(UTC):%H:%M:%S}[/] {sentence}")
+            def tell(sentence: str) -> None:
+                status.update(sentence)
+                console.print(f"[dim]{datetime.now(UTC):%H:%M:%S}[/] {sentence}", soft_wrap=True)
 
-        verdict, timing = run(request, tell)
+            verdict, timing = run(request, tell)
+    except Exception as error:
+        # Whatever broke, it is no statement about the regions: Python's own exit code 1 would be one.
+        console.print(f"[red]cannot verify:[/] {type(error).__name__}: {error}", soft_wrap=True)
+        raise SystemExit(COULD_NOT_TELL) from error
+    except KeyboardInterrupt:
+        raise SystemExit(INTERRUPTED) from None
     written = None
     if report_dir is not None:
         report_dir.mkdir(parents=True, exist_ok=True)

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The heavy part as one Spark job: entries and ranges meet per (topic, origin), and the pure rules judge each group.
 
-Every table is read once. One shuffle brings together what all regions say about one origin's entries of one topic; the
-result is findings and drawings, small whatever the input was. No range and no entry comes to the driver.
+Every table is read once, packed (``source.packing``). One shuffle brings together what all regions say about one
+origin's entries of one topic; the result is findings and drawings, small whatever the input was. No range and no entry
+comes to the driver.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
@@ -26,43 +28,12 @@ from meridian_verifier.align.loss import losses
 from meridian_verifier.align.strips import strips
 from meridian_verifier.source.client import Taken
 from meridian_verifier.source.datasource import MeridianDataSource
+from meridian_verifier.source.packing import unpack
 from meridian_verifier.source.regions import Region
 
 STRIPS_PER_RUN: Final = 40
 """Subscriptions drawn in one report: more nobody looks at."""
 _OUTCOME: Final = pa.schema([("kind", pa.string()), ("payload", pa.string())])
-_ENTRIES: Final = (
-    "region",
-    "topic",
-    "ledger",
-    "entry",
-    "origin_region",
-    "origin_ledger",
-    "origin_entry",
-    "prev_ledger",
-    "prev_entry",
-    "checksum",
-    "messages",
-    "publish_ms",
-    "stored_ms",
-    "marker",
-    "replicate_to",
-    "problem",
-)
-_RANGES: Final = (
-    "taken",
-    "table",
-    "region",
-    "topic",
-    "subscription",
-    "after_ledger",
-    "after_entry",
-    "upto_ledger",
-    "upto_entry",
-    "batch_size",
-    "acked_bits",
-    "problem",
-)
 
 
 @dataclass(slots=True)
@@ -103,29 +74,24 @@ def examine(
     if token_file:
         options["token-file"] = token_file
     reader = spark.read.format(MeridianDataSource.name()).options(**options)
-    entries = reader.option("table", "entries@2").load()
-    ranges = reader.option("table", "progress@1,ranges@2").load()
-    left = _entries(entries).groupBy("topic", "origin_region")
-    right = _ranges(ranges, _origins(world)).groupBy("topic", "origin_region")
+    packed = reader.options(table="entries@2,progress@1,ranges@2", packed="true").load()
+    grouped = _everywhere(packed, _origins(world)).groupBy("topic", "origin_region")
     with warnings.catch_warnings():
         # Spark looks for pandas here, and warns of new versions of it, though only Arrow is used.
         warnings.simplefilter("ignore", FutureWarning)
-        judged = left.cogroup(right).applyInArrow(_judge_group(world, _drawn(world)), "kind string, payload string")
+        judged = grouped.applyInArrow(_judge_group(world, _drawn(world)), "kind string, payload string")
     return _outcome(judged.collect())
 
 
-def _entries(entries: DataFrame) -> DataFrame:
-    # What a peer stamped no origin on takes part in nothing here (R2).
-    told = f.col("origin_region").isNotNull() | f.col("problem").isNotNull()
-    return entries.select(*_ENTRIES).where(told)
-
-
-def _ranges(ranges: DataFrame, origins: Sequence[str]) -> DataFrame:
-    own = (f.col("table") != "acks") | f.col("firsthand") | f.col("problem").isNotNull()
-    # Local ranges concern the entries of every origin.
-    everywhere = f.array(*[f.lit(origin) for origin in origins])
-    origin = f.when(f.col("table") == "passed", everywhere).otherwise(f.array("origin_region"))
-    return ranges.where(f.coalesce(own, f.lit(True))).select(*_RANGES, f.explode(origin).alias("origin_region"))
+def _everywhere(packed: DataFrame, origins: Sequence[str]) -> DataFrame:
+    """Local ranges say no origin: they concern every origin's entries. Entries without an origin concern none (R2)."""
+    local = f.col("origin_region").isNull() & (f.col("table") != "entries") & f.col("problem").isNull()
+    every = f.array(*[f.lit(origin) for origin in origins])
+    origin = f.explode(f.when(local, every).otherwise(f.array("origin_region"))).alias("origin_region")
+    useful = (f.col("table") != "entries") | f.col("origin_region").isNotNull() | f.col("problem").isNotNull()
+    return packed.where(f.coalesce(useful, f.lit(True))).select(
+        "region", "topic", "table", "payload", "problem", origin
+    )
 
 
 def _origins(world: World) -> list[str]:
@@ -148,12 +114,17 @@ def _drawn(world: World) -> dict[str, list[str]]:
 
 def _judge_group(
     world: World, drawn: Mapping[str, Collection[str]]
-) -> Callable[[tuple[pa.Scalar, ...], pa.Table, pa.Table], pa.Table]:
-    def judge_group(key: tuple[pa.Scalar, ...], entries: pa.Table, ranges: pa.Table) -> pa.Table:
+) -> Callable[[tuple[pa.Scalar, ...], pa.Table], pa.Table]:
+    def judge_group(key: tuple[pa.Scalar, ...], packed: pa.Table) -> pa.Table:
         topic, origin = key[0].as_py(), key[1].as_py()
         if topic is None:
-            return _table([*_problems(entries), *_problems(ranges)])
-        evidence = gather(topic, origin, world, entries, ranges)
+            return _table(list(_problems(packed)))
+        is_entries = pc.equal(packed["table"], "entries")
+        entries = unpack(packed.filter(is_entries)["payload"], "entries")
+        ranges = unpack(packed.filter(pc.invert(is_entries))["payload"], "ranges")
+        # Of the acks, first-hand ones are evidence; those heard from peers are not.
+        heard = pc.and_(pc.equal(ranges["table"], "acks"), pc.invert(pc.fill_null(ranges["firsthand"], False)))
+        evidence = gather(topic, origin, world, entries, ranges.filter(pc.invert(heard)))
         findings, flows = completeness(evidence)
         findings += missing_acks(evidence)
         findings += losses(evidence)

@@ -8,9 +8,12 @@ import re
 import shutil
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 from typing import Final
 
+from pyspark import SparkConf, SparkContext
+from pyspark.java_gateway import launch_gateway
 from pyspark.sql import SparkSession
 
 JAVA_MINIMUM: Final = 17
@@ -24,7 +27,30 @@ appender.console.layout.type = PatternLayout
 appender.console.layout.pattern = spark: %p %c{1}: %m%n
 logger.python.name = org.apache.spark.api.python
 logger.python.level = fatal
+logger.gateway.name = org.apache.spark.api.python.PythonGatewayServer
+logger.gateway.level = error
 """
+
+
+_JAVA: Final = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+"""One short run that hardly computes in Java: compiling a little costs less than compiling well (measured: half)."""
+_SETTINGS: Final = {
+    "spark.driver.memory": "2g",
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.shuffle.partitions": "8",
+    # Groups are few and heavy: the adaptive planner would put them into one task because they are small in bytes.
+    "spark.sql.adaptive.enabled": "false",
+    # The data source takes filters; without this flag its queries are refused.
+    "spark.sql.python.filterPushdown.enabled": "true",
+    # Packed rows are megabytes each: few of them are enough for a batch.
+    "spark.sql.execution.arrow.maxRecordsPerBatch": "64",
+}
+
+
+class SparkFailed(Exception):
+    """The Spark session does not start. The message says what Spark said last."""
 
 
 class JavaMissing(Exception):
@@ -52,33 +78,33 @@ def check_java() -> str:
 
 
 def start_session(master: str, scratch: Path) -> SparkSession:
-    """Start (or find) the session; ``scratch`` takes Spark's temporary files and must outlive it.
+    """Start a session. ``scratch`` takes Spark's temporary files and what its Java process says; it must outlive it.
 
     Workers run this very interpreter: Spark's own choice would be whichever ``python3`` is first on the PATH.
+
+    :raises SparkFailed: it does not start.
     """
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     logging = scratch / "log4j2.properties"
     logging.write_text(_QUIET, encoding="utf-8")
-    # One short run: compiling a little costs less than compiling well.
-    java = f"-Dlog4j2.configurationFile={logging.as_uri()} -XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-    builder = (
-        SparkSession.Builder()
-        .master(master)
-        .appName("meridian-verify")
-        .config("spark.driver.extraJavaOptions", java)
-        .config("spark.driver.memory", "1g")
-        .config("spark.local.dir", str(scratch))
-        .config("spark.sql.warehouse.dir", str(scratch / "warehouse"))
-        .config("spark.ui.enabled", "false")
-        .config("spark.ui.showConsoleProgress", "false")
-        .config("spark.sql.session.timeZone", "UTC")
-        .config("spark.sql.shuffle.partitions", "8")
-        # Groups are few and heavy: the adaptive planner would put them into one task because they are small in bytes.
-        .config("spark.sql.adaptive.enabled", "false")
-        # The data source takes filters; without this flag its queries are refused.
-        .config("spark.sql.python.filterPushdown.enabled", "true")
-    )
+    settings = {
+        **_SETTINGS,
+        "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={logging.as_uri()} {_JAVA}",
+        "spark.local.dir": str(scratch),
+        "spark.sql.warehouse.dir": str(scratch / "warehouse"),
+    }
     if master.startswith("local"):
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-        builder = builder.config("spark.driver.bindAddress", "127.0.0.1").config("spark.driver.host", "127.0.0.1")
-    return builder.getOrCreate()
+        settings |= {"spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1"}
+    conf = SparkConf().setMaster(master).setAppName("meridian-verify").setAll(list(settings.items()))
+    said = scratch / "spark.log"
+    try:
+        # Java and Spark greet on standard error; nobody who runs a check wants to read that while all is well.
+        with said.open("wb") as log, warnings.catch_warnings():
+            # Spark warns of pandas' version while it loads a part of itself that looks for it.
+            warnings.simplefilter("ignore", FutureWarning)
+            gateway = launch_gateway(conf, {"stderr": log})  # type: ignore[no-untyped-call]
+            return SparkSession(SparkContext(conf=conf, gateway=gateway))
+    except Exception as error:
+        last = said.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-5:]
+        raise SparkFailed(f"Spark does not start ({error}). {' | '.join(last)}") from error

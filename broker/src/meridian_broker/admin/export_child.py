@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import json
 import os
 import sys
@@ -175,7 +176,10 @@ def _export(options: argparse.Namespace) -> None:
     if options.partition >= count:
         raise UsageError(f"table {options.table} has {count} partitions, there is no number {options.partition}")
     schema = SCHEMAS[options.table]
-    with pa.ipc.new_stream(pa.PythonFile(sys.stdout.buffer, mode="w"), schema) as writer:
+    # Rows come by the ten thousand and form no cycles: looking for some would cost a fifth of the time.
+    gc.disable()
+    compressed = pa.ipc.IpcWriteOptions(compression="lz4")
+    with pa.ipc.new_stream(pa.PythonFile(sys.stdout.buffer, mode="w"), schema, options=compressed) as writer:
         for rows in _batches(options, plan):
             writer.write_batch(_batch(schema, rows))
 

@@ -139,4 +139,6 @@ def _said(error: Exception) -> str:
         return f"HTTP {error.code} {error.reason}"
     if isinstance(error, urllib.error.URLError):
         return str(error.reason)
+    if isinstance(error, http.client.IncompleteRead):
+        return "the region broke the answer off; its log says why"
     return str(error) or type(error).__name__

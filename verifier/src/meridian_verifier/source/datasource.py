@@ -7,6 +7,8 @@ Options:
 - ``table``: one of the contract's tables; or several with the number of the snapshot each is read from, as
   ``progress@1,ranges@2``: they come as one, with the columns ``taken`` and ``table`` in front;
 - ``snapshot``: JSON ``{region: [{"snapshot", "partitions"}, ...]}``, snapshots taken before; absent: one is taken now;
+- ``packed``: ``true`` gives all rows of a topic and origin in a batch as one, see ``source.packing``; for tables that
+  have both columns;
 - ``topics``: glob or ``re:`` pattern, when a snapshot is taken now;
 - ``token-file``: path of a file with the token, readable where the tasks run.
 
@@ -27,6 +29,7 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, EqualTo, Filter
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from meridian_verifier.source.client import RegionClient, RegionUnreachable, Taken, read_token
+from meridian_verifier.source.packing import PACKED, pack
 from meridian_verifier.source.regions import Region, parse_regions
 from meridian_verifier.source.tables import PROBLEM, TABLE, TABLES, combined, conform
 
@@ -64,10 +67,15 @@ class MeridianDataSource(DataSource):
         return FORMAT_NAME
 
     def schema(self) -> StructType:
-        return from_arrow_schema(arrow_schema(parse_tables(self.options.get("table", ""))))
+        wanted = parse_tables(self.options.get("table", ""))
+        return from_arrow_schema(PACKED if is_packed(self.options) else arrow_schema(wanted))
 
     def reader(self, schema: StructType) -> DataSourceReader:  # noqa: ARG002 (the port's signature)
         return MeridianReader(dict(self.options))
+
+
+def is_packed(options: Mapping[str, str]) -> bool:
+    return options.get("packed", "false").lower() == "true"
 
 
 def parse_tables(text: str) -> list[Wanted]:
@@ -96,7 +104,8 @@ class MeridianReader(DataSourceReader):
 
     def __init__(self, options: Mapping[str, str]) -> None:
         self._wanted = parse_tables(options.get("table", ""))
-        self._schema = arrow_schema(self._wanted)
+        self._packed = is_packed(options)
+        self._schema = PACKED if self._packed else arrow_schema(self._wanted)
         self._regions = parse_regions(options["regions"])
         self._topics = options.get("topics")
         self._token_file = options.get("token-file")
@@ -108,7 +117,7 @@ class MeridianReader(DataSourceReader):
         self._filters = []
         for one in filters:
             flat = isinstance(one, EqualTo | In | IsNull | IsNotNull) and len(one.attribute) == 1
-            if flat and one.attribute != (PROBLEM.name,):  # type: ignore[attr-defined]
+            if flat and not self._packed and one.attribute != (PROBLEM.name,):  # type: ignore[attr-defined]
                 self._filters.append(one)
             else:
                 yield one
@@ -156,17 +165,27 @@ class MeridianReader(DataSourceReader):
             if partition.problem:
                 raise RegionUnreachable(partition.region.name, partition.problem.partition(": ")[2])
             client = RegionClient(partition.region, read_token(self._token_file))
-            constants: dict[str, object] = {"problem": None}
-            if len(self._wanted) > 1:
-                constants["taken"] = partition.wanted.taken
-                if TABLE.name not in TABLES[partition.wanted.table].names:
-                    constants["table"] = partition.wanted.table
-            for batch in client.rows(partition.snapshot, partition.wanted.table, partition.number):
-                yield self._filtered(conform(batch, self._schema, **constants))
+            batches = client.rows(partition.snapshot, partition.wanted.table, partition.number)
+            yield from self._shaped(batches, partition.wanted)
         except RegionUnreachable as error:
             one = pa.record_batch([pa.array([error.region])], names=["region"])
             # A failed read is told whatever the filters say: rows that are not there are nobody's matches.
             yield conform(one, self._schema, problem=str(error))
+
+    def _shaped(self, batches: Iterator[pa.RecordBatch], wanted: Wanted) -> Iterator[pa.RecordBatch]:
+        alone = wanted.table == "entries" if self._packed else len(self._wanted) == 1
+        constants: dict[str, object] = {"problem": None}
+        if not alone:
+            constants["taken"] = wanted.taken
+            if TABLE.name not in TABLES[wanted.table].names:
+                constants["table"] = wanted.table
+        if not self._packed:
+            for batch in batches:
+                yield self._filtered(conform(batch, self._schema, **constants))
+            return
+        schema = arrow_schema([wanted] if alone else [wanted, Wanted("ranges", 1)])
+        for batch in batches:
+            yield pack(conform(batch, schema, **constants), wanted.table, wanted.taken)
 
     def _filtered(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         for one in self._filters:
