@@ -37,14 +37,29 @@ class UnreadablePayload(ClientError):
     """The message is compressed in a way, or encrypted, that these small programs do not read."""
 
 
+class Received(NamedTuple):
+    """One message as its producer sent it."""
+
+    batch_index: int
+    """Place in its batch; -1 when it was sent alone."""
+    payload: bytes
+    key: str | None
+    properties: dict[str, str]
+    event_time_ms: int | None
+
+
 class Delivery(NamedTuple):
     """One delivered entry, with its messages."""
 
     position: Position
     redelivery_count: int
     metadata: pb.MessageMetadata
-    payloads: list[bytes]
+    messages: list[Received]
     """One, or the messages of a batch that are still wanted."""
+
+    @property
+    def payloads(self) -> list[bytes]:
+        return [message.payload for message in self.messages]
 
 
 class Producer:
@@ -59,6 +74,7 @@ class Producer:
         self._pending: deque[tuple[int, asyncio.Future[Position]]] = deque()
         self._room = asyncio.Semaphore(PENDING)
         self._closed: str | None = None
+        self._over = asyncio.Event()
 
     @classmethod
     async def open(cls, connection: PulsarClientConnection, topic: str, name: str | None = None) -> Producer:
@@ -121,6 +137,11 @@ class Producer:
         if self._pending:
             await asyncio.gather(*(receipt for _, receipt in self._pending))
 
+    async def wait_closed(self) -> str:
+        """Wait until this producer is of no use any more and say why."""
+        await self._over.wait()
+        return str(self._closed)
+
     async def close(self) -> None:
         await self._connection.close_producer(self._producer_id)
         self.producer_closed("the producer was closed")
@@ -141,6 +162,7 @@ class Producer:
 
     def producer_closed(self, reason: str) -> None:
         self._closed = reason
+        self._over.set()
         while self._pending:
             _, future = self._pending.popleft()
             if not future.done():
@@ -209,14 +231,31 @@ class Consumer:
             Position(place.ledgerId, place.entryId),
             delivery.command.redelivery_count,
             described,
-            _payloads(delivery, described),
+            _messages(delivery, described),
         )
 
     def acknowledge(self, *positions: Position, cumulative: bool = False) -> None:
         """Acknowledge whole entries; no answer is waited for."""
         self._connection.write([encode.ack(self._consumer_id, 1 if cumulative else 0, positions)])
 
+    def acknowledge_first(self, delivery: Delivery, count: int) -> None:
+        """Acknowledge the first ``count`` messages of a delivery and leave the rest of its batch open."""
+        if count >= len(delivery.messages):
+            self.acknowledge(delivery.position)
+            return
+        words = [0] * ((delivery.metadata.num_messages_in_batch + 63) // 64)
+        for message in delivery.messages[count:]:
+            words[message.batch_index // 64] |= 1 << (message.batch_index % 64)
+        place = pb.MessageIdData(
+            ledgerId=delivery.position.ledger,
+            entryId=delivery.position.entry,
+            ack_set=(word - (1 << 64) if word >> 63 else word for word in words),
+        )
+        part = pb.CommandAck(consumer_id=self._consumer_id, ack_type=pb.CommandAck.Individual, message_id=[place])
+        self._connection.write([encode.simple(pb.BaseCommand.ACK, part)])
+
     async def close(self) -> None:
+        """Everything acknowledged before is durable when this returns."""
         await self._connection.close_consumer(self._consumer_id)
         self.consumer_closed("the consumer was closed")
 
@@ -229,19 +268,10 @@ class Consumer:
         self._news.set()
 
 
-def _payloads(delivery: Message, described: pb.MessageMetadata) -> list[bytes]:
-    _, start = metadata.metadata_bounds(delivery.body)
-    payload = delivery.body[start:]
-    place = delivery.command.message_id
-    if described.encryption_keys:
-        raise UnreadablePayload(f"message {place.ledgerId}:{place.entryId} is encrypted")
-    if described.compression == pb.ZLIB:
-        payload = zlib.decompressobj().decompress(payload, LARGEST)
-    elif described.compression != pb.NONE:
-        kind = pb.CompressionType.Name(described.compression)
-        raise UnreadablePayload(f"message {place.ledgerId}:{place.entryId} is compressed with {kind}")
+def _messages(delivery: Message, described: pb.MessageMetadata) -> list[Received]:
+    payload = _payload(delivery, described)
     if not described.HasField("num_messages_in_batch"):
-        return [payload]
+        return [_received(-1, payload, described)]
     found, at = [], 0
     remaining = delivery.command.ack_set
     for index in range(described.num_messages_in_batch):
@@ -250,6 +280,30 @@ def _payloads(delivery: Message, described: pb.MessageMetadata) -> list[bytes]:
         at += 4 + size
         wanted = not remaining or (index // 64 < len(remaining) and remaining[index // 64] >> (index % 64) & 1)
         if wanted:
-            found.append(payload[at : at + single.payload_size])
+            found.append(_received(index, payload[at : at + single.payload_size], single))
         at += single.payload_size
     return found
+
+
+def _payload(delivery: Message, described: pb.MessageMetadata) -> bytes:
+    _, start = metadata.metadata_bounds(delivery.body)
+    payload = delivery.body[start:]
+    place = delivery.command.message_id
+    if described.encryption_keys:
+        raise UnreadablePayload(f"message {place.ledgerId}:{place.entryId} is encrypted")
+    if described.compression == pb.ZLIB:
+        return zlib.decompressobj().decompress(payload, LARGEST)
+    if described.compression != pb.NONE:
+        kind = pb.CompressionType.Name(described.compression)
+        raise UnreadablePayload(f"message {place.ledgerId}:{place.entryId} is compressed with {kind}")
+    return payload
+
+
+def _received(index: int, payload: bytes, described: pb.MessageMetadata | pb.SingleMessageMetadata) -> Received:
+    return Received(
+        index,
+        payload,
+        described.partition_key if described.HasField("partition_key") else None,
+        {pair.key: pair.value for pair in described.properties},
+        described.event_time or None,
+    )

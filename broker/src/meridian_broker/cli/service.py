@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What ``meridian produce`` and ``meridian consume`` share: the way to the broker of a topic, Ctrl-C, and exit codes.
+
+The exit codes are those of all commands (``output``): what the broker refuses is a no, what never reached it or never
+came back could not be told.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Callable, Coroutine
+from contextlib import AsyncExitStack
+from typing import Any, Final, Self, TypeVar
+
+import click
+
+from meridian_broker.cli.output import COULD_NOT_TELL, NO
+from meridian_broker.gateway.client import MAX_REDIRECTS, PulsarClientConnection
+from meridian_broker.gateway.client_errors import ClientError, ConnectFailed, RequestRefused
+from meridian_broker.gateway.client_options import ClientOptions, split_url
+
+_Command = TypeVar("_Command", bound=Callable[..., None])
+
+_ADMIN_SCHEMES: Final = ("http://", "https://")
+
+
+def service_url(_context: click.Context, _parameter: click.Parameter, text: str) -> str:
+    """A service URL as typed.
+
+    :raises click.BadParameter: it is none; the admin address, which other commands take, is told apart.
+    """
+    if text.startswith(_ADMIN_SCHEMES):
+        raise click.BadParameter(
+            f"{text} is an admin address. Messages go over the service URL, as in pulsar://127.0.0.1:6650; "
+            "`meridian regions list` shows both"
+        )
+    try:
+        split_url(text)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from error
+    return text
+
+
+def service_option(command: _Command) -> _Command:
+    """``--url`` as the commands that move messages take it."""
+    option = click.option(
+        "--url",
+        envvar="MERIDIAN_SERVICE_URL",
+        default="pulsar://127.0.0.1:6650",
+        show_default=True,
+        show_envvar=True,
+        callback=service_url,
+        help="Service URL of a region.",
+    )
+    return option(command)
+
+
+class Service:
+    """Connections to the brokers of a region, one per broker. Use it with ``async with``."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self._connections: dict[str, PulsarClientConnection] = {}
+        self._stack = AsyncExitStack()
+
+    async def __aenter__(self) -> Self:
+        await self._connect(self.url)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._stack.aclose()
+
+    async def topics(self, topic: str) -> list[str]:
+        """The topic itself, or its partitions. A topic that is missing is made where its namespace allows it."""
+        count = await self._connections[self.url].partitions(topic, create=True)
+        return [f"{topic}-partition-{number}" for number in range(count)] or [topic]
+
+    async def owner(self, topic: str) -> PulsarClientConnection:
+        """A connection to the broker that serves the topic.
+
+        :raises ClientError: there is none, or the brokers send us in circles.
+        """
+        connection, authoritative = self._connections[self.url], False
+        for _ in range(MAX_REDIRECTS):
+            answer = await connection.lookup(topic, authoritative=authoritative)
+            if not answer.through_proxy:
+                connection = await self._connect(answer.url)
+            if not answer.redirect:
+                return connection
+            authoritative = answer.authoritative
+        raise ConnectFailed(f"the brokers sent the lookup of {topic} in circles ({MAX_REDIRECTS} redirects)")
+
+    async def _connect(self, url: str) -> PulsarClientConnection:
+        if url not in self._connections:
+            made = await PulsarClientConnection.connect(url, ClientOptions(client_version="meridian-cli"))
+            self._stack.push_async_callback(made.close)
+            self._connections[url] = made
+        return self._connections[url]
+
+
+async def until_signal(work: Coroutine[Any, Any, None]) -> bool:
+    """Run ``work`` until it ends or the person has enough of it (Ctrl-C, SIGTERM); True: it was cut short.
+
+    A second Ctrl-C, while the caller cleans up, ends the process the hard way.
+    """
+    loop, task = asyncio.get_running_loop(), asyncio.ensure_future(work)
+    asked = False
+
+    def stop() -> None:
+        nonlocal asked
+        asked = True
+        task.cancel()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop)
+    try:
+        await task
+    except asyncio.CancelledError:
+        if not asked:
+            raise
+    finally:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.remove_signal_handler(number)
+    return asked
+
+
+def finish(program: Coroutine[Any, Any, int]) -> None:
+    """Run a command's asynchronous half and leave with its exit code, or with that of what went wrong.
+
+    :raises SystemExit: always.
+    """
+    try:
+        code = asyncio.run(program)
+    except RequestRefused as refusal:
+        click.echo(f"no: {refusal}", err=True)
+        code = NO
+    except ConnectFailed as error:
+        click.echo(
+            f"could not tell: {error}. Is the region up? `meridian up` starts one; --url or MERIDIAN_SERVICE_URL "
+            "names another",
+            err=True,
+        )
+        code = COULD_NOT_TELL
+    except ClientError as error:
+        click.echo(f"could not tell: {error}", err=True)
+        code = COULD_NOT_TELL
+    raise SystemExit(code)
