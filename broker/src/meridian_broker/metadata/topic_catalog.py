@@ -189,6 +189,10 @@ class Topics:
             raise NotFound(f"topic {topic} does not exist in {self._access.region}")
         return found
 
+    async def incarnation(self, topic: TopicName) -> str:
+        """The incarnation the topic would have if it were made now (R8)."""
+        return (await self._deletions.incarnation(topic))[0]
+
     async def names(self, namespace: str, domain: str = PERSISTENT) -> list[TopicName]:
         """Those of ``tenant/namespace``, partitions as topics of their own."""
         return await list_topics(self._access, namespace, domain, keys.topics_of(namespace, domain))

@@ -22,7 +22,14 @@ from meridian_broker.metadata.errors import AlreadyExists
 from meridian_broker.metadata.records import TopicRecord
 from meridian_broker.positions import HybridClock, Progress
 from meridian_broker.positions.position import EARLIEST, Position
-from meridian_broker.topics.errors import InvalidName, NotAllowed, TopicError, TopicInUse, TopicNotFound
+from meridian_broker.topics.errors import (
+    InvalidName,
+    NotAllowed,
+    TopicError,
+    TopicFenced,
+    TopicInUse,
+    TopicNotFound,
+)
 from meridian_broker.topics.ownership import TopicMetadata
 from meridian_broker.topics.progress_log import ProgressLog
 from meridian_broker.topics.schemas import SchemaBook
@@ -88,8 +95,12 @@ class TopicService:
         if self.catalog.namespace(name.namespace_name) is None:
             raise TopicNotFound(f"namespace {name.namespace_name} does not exist: make it first")
 
-    async def topic(self, name: TopicName, *, create: bool) -> Topic:
-        """The open topic. :raises TopicError: it does not exist and may not be made, or cannot be opened."""
+    async def topic(self, name: TopicName, *, create: bool, incarnation: str | None = None) -> Topic:
+        """The open topic.
+
+        :param incarnation: another region asks: make the topic only if both mean the same one (R8).
+        :raises TopicError: it does not exist and may not be made, or cannot be opened.
+        """
         key = str(name)
         found = self.topics.get(key)
         if found is not None and found.failure is None:
@@ -101,14 +112,19 @@ class TopicService:
                 return found
             if found is not None:
                 await self._drop(found)
-            return await self._open(name, create)
+            return await self._open(name, create, incarnation)
 
-    async def _open(self, name: TopicName, create: bool) -> Topic:
+    async def _open(self, name: TopicName, create: bool, incarnation: str | None) -> Topic:
         if self.closing:
             raise TopicError("this broker is shutting down: look the topic up again")
         metadata = TopicMetadata(self.catalog, name, self.new_lock(), self.scheduler)
         if not await metadata.load():
             await self._may_create(name, create)
+            if incarnation is not None and incarnation != (deleted := await self.catalog.topics.incarnation(name)):
+                raise TopicFenced(
+                    f"{name} was deleted in {self.region} ({deleted or 'never'}), and the other region knows of "
+                    f"another deletion ({incarnation or 'none'}): it is not made again from there (R8)"
+                )
             await metadata.create()
         topic_log = TopicLog(self.region, self.store, metadata, self.fence, self.log_limits, self.scheduler, self.cache)
         record = metadata.record
@@ -412,7 +428,7 @@ class TopicService:
         done: Callable[[str | None], None],
     ) -> None:
         try:
-            found = await self.topic(topic_name.parse(topic), create=True)
+            found = await self.topic(topic_name.parse(topic), create=True, incarnation=incarnation)
         except Exception as error:  # whatever it is, the peer hears it
             done(f"{topic} cannot be opened: {error}")
             return

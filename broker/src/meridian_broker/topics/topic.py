@@ -29,6 +29,7 @@ from meridian_broker.topics.errors import (
     SubscriptionNotFound,
     TopicFenced,
 )
+from meridian_broker.topics.key_ranges import KeySharedPolicy
 from meridian_broker.topics.producer import Producer
 from meridian_broker.topics.progress_log import Change, Kind, ProgressLog
 from meridian_broker.topics.subscription import Confirmed, Subscription, SubscriptionRecord, SubscriptionType
@@ -211,7 +212,7 @@ class Topic:
         body = send.body
         if len(body) > self.limits.message_bytes + 4096:
             raise MessageTooLarge(f"{len(body)} bytes; the largest message is {self.limits.message_bytes} bytes")
-        if send.marker or send.message_id is not None:
+        if send.marker or send.message_id is not None or send.origin is not None:
             raise NotAllowed(_NOT_FROM_CLIENTS)
         flags = CHUNK if send.is_chunk else 0
         key_hash = 0
@@ -221,7 +222,7 @@ class Topic:
             publish_time_ms, checksum = facts
         else:
             view = message_metadata.scan(body)
-            if view.marker_type is not None or view.replicated_from:
+            if any(one is not None for one in (view.marker_type, view.replicated_from, view.source_position)):
                 raise NotAllowed(_NOT_FROM_CLIENTS)
             publish_time_ms, checksum = view.publish_time_ms, message_metadata.body_checksum(body)
             if view.is_batch:
@@ -249,7 +250,9 @@ class Topic:
             raise NotAllowed("only the replicator of a region may send that region's entries")
         if stamp.region == self.region:
             raise NotAllowed(f"{self.region} cannot be told its own entries by a replicator")
-        origin = Position(stamp.ledger, stamp.entry)
+        origin, prev = Position(stamp.ledger, stamp.entry), Position(stamp.prev_ledger, stamp.prev_entry)
+        if not EARLIEST <= prev < origin or origin.entry < 0:
+            raise NotAllowed(f"{stamp.region} says that its entry {origin} comes after {prev}: no such chain (R3)")
         last = self.log.last_origin.get(stamp.region, EARLIEST)
         if origin <= last:
             self.log.when_durable(lambda: producer.done(send, last))
@@ -270,7 +273,7 @@ class Topic:
             stamp.checksum,
             stamp.publish_time_ms,
             self.scheduler.now_ms(),
-            Position(stamp.prev_ledger, stamp.prev_entry),
+            prev,
             stamp.region,
             origin,
             view.replicate_to,
@@ -409,10 +412,12 @@ class Topic:
         kind: SubscriptionType,
         priority: int,
         metadata: dict[str, str] | None,
+        key_shared: KeySharedPolicy | None = None,
     ) -> Consumer:
-        """:raises ConsumerBusy: see ``Subscription.add_consumer``."""
+        """:raises ConsumerBusy, ConsumerAssignError: see ``Subscription.add_consumer``."""
         self._check_open()
-        consumer = Consumer(subscription, port, consumer_id, name, priority, self.scheduler.now_ms(), metadata or None)
+        now_ms = self.scheduler.now_ms()
+        consumer = Consumer(subscription, port, consumer_id, name, priority, now_ms, metadata or None, key_shared)
         subscription.add_consumer(consumer, kind)
         self.last_used_ms = self.scheduler.now_ms()
         return consumer

@@ -47,7 +47,8 @@ async def _make(connection: Connection, asked: pb.CommandProducer) -> None:
         if asked.producer_access_mode != pb.ProducerAccessMode.Shared:
             raise NotAllowed("only producers of access mode Shared are served yet")
         name = topic_name.parse(asked.topic)
-        topic = await service.topic(name, create=True)
+        incarnation = None if remote is None else asked.replication_source.incarnation
+        topic = await service.topic(name, create=True, incarnation=incarnation)
         version = b""
         if asked.HasField("schema") and asked.schema.type != pb.Schema.NoSchema:
             version = await service.add_schema(name, asked.schema)
