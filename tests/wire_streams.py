@@ -73,7 +73,9 @@ def mutated_streams(draw: st.DrawFn) -> bytes:
     return bytes(stream)
 
 
-TELLING = bytes.fromhex("00 01 02 06 08 0a 0b 10 12 18 1a 20 22 2a 30 32 38 40 48 52 58 5a 60 7f 80 81 82 88 92 c0 ff")
+TELLING = bytes.fromhex(
+    "00 01 02 06 08 09 0a 0b 10 11 12 18 1a 20 22 2a 30 32 38 40 48 52 58 5a 60 7f 80 81 82 88 92 c0 ff"
+)
 """Tags, small numbers and ends of varints: the bytes a parser decides by."""
 
 
@@ -115,6 +117,8 @@ def near_frames(draw: st.DrawFn) -> bytes:
         command = _edited(draw, command)
     if len(command) > 4 and draw(st.booleans()):  # else the edit is found out by the length alone
         command = command[:3] + bytes((len(command) - 4 & 0x7F,)) + command[4:]
+    if draw(st.integers(0, 3)) == 0:  # fields of the envelope, after the command's own
+        command += _fields(draw, [24, 48, 56, 64, 16])
     payload = _body(draw) if kind == frames.SEND else b""
     return _SIZES.pack(4 + len(command) + len(payload), len(command)) + command + payload
 
