@@ -185,3 +185,20 @@ def unpack(entry: bytes) -> EntryHeader:
         replicate_to,
         deliver_at,
     )
+
+
+def deliver_at_ms(entry: bytes) -> int:
+    """Not before this time, milliseconds since 1970; 0: at any time. Of nearly every entry it looks at two bytes."""
+    at, offset = HEADER.size, entry[2] << 8 | entry[3]
+    if offset == at:
+        return 0
+    if entry[1] & FOREIGN:
+        at += _FOREIGN.size + entry[at + _FOREIGN.size - 1]
+    while at < offset:
+        kind, length = _EXTRA.unpack_from(entry, at)
+        at += _EXTRA.size
+        if kind == EXTRA_DELIVER_AT:
+            deliver_at: int = _U64.unpack_from(entry, at)[0]
+            return deliver_at
+        at += length
+    return 0

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from meridian_broker.positions import Stamp
 from meridian_broker.positions.position import Position
+from meridian_broker.topics.key_ranges import KeySharedPolicy
 
 if TYPE_CHECKING:
     from meridian_broker.topics.subscription import Subscription
@@ -48,6 +49,7 @@ class Consumer:
         "consumer_epoch",
         "consumer_id",
         "epoch",
+        "key_shared",
         "messages_out",
         "metadata",
         "name",
@@ -68,6 +70,7 @@ class Consumer:
         priority: int,
         connected_since_ms: int,
         metadata: dict[str, str] | None,
+        key_shared: KeySharedPolicy | None = None,
     ) -> None:
         self.subscription = subscription
         self.port = port
@@ -76,6 +79,8 @@ class Consumer:
         self.priority = priority
         self.connected_since_ms = connected_since_ms
         self.metadata = metadata
+        self.key_shared = key_shared
+        """How it wants keys to be shared; None: in the usual way, or it is of another type."""
         self.epoch: Stamp = subscription.progress.epoch
         """Epoch under which its messages are dispatched: its acknowledgements count there (R13)."""
         self.consumer_epoch = 0

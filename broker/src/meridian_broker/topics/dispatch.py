@@ -7,6 +7,7 @@ turns, so one subscription never starves the loop, and it reads the store only w
 
 - ``SingleDispatcher``: Exclusive and Failover. One consumer is active; what it did not ack is read again when it goes.
 - ``SharedDispatcher``: every ready consumer in turn; what one did not ack goes back to be sent to another.
+- ``KeySharedDispatcher``, in a module of its own: one consumer per key.
 """
 
 from __future__ import annotations
@@ -14,9 +15,12 @@ from __future__ import annotations
 from heapq import heappop, heappush
 from typing import TYPE_CHECKING, Final
 
+from meridian_broker.ledgers.entry import CHUNK, HEADER, deliver_at_ms
 from meridian_broker.ledgers.store import LedgerError
 from meridian_broker.positions.position import Position
+from meridian_broker.topics.chunks import ChunkKeepers
 from meridian_broker.topics.consumer import Consumer
+from meridian_broker.topics.delayed import Delays
 
 if TYPE_CHECKING:
     from meridian_broker.ledgers.log import Stored
@@ -28,6 +32,10 @@ TURN_ENTRIES: Final = 500
 TURN_BYTES: Final = 4 << 20
 REPLAY_TURN: Final = 100
 """Entries sent again in one turn."""
+DUE_TURN: Final = 1000
+"""Delayed entries made ready at a time, once they are due."""
+_BARE: Final = HEADER.size
+"""Low byte of the body's offset in an entry without optional fields, as nearly all are: not a delayed one."""
 
 
 class Dispatcher:
@@ -55,6 +63,9 @@ class Dispatcher:
     def is_active(self, consumer: Consumer) -> bool:
         """Does this consumer get messages?"""
         return consumer in self.consumers
+
+    def settled(self, position: Position) -> None:
+        """An entry that was with a consumer is acked."""
 
     def pump(self) -> None:
         """Send what can be sent now."""
@@ -181,19 +192,25 @@ class SharedDispatcher(Dispatcher):
         self._replayed: set[Position] = set()
         self._redeliveries: dict[Position, int] = {}
         self._reading_replay = False
+        self.delays = Delays(subscription.topic.scheduler, subscription.dispatch_soon)
+        self._chunks = ChunkKeepers()
 
     def rewind(self) -> None:
         super().rewind()
         self._replay.clear()
         self._replayed.clear()
         self._redeliveries.clear()
+        self.delays.clear()
+        self._chunks.clear()
         for consumer in self.consumers:
             self.subscription.unacked_messages -= consumer.unacked_messages
             consumer.unacked = None
             consumer.unacked_messages = 0
+            consumer.blocked = False
 
     def remove(self, consumer: Consumer) -> None:
         super().remove(consumer)
+        self._chunks.gone(consumer)
         unacked, consumer.unacked = consumer.unacked, None
         self.subscription.unacked_messages -= consumer.unacked_messages
         consumer.unacked_messages = 0
@@ -222,8 +239,7 @@ class SharedDispatcher(Dispatcher):
             self._replayed.add(position)
             heappush(self._replay, position)
 
-    def forget(self, position: Position) -> None:
-        """The entry is acked: nothing about it needs to be kept."""
+    def settled(self, position: Position) -> None:
         self._redeliveries.pop(position, None)
 
     def _next_ready(self) -> Consumer | None:
@@ -243,10 +259,15 @@ class SharedDispatcher(Dispatcher):
         return best
 
     def pump(self) -> None:
-        if not any(consumer.ready for consumer in self.consumers) or self.subscription.blocked:
+        if not any(consumer.ready for consumer in self.consumers) or self.subscription.blocked or self._chunks.waiting:
             return
+        if self.delays and len(self._replay) < DUE_TURN:
+            for due, _ in self.delays.take_due(self.subscription.topic.scheduler.now_ms(), DUE_TURN):
+                self._again(due)
         if self._replay:
             self._pump_replay()
+            return
+        if self.delays.full:
             return
         wanted = sum(consumer.permits for consumer in self.consumers if consumer.ready)
         entries = self._next_entries(max(1, min(TURN_ENTRIES, wanted)))
@@ -260,7 +281,15 @@ class SharedDispatcher(Dispatcher):
             if subscription.is_done(position, entry):
                 self.read = position
                 continue
+            if entry[3] != _BARE and (deliver_ms := deliver_at_ms(entry)) > subscription.topic.scheduler.now_ms():
+                if self.delays.full:
+                    return
+                self.delays.add(deliver_ms, position)
+                self.read = position
+                continue
             consumer = None if subscription.blocked else self._next_ready()
+            if entry[1] & CHUNK:
+                consumer = self._chunks.keeper(entry, consumer)
             if consumer is None:
                 return
             self.read = position
@@ -286,6 +315,8 @@ class SharedDispatcher(Dispatcher):
                         break
                     if not subscription.is_done(position, entry):
                         consumer = self._next_ready()
+                        if entry[1] & CHUNK:
+                            consumer = self._chunks.keeper(entry, consumer)
                         if consumer is None:
                             break
                         subscription.send(consumer, position, entry, self._redeliveries.get(position, 0))

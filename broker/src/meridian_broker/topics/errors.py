@@ -24,6 +24,10 @@ class ConsumerBusy(TopicError):
     """The subscription's place is taken: an exclusive consumer is there, or consumers of another type."""
 
 
+class ConsumerAssignError(TopicError):
+    """The key ranges a consumer asks for are no ranges, or another consumer's."""
+
+
 class ProducerBusy(TopicError):
     """A producer of that name is connected."""
 

@@ -22,7 +22,9 @@ from meridian_broker.positions import ZERO, Progress, Stamp
 from meridian_broker.positions.position import EARLIEST, Position
 from meridian_broker.topics.consumer import Consumer
 from meridian_broker.topics.dispatch import Dispatcher, SharedDispatcher, SingleDispatcher
-from meridian_broker.topics.errors import ConsumerBusy, NotAllowed, TopicFenced
+from meridian_broker.topics.errors import ConsumerBusy, TopicFenced
+from meridian_broker.topics.key_ranges import KeySharedPolicy
+from meridian_broker.topics.key_shared import KeySharedDispatcher
 from meridian_broker.topics.progress_log import Kind
 
 if TYPE_CHECKING:
@@ -44,6 +46,10 @@ class SubscriptionType(IntEnum):
     SHARED = 1
     FAILOVER = 2
     KEY_SHARED = 3
+
+
+_SHARING: Final = (SubscriptionType.SHARED, SubscriptionType.KEY_SHARED)
+"""Types of which the broker keeps in mind who has what."""
 
 
 @dataclass(slots=True)
@@ -122,7 +128,9 @@ class Subscription:
     # -- consumers -----------------------------------------------------------------------------------------------
 
     def add_consumer(self, consumer: Consumer, kind: SubscriptionType) -> None:
-        """:raises ConsumerBusy: the place is taken, or consumers of another type are here."""
+        """:raises ConsumerBusy: the place is taken, or consumers of another type are here.
+        :raises ConsumerAssignError: Key_Shared: its ranges are none, or another consumer's.
+        """
         dispatcher = self.dispatcher
         if dispatcher is not None and dispatcher.consumers:
             if kind != self.type:
@@ -133,7 +141,7 @@ class Subscription:
                 raise ConsumerBusy(f"subscription {self.name!r} is Exclusive and has its consumer already")
         else:
             self.type = kind
-            dispatcher = self._make_dispatcher(kind)
+            dispatcher = self._make_dispatcher(kind, consumer.key_shared)
             if self.durable and self.replicated and self.topic.exchange is not None:
                 self.barrier = True
                 self.topic.exchange.barrier(self.topic.name, self.name, self._barrier_passed)
@@ -141,11 +149,11 @@ class Subscription:
         dispatcher.add(consumer)
         self.dispatch_soon()
 
-    def _make_dispatcher(self, kind: SubscriptionType) -> Dispatcher:
+    def _make_dispatcher(self, kind: SubscriptionType, policy: KeySharedPolicy | None) -> Dispatcher:
         if kind == SubscriptionType.SHARED:
             self.dispatcher = SharedDispatcher(self)
         elif kind == SubscriptionType.KEY_SHARED:
-            raise NotAllowed("Key_Shared subscriptions are not served yet: use Shared, Failover or Exclusive")
+            self.dispatcher = KeySharedDispatcher(self, policy or KeySharedPolicy())
         else:
             self.dispatcher = SingleDispatcher(self, kind == SubscriptionType.FAILOVER, self.topic.partition)
         return self.dispatcher
@@ -217,7 +225,7 @@ class Subscription:
             place = self.topic.log.place(position)
             if place is not None:
                 remaining = self.progress.remaining(place.region, place.origin, messages)
-        if self.type == SubscriptionType.SHARED:
+        if self.type in _SHARING:
             unacked = consumer.unacked
             if unacked is None:
                 unacked = consumer.unacked = {}
@@ -274,7 +282,6 @@ class Subscription:
             self.topic.scheduler.spawn(work, "load an index for an acknowledgement")
             return
         delta = self._open_delta()
-        dispatcher = self.dispatcher
         parts: list[Position] = []
         for position in positions:
             if not log.holds(position):
@@ -289,8 +296,6 @@ class Subscription:
             if place is not None:
                 delta.ack(consumer.epoch, place.region, place.prev, place.origin)
             self._settle(consumer, position)
-            if isinstance(dispatcher, SharedDispatcher):
-                dispatcher.forget(position)
         self._changed(confirmed)
         if parts:
             self.flush()
@@ -307,6 +312,8 @@ class Subscription:
                 if messages is not None:
                     owner.unacked_messages -= messages
                     self.unacked_messages -= messages
+                    if self.dispatcher is not None:
+                        self.dispatcher.settled(position)
                     if owner is not consumer:
                         self._unblock(owner)
                     return
@@ -319,7 +326,7 @@ class Subscription:
         confirmed: Confirmed | None = None,
     ) -> None:
         """Everything up to ``position`` in this region's order; ``part``: the last entry only but for these bits."""
-        if self.type in (SubscriptionType.SHARED, SubscriptionType.KEY_SHARED):
+        if self.type in _SHARING:
             if confirmed is not None:
                 confirmed(None)
             return
@@ -373,7 +380,7 @@ class Subscription:
         """Readers keep no progress: only how far they are."""
         for position in positions:
             self._settle(consumer, position)
-            if self.type != SubscriptionType.SHARED:
+            if self.type not in _SHARING:
                 self.mark_delete = max(self.mark_delete, position)
         if confirmed is not None:
             confirmed(None)

@@ -11,6 +11,7 @@ from meridian_broker.ledgers.store import LedgerError
 from meridian_broker.positions.position import EARLIEST, LATEST, Position
 from meridian_broker.topics.consumer import Consumer
 from meridian_broker.topics.errors import ConsumerBusy
+from meridian_broker.topics.key_ranges import KeySharedPolicy
 from meridian_broker.topics.subscription import Subscription, SubscriptionType
 from meridian_broker.wire.proto import pulsar_pb2 as pb
 from meridian_broker.wire.pulsar import encode, topic_name
@@ -88,6 +89,7 @@ async def _subscribe(connection: Connection, asked: pb.CommandSubscribe) -> None
             SubscriptionType(asked.subType),
             asked.priority_level,
             {pair.key: pair.value for pair in asked.metadata} or None,
+            _key_shared(asked),
         )
     except REFUSALS as error:
         consumers.pop(asked.consumer_id, None)
@@ -99,6 +101,15 @@ async def _subscribe(connection: Connection, asked: pb.CommandSubscribe) -> None
     consumer.consumer_epoch = asked.consumer_epoch
     consumers[asked.consumer_id] = consumer
     connection.succeed(asked.request_id)
+
+
+def _key_shared(asked: pb.CommandSubscribe) -> KeySharedPolicy | None:
+    if not asked.HasField("keySharedMeta"):
+        return None
+    meta = asked.keySharedMeta
+    sticky = meta.keySharedMode == pb.STICKY
+    ranges = tuple((one.start, one.end) for one in meta.hashRanges) if sticky else ()
+    return KeySharedPolicy(sticky, meta.allowOutOfOrderDelivery, ranges)
 
 
 def flow(connection: Connection, command: Flow) -> None:

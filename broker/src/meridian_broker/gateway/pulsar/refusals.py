@@ -18,6 +18,7 @@ CODES: Final[dict[type[Exception], ServerError]] = {
     situations.TopicNotFound: ServerError.TOPIC_NOT_FOUND,
     situations.SubscriptionNotFound: ServerError.SUBSCRIPTION_NOT_FOUND,
     situations.ConsumerBusy: ServerError.CONSUMER_BUSY,
+    situations.ConsumerAssignError: ServerError.CONSUMER_ASSIGN,
     situations.ProducerBusy: ServerError.PRODUCER_BUSY,
     situations.TopicFenced: ServerError.SERVICE_NOT_READY,
     situations.TopicTerminated: ServerError.TOPIC_TERMINATED,

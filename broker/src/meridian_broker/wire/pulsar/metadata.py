@@ -300,7 +300,7 @@ def _view(metadata: pb.MessageMetadata, payload_offset: int) -> MetadataView:
         tuple(metadata.replicate_to) or None,
         metadata.replicated_from if has("replicated_from") else None,
         metadata.marker_type if has("marker_type") else None,
-        metadata.deliver_at_time if has("deliver_at_time") else None,
+        metadata.deliver_at_time if metadata.deliver_at_time > 0 else None,
         metadata.uuid if has("uuid") else None,
         metadata.chunk_id if has("chunk_id") else None,
         metadata.num_chunks_from_msg,

@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Entries whose time has not come: what a Shared or Key_Shared subscription remembers of them.
+
+The deliver time stands in an entry's header, so it survives restarts and travels to other regions with the entry.
+A dispatcher that reads such an entry too early notes its position here and reads on. Nothing else is kept, and nothing
+is written: after a restart, or when all consumers were gone, it meets the same entries again behind mark-delete.
+
+Positions are kept in one bucket per ``TICK_MS`` of deliver time, 24 bytes each. An entry is never delivered early, and
+at most a tick late. With ``DELAYED_MAX`` entries noted, the dispatcher stops reading until some are due.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable
+from heapq import heappop, heappush
+from typing import TYPE_CHECKING, Final
+
+from meridian_broker.positions.position import Position
+
+if TYPE_CHECKING:
+    from meridian_broker.ledgers.scheduling import Scheduler, Timer
+
+TICK_MS: Final = 100
+DELAYED_MAX: Final = 200_000
+"""Of one subscription: 5 MB when they share ticks, about 60 MB when each has its own."""
+SLEEP_SECONDS_MAX: Final = 60.0
+"""The wall clock may be set while a timer runs, so it is looked at this often."""
+
+
+class DelayedEntries:
+    """Positions by the tick at which they are due."""
+
+    def __init__(self, limit: int = DELAYED_MAX) -> None:
+        self._limit = limit
+        self._ticks: list[int] = []
+        self._buckets: dict[int, array[int]] = {}
+        """Ledger, entry, slot of each entry, one after the other."""
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    @property
+    def full(self) -> bool:
+        """No more can be noted."""
+        return self._count >= self._limit
+
+    def add(self, deliver_at_ms: int, position: Position, slot: int = 0) -> None:
+        """Note an entry. ``slot``: of its key, for Key_Shared."""
+        tick = -(-deliver_at_ms // TICK_MS)
+        bucket = self._buckets.get(tick)
+        if bucket is None:
+            bucket = self._buckets[tick] = array("q")
+            heappush(self._ticks, tick)
+        bucket.extend((position.ledger, position.entry, slot))
+        self._count += 1
+
+    def next_due_ms(self) -> int | None:
+        """When the next one is due; None: there is none."""
+        return self._ticks[0] * TICK_MS if self._ticks else None
+
+    def take_due(self, now_ms: int, limit: int) -> list[tuple[Position, int]]:
+        """At most ``limit`` entries that are due, with their slots; those due first come first."""
+        due: list[tuple[Position, int]] = []
+        while self._ticks and self._ticks[0] * TICK_MS <= now_ms and len(due) < limit:
+            bucket = self._buckets[self._ticks[0]]
+            size = 3 * min(limit - len(due), len(bucket) // 3)
+            due += [(Position(bucket[i], bucket[i + 1]), bucket[i + 2]) for i in range(0, size, 3)]
+            del bucket[:size]
+            if not bucket:
+                del self._buckets[heappop(self._ticks)]
+        self._count -= len(due)
+        return due
+
+    def clear(self) -> None:
+        self._ticks.clear()
+        self._buckets.clear()
+        self._count = 0
+
+
+class Delays(DelayedEntries):
+    """Delayed entries with a timer that wakes their dispatcher when some are due."""
+
+    def __init__(self, scheduler: Scheduler, wake: Callable[[], None], limit: int = DELAYED_MAX) -> None:
+        super().__init__(limit)
+        self._scheduler = scheduler
+        self._wake = wake
+        self._timer: Timer | None = None
+        self._timer_ms = 0
+
+    def add(self, deliver_at_ms: int, position: Position, slot: int = 0) -> None:
+        super().add(deliver_at_ms, position, slot)
+        self._set_timer()
+
+    def take_due(self, now_ms: int, limit: int) -> list[tuple[Position, int]]:
+        due = super().take_due(now_ms, limit)
+        self._set_timer()
+        return due
+
+    def _set_timer(self) -> None:
+        """For the tick due next. One that is due already needs none: the dispatcher asks again when it can send."""
+        due_ms = self.next_due_ms()
+        now_ms = self._scheduler.now_ms()
+        if due_ms is None or due_ms <= now_ms or (self._timer is not None and self._timer_ms <= due_ms):
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer_ms = due_ms
+        self._timer = self._scheduler.later(min((due_ms - now_ms) / 1000, SLEEP_SECONDS_MAX), self._timer_ran)
+
+    def _timer_ran(self) -> None:
+        self._timer = None
+        self._wake()
+
+    def clear(self) -> None:
+        super().clear()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None

@@ -1,0 +1,149 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which consumer of a Key_Shared subscription owns which keys.
+
+A key's hash, modulo 65,536, is its *slot*. Consumers own slots in one of two ways:
+
+- ``AutoSplit``: consistent hashing. Every consumer stands at ``POINTS`` places of a ring of slots and owns the stretch
+  before each of them, so one that joins or leaves moves its own share of the slots and no others.
+- ``StickyRanges``: each consumer names its slots; two may not name the same one, and a slot nobody named has no owner.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Hashable
+from typing import Final, Generic, NamedTuple, Protocol, TypeVar
+
+import mmh3
+
+from meridian_broker.topics.errors import ConsumerAssignError
+
+SLOTS: Final = 65536
+"""Pulsar's number: sticky ranges are given in it."""
+POINTS: Final = 100
+"""Places of one consumer on the ring: shares of three consumers differ by about a tenth."""
+RANGES_MAX: Final = 1000
+"""Ranges one sticky consumer may name: its SUBSCRIBE is a bounded frame, and so is what is kept of it."""
+
+C = TypeVar("C", bound=Hashable)
+
+
+class KeySharedPolicy(NamedTuple):
+    """How a consumer wants keys to be shared (KeySharedMeta of SUBSCRIBE)."""
+
+    sticky: bool = False
+    out_of_order: bool = False
+    """A key may move at once, although its earlier messages are not acknowledged yet."""
+    ranges: tuple[tuple[int, int], ...] = ()
+    """Sticky: slots owned, both ends included."""
+
+    def fits(self, other: KeySharedPolicy) -> bool:
+        """Can consumers of both share one subscription?"""
+        return self[:2] == other[:2]
+
+    def __str__(self) -> str:
+        order = ", out of order allowed" if self.out_of_order else ""
+        return ("sticky ranges" if self.sticky else "auto split") + order
+
+
+class Split(Protocol[C]):
+    """Slots and their owners."""
+
+    def join(self, consumer: C, name: str, ranges: tuple[tuple[int, int], ...]) -> None:
+        """:raises ConsumerAssignError: its ranges are none, or somebody else's. Nothing has changed then."""
+        ...
+
+    def leave(self, consumer: C) -> None: ...
+
+    def owner(self, slot: int) -> C | None: ...
+
+
+def slot_of(key_hash: int) -> int:
+    """The slot of a key's hash. Slot 0 is never used: Pulsar keeps it for "not known"."""
+    return key_hash % SLOTS or 1
+
+
+class AutoSplit(Generic[C]):
+    """Consistent hashing."""
+
+    def __init__(self) -> None:
+        self._points: list[tuple[int, int, int]] = []
+        """(slot, tie breaker, number of the consumer), in order."""
+        self._numbers: dict[int, C] = {}
+        self._places: dict[C, tuple[int, str, int]] = {}
+        self._next = 0
+
+    def join(self, consumer: C, name: str, ranges: tuple[tuple[int, int], ...] = ()) -> None:
+        del ranges
+        taken = {copy for _, other, copy in self._places.values() if other == name}
+        copy = next(number for number in range(len(taken) + 1) if number not in taken)
+        number, self._next = self._next, self._next + 1
+        self._numbers[number] = consumer
+        self._places[consumer] = (number, name, copy)
+        for point in self._points_of(name, copy):
+            insort(self._points, (*point, number))
+
+    def leave(self, consumer: C) -> None:
+        number, *_ = self._places.pop(consumer)
+        del self._numbers[number]
+        self._points = [point for point in self._points if point[2] != number]
+
+    def _points_of(self, name: str, copy: int) -> list[tuple[int, int]]:
+        """Only the name decides, so a consumer that comes back gets its old slots; ``copy`` tells namesakes apart."""
+        hashes = (mmh3.hash(f"{name}\0{copy}\0{point}", 0, signed=False) for point in range(POINTS))
+        return [(hashed % SLOTS, hashed) for hashed in hashes]
+
+    def owner(self, slot: int) -> C | None:
+        points = self._points
+        if not points:
+            return None
+        at = bisect_left(points, (slot, -1, -1))
+        return self._numbers[points[at if at < len(points) else 0][2]]
+
+
+class StickyRanges(Generic[C]):
+    """Slots as the consumers named them."""
+
+    def __init__(self) -> None:
+        self._ranges: list[tuple[int, int, C]] = []
+        self._starts: list[int] = []
+
+    def join(self, consumer: C, name: str, ranges: tuple[tuple[int, int], ...]) -> None:
+        _check_ranges(name, ranges)
+        for start, end in ranges:
+            at = bisect_left(self._starts, start)
+            for first, last, _ in self._ranges[max(at - 1, 0) : at + 1]:
+                if first <= end and start <= last:
+                    raise ConsumerAssignError(
+                        f"{start}-{end} of consumer {name!r} overlaps {first}-{last}, which another consumer has: "
+                        "choose other ranges, or close that consumer"
+                    )
+        self._set([*self._ranges, *((start, end, consumer) for start, end in ranges)])
+
+    def leave(self, consumer: C) -> None:
+        self._set([kept for kept in self._ranges if kept[2] is not consumer])
+
+    def _set(self, ranges: list[tuple[int, int, C]]) -> None:
+        self._ranges = sorted(ranges, key=lambda one: one[0])
+        self._starts = [start for start, _, _ in self._ranges]
+
+    def owner(self, slot: int) -> C | None:
+        at = bisect_left(self._starts, slot + 1) - 1
+        if at < 0:
+            return None
+        _, last, consumer = self._ranges[at]
+        return consumer if slot <= last else None
+
+
+def _check_ranges(name: str, ranges: tuple[tuple[int, int], ...]) -> None:
+    """:raises ConsumerAssignError: none, too many, turned round, outside of the slots, or over each other."""
+    if not 0 < len(ranges) <= RANGES_MAX:
+        raise ConsumerAssignError(f"consumer {name!r} names {len(ranges)} key ranges: name 1 to {RANGES_MAX}")
+    before = -1
+    for start, end in sorted(ranges):
+        if not before < start <= end < SLOTS:
+            raise ConsumerAssignError(
+                f"{start}-{end} of consumer {name!r} is no range: both ends lie in 0-{SLOTS - 1}, the first is not "
+                "above the last, and no two ranges of a consumer overlap"
+            )
+        before = end
