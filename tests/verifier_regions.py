@@ -107,7 +107,7 @@ def record(topic: str, region: Region, *, earlier: bool) -> dict[str, Any]:
 def subscription(region: Region, name: str, *, earlier: bool) -> dict[str, Any]:
     passed = region.passed[name]
     mark_delete = EARLIEST
-    deleted = []
+    deleted: list[list[str]] = []
     contiguous = True
     for copy in region.log:
         contiguous = contiguous and copy.place in passed
@@ -159,7 +159,7 @@ class ServedRegion:
         self.directory = directory
         self.port = 0
         self._asked = 0
-        self._records = [
+        self.records = [
             [record(topic, one.regions[region], earlier=earlier) for topic, one in sorted(simulations.items())]
             for earlier in (True, False)
         ]
@@ -181,7 +181,7 @@ class ServedRegion:
     async def _take(self, _: web.Request) -> web.Response:
         name = f"s{self._asked}"
         path = self.directory / f"{name}.jsonl"
-        partitions = write_snapshot(path, self._records[self._asked % 2])
+        partitions = write_snapshot(path, self.records[self._asked % 2])
         self._asked += 1
         answer = {"snapshot": name, "region": self.region, "taken_ms": 1_790_000_000_000 + 2000 * self._asked}
         return web.json_response({**answer, "expires": 0, "format": 1, "partitions": partitions})

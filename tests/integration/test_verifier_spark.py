@@ -37,7 +37,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
 
 @pytest.fixture(scope="module")
 def broken() -> Simulation:
-    """us-west forgot one ack, and its log lacks the ninth entry of us-east."""
+    """us-west forgot one ack that both others have."""
     simulation = Simulation(11, 200, base=50_000, trim=False)
     west, name = simulation.regions["us-west"], SUBSCRIPTIONS[0]
     entry = next(
@@ -87,6 +87,24 @@ def test_a_region_that_is_down_is_unknown_and_the_others_are_judged(
     assert verdict.exit_code == 1
     assert "nowhere" in verdict.world.unreachable
     assert any("could not ask: nowhere" in sentence for sentence in said)
+
+
+def test_an_export_that_breaks_off_is_unknown_and_nothing_in_it_counts_as_missing(
+    spark: SparkSession, regions: list[ServedRegion], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = regions[2].records
+    lost = {"id": 999_999, "entries": 3, "size": 0, "sealed": True}
+    damaged = [{**one, "ledgers": [lost, *one["ledgers"]]} for one in second]
+    monkeypatch.setattr(regions[2], "records", [first, damaged])
+    said: list[str] = []
+    only_sound = request(regions, topics=SOUND)
+    verdict, _ = verify_in(spark, only_sound, said.append)
+    assert set(verdict.world.unreachable) == {"eu-central"}
+    assert any("not read to the end: eu-central: table entries broke off" in sentence for sentence in said)
+    assert all("eu-central" not in (one.source, one.target) for one in verdict.findings)
+    states = {(pair.source, pair.target): pair.state for pair in verdict.pairs if pair.topic == SOUND}
+    assert states["us-east", "us-west"] is State.ALIGNED
+    assert states["us-east", "eu-central"] is State.UNKNOWN
 
 
 def test_the_data_source_prunes_by_region_and_tells_of_silent_ones(

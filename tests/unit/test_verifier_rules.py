@@ -244,7 +244,7 @@ def test_a_region_that_was_not_asked_makes_no_overclaim() -> None:
         region.later[name][entry] = region.earlier[name][entry] = whole(entry)
     assert {one.reason for one in simulation.examined()[0]} == {Reason.OVERCLAIMED}
     world = simulation.world()
-    del world.earlier["eu-central"], world.later["eu-central"]  # type: ignore[attr-defined]
+    del world.earlier["eu-central"], world.later["eu-central"]
     blind = dataclasses.replace(world, unreachable={"eu-central": "down"})
     assert examined(blind, simulation.entries(), simulation.ranges())[0] == []
     assert blind.regions_of(TOPIC) == ["us-east", "us-west", "eu-central"]

@@ -50,7 +50,7 @@ def verify(
         named = _named(regions_file, regions)
         check_java()
     except (RegionsError, JavaMissing) as error:
-        console.print(f"[red]cannot verify:[/] {error}")
+        console.print(f"[red]cannot verify:[/] {error}", soft_wrap=True)
         raise SystemExit(COULD_NOT_TELL) from None
     # Spark's classes take a second to load: not before it is certain that they are needed.
     from meridian_verifier.job import Request

@@ -132,9 +132,10 @@ def lag_curves(flows: Sequence[Flow]) -> str:
         parts.append(
             f'<text x="{left - 6}" y="{y(percent) + 4:.1f}" text-anchor="end" class="small">{percent} %</text>'
         )
-    for exponent in range(decades + 1):
-        tick = 10**exponent
-        at = x(tick - 1)
+    for tick in [0, *(10**exponent for exponent in range(decades + 1))]:
+        at = x(tick)
+        if at > width - 10:
+            break
         parts.append(f'<line x1="{at:.1f}" x2="{at:.1f}" y1="10" y2="{height - bottom}" class="grid"/>')
         said = f"{tick} ms" if tick < 1000 else f"{tick // 1000:,} s"
         parts.append(f'<text x="{at:.1f}" y="{height - 12}" text-anchor="middle" class="small">{said}</text>')

@@ -1,0 +1,188 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The broker's side of the export without files: partitions, topic patterns, and acks as ranges."""
+
+from __future__ import annotations
+
+import itertools
+from base64 import b64encode
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from meridian_broker.admin.export_plan import BYTES_PER_PARTITION, ENTRIES_PER_PARTITION, Planner, topic_filter
+from meridian_broker.admin.export_rows import effective, epoch_text, rows_of
+from meridian_broker.positions.ackset import AckSet
+from meridian_broker.positions.clock import ZERO, Stamp
+from meridian_broker.positions.dropped import Cause, Dropped
+from meridian_broker.positions.position import EARLIEST, Position
+from meridian_broker.positions.progress import Progress
+
+ORIGIN = "us-east"
+ENTRIES = 24
+
+
+def line(topic: str, ledgers: list[tuple[int, int]]) -> dict[str, Any]:
+    listed = [{"id": one, "entries": count, "size": 0, "sealed": True} for one, count in ledgers]
+    return {"topic": topic, "region": ORIGIN, "ledgers": listed}
+
+
+def test_a_partition_of_entries_may_begin_inside_a_ledger() -> None:
+    planner = Planner()
+    planner.add(line("a", [(1, ENTRIES_PER_PARTITION - 10), (2, 30)]), 100)
+    planner.add(line("b", [(3, ENTRIES_PER_PARTITION)]), 100)
+    cut = [[(one.topic, one.ledger, one.first, one.last) for one in part] for part in planner.entries]
+    assert cut == [
+        [("a", 1, 0, ENTRIES_PER_PARTITION - 11), ("a", 2, 0, 9)],
+        [("a", 2, 10, 29), ("b", 3, 0, ENTRIES_PER_PARTITION - 21)],
+        [("b", 3, ENTRIES_PER_PARTITION - 20, ENTRIES_PER_PARTITION - 1)],
+    ]
+    assert planner.partitions()["entries"] == 3
+
+
+def test_lines_are_grouped_by_bytes_and_never_cut() -> None:
+    planner = Planner()
+    for size in (10, BYTES_PER_PARTITION - 10, 1, 2 * BYTES_PER_PARTITION, 5):
+        planner.add(line("t", []), size)
+    planner.add({"metadata": []}, 7)
+    assert [planner.lines(at) for at in range(planner.partitions()["progress"])] == [
+        range(2),
+        range(2, 3),
+        range(3, 4),
+        range(4, 5),
+    ]
+
+
+def test_an_empty_snapshot_has_one_empty_partition_of_everything() -> None:
+    planner = Planner()
+    assert set(planner.partitions().values()) == {1}
+    assert planner.lines(0) == range(0)
+    assert planner.entries == [[]]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "matches"),
+    [
+        (None, True),
+        ("", True),
+        ("persistent://public/default/flights*", True),
+        ("*/flights-?", True),
+        ("flights-1", False),
+        ("re:persistent://public/.*/flights-[0-9]", True),
+        ("re:flights", False),
+    ],
+)
+def test_topic_patterns(pattern: str | None, matches: bool) -> None:
+    assert topic_filter(pattern)("persistent://public/default/flights-1") is matches
+
+
+def test_a_broken_expression_says_so() -> None:
+    with pytest.raises(ValueError, match=r"is no regular expression"):
+        topic_filter("re:(")
+
+
+places = st.integers(0, ENTRIES - 1).map(lambda number: Position(number // 8, number % 8))
+
+
+def prev(position: Position) -> Position:
+    number = position.ledger * 8 + position.entry - 1
+    return Position(number // 8, number % 8) if number >= 0 else EARLIEST
+
+
+rewinds = st.tuples(places, places, st.sets(places, max_size=4)).filter(lambda one: prev(one[0]) < one[1])
+steps = st.lists(st.one_of(places, rewinds), max_size=25)
+
+
+@given(steps)
+@settings(max_examples=500, deadline=None)
+def test_ranges_say_what_progress_says(history: list[Any]) -> None:
+    progress = Progress()
+    rewound = 0
+    for step in history:
+        if isinstance(step, Position):
+            progress.ack(progress.epoch, ORIGIN, prev(step), step)
+        elif rewound < 4:
+            rewound += 1
+            first, last, base = step
+            kept = AckSet()
+            for place in base:
+                kept.claim(prev(place), place)
+            progress.rewind(Stamp(rewound, 0, "us-west"), {ORIGIN: (prev(first), last)}, {ORIGIN: kept})
+    ranges, batches = effective(progress, ORIGIN)
+    assert batches == {}
+    assert all(after < upto for after, upto in ranges)
+    assert all(one[1] < two[0] or rewound for one, two in itertools.pairwise(ranges))
+    for number in range(ENTRIES):
+        place = Position(number // 8, number % 8)
+        shown = any(after < place <= upto for after, upto in ranges)
+        assert shown == progress.is_acked(ORIGIN, place), place
+
+
+def test_a_batch_is_read_from_the_layer_that_rules_it() -> None:
+    progress = Progress()
+    place = Position(1, 5)
+    progress.ack_batch(ZERO, ORIGIN, place, 5, 0b00111, Position(1, 4))
+    assert effective(progress, ORIGIN) == ([], {place: (5, 0b00111)})
+    epoch = Stamp(1, 0, ORIGIN)
+    progress.rewind(epoch, {ORIGIN: (Position(1, 0), Position(1, 9))})
+    progress.ack_batch(epoch, ORIGIN, place, 5, 0b10000, Position(1, 4))
+    assert effective(progress, ORIGIN) == ([], {place: (5, 0b10000)})
+
+
+def test_epochs_sort_as_text() -> None:
+    stamps = [ZERO, Stamp(9, 0, "b"), Stamp(10, 2, "a"), Stamp(10, 11, "a"), Stamp(1_790_000_000_000, 0, "a")]
+    assert [epoch_text(one) for one in stamps] == sorted(epoch_text(one) for one in stamps)
+
+
+def test_a_topics_line_becomes_rows_of_every_table() -> None:
+    progress, dropped = Progress(), Dropped()
+    progress.ack(ZERO, ORIGIN, EARLIEST, Position(1, 3))
+    progress.ack_batch(ZERO, ORIGIN, Position(1, 5), 9, 0b100000001, Position(1, 4))
+    dropped.add(Cause.TTL, ORIGIN, Position(1, 3), Position(1, 4))
+    encoded = b64encode(progress.encode()).decode()
+    head = ("us-west", "t", "s")
+    record = {
+        **line("t", [(7, 20)]),
+        "region": "us-west",
+        "last_own": "-1:-1",
+        "last_origin": {ORIGIN: "1:9"},
+        "trimmed_to": "-1:-1",
+        "subscriptions": [
+            {
+                "name": "s",
+                "replicated": True,
+                "durable": True,
+                "type": "Shared",
+                "mark_delete": "7:4",
+                "read_position": "7:11",
+                "individually_deleted": [["7:5", "7:8"]],
+                "progress": encoded,
+                "dropped": b64encode(dropped.encode()).decode(),
+            }
+        ],
+        "ack_log": [{"subscription": "s", "received_ms": 12, "progress": encoded, "firsthand": False, "cause": "ack"}],
+    }
+    whole = (*head, "", ORIGIN, -1, -1, 1, 3)
+    batch = (*head, "", ORIGIN, 1, 4, 1, 5)
+    assert list(rows_of("progress")(record)) == [
+        (*whole, None, None, None, None, None),
+        (*batch, None, 9, b"\x01\x01", None, None),
+    ]
+    assert list(rows_of("acks")(record)) == [
+        (*whole, "ack", None, None, 12, False),
+        (*batch, "ack", 9, b"\x01\x01", 12, False),
+    ]
+    assert list(rows_of("dropped")(record)) == [(*head, "", ORIGIN, 1, 3, 1, 4, "ttl", None, None, None, None)]
+    assert list(rows_of("passed")(record)) == [(*head, -1, -1, 7, 4), (*head, 7, 5, 7, 8)]
+    assert list(rows_of("cursors")(record)) == [
+        ("us-west", "t", "s", True, True, "Shared", 7, 4, 7, 11, None, ""),
+    ]
+    (topic,) = rows_of("topics")(record)
+    assert topic[4] == [
+        {"region": ORIGIN, "ledger": 1, "entry": 9},
+        {"region": "us-west", "ledger": -1, "entry": -1},
+    ]
+    assert [row[0] for row in rows_of("ranges")(record)] == ["progress"] * 2 + ["acks"] * 2 + ["dropped"] + [
+        "passed"
+    ] * 2
+    assert {len(row) for row in rows_of("ranges")(record)} == {15}
