@@ -39,7 +39,7 @@ OPTIONAL: dict[str, st.SearchStrategy[Any]] = {
 }
 RARE: dict[str, st.SearchStrategy[Any]] = {
     "replicated_from": text,
-    "deliver_at_time": st.integers(-(1 << 63), (1 << 63) - 1),
+    "deliver_at_time": st.integers(1, (1 << 63) - 1),
     "marker_type": st.integers(0, 30),
     "txnid_least_bits": u64,
     "uuid": text,
