@@ -182,7 +182,11 @@ def test_a_topics_line_becomes_rows_of_every_table() -> None:
         {"region": ORIGIN, "ledger": 1, "entry": 9},
         {"region": "us-west", "ledger": -1, "entry": -1},
     ]
-    assert [row[0] for row in rows_of("ranges")(record)] == ["progress"] * 2 + ["acks"] * 2 + ["dropped"] + [
-        "passed"
-    ] * 2
+    shared = ["progress", "progress", "dropped", "passed", "passed"]
+    assert [row[0] for row in rows_of("ranges")(record)] == shared
+    record["ack_log"][0]["firsthand"] = True
+    assert [row[0] for row in rows_of("ranges")(record)] == [*shared[:2], "acks", "acks", *shared[2:]]
+    record["subscriptions"][0]["firsthand"] = encoded
+    acks = [row for row in rows_of("ranges")(record) if row[0] == "acks"]
+    assert [row[13] for row in acks] == [None, None]
     assert {len(row) for row in rows_of("ranges")(record)} == {15}

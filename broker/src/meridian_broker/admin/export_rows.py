@@ -87,13 +87,9 @@ def progress_rows(record: Mapping[str, Any]) -> Iterator[Row]:
 
 def ack_rows(record: Mapping[str, Any]) -> Iterator[Row]:
     """``acks``: what this region acked itself, and the acks as they were received where a log of them was kept."""
-    for one in record["subscriptions"]:
-        head = (record["region"], record["topic"], one["name"])
-        yield from _acked(head, _progress(one.get("firsthand")), (None,), (None, True))
+    yield from _firsthand_rows(record)
     for one in record.get("ack_log", ()):
-        head = (record["region"], record["topic"], one["subscription"])
-        tail = (one["received_ms"], one["firsthand"])
-        yield from _acked(head, _progress(one["progress"]), (one.get("cause"),), tail)
+        yield from _logged(record, one)
 
 
 def dropped_rows(record: Mapping[str, Any]) -> Iterator[Row]:
@@ -118,11 +114,20 @@ def passed_rows(record: Mapping[str, Any]) -> Iterator[Row]:
 
 
 def range_rows(record: Mapping[str, Any]) -> Iterator[Row]:
-    """``ranges``: the four tables above in one, each row with its table's name in front."""
+    """``ranges``: the four tables above in one, each row with its table's name in front.
+
+    Of the log of acks only what is nowhere else: one row per ack says the same as ``firsthand`` at a hundred times
+    the length.
+    """
     for row in progress_rows(record):
         yield ("progress", *row)
-    for row in ack_rows(record):
+    for row in _firsthand_rows(record):
         yield ("acks", *row)
+    summed = {one["name"] for one in record["subscriptions"] if one.get("firsthand")}
+    for one in record.get("ack_log", ()):
+        if one["firsthand"] and one["subscription"] not in summed:
+            for row in _logged(record, one):
+                yield ("acks", *row)
     for row in dropped_rows(record):
         yield ("dropped", *row)
     for row in passed_rows(record):
@@ -184,6 +189,18 @@ def effective(progress: Progress, region: str) -> tuple[list[Interval], dict[Pos
         if rule is not None:
             open_ranges = _subtract(open_ranges, rule)
     return _joined(ranges) if layers else ranges, batches
+
+
+def _firsthand_rows(record: Mapping[str, Any]) -> Iterator[Row]:
+    for one in record["subscriptions"]:
+        head = (record["region"], record["topic"], one["name"])
+        yield from _acked(head, _progress(one.get("firsthand")), (None,), (None, True))
+
+
+def _logged(record: Mapping[str, Any], one: Mapping[str, Any]) -> Iterator[Row]:
+    head = (record["region"], record["topic"], one["subscription"])
+    tail = (one["received_ms"], one["firsthand"])
+    yield from _acked(head, _progress(one["progress"]), (one.get("cause"),), tail)
 
 
 def _cursor(one: Mapping[str, Any]) -> Row:
