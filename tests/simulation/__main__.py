@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``python -m simulation``: run seeds, or stories in files, and print the shortest story that fails."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+
+from simulation.generate import story_of
+from simulation.running import Outcome, run_story, shorten
+
+
+def run_seed(seed: int) -> tuple[int, Outcome, float]:
+    began = time.process_time()
+    outcome = run_story(story_of(seed))
+    return seed, outcome, time.process_time() - began
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="simulation", description=__doc__)
+    parser.add_argument("--seeds", type=int, default=300, help="how many")
+    parser.add_argument("--first", type=int, default=0, help="the first one")
+    parser.add_argument("--seconds", type=float, default=0, help="stop after so long; 0: never")
+    parser.add_argument("--jobs", type=int, default=1, help="processes")
+    parser.add_argument("--failures", type=int, default=1, help="stop after so many failing seeds")
+    parser.add_argument("--as-found", action="store_true", help="do not shorten what fails")
+    parser.add_argument("--print", action="store_true", help="print the stories of the seeds, run nothing")
+    options = parser.parse_args(arguments)
+    seeds = range(options.first, options.first + options.seeds)
+    if options.print:
+        for seed in seeds:
+            print(f"# seed {seed}", *story_of(seed), sep="\n")
+        return 0
+    return _run(seeds, options)
+
+
+def _run(seeds: range, options: argparse.Namespace) -> int:
+    began = time.monotonic()
+    done = messages = failed = 0
+    hours = cpu = 0.0
+    with ProcessPoolExecutor(options.jobs) as pool:
+        results = map(run_seed, seeds) if options.jobs == 1 else pool.map(run_seed, seeds, chunksize=4)
+        for seed, outcome, spent in results:
+            done += 1
+            hours += outcome.seconds * outcome.regions / 3600
+            messages += outcome.messages
+            cpu += spent
+            if outcome.violation is not None:
+                failed += 1
+                _tell(seed, outcome, options)
+                if failed >= options.failures:
+                    break
+            if options.seconds and time.monotonic() - began > options.seconds:
+                break
+        pool.shutdown(cancel_futures=True)
+    rate = hours / (cpu / 3600) if cpu else 0.0
+    print(
+        f"{done} seeds, {failed} failed; {hours:.1f} region-hours and {messages:,} deliveries in {cpu:.0f} s of "
+        f"processor time: {rate:,.0f} region-hours an hour"
+    )
+    return 1 if failed else 0
+
+
+def _tell(seed: int, outcome: Outcome, options: argparse.Namespace) -> None:
+    assert outcome.violation is not None
+    print(f"seed {seed}: {outcome.violation}")
+    lines = story_of(seed)
+    if not options.as_found:
+        lines = shorten(lines, outcome.violation.kind)
+        print(f"  shortest story found ({len(lines)} lines), {run_story(lines).violation}:")
+    for line in lines:
+        print("   ", line)
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+    os.environ.setdefault("PYTHONHASHSEED", "0")
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,194 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A broker in the simulator: the real topic service, progress exchange and replicators, on simulated shells.
+
+One ``SimBroker`` is one life of a process. What outlives it (volume, metadata) belongs to its ``SimRegion``. The shells
+here stand where ``gateway/`` stands in a real broker; a region has one broker, and asks ``broker_of`` which, so that
+several can come later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
+
+from meridian_broker.ledgers.chapters import CacheBudget, LogLimits
+from meridian_broker.ledgers.store import LedgerError
+from meridian_broker.metadata.catalog import Catalog
+from meridian_broker.metadata.records import ClusterRecord
+from meridian_broker.metadata.store import MetadataError
+from meridian_broker.positions import HybridClock
+from meridian_broker.replication.exchange import ProgressExchange
+from meridian_broker.topics.errors import TopicError
+from meridian_broker.topics.service import ServicePolicy, TopicService
+from meridian_broker.topics.topic import Topic, TopicLimits
+from meridian_broker.wire.pulsar import topic_name
+from meridian_broker.wire.pulsar.errors import WireError
+from simulation.disks import SimStore, Volume
+from simulation.exchange_links import ExchangeLinks
+from simulation.loop import Lock, SimScheduler
+from simulation.metadata import MetadataVolume, SimMetadata
+from simulation.replication_links import ReplicationLinks
+
+if TYPE_CHECKING:
+    from simulation.world import World
+
+NAMESPACE: Final = "persistent://public/default/"
+WORLD_BEGAN_MS: Final = 1_780_000_000_000
+"""The wall clock when a world begins."""
+REFUSALS: Final = (TopicError, WireError, LedgerError, MetadataError)
+
+
+def full_name(topic: str) -> str:
+    return NAMESPACE + topic
+
+
+class SimBroker:
+    """One life of a broker."""
+
+    def __init__(self, world: World, home: SimRegion) -> None:
+        self.world = world
+        self.home = home
+        self.alive = True
+        self.ready = False
+        self.began_us = world.loop.now_us
+        self.scheduler = SimScheduler(world.loop, self, home.wall_ms)
+        self.store = SimStore(
+            home.volume,
+            world.loop,
+            self,
+            home.sync_us,
+            lambda ledger: world.model.ledger_made(home.name, ledger),
+            home.forget_ledger,
+        )
+        self.service: TopicService
+        self.exchange: ExchangeLinks
+        self.replication: ReplicationLinks
+
+    @property
+    def region(self) -> str:
+        return self.home.name
+
+    def mono_ms(self) -> int:
+        """A monotone clock, as the exchange wants."""
+        return self.world.loop.now_us // 1000
+
+    async def start(self) -> None:
+        """As ``server.broker`` does it."""
+        world, home = self.world, self.home
+        clock = HybridClock(self.scheduler.now_ms, home.name)
+        catalog = Catalog(
+            SimMetadata(world.loop, home.metadata, home.metadata_us), clock, self.scheduler.now_ms, self._sleep
+        )
+        while True:
+            try:
+                await catalog.refresh()
+                fence = await catalog.next_broker_epoch("broker-0")
+                break
+            except MetadataError:
+                await self._sleep(1)
+        self.service = TopicService(
+            region=home.name,
+            catalog=catalog,
+            store=self.store,
+            scheduler=self.scheduler,
+            clock=clock,
+            fence=fence,
+            policy=ServicePolicy(),
+            topic_limits=TopicLimits(failover_delay_seconds=0.2),
+            log_limits=LogLimits(max_entries=world.ledger_entries, max_bytes=1 << 20, tail_bytes=4096),
+            cache=CacheBudget(1 << 20),
+            new_lock=Lock,
+        )
+        core = ProgressExchange(self.service)
+        self.exchange = ExchangeLinks(self, core)
+        self.replication = ReplicationLinks(self)
+        self.service.exchange = self.exchange
+        self.service.replication = self.replication
+        while True:
+            try:
+                await catalog.ensure_bootstrap({name: ClusterRecord("http", "", name) for name in world.names})
+                break
+            except MetadataError:
+                await self._sleep(1)
+        self.ready = True
+        self.exchange.start()
+        await self.service.load_all()
+
+    async def _sleep(self, seconds: float) -> None:
+        await self.world.loop.sleep(round(seconds * 1_000_000))
+
+    def topic(self, name: str) -> Topic | None:
+        """The open topic, to look at."""
+        if not self.ready:
+            return None
+        found = self.service.topics.get(full_name(name))
+        return None if found is None or found.failure is not None else found
+
+    async def open_topic(self, name: str) -> Topic:
+        return await self.service.topic(topic_name.parse(full_name(name)), create=True)
+
+    def run(self, work: Callable[[], None]) -> None:
+        self.world.loop.soon(self, work)
+
+
+class SimRegion:
+    """What outlives a broker."""
+
+    def __init__(self, world: World, name: str) -> None:
+        self.world = world
+        self.name = name
+        self.volume = Volume()
+        self.metadata = MetadataVolume()
+        self.skew_ms = 0
+        self.disk_us = 0
+        """A sync takes so much longer."""
+        self.broker: SimBroker | None = None
+        self.saved: tuple[Volume, MetadataVolume, int] | None = None
+        self.lives = 0
+
+    def wall_ms(self) -> int:
+        return WORLD_BEGAN_MS + self.world.loop.now_us // 1000 + self.skew_ms
+
+    def sync_us(self) -> int:
+        random = self.world.weather.random
+        return self.disk_us + (1_000 if random is None else int(200 + 5_000 * random.random() ** 2))
+
+    def metadata_us(self) -> int:
+        random = self.world.weather.random
+        return 0 if random is None else int(2_000 * random.random() ** 2)
+
+    def forget_ledger(self, ledger: int) -> None:
+        self.world.model.ledger_deleted(self, ledger)
+
+    def broker_of(self, topic: str) -> SimBroker | None:
+        """The broker that serves a topic; None while nobody does."""
+        broker = self.broker
+        return broker if broker is not None and broker.alive and broker.ready else None
+
+    def start(self) -> None:
+        if self.broker is not None and self.broker.alive:
+            return
+        self.lives += 1
+        self.broker = broker = SimBroker(self.world, self)
+        self.world.loop.spawn(broker, broker.start(), f"start {self.name}")
+
+    def crash(self) -> None:
+        """Power cut. What was not synced is gone, save what had reached the disk all the same."""
+        broker = self.broker
+        if broker is None or not broker.alive:
+            return
+        broker.alive = False
+        broker.store.power_cut(self.world.weather.random)
+        self.world.network.lost(broker)
+        self.broker = None
+
+    def save(self) -> None:
+        self.saved = (self.volume.copy(), self.metadata.copy(), self.world.loop.now_us)
+
+    def restore(self) -> bool:
+        """Back to the copy that was saved; the broker must be down."""
+        if self.saved is None:
+            return False
+        volume, metadata, _ = self.saved
+        self.volume, self.metadata = volume.copy(), metadata.copy()
+        return True

@@ -1,0 +1,251 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A seed becomes a story: lines that anybody could have written, drawn by chance.
+
+Lines name their objects loosely (``ack c2 x3 newest``), so that a story stays one when lines are left out of it. Each
+seed first draws a mood - how many regions, which troubles happen at all and how often - because rare combinations are
+found by worlds that have little else, not by worlds that have everything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from random import Random
+from typing import Final
+
+NAMES: Final = ("us", "eu", "ap", "sa", "af")
+
+
+@dataclass
+class Mood:
+    """What a seed's world is like."""
+
+    regions: list[str]
+    topics: list[str]
+    subscriptions: list[str]
+    weights: dict[str, float]
+    consumers: list[str] = field(default_factory=list)
+
+
+class Generator:
+    """Draws one story."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = Random(seed)
+        self.lines: list[str] = []
+        self.mood = self._mood()
+        self._made = 0
+        self._down: set[str] = set()
+        self._saved: set[str] = set()
+
+    def _mood(self) -> Mood:
+        random = self.random
+        regions = list(NAMES[: random.choices((2, 3, 4, 5), (4, 5, 1, 1))[0]])
+        topics = ["t"] if random.random() < 0.7 else ["t", "u"]
+        subscriptions = ["sub"] if random.random() < 0.6 else ["sub", "other"]
+        weights = {
+            "produce": 12.0,
+            "ack": 12.0,
+            "consumer": 2.0,
+            "cumulative": random.choice((0.0, 3.0)),
+            "part": random.choice((0.0, 2.0)),
+            "nack": random.choice((0.0, 2.0)),
+            "seek": random.choice((0.0, 0.0, 0.7, 2.0)),
+            "move": random.choice((0.0, 2.0, 5.0)),
+            "close": random.choice((0.0, 1.0)),
+            "kill": random.choice((0.0, 1.0)),
+            "cut": random.choice((0.0, 1.0, 4.0)),
+            "stall": random.choice((0.0, 0.0, 1.0)),
+            "crash": random.choice((0.0, 1.0, 3.0)),
+            "stop": random.choice((0.0, 0.5)),
+            "start": 2.0,
+            "heal": 2.0,
+            "disk": random.choice((0.0, 0.5)),
+            "full": random.choice((0.0, 0.0, 0.7)),
+            "metadata": random.choice((0.0, 0.0, 0.5)),
+            "clock": random.choice((0.0, 0.7)),
+            "rot": random.choice((0.0, 0.0, 0.5)),
+            "trim": random.choice((0.0, 0.0, 1.0)),
+            "marker": random.choice((0.0, 0.5)),
+            "save": random.choice((0.0, 0.0, 0.0, 1.0)),
+            "subscribe": 0.3,
+            "quiet": random.choice((0.0, 0.2)),
+        }
+        return Mood(regions, topics, subscriptions, weights)
+
+    def story(self) -> list[str]:
+        random = self.random
+        self.say(f"chance {random.randrange(1_000_000)}")
+        if random.random() < 0.7:
+            self.say(f"ledgers of {random.choice((2, 3, 5, 8, 20))}")
+        self.say("regions " + " ".join(self.mood.regions))
+        if random.random() < 0.5:
+            for region in self.mood.regions:
+                self.say(f"clock {region} {random.randint(-3000, 3000):+d}")
+        names, weights = list(self.mood.weights), list(self.mood.weights.values())
+        steps = random.choice((10, 25, 25, 50, 80))
+        pause = random.choice((5, 50, 400))
+        for _ in range(steps):
+            action = random.choices(names, weights)[0]
+            method: Callable[[], None] = getattr(self, "_" + action)
+            method()
+            if random.random() < 0.6:
+                self.say(f"tick {int(random.expovariate(1 / pause)) + 1}")
+            elif random.random() < 0.03:
+                self.say(f"tick {random.choice((2000, 6000, 12_000, 25_000))}")
+        self.say("quiet")
+        return self.lines
+
+    def say(self, line: str) -> None:
+        self.lines.append(line)
+
+    # -- objects
+
+    def _region(self) -> str:
+        return self.random.choice(self.mood.regions)
+
+    def _topic(self) -> str:
+        return self.random.choice(self.mood.topics)
+
+    def _name(self) -> str:
+        return self.random.choice(self.mood.subscriptions)
+
+    def _any(self) -> str:
+        if not self.mood.consumers:
+            self._consumer()
+        return self.random.choice(self.mood.consumers)
+
+    def _few(self, most: int) -> int:
+        return min(most, 1 + int(self.random.expovariate(0.5)))
+
+    # -- actions
+
+    def _produce(self) -> None:
+        batch = f" batch {self.random.randint(2, 5)}" if self.random.random() < 0.3 else ""
+        self.say(f"produce {self._region()} {self._topic()} x{self._few(12)}{batch}")
+
+    def _subscribe(self) -> None:
+        place = " latest" if self.random.random() < 0.4 else ""
+        self.say(f"subscribe {self._region()} {self._topic()} {self._name()}{place}")
+
+    def _consumer(self) -> None:
+        if len(self.mood.consumers) >= 6:
+            return
+        random = self.random
+        self._made += 1
+        name = f"c{self._made}"
+        kind = random.choices(("shared", "exclusive", "failover"), (6, 2, 2))[0]
+        options = " latest" * (random.random() < 0.15) + " auto" * (random.random() < 0.3)
+        self.say(f"consumer {name} {self._region()} {self._topic()} {self._name()} {kind}{options}")
+        self.mood.consumers.append(name)
+
+    def _ack(self) -> None:
+        which = self.random.choice(("", "", " newest", " every2"))
+        self.say(f"ack {self._any()} x{self._few(10)}{which}")
+
+    def _cumulative(self) -> None:
+        self.say(f"cumulative {self._any()} x{self._few(8)}")
+
+    def _part(self) -> None:
+        bits = sorted({self.random.randrange(5) for _ in range(self.random.randint(1, 3))})
+        self.say(f"part {self._any()} x{self._few(3)} " + " ".join(map(str, bits)))
+
+    def _nack(self) -> None:
+        self.say(f"nack {self._any()} x{self._few(5)}")
+
+    def _seek(self) -> None:
+        place = self.random.choice((0, 20, 50, 70, 90, 100))
+        self.say(f"seek {self._region()} {self._topic()} {self._name()} {place}%")
+
+    def _move(self) -> None:
+        self.say(f"move {self._any()} {self._region()}")
+
+    def _close(self) -> None:
+        self.say(f"close {self._any()}")
+
+    def _kill(self) -> None:
+        self.say(f"kill {self._any()}")
+
+    def _pair(self) -> str:
+        one, two = self.random.sample(self.mood.regions, 2)
+        return f"{one}{self.random.choice('->')}{two}"
+
+    def _cut(self) -> None:
+        self.say(f"cut {self._pair()}")
+
+    def _stall(self) -> None:
+        pair = self._pair().replace("-", ">")
+        self.say(f"stall {pair}")
+        if self.random.random() < 0.7:
+            self.say(f"tick {self.random.choice((100, 1000, 5000, 40_000))}")
+            self.say(f"flow {pair}")
+
+    def _heal(self) -> None:
+        self.say("heal")
+
+    def _crash(self) -> None:
+        region = self._region()
+        self.say(f"crash {region}")
+        self._down.add(region)
+        if self.random.random() < 0.6:
+            self.say(f"tick {self.random.choice((1, 100, 1000))}")
+            self._start()
+
+    def _stop(self) -> None:
+        region = self._region()
+        self.say(f"stop {region}")
+        self._down.add(region)
+
+    def _start(self) -> None:
+        if self._down:
+            region = self.random.choice(sorted(self._down))
+            self._down.discard(region)
+            self.say(f"start {region}")
+
+    def _disk(self) -> None:
+        self.say(f"disk {self._region()} {self.random.choice((0, 20, 200, 1000))}")
+
+    def _full(self) -> None:
+        region = self._region()
+        self.say(f"full {region}")
+        self.say(f"tick {self.random.choice((1, 20, 500))}")
+        self.say(f"room {region}")
+
+    def _metadata(self) -> None:
+        region = self._region()
+        self.say(f"metadata {region} away")
+        self.say(f"tick {self.random.choice((1, 50, 3000))}")
+        self.say(f"metadata {region} back")
+
+    def _clock(self) -> None:
+        self.say(f"clock {self._region()} {self.random.choice((-5000, -500, 500, 5000, 60_000)):+d}")
+
+    def _rot(self) -> None:
+        region = self._region()
+        self.say(f"rot {region} {self._topic()} {self.random.randrange(50)}")
+        if self.random.random() < 0.5:
+            self.say(f"tick {self.random.choice((100, 3000))}")
+            self.say(f"mend {region}")
+
+    def _trim(self) -> None:
+        self.say(f"trim {self._region()}")
+
+    def _marker(self) -> None:
+        self.say(f"marker {self._region()} {self._topic()}")
+
+    def _save(self) -> None:
+        region = self._region()
+        if region in self._saved and self.random.random() < 0.7:
+            self.say(f"restore {region}")
+            self._saved.discard(region)
+        else:
+            self.say(f"save {region}")
+            self._saved.add(region)
+
+    def _quiet(self) -> None:
+        self.say("quiet")
+
+
+def story_of(seed: int) -> list[str]:
+    """The lines of a seed."""
+    return Generator(seed).story()

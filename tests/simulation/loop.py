@@ -1,0 +1,264 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The simulator's turn of the world: one queue of callbacks, one clock, and coroutines that run on nothing else.
+
+Time is a number. It jumps to the next callback that is due; nothing here sleeps, and nothing runs beside it, so a
+history is the same each time it is told. A process of the simulation (a broker) is an *owner*: once it is dead, its
+callbacks and its coroutines are passed over, as a killed process's are.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Callable, Coroutine, Generator
+from typing import Any, Final, Generic, Protocol, TypeVar
+
+T = TypeVar("T")
+
+MOMENT_LIMIT: Final = 50_000
+"""Callbacks at one instant. More means that something keeps calling itself without waiting for anything."""
+
+
+class Owner(Protocol):
+    """Whatever can die."""
+
+    alive: bool
+
+
+class Spinning(Exception):
+    """Something calls itself for ever while no time passes."""
+
+
+class Timer:
+    """A callback at a time."""
+
+    __slots__ = ("callback", "owner")
+
+    def __init__(self, owner: Owner | None, callback: Callable[[], None]) -> None:
+        self.owner = owner
+        self.callback: Callable[[], None] | None = callback
+
+    def cancel(self) -> None:
+        self.callback = None
+
+
+class Loop:
+    """See the module's text. Times are microseconds since the world began."""
+
+    def __init__(self) -> None:
+        self.now_us = 0
+        self.on_error: Callable[[BaseException, str], None] | None = None
+        """Hears of every exception that nobody caught."""
+        self._ready: deque[tuple[Owner | None, Callable[[], None]]] = deque()
+        self._heap: list[tuple[int, int, Timer]] = []
+        self._number = 0
+
+    def soon(self, owner: Owner | None, callback: Callable[[], None]) -> None:
+        """In the next turn."""
+        self._ready.append((owner, callback))
+
+    def after(self, delay_us: int, owner: Owner | None, callback: Callable[[], None]) -> Timer:
+        """Once so much time has passed."""
+        self._number += 1
+        timer = Timer(owner, callback)
+        heapq.heappush(self._heap, (self.now_us + max(delay_us, 0), self._number, timer))
+        return timer
+
+    def run(self, until_us: int) -> None:
+        """Let everything happen that happens until then."""
+        self._turns()
+        heap = self._heap
+        while heap and heap[0][0] <= until_us:
+            due, _, timer = heapq.heappop(heap)
+            self.now_us = max(self.now_us, due)
+            owner, callback = timer.owner, timer.callback
+            if callback is None or (owner is not None and not owner.alive):
+                continue
+            self._call(callback)
+            self._turns()
+        self.now_us = max(self.now_us, until_us)
+
+    def _turns(self) -> None:
+        ready, count = self._ready, 0
+        while ready:
+            owner, callback = ready.popleft()
+            if owner is None or owner.alive:
+                self._call(callback)
+                count += 1
+                if count > MOMENT_LIMIT:
+                    ready.clear()
+                    raise Spinning(f"{callback} and others keep each other busy while no time passes")
+
+    def _call(self, callback: Callable[[], None]) -> None:
+        try:
+            callback()
+        except Exception as error:
+            if self.on_error is None:
+                raise
+            self.on_error(error, getattr(callback, "__qualname__", repr(callback)))
+
+    # -- coroutines
+
+    def spawn(self, owner: Owner | None, work: Coroutine[Any, Any, None], name: str) -> Task:
+        task = Task(self, owner, work, name)
+        self._ready.append((None, task.step))
+        return task
+
+    async def sleep(self, delay_us: int) -> None:
+        if delay_us <= 0:
+            return
+        heard: Future[None] = Future()
+        self.after(delay_us, None, lambda: heard.settle(None))
+        await heard
+
+
+class Future(Generic[T]):
+    """A value to come. Whoever awaits it goes on in the next turn after it came."""
+
+    __slots__ = ("_error", "_value", "_waiters", "done")
+
+    def __init__(self) -> None:
+        self.done = False
+        self._value: T | None = None
+        self._error: BaseException | None = None
+        self._waiters: list[Callable[[], None]] | None = None
+
+    def settle(self, value: T) -> None:
+        if not self.done:
+            self._value = value
+            self._finish()
+
+    def fail(self, error: BaseException) -> None:
+        if not self.done:
+            self._error = error
+            self._finish()
+
+    def _finish(self) -> None:
+        self.done = True
+        waiters, self._waiters = self._waiters, None
+        for waiter in waiters or ():
+            waiter()
+
+    def when_done(self, callback: Callable[[], None]) -> None:
+        if self.done:
+            callback()
+        elif self._waiters is None:
+            self._waiters = [callback]
+        else:
+            self._waiters.append(callback)
+
+    def __await__(self) -> Generator[Future[T], None, T]:
+        if not self.done:
+            yield self
+        if self._error is not None:
+            raise self._error
+        return self._value  # type: ignore[return-value]
+
+
+class Task:
+    """A coroutine on its way."""
+
+    __slots__ = ("_loop", "_owner", "_work", "name")
+
+    def __init__(self, loop: Loop, owner: Owner | None, work: Coroutine[Any, Any, None], name: str) -> None:
+        self._loop = loop
+        self._owner = owner
+        self._work = work
+        self.name = name
+
+    def step(self) -> None:
+        owner = self._owner
+        if owner is not None and not owner.alive:
+            self._work.close()
+            return
+        try:
+            waited = self._work.send(None)
+        except StopIteration:
+            return
+        except Exception as error:
+            if self._loop.on_error is None:
+                raise
+            self._loop.on_error(error, self.name)
+            return
+        assert isinstance(waited, Future), f"{self.name} awaits something that is not of this loop: {waited!r}"
+        waited.when_done(self._wake)
+
+    def _wake(self) -> None:
+        self._loop.soon(None, self.step)
+
+
+class Lock:
+    """As `asyncio.Lock`, in order."""
+
+    def __init__(self) -> None:
+        self._held = False
+        self._queue: deque[Future[None]] = deque()
+
+    async def __aenter__(self) -> None:
+        if self._held:
+            turn: Future[None] = Future()
+            self._queue.append(turn)
+            await turn
+        self._held = True
+
+    async def __aexit__(self, *_: object) -> None:
+        self._held = False
+        if self._queue:
+            self._held = True
+            self._queue.popleft().settle(None)
+
+
+class Event:
+    """As `asyncio.Event`."""
+
+    def __init__(self) -> None:
+        self._is_set = False
+        self._waiters: list[Future[None]] = []
+
+    def set(self) -> None:
+        self._is_set = True
+        waiters, self._waiters = self._waiters, []
+        for waiter in waiters:
+            waiter.settle(None)
+
+    def clear(self) -> None:
+        self._is_set = False
+
+    async def wait(self) -> None:
+        if not self._is_set:
+            turn: Future[None] = Future()
+            self._waiters.append(turn)
+            await turn
+
+
+class SimScheduler:
+    """`ledgers.scheduling.Scheduler` of one simulated process: its own clock, the world's turns."""
+
+    def __init__(self, loop: Loop, owner: Owner, wall_ms: Callable[[], int]) -> None:
+        self._loop = loop
+        self._owner = owner
+        self._wall_ms = wall_ms
+
+    def now_ms(self) -> int:
+        return self._wall_ms()
+
+    def defer(self, callback: Callable[[], None]) -> None:
+        self._loop.soon(self._owner, callback)
+
+    def later(self, seconds: float, callback: Callable[[], None]) -> Timer:
+        return self._loop.after(round(seconds * 1_000_000), self._owner, callback)
+
+    async def answer(self, ask: Callable[[Callable[[Any], None]], object]) -> Any:
+        heard: Future[Any] = Future()
+
+        def ready(value: Any) -> None:
+            if isinstance(value, Exception):
+                heard.fail(value)
+            else:
+                heard.settle(value)
+
+        ask(ready)
+        return await heard
+
+    def spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        self._loop.spawn(self._owner, work, name)

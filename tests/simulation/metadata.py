@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A region's metadata store in memory: it outlives its brokers, and answers when the world says so."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, field
+
+from meridian_broker.metadata.store import (
+    ABSENT,
+    Change,
+    Check,
+    Delete,
+    Lease,
+    MetadataUnavailable,
+    Put,
+    Record,
+    VersionConflict,
+)
+from simulation.loop import Loop
+
+
+@dataclass
+class MetadataVolume:
+    """What a region's metadata store holds. Every write that returned is durable."""
+
+    records: dict[str, Record] = field(default_factory=dict)
+    version: int = 0
+    away: bool = False
+    """Not reachable at present."""
+
+    def copy(self) -> MetadataVolume:
+        return MetadataVolume(dict(self.records), self.version)
+
+
+class SimMetadata:
+    """`metadata.store.MetadataStore` as one broker sees it. ``delay_us`` is asked before and after each operation."""
+
+    def __init__(self, loop: Loop, volume: MetadataVolume, delay_us: Callable[[], int]) -> None:
+        self._loop = loop
+        self._volume = volume
+        self._delay_us = delay_us
+
+    async def _arrive(self) -> None:
+        await self._loop.sleep(self._delay_us())
+        if self._volume.away:
+            raise MetadataUnavailable("the metadata store does not answer")
+
+    async def get(self, path: str) -> Record | None:
+        await self._arrive()
+        return self._volume.records.get(path)
+
+    async def put(self, path: str, value: bytes, *, expected: int | None = None, lease: int | None = None) -> int:
+        await self._arrive()
+        if expected is not None and self._version(path) != expected:
+            raise VersionConflict(f"{path} is at version {self._version(path)}, not {expected}")
+        self._put(path, value)
+        version = self._version(path)
+        await self._loop.sleep(self._delay_us())
+        return version
+
+    async def delete(self, path: str, *, expected: int | None = None) -> bool:
+        await self._arrive()
+        if expected is not None and self._version(path) != expected:
+            raise VersionConflict(f"{path} is at version {self._version(path)}, not {expected}")
+        return self._volume.records.pop(path, None) is not None
+
+    async def children(self, path: str) -> list[str]:
+        await self._arrive()
+        start = path.rstrip("/") + "/"
+        return sorted({key[len(start) :].split("/", 1)[0] for key in self._volume.records if key.startswith(start)})
+
+    async def scan(self, prefix: str) -> list[tuple[str, Record]]:
+        await self._arrive()
+        return sorted((key, record) for key, record in self._volume.records.items() if key.startswith(prefix))
+
+    async def transact(self, checks: Sequence[Check], operations: Sequence[Put | Delete]) -> bool:
+        await self._arrive()
+        if any(self._version(check.path) != check.version for check in checks):
+            return False
+        for operation in operations:
+            if isinstance(operation, Put):
+                self._put(operation.path, operation.value)
+            else:
+                self._volume.records.pop(operation.path, None)
+        await self._loop.sleep(self._delay_us())
+        return True
+
+    def watch(self, prefix: str) -> AsyncIterator[list[Change]]:
+        raise NotImplementedError("one broker a region: it sees its own writes")
+
+    async def lease(self, ttl_seconds: float) -> Lease:
+        raise NotImplementedError("nothing built so far takes a lease")
+
+    async def close(self) -> None:
+        """Nothing to let go of."""
+
+    def _version(self, path: str) -> int:
+        record = self._volume.records.get(path)
+        return ABSENT if record is None else record.version
+
+    def _put(self, path: str, value: bytes) -> None:
+        self._volume.version += 1
+        self._volume.records[path] = Record(value, self._volume.version)

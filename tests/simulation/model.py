@@ -1,0 +1,401 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What was promised, kept beside the world and compared with what happens.
+
+The model believes only what a client, or a durable disk, was told: receipts, confirmed acknowledgements, confirmed
+flushes and barriers. From that follow two sets for each subscription: messages that *must* come (nobody can have acked
+them in the epoch that counts) and messages that *must not* come in a region any more (acked, and durable there). In
+between lies what a crash left open; there both are allowed.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from meridian_broker.ledgers.entry import MARKER, unpack
+from meridian_broker.ledgers.store import LedgerError
+from meridian_broker.positions import Stamp
+from meridian_broker.positions.position import EARLIEST, LATEST, Origin, Position
+from meridian_broker.replication.exchange_waits import WaitResult
+from meridian_broker.topics.consumer import Consumer
+
+if TYPE_CHECKING:
+    from simulation.broker import SimRegion
+    from simulation.world import World
+
+Key = tuple[str, str]
+Heard = Callable[[LedgerError | None], None]
+
+
+@dataclass(frozen=True)
+class Violation:
+    """A promise that was broken."""
+
+    kind: str
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.kind}: {self.text}"
+
+
+@dataclass(slots=True)
+class Acked:
+    """One acknowledgement: which bits of which origins, in which epoch, and where it is durable since when."""
+
+    epoch: Stamp
+    bits: dict[Origin, int]
+    known: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Rewound:
+    """One rewind: what it surely rules, what it may rule, and where it is durable since when."""
+
+    stamp: Stamp
+    surely: set[Origin]
+    perhaps: set[Origin]
+    known: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class SubscriptionFacts:
+    acks: list[Acked] = field(default_factory=list)
+    by_origin: dict[Origin, list[Acked]] = field(default_factory=lambda: defaultdict(list))
+    rewinds: list[Rewound] = field(default_factory=list)
+    skipped: dict[str, Position] = field(default_factory=dict)
+    """Origin region -> up to here it may count as acked, for the subscription began later."""
+
+    def add(self, ack: Acked) -> None:
+        self.acks.append(ack)
+        for origin in ack.bits:
+            self.by_origin[origin].append(ack)
+
+    def perhaps_acked(self, origin: Origin) -> int:
+        """Bits that may count as acked."""
+        if origin.position <= self.skipped.get(origin.region, EARLIEST):
+            return -1
+        bits = 0
+        for ack in self.by_origin.get(origin, ()):
+            if not any(r.known and r.stamp > ack.epoch and origin in r.surely for r in self.rewinds):
+                bits |= ack.bits[origin]
+        return bits
+
+    def surely_acked(self, origin: Origin, region: str) -> int:
+        """Bits that count as acked, durably, in the region."""
+        bits = 0
+        for ack in self.by_origin.get(origin, ()):
+            if region in ack.known and not any(r.stamp > ack.epoch and origin in r.perhaps for r in self.rewinds):
+                bits |= ack.bits[origin]
+        return bits
+
+
+class Model:
+    """See the module's text."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self.violations: list[Violation] = []
+        self.receipts: dict[tuple[str, str], dict[Position, bytes]] = defaultdict(dict)
+        """(region, topic) -> entries with a receipt."""
+        self.facts: dict[Key, SubscriptionFacts] = defaultdict(SubscriptionFacts)
+        self._ledgers: dict[str, set[int]] = defaultdict(set)
+        self._replicated: dict[tuple[str, str], dict[str, Position]] = defaultdict(dict)
+        """(region, topic name) -> origin region -> last one confirmed to its replicator."""
+        self.payloads: dict[Origin, bytes] = {}
+        self._entries: dict[tuple[str, int], list[tuple[Origin | None, bytes, int]]] = {}
+        self.trimmed: dict[tuple[str, str], set[Origin]] = defaultdict(set)
+        """(region, topic) -> given back, with reason."""
+        self.rolled_back: set[str] = set()
+        """Regions restored from a copy that lacked entries of their own."""
+        self.delivered = 0
+        self.confirmed = 0
+
+    def violate(self, kind: str, text: str) -> None:
+        if not self.violations:
+            self.violations.append(Violation(kind, f"after {self._world.loop.now_us / 1e6:.3f} s: {text}"))
+
+    # -- ledgers
+
+    def ledger_made(self, region: str, ledger: int) -> None:
+        if ledger in self._ledgers[region]:
+            self.violate("a ledger id was used twice", f"{region} makes ledger {ledger} again (R1)")
+        self._ledgers[region].add(ledger)
+
+    def ledger_deleted(self, home: SimRegion, ledger: int) -> None:
+        topic = self._world.topic_of_ledger(home, ledger)
+        if topic is not None:
+            self.trimmed[home.name, topic].update(o for o, _, _ in self.entries(home, ledger) if o is not None)
+
+    def entries(self, home: SimRegion, ledger: int) -> list[tuple[Origin | None, bytes, int]]:
+        """Of each durable entry of a ledger: origin (None: a marker), payload, messages."""
+        stored = home.volume.disk.ledgers.get(ledger)
+        if stored is None:
+            return []
+        known = self._entries.setdefault((home.name, ledger), [])
+        if len(known) > len(stored.entries):
+            del known[len(stored.entries) :]
+        for number in range(len(known), len(stored.entries)):
+            known.append(self._look(home.name, Position(ledger, number), stored.entries[number]))
+        return known
+
+    def _look(self, region: str, position: Position, entry: bytes) -> tuple[Origin | None, bytes, int]:
+        header = unpack(entry)
+        payload = entry[entry.rfind(b"#") :]
+        if header.flags & MARKER:
+            return None, payload, header.messages
+        origin = (
+            Origin(region, *position)
+            if header.region is None or header.origin is None
+            else Origin(header.region, *header.origin)
+        )
+        before = self.payloads.setdefault(origin, payload)
+        if before != payload:
+            self.violate("one origin, two payloads", f"{origin} is {before!r}, in {region} {payload!r}")
+        return origin, payload, header.messages
+
+    def log(self, home: SimRegion, topic: str) -> list[tuple[Position, Origin, int]]:
+        """Everything stored of a topic that is no marker: position, origin, messages."""
+        found = []
+        broker = home.broker_of(topic)
+        opened = broker.topic(topic) if broker is not None else None
+        for ledger, count, _ in opened.log.counts() if opened is not None else ():
+            for number, (origin, _, messages) in enumerate(self.entries(home, ledger)[:count]):
+                if origin is not None:
+                    found.append((Position(ledger, number), origin, messages))
+        return found
+
+    # -- producers and replicators
+
+    def stored(self, home: SimRegion, position: Position) -> None:
+        """A receipt leaves."""
+        if not home.volume.holds(*position):
+            self.violate(
+                "a receipt before it was durable", f"{home.name} confirms {position}, which a crash would lose"
+            )
+
+    def receipted(self, home: SimRegion, topic: str, position: Position, payload: bytes) -> None:
+        """A client has its receipt."""
+        self.receipts[home.name, topic][position] = payload
+        self.confirmed += 1
+
+    def replicated(self, home: SimRegion, topic: str, region: str, origin: Position) -> None:
+        """A receipt for a replicator leaves."""
+        places = self._replicated[home.name, topic]
+        places[region] = max(places.get(region, EARLIEST), origin)
+
+    def replica_place(self, home: SimRegion, remote: str, topic: str, last: Position) -> None:
+        """A remote said that it has everything of ours up to there."""
+        places = self._replicated[remote, topic]
+        places[home.name] = max(places.get(home.name, EARLIEST), last)
+
+    # -- acknowledgements
+
+    def subscription_made(self, home: SimRegion, topic: str, name: str, initial: Position) -> None:
+        if initial == LATEST:
+            broker = home.broker_of(topic)
+            opened = broker.topic(topic) if broker is not None else None
+            if opened is not None:
+                skipped = self.facts[topic, name].skipped
+                for region, last in (*opened.log.last_origin.items(), (home.name, opened.log.last_own)):
+                    skipped[region] = max(skipped.get(region, EARLIEST), last)
+
+    def acking(self, home: SimRegion, topic: str, consumer: Consumer, bits: dict[Position, int], epoch: Stamp) -> Heard:
+        found: dict[Origin, int] = {}
+        for position, some in bits.items():
+            entries = self.entries(home, position.ledger)
+            if position.entry < len(entries) and (origin := entries[position.entry][0]) is not None:
+                found[origin] = some
+        return self._acked(home, topic, consumer.subscription.name, epoch, found)
+
+    def acking_up_to(self, home: SimRegion, topic: str, consumer: Consumer, upto: Position, epoch: Stamp) -> Heard:
+        found = {origin: (1 << messages) - 1 for place, origin, messages in self.log(home, topic) if place <= upto}
+        return self._acked(home, topic, consumer.subscription.name, epoch, found)
+
+    def _acked(self, home: SimRegion, topic: str, name: str, epoch: Stamp, bits: dict[Origin, int]) -> Heard:
+        ack = Acked(epoch, bits)
+        self.facts[topic, name].add(ack)
+
+        def heard(error: LedgerError | None) -> None:
+            if error is None:
+                ack.known.setdefault(home.name, self._world.loop.now_us)
+
+        return heard
+
+    def seeking(self, home: SimRegion, topic: str, name: str, target: Position) -> Callable[[Stamp, Stamp], Heard]:
+        """A seek begins; the result is told the epoch before and after it, and gives whom to tell that it is durable."""
+        facts = self.facts[topic, name]
+        before = [(origin, messages) for place, origin, messages in self.log(home, topic) if place < target]
+        after_surely = {origin for place, origin, _ in self.log(home, topic) if place >= target}
+
+        def done(old: Stamp, new: Stamp) -> Heard:
+            ack = Acked(old, {origin: (1 << messages) - 1 for origin, messages in before})
+            facts.add(ack)
+            rewind: Rewound | None = None
+            if new != old and new.region == home.name:
+                perhaps = {origin for place, origin, _ in self.log(home, topic) if place >= target}
+                rewind = Rewound(new, after_surely, perhaps)
+                facts.rewinds.append(rewind)
+
+            def heard(error: LedgerError | None) -> None:
+                if error is None:
+                    now = self._world.loop.now_us
+                    ack.known.setdefault(home.name, now)
+                    if rewind is not None:
+                        rewind.known.setdefault(home.name, now)
+
+            return heard
+
+        return done
+
+    # -- flushes and barriers
+
+    def flush_begun(self, home: SimRegion, topic_name: str, name: str) -> Callable[[WaitResult], None]:
+        """What is durable here now is durable in every region that confirms."""
+        known = self._known(home.name, topic_name, name)
+
+        def done(result: WaitResult) -> None:
+            self._spread(known, result.confirmed)
+            self._complete("flush", home, result)
+
+        return done
+
+    def barrier_begun(self, home: SimRegion, topic_name: str, name: str) -> Callable[[WaitResult], None]:
+        """What is durable now in a region that answers is durable here then."""
+        known = {region: self._known(region, topic_name, name) for region in self._world.names}
+
+        def done(result: WaitResult) -> None:
+            for region in result.confirmed:
+                self._spread(known[region], frozenset((home.name,)))
+            self._complete("barrier", home, result)
+
+        return done
+
+    def _complete(self, what: str, home: SimRegion, result: WaitResult) -> None:
+        if result.missing and self._world.calm():
+            missing = ", ".join(f"{region} ({reason})" for region, reason in sorted(result.missing.items()))
+            self.violate(f"a {what} was not complete", f"in {home.name} without {missing}, though nothing was wrong")
+
+    def _known(self, region: str, topic_name: str, name: str) -> list[Acked | Rewound]:
+        facts = self.facts.get((topic_name.rpartition("/")[2], name))
+        return [] if facts is None else [one for one in (*facts.acks, *facts.rewinds) if region in one.known]
+
+    def _spread(self, known: list[Acked | Rewound], regions: frozenset[str]) -> None:
+        now = self._world.loop.now_us
+        for one in known:
+            if one.known:
+                for region in regions:
+                    one.known.setdefault(region, now)
+
+    # -- crashes and restores
+
+    def crashed(self, home: SimRegion) -> None:
+        """The power is gone: look at what is left."""
+        self.check_replicas(home)
+
+    def check_replicas(self, home: SimRegion) -> None:
+        """Whatever a replicator was told to be stored must be there."""
+        for (region, topic), places in self._replicated.items():
+            if region == home.name and places:
+                durable = self._durable_origins(home, topic.rpartition("/")[2])
+                for origin_region, last in places.items():
+                    if last > durable.get(origin_region, EARLIEST):
+                        self.violate(
+                            "a replicator was told too much",
+                            f"{region} confirmed {origin_region}/{last}, and has {durable.get(origin_region, EARLIEST)}",
+                        )
+
+    def _durable_origins(self, home: SimRegion, topic: str) -> dict[str, Position]:
+        last: dict[str, Position] = {}
+        for origin in self.trimmed[home.name, topic]:
+            last[origin.region] = max(last.get(origin.region, EARLIEST), origin.position)
+        for ledger in home.volume.disk.ledgers:
+            if self._world.topic_of_ledger(home, ledger) == topic:
+                for found, _, _ in self.entries(home, ledger):
+                    if found is not None:
+                        last[found.region] = max(last.get(found.region, EARLIEST), found.position)
+        return last
+
+    def restored(self, home: SimRegion, saved_us: int, lost: dict[str, set[Origin]]) -> None:
+        """A region went back to an older copy: what it knew since then, it does not know."""
+        for (region, topic), receipts in self.receipts.items():
+            if region == home.name:
+                for position in [p for p in receipts if not home.volume.holds(*p)]:
+                    if Origin(region, *position) not in self.trimmed[region, topic]:
+                        del receipts[position]
+        for facts in self.facts.values():
+            for one in (*facts.acks, *facts.rewinds):
+                if one.known.get(home.name, -1) > saved_us:
+                    del one.known[home.name]
+        for (region, _), places in self._replicated.items():
+            if region == home.name:
+                places.clear()
+        for region, ledger in [key for key in self._entries if key[0] == home.name]:
+            del self._entries[region, ledger]
+        for topic, origins in lost.items():
+            self.trimmed[home.name, topic] -= {origin for origin in self.trimmed[home.name, topic] if origin in origins}
+            if any(origin.region == home.name for origin in origins):
+                self.rolled_back.add(home.name)
+
+    # -- delivery
+
+    def delivering(self, home: SimRegion, topic: str, name: str, position: Position, entry: bytes, bits: int) -> None:
+        """An entry goes to a client."""
+        self.delivered += 1
+        origin, _, _ = self._look(home.name, position, entry)
+        if origin is None:
+            return
+        facts = self.facts.get((topic, name))
+        if facts is None:
+            return
+        again = facts.surely_acked(origin, home.name) & bits
+        if again:
+            self.violate(
+                "acked and delivered again",
+                f"{home.name} sends {self._world.shown(origin)} of {topic}/{name} (bits {again:b}), acked and durable there",
+            )
+
+    # -- in the end
+
+    def check_logs(self, topic: str) -> None:
+        """Entries: none lost, none twice, each origin's in order, each chained to the one before."""
+        for home in self._world.regions.values():
+            log = self.log(home, topic)
+            stored = {position: origin for position, origin, _ in log}
+            last: dict[str, Position] = {}
+            for position, origin, _ in log:
+                if origin.position <= last.get(origin.region, EARLIEST):
+                    self.violate(
+                        "order of an origin", f"{home.name} has {self._world.shown(origin)} at {position}, not in order"
+                    )
+                last[origin.region] = origin.position
+            for position in self.receipts[home.name, topic]:
+                origin = Origin(home.name, *position)
+                if position not in stored and origin not in self.trimmed[home.name, topic]:
+                    self.violate("lost", f"{home.name} confirmed {self._world.shown(origin)} and has it no more")
+                elif self.payloads[origin] != self.receipts[home.name, topic][position]:
+                    self.violate(
+                        "another message under the receipt's id", f"{self._world.shown(origin)} in {home.name}"
+                    )
+            self.check_replicas(home)
+
+    def check_delivered(self, home: SimRegion, topic: str, name: str, got: dict[Position, int]) -> None:
+        """What one consumer got who looked at everything, after all was quiet."""
+        facts = self.facts[topic, name]
+        for position, origin, messages in self.log(home, topic):
+            whole = (1 << messages) - 1
+            bits = got.get(position, 0)
+            missing = whole & ~(bits | facts.perhaps_acked(origin))
+            if missing:
+                self.violate(
+                    "skipped",
+                    f"{home.name} never delivers {self._world.shown(origin)} of {topic}/{name} (bits {missing:b}), "
+                    "which nobody acked",
+                )
+            # What must not come is seen when it is sent.
+
+    def all_know(self, topic: str, name: str) -> None:
+        """Progress is equal in all regions, and durable: whatever one of them knew, all know."""
+        facts = self.facts[topic, name]
+        self._spread([*facts.acks, *facts.rewinds], frozenset(self._world.names))

@@ -1,0 +1,184 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Connections between processes: ordered, slow, and mortal.
+
+A connection never loses a message in its middle: like TCP it delivers a prefix and then breaks, each end learning of
+it in its own time. What can be cut is who may dial whom, what can be stalled is one direction of every connection
+between two regions: nothing arrives there until it is released, or until somebody's patience ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from random import Random
+from typing import Final, Protocol
+
+from simulation.loop import Loop
+
+PATIENCE_US: Final = 30_000_000
+"""A connection on which nothing arrives for so long is given up by both ends, as keep-alive does."""
+
+
+class Process(Protocol):
+    """One end of a connection: a broker's life, or a client."""
+
+    alive: bool
+
+    @property
+    def region(self) -> str: ...
+
+
+@dataclass
+class Weather:
+    """How the world treats messages. Without ``random`` every message takes ``base_us``."""
+
+    random: Random | None = None
+    base_us: int = 1_000
+    duplication: float = 0.0
+    strict: bool = True
+    distances: dict[frozenset[str], int] = field(default_factory=dict)
+
+    def delay_us(self, source: str, target: str) -> int:
+        base = self.distances.get(frozenset((source, target)), self.base_us) if source != target else 100
+        if self.random is None:
+            return base
+        draw = self.random.random()
+        if draw < 0.01:
+            return base + int(self.random.random() * 200_000)
+        return base + int(draw * base)
+
+
+class Network:
+    """Every connection there is."""
+
+    def __init__(self, loop: Loop, weather: Weather) -> None:
+        self.loop = loop
+        self.weather = weather
+        self.cuts: set[tuple[str, str]] = set()
+        """``(who dials, whom)``: cannot."""
+        self.stalls: set[tuple[str, str]] = set()
+        """``(from, to)``: nothing arrives."""
+        self.connections: list[Connection] = []
+
+    def connect(self, dialler: Process, target: Process) -> Connection:
+        connection = Connection(self, dialler, target)
+        if len(self.connections) > 64:
+            self.connections = [one for one in self.connections if one.is_open]
+        self.connections.append(connection)
+        return connection
+
+    def can_dial(self, dialler: str, target: str) -> bool:
+        return (dialler, target) not in self.cuts and (dialler, target) not in self.stalls
+
+    def cut(self, dialler: str, target: str) -> None:
+        """Connections that ``dialler`` made to ``target`` break, and no new ones come up."""
+        self.cuts.add((dialler, target))
+        for connection in list(self.connections):
+            if connection.is_open and connection.regions == (dialler, target):
+                connection.snap()
+
+    def heal(self, dialler: str, target: str) -> None:
+        self.cuts.discard((dialler, target))
+
+    def stall(self, source: str, target: str) -> None:
+        self.stalls.add((source, target))
+
+    def release(self, source: str, target: str) -> None:
+        self.stalls.discard((source, target))
+        for connection in list(self.connections):
+            for way in connection.ways:
+                if way.regions == (source, target):
+                    way.release()
+
+    def lost(self, process: Process) -> None:
+        """The process died: its connections break, as the kernel of a machine that lost it says."""
+        for connection in list(self.connections):
+            if connection.is_open and process in connection.ends:
+                connection.snap()
+
+
+class Way:
+    """One direction of a connection."""
+
+    def __init__(self, connection: Connection, source: Process, target: Process) -> None:
+        self._connection = connection
+        self._network = connection.network
+        self.source = source
+        self.target = target
+        self.regions = (source.region, target.region)
+        self._last_us = 0
+        self.broken_us: int | None = None
+        """What would arrive later than this does not."""
+        self._held: list[Callable[[], None]] = []
+
+    def send(self, arrive: Callable[[], None]) -> None:
+        if not self._connection.is_open:
+            return
+        loop = self._network.loop
+        due = loop.now_us + self._network.weather.delay_us(*self.regions)
+        self._last_us = due = max(due, self._last_us)
+        loop.after(due - loop.now_us, self.target, lambda: self._arrive(arrive))
+
+    def _arrive(self, arrive: Callable[[], None]) -> None:
+        network = self._network
+        if self.broken_us is not None and network.loop.now_us > self.broken_us:
+            return
+        if self._held or (network.stalls and self.regions in network.stalls):
+            if not self._held:
+                network.loop.after(PATIENCE_US, None, self._give_up)
+            self._held.append(arrive)
+            return
+        arrive()
+
+    def _give_up(self) -> None:
+        if self._held:
+            self._held.clear()
+            self._connection.snap()
+
+    def release(self) -> None:
+        held, self._held = self._held, []
+        for arrive in held:
+            if self.target.alive and self.broken_us is None:
+                arrive()
+
+
+class Connection:
+    """From the one that dialled to the one that answered. ``on_closed`` hears the end, once an end."""
+
+    def __init__(self, network: Network, dialler: Process, target: Process) -> None:
+        self.network = network
+        self.ends = (dialler, target)
+        self.regions = (dialler.region, target.region)
+        self.is_open = True
+        self.ways = (Way(self, dialler, target), Way(self, target, dialler))
+        self.on_closed: list[Callable[[], None]] = [_nothing, _nothing]
+        """Of the dialler, of the target."""
+
+    def send(self, side: int, arrive: Callable[[], None]) -> None:
+        """``side`` 0: the dialler speaks; 1: the target."""
+        self.ways[side].send(arrive)
+
+    def snap(self) -> None:
+        """It breaks. Some of what is on its way still arrives; then each end hears of it."""
+        if not self.is_open:
+            return
+        self.is_open = False
+        loop, random = self.network.loop, self.network.weather.random
+        for side, way in enumerate(self.ways):
+            grace = int(random.random() ** 4 * 400_000) if random is not None else 0
+            way.broken_us = loop.now_us + grace
+            listener = way.target
+            closed = self.on_closed[1 - side]
+            loop.after(grace + 1, listener, closed)
+
+    def close(self, side: int) -> None:
+        """One end closes it in good order: what it sent before arrives, then the other end hears of it."""
+        if not self.is_open:
+            return
+        self.send(side, self.on_closed[1 - side])
+        self.is_open = False
+        self.ways[1 - side].broken_us = self.network.loop.now_us
+
+
+def _nothing() -> None:
+    pass

@@ -1,0 +1,288 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Replicators on simulated links: what ``gateway/replication.py`` and the PRODUCER handler are in a real broker."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from meridian_broker.ledgers.store import LedgerError
+from meridian_broker.metadata.store import MetadataError
+from meridian_broker.positions.position import EARLIEST, Position
+from meridian_broker.replication.replicator import RemotePlace, ReplicationSource, Replicator, last_own_durable
+from meridian_broker.replication.replicator_status import ReplicatorStatus, State
+from meridian_broker.topics.errors import TopicError, TopicFenced
+from meridian_broker.topics.producer import Producer
+from meridian_broker.wire.pulsar import topic_name
+from meridian_broker.wire.pulsar.frames import FrameDecoder, Send
+from meridian_broker.wire.pulsar.metadata import BodyError
+from simulation.loop import Event, Future
+from simulation.network import Connection
+
+if TYPE_CHECKING:
+    from simulation.broker import SimBroker
+
+FIRST_PAUSE_US: Final = 100_000
+LAST_PAUSE_US: Final = 5_000_000
+
+
+class ReplicationLinks:
+    """``topics.service.GeoReplication`` of one broker."""
+
+    def __init__(self, broker: SimBroker) -> None:
+        self._broker = broker
+        self.runs: dict[tuple[str, str], ReplicationRun] = {}
+
+    def start(self, topic: ReplicationSource, remote: str, /) -> None:
+        key = (topic.name, remote)
+        if key not in self.runs:
+            run = self.runs[key] = ReplicationRun(self._broker, topic, remote)
+            self._broker.world.loop.spawn(self._broker, run.run(), f"replicate {topic.name} to {remote}")
+
+    def stop(self, topic_name: str, remote: str | None = None, /) -> None:
+        for key in [key for key in self.runs if key[0] == topic_name and remote in (None, key[1])]:
+            self.runs.pop(key).stop()
+
+    def nudge(self, remote: str) -> None:
+        for (_, region), run in self.runs.items():
+            if region == remote:
+                run.nudge()
+
+    def status(self, topic: str) -> dict[str, ReplicatorStatus]:
+        now = self._broker.mono_ms()
+        return {
+            remote: run.core.status(run.source.entries_after(run.core.confirmed), now)
+            for (name, remote), run in self.runs.items()
+            if name == topic
+        }
+
+
+class Refused(Exception):
+    """The remote did not make the producer, or there is no way to it."""
+
+
+class ReplicationRun:
+    """One replicator with its task."""
+
+    def __init__(self, broker: SimBroker, source: ReplicationSource, remote: str) -> None:
+        self._broker = broker
+        self._world = broker.world
+        self.source = source
+        self.remote = remote
+        self.core = Replicator(source.name, source.region, remote, source.incarnation, queue_size=50)
+        self._wake = Event()
+        self._nudged = Event()
+        self._ended: str | None = None
+        self._stopped = False
+        self._pause_us = FIRST_PAUSE_US
+        self._told = EARLIEST
+        self._connection: Connection | None = None
+        self._epoch = 0
+
+    def stop(self) -> None:
+        self._stopped = True
+        self._ended = "stopped"
+        self.core.terminated()
+        self._wake.set()
+        self._nudged.set()
+
+    def nudge(self) -> None:
+        self._pause_us = FIRST_PAUSE_US
+        self._nudged.set()
+
+    def _on_entries(self) -> None:
+        self.core.new_entries(self._broker.mono_ms())
+        self._wake.set()
+
+    async def run(self) -> None:
+        unwatch = self.source.watch(self._on_entries)
+        while not self._stopped:
+            reason: str | None = None
+            try:
+                reason = await self._session()
+            except (Refused, LedgerError) as error:
+                reason = str(error)
+            self.core.disconnected(reason, self._broker.mono_ms())
+            if not self._stopped:
+                await self._pause()
+        unwatch()
+
+    async def _pause(self) -> None:
+        self._nudged.clear()
+        self._world.loop.after(self._pause_us, self._broker, self._nudged.set)
+        self._pause_us = min(2 * self._pause_us, LAST_PAUSE_US)
+        await self._nudged.wait()
+
+    async def _session(self) -> str | None:
+        core, source, world = self.core, self.source, self._world
+        core.starting(source.incarnation)
+        target = world.regions[self.remote].broker_of(source.name)
+        if target is None or not world.network.can_dial(self._broker.region, self.remote):
+            raise Refused(f"{self.remote} cannot be reached")
+        connection = self._connection = world.network.connect(self._broker, target)
+        connection.on_closed[0] = lambda: self.producer_closed(connection, "the connection broke")
+        self._ended = None
+        self._epoch += 1
+        server = ReplicationServer(target, connection, self, self._epoch)
+        connection.on_closed[1] = server.gone
+        opened: Future[RemotePlace] = Future()
+        self._opened = opened
+        connection.send(0, lambda: world.loop.spawn(target, server.open(opened), "open a replicator's producer"))
+        try:
+            place = await opened
+            end = source.last_confirmed()
+            if self._stopped:
+                return None
+            if core.connected(1, place, end, source.last_own(), self._broker.mono_ms()):
+                world.model.replica_place(self._broker.home, self.remote, source.name, place.last)
+                self._tell_source()
+                await self._stream(connection, server)
+            return self._ended
+        finally:
+            core.stopping()
+            connection.close(0)
+
+    async def _stream(self, connection: Connection, server: ReplicationServer) -> None:
+        core, source, wake = self.core, self.source, self._wake
+        while self._going():
+            wake.clear()
+            want = core.next_read()
+            if want is None:
+                await wake.wait()
+                continue
+            last_own = last_own_durable(source)
+            batch = await source.read_after(want.after, want.max_entries, want.max_bytes)
+            if not self._going():
+                return
+            frames = core.read(batch, last_own)
+            if frames:
+                server.transmit(b"".join(frames))
+            self._tell_source()
+            if not batch and self._going():
+                await wake.wait()
+
+    def _going(self) -> bool:
+        return self._ended is None and self.core.state is State.STARTED
+
+    def _tell_source(self) -> None:
+        if self.core.trimmable != self._told:
+            self._told = self.core.trimmable
+            self.source.replicated_to(self.remote, self._told)
+
+    # -- what the connection says
+
+    def receipt(self, connection: Connection, sequence: int) -> None:
+        if connection is not self._connection or self._stopped:
+            return
+        before = self.core.confirmed
+        if not self.core.receipt(sequence):
+            self.producer_closed(connection, self.core.last_error or "unexpected receipt")
+            return
+        if self.core.confirmed != before:
+            self._pause_us = FIRST_PAUSE_US
+        self._tell_source()
+        self._wake.set()
+
+    def send_error(self, connection: Connection, sequence: int, reason: str) -> None:
+        if connection is self._connection and not self._stopped:
+            self.core.send_error(sequence, reason)
+            self._wake.set()
+
+    def producer_closed(self, connection: Connection, reason: str) -> None:
+        if connection is self._connection:
+            self._ended = self._ended or reason
+            self._opened.fail(Refused(reason))
+            self._wake.set()
+
+
+class ReplicationServer:
+    """The remote's side: a connection with one producer, ``topics.producer.ProducerPort``."""
+
+    def __init__(self, broker: SimBroker, connection: Connection, run: ReplicationRun, epoch: int) -> None:
+        self._broker = broker
+        self._connection = connection
+        self._run = run
+        self._epoch = epoch
+        self._producer: Producer | None = None
+        self._decoder = FrameDecoder()
+        self._is_gone = False
+
+    async def open(self, opened: Future[RemotePlace]) -> None:
+        """PRODUCER, as ``gateway/pulsar/producers.py`` answers it."""
+        run, source = self._run, self._run.source
+        try:
+            topic = await self._broker.service.topic(topic_name.parse(source.name), create=True)
+            made = Producer(
+                topic,
+                self,
+                1,
+                f"pulsar.repl.{source.region}-->{self._broker.region}",
+                name_is_given=True,
+                epoch=self._epoch,
+                connected_since_ms=topic.scheduler.now_ms(),
+                remote_region=source.region,
+            )
+            if run.core.incarnation != topic.incarnation:
+                raise TopicFenced(f"{source.region} speaks of another incarnation of {topic.name}")
+            topic.add_producer(made)
+        except (TopicError, LedgerError, MetadataError) as error:
+            refusal = Refused(str(error))
+            self._connection.send(1, lambda: opened.fail(refusal))
+            return
+        if self._is_gone:
+            topic.remove_producer(made)
+            return
+        self._producer = made
+
+        def answer() -> None:
+            last = topic.log.last_origin.get(source.region, EARLIEST)
+            place = RemotePlace(last, topic.incarnation)
+            self._connection.send(1, lambda: opened.settle(place))
+
+        topic.log.when_durable(answer)
+
+    def transmit(self, data: bytes) -> None:
+        """The replicator's side: put SENDs on the connection."""
+        self._connection.send(0, lambda: self._frames(data))
+
+    def _frames(self, data: bytes) -> None:
+        """SENDs arrive."""
+        for send in self._decoder.feed(data):
+            assert isinstance(send, Send) and send.checksum_ok
+            producer = self._producer
+            if producer is None:
+                return
+            try:
+                producer.topic.publish_foreign(producer, send)
+            except (TopicError, BodyError) as error:
+                self.refused(producer, send, error)
+
+    def gone(self) -> None:
+        self._is_gone = True
+        if self._producer is not None:
+            self._producer.topic.remove_producer(self._producer)
+            self._producer = None
+
+    # -- topics.producer.ProducerPort
+
+    def stored(self, producer: Producer, sends: list[Send], first: Position) -> None:
+        del first
+        for send in sends:
+            origin = send.origin
+            self._broker.world.model.replicated(
+                self._broker.home, producer.topic.name, origin.region, Position(origin.ledger, origin.entry)
+            )
+            self._receipt(send.sequence_id)
+
+    def _receipt(self, sequence: int) -> None:
+        self._connection.send(1, lambda: self._run.receipt(self._connection, sequence))
+
+    def dropped(self, sends: list[Send]) -> None:
+        """The replicator goes on from what is durable."""
+
+    def refused(self, producer: Producer, send: Send, error: Exception) -> None:
+        self._connection.send(1, lambda: self._run.send_error(self._connection, send.sequence_id, str(error)))
+
+    def disconnect_producer(self, producer: Producer) -> None:
+        if self._producer is producer:
+            self._producer = None
+            self._connection.send(1, lambda: self._run.producer_closed(self._connection, "the producer was closed"))

@@ -1,0 +1,558 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The language of stories: one line, one thing that happens or is asked. Seeds write in it, people read and write it.
+
+Messages are named by their origin, ledgers counted from 1 as they are first shown: ``us/1:2``, or several ``us/1:0-2``.
+Times are milliseconds. What names something that is not there (a consumer that a shorter story left out) does nothing
+and says so.
+
+The world::
+
+    regions us eu ap            all of them started, linked to each other, replicating
+    chance 17                   before ``regions``: delays, and what a crash leaves, vary by this number
+    ledgers of 5                before ``regions``: a ledger is full with so many entries
+    tick 10                     let time pass
+
+Clients::
+
+    produce us t x3 [batch 4]   publish; what has no receipt is sent again
+    marker us t                 store a marker, as replication of snapshots will
+    subscribe us t sub [latest] make a replicated subscription
+    consumer c1 us t sub [shared|exclusive|failover] [latest] [auto]
+    ack c1 x3 [newest|every2]   one ACK of some of what it holds; or ``ack c1 us/1:2 ...``
+    ack us t sub us/1:2 ...     one ACK of a consumer that is just there
+    cumulative c1 x3            everything up to the third it holds; or ``cumulative c1 us/1:2``
+    part c1 us/1:2 0 2          some messages of a batch; or ``part c1 x1 0 2`` of the first it holds
+    nack c1 x2
+    seek us t sub us/1:0        so that this message is the next; or ``seek us t sub 50%`` of what is stored
+    close c1 / kill c1          in good order / its connection breaks, and it comes back
+    move c1 eu                  close, and once that is answered subscribe in eu
+
+Trouble::
+
+    cut us-eu / heal us-eu      nobody can dial; ``heal`` alone: all
+    cut us>eu / heal us>eu      us cannot dial eu
+    stall us>eu / flow us>eu    nothing arrives on that way
+    crash us / start us         power cut; what was not synced is lost
+    stop us                     drain, as SIGTERM does
+    disk us 20                  a sync takes so much longer
+    full us / room us           the disk refuses writes / takes them again
+    metadata us away / back     the metadata store does not answer
+    clock us +5000              the wall clock jumps
+    rot us t 3 / mend us        an entry's bytes change by themselves / the operator brings them back
+    save us / restore us        keep a copy of volume and metadata / crash and start from it
+    trim us                     give back what nobody needs
+    quiet                       repair everything, wait for agreement, check every promise
+
+Questions::
+
+    expect log us t             what is stored, in order
+    expect progress t sub       what each region counts as acked
+    expect next us t sub        what a consumer there would get
+    expect got c1               what it got since the last time
+    expect replication us t     how it stands with each other region
+    expect links us t sub       how the exchange stands with each other region
+    expect agreement t          whether all regions hold the same
+    expect messages             messages of the exchange since the last time, by kind
+    trace on / trace off        show every message of the exchange as it arrives
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Final
+
+from meridian_broker.ledgers import entry as entries
+from meridian_broker.ledgers.store import LedgerError
+from meridian_broker.metadata.store import MetadataError
+from meridian_broker.positions import Progress
+from meridian_broker.positions.position import EARLIEST, LATEST, Origin, Position
+from meridian_broker.topics.consumer import Consumer
+from meridian_broker.topics.errors import TopicError
+from meridian_broker.topics.subscription import Subscription, SubscriptionType
+from meridian_broker.topics.topic import Topic
+from meridian_broker.wire.pulsar import metadata, topic_name
+from simulation.broker import SimBroker, full_name
+from simulation.clients import SimConsumer
+from simulation.telling import tell
+from simulation.world import World
+
+KINDS: Final = {
+    "shared": SubscriptionType.SHARED,
+    "exclusive": SubscriptionType.EXCLUSIVE,
+    "failover": SubscriptionType.FAILOVER,
+}
+
+
+class StoryError(Exception):
+    """A line that is no command."""
+
+
+class Story:
+    """One story while it is told."""
+
+    def __init__(self) -> None:
+        self._world: World | None = None
+        self._chance: int | None = None
+        self._ledger_entries = 50_000
+        self._said: list[str] = []
+
+    @property
+    def world(self) -> World:
+        if self._world is None:
+            raise StoryError("begin with: regions NAME NAME ...")
+        return self._world
+
+    @property
+    def is_begun(self) -> bool:
+        return self._world is not None
+
+    def run(self, line: str) -> list[str]:
+        """Do one line; what it says, and what happened meanwhile that says something."""
+        words = line.split()
+        method: Callable[..., None] | None = getattr(self, "do_" + words[0], None)
+        if method is None:
+            raise StoryError(f"no such command: {line}")
+        try:
+            method(*words[1:])
+        except (TypeError, KeyError, ValueError, IndexError) as error:
+            raise StoryError(f"{line}: {error!r}") from error
+        if self._world is not None:
+            self._world.run(0)
+            for violation in self._world.model.violations:
+                self.say(f"VIOLATION {violation}")
+        said, self._said = self._said, []
+        return said
+
+    def say(self, text: str) -> None:
+        self._said.append(text)
+
+    # -- the world
+
+    def do_chance(self, number: str) -> None:
+        self._chance = int(number)
+
+    def do_ledgers(self, _of: str, count: str) -> None:
+        self._ledger_entries = int(count)
+
+    def do_regions(self, *names: str) -> None:
+        self._world = World(names, chance=self._chance, ledger_entries=self._ledger_entries)
+        self._world.run(1000)
+        self._world.sent.clear()
+
+    def do_tick(self, ms: str) -> None:
+        self.world.run(int(ms))
+
+    def do_quiet(self) -> None:
+        self.world.quiet()
+        if not self.world.model.violations:
+            self.say("all regions agree, every promise is kept")
+
+    # -- clients
+
+    def do_produce(self, region: str, topic: str, count: str, _batch: str = "", size: str = "1") -> None:
+        producer = self.world.producer(region, topic)
+        for _ in range(_count(count)):
+            producer.produce(int(size))
+
+    def do_marker(self, region: str, topic: str) -> None:
+        opened = self._open(region, topic)
+        if opened is None:
+            self.say(f"{region} does not serve {topic}")
+            return
+        body = metadata.build_body(b"", b"#marker")
+        opened.log.append_own([(entries.MARKER, 1, 0, 0, 0, b"", body)], _ignore, [None])
+
+    def do_subscribe(self, region: str, topic: str, name: str, place: str = "earliest") -> None:
+        broker = self._broker(region)
+        if broker is None:
+            return
+        initial = LATEST if place == "latest" else EARLIEST
+
+        async def work() -> None:
+            try:
+                opened = await broker.open_topic(topic)
+                self.world.model.subscription_made(broker.home, topic, name, initial)
+                await broker.service.subscription(
+                    opened, name, durable=True, replicated=True, initial=initial, properties={}
+                )
+            except (TopicError, LedgerError, MetadataError) as error:
+                self.say(f"refused: {error}")
+
+        self.world.loop.spawn(broker, work(), "subscribe")
+
+    def do_consumer(self, name: str, region: str, topic: str, subscription: str, *options: str) -> None:
+        if name in self.world.consumers:
+            self.say(f"there is a consumer {name}")
+            return
+        kind = next((KINDS[option] for option in options if option in KINDS), SubscriptionType.SHARED)
+        consumer = self.world.consume(name, region, topic, subscription, kind)
+        consumer.initial = LATEST if "latest" in options else EARLIEST
+        consumer.auto = "auto" in options
+        consumer.connect()
+
+    def _consumer(self, name: str) -> SimConsumer | None:
+        found = self.world.consumers.get(name)
+        if found is None:
+            self.say(f"no consumer {name}")
+        return found
+
+    def do_ack(self, *words: str) -> None:
+        if words[0] in self.world.regions:
+            self._ack_at(words[0], words[1], words[2], words[3:])
+            return
+        consumer = self._consumer(words[0])
+        if consumer is not None:
+            consumer.ack(self._choose(consumer, words[1:]))
+
+    def _choose(self, consumer: SimConsumer, words: tuple[str, ...]) -> list[Position]:
+        if words[0].startswith("x"):
+            return consumer.choose(_count(words[0]), words[1] if len(words) > 1 else "oldest")
+        found = [self.world.position(consumer.region, one, consumer.topic) for one in self._origins(words)]
+        return [position for position in found if position is not None]
+
+    def _ack_at(self, region: str, topic: str, name: str, messages: tuple[str, ...]) -> None:
+        subscription = self._subscription(region, topic, name)
+        if subscription is None:
+            return
+        consumer = Consumer(subscription, _Nobody(), 0, "nobody", 0, 0, None)
+        places = [self.world.position(region, origin, topic) for origin in self._origins(messages)]
+        positions = [place for place in places if place is not None]
+        bits = {place: (1 << subscription.topic.log.messages(place)) - 1 for place in positions}
+        home = self.world.regions[region]
+        heard = self.world.model.acking(home, topic, consumer, bits, consumer.epoch)
+        subscription.acknowledge(consumer, positions, None, heard)
+
+    def do_cumulative(self, name: str, *words: str) -> None:
+        consumer = self._consumer(name)
+        if consumer is not None and consumer.kind != SubscriptionType.SHARED:
+            chosen = self._choose(consumer, words)
+            if chosen:
+                consumer.ack_cumulative(max(chosen))
+
+    def do_part(self, name: str, message: str, *numbers: str) -> None:
+        consumer = self._consumer(name)
+        if consumer is None:
+            return
+        if message.startswith("x"):
+            held = [one.position for one in consumer.held.values() if one.messages > 1]
+            chosen = held[_count(message) - 1 :][:1]
+        else:
+            chosen = self._choose(consumer, (message,))
+        bits = sum(1 << int(number) for number in set(numbers))
+        consumer.ack(chosen, dict.fromkeys(chosen, bits))
+
+    def do_nack(self, name: str, *words: str) -> None:
+        consumer = self._consumer(name)
+        if consumer is not None:
+            consumer.nack(self._choose(consumer, words))
+
+    def do_seek(self, region: str, topic: str, name: str, place: str) -> None:
+        broker, subscription = self._broker(region), self._subscription(region, topic, name)
+        if broker is None or subscription is None:
+            return
+        log = self.world.model.log(broker.home, topic)
+        if place.endswith("%"):
+            at = int(place[:-1]) * len(log) // 100
+            target = log[at][0] if at < len(log) else LATEST
+        else:
+            found = self.world.position(region, self._origins((place,))[0], topic)
+            if found is None:
+                self.say(f"{region} has no {place}")
+                return
+            target = found
+        if not log:
+            return
+        chosen, sought = subscription, target
+
+        async def work() -> None:
+            done = self.world.model.seeking(broker.home, topic, name, sought)
+            before = chosen.progress.epoch
+            try:
+                await chosen.seek(sought)
+            except (LedgerError, TopicError) as error:
+                self.say(f"seek refused: {error}")
+                return
+            chosen.topic.progress_log.when_durable(done(before, chosen.progress.epoch))
+
+        self.world.loop.spawn(broker, work(), "seek")
+
+    def do_close(self, name: str) -> None:
+        consumer = self._consumer(name)
+        if consumer is not None:
+            begun = self.world.loop.now_us
+            consumer.close(lambda: self._closed(name, begun))
+
+    def _closed(self, name: str, begun: int) -> None:
+        self.say(f"{name} is closed after {(self.world.loop.now_us - begun) // 1000} ms")
+
+    def do_kill(self, name: str) -> None:
+        consumer = self._consumer(name)
+        if consumer is not None:
+            consumer.kill()
+
+    def do_move(self, name: str, region: str) -> None:
+        consumer = self._consumer(name)
+        if consumer is None:
+            return
+        if consumer.is_closed:
+            consumer.reopen(region)
+        elif consumer.closing is None:
+            moved = consumer
+            consumer.close(lambda: moved.reopen(region))
+
+    # -- trouble
+
+    def do_cut(self, pair: str) -> None:
+        self.world.trouble()
+        for dialler, target in _pairs(pair):
+            self.world.network.cut(dialler, target)
+
+    def do_heal(self, pair: str | None = None) -> None:
+        self.world.trouble()
+        for dialler, target in _pairs(pair) if pair else list(self.world.network.cuts):
+            self.world.network.heal(dialler, target)
+
+    def do_stall(self, pair: str) -> None:
+        self.world.trouble()
+        for source, target in _pairs(pair):
+            self.world.network.stall(source, target)
+
+    def do_flow(self, pair: str) -> None:
+        self.world.trouble()
+        for source, target in _pairs(pair):
+            self.world.network.release(source, target)
+
+    def do_crash(self, region: str) -> None:
+        self.world.crash(region)
+
+    def do_start(self, region: str) -> None:
+        self.world.trouble()
+        self.world.regions[region].start()
+
+    def do_stop(self, region: str) -> None:
+        broker = self._broker(region)
+        if broker is None:
+            return
+        self.world.trouble()
+        self.world.remember_ledgers(broker.home)
+
+        async def work() -> None:
+            try:
+                await broker.service.close()
+            except (LedgerError, MetadataError) as error:
+                self.say(f"{region}: {error}")
+            self.world.crash(region)
+
+        self.world.loop.spawn(broker, work(), "drain")
+
+    def do_disk(self, region: str, ms: str) -> None:
+        self.world.trouble()
+        self.world.regions[region].disk_us = int(ms) * 1000
+
+    def do_full(self, region: str) -> None:
+        broker = self._broker(region)
+        self.world.trouble()
+        if broker is not None:
+            broker.store.fail_writes("no space left")
+
+    def do_room(self, region: str) -> None:
+        broker = self._broker(region)
+        self.world.trouble()
+        if broker is not None:
+            broker.store.repair()
+
+    def do_metadata(self, region: str, state: str) -> None:
+        self.world.trouble()
+        self.world.regions[region].metadata.away = state == "away"
+
+    def do_clock(self, region: str, ms: str) -> None:
+        self.world.regions[region].skew_ms += int(ms)
+
+    def do_rot(self, region: str, topic: str, number: str) -> None:
+        self.world.trouble()
+        home = self.world.regions[region]
+        log = self.world.model.log(home, topic)
+        if log:
+            home.volume.rotten.add(tuple(log[int(number) % len(log)][0]))  # type: ignore[arg-type]
+
+    def do_mend(self, region: str) -> None:
+        self.world.regions[region].volume.rotten.clear()
+
+    def do_save(self, region: str) -> None:
+        home = self.world.regions[region]
+        self.world.remember_ledgers(home)
+        home.save()
+
+    def do_restore(self, region: str) -> None:
+        if not self.world.restore(region):
+            self.say(f"{region} has no copy")
+
+    def do_trim(self, region: str) -> None:
+        broker = self._broker(region)
+        if broker is not None:
+            self.world.remember_ledgers(broker.home)
+            self.world.loop.spawn(broker, broker.service.trim_all(), "trim")
+
+    def do_delete(self, region: str, topic: str) -> None:
+        broker = self._broker(region)
+        if broker is not None:
+            name = topic_name.parse(full_name(topic))
+            self.world.loop.spawn(broker, broker.service.delete_topic(name, force=True), "delete a topic")
+
+    # -- what is there
+
+    def _broker(self, region: str) -> SimBroker | None:
+        found = self.world.regions[region].broker_of("")
+        if found is None:
+            self.say(f"{region} is down")
+        return found
+
+    def _open(self, region: str, topic: str) -> Topic | None:
+        broker = self.world.regions[region].broker_of(topic)
+        return None if broker is None else broker.topic(topic)
+
+    def _subscription(self, region: str, topic: str, name: str) -> Subscription | None:
+        opened = self._open(region, topic)
+        found = None if opened is None else opened.subscriptions.get(name)
+        if found is None:
+            self.say(f"{region} has no subscription {name} on {topic}")
+        return found
+
+    def _origins(self, texts: Iterable[str]) -> list[Origin]:
+        """``us/1:2`` or ``us/1:0-2``."""
+        found = []
+        for text in texts:
+            first, _, last = text.partition("-")
+            origin = self.world.named(first)
+            found += [origin._replace(entry=number) for number in range(origin.entry, int(last or origin.entry) + 1)]
+        return found
+
+    # -- questions
+
+    def do_expect(self, what: str, *arguments: str) -> None:
+        getattr(self, "expect_" + what)(*arguments)
+
+    def expect_log(self, region: str, topic: str) -> None:
+        log = self.world.model.log(self.world.regions[region], topic)
+        self.say(self._names([origin for _, origin, _ in log]))
+
+    def expect_progress(self, topic: str, name: str) -> None:
+        for region in self.world.names:
+            opened = self._open(region, topic)
+            found = None if opened is None else opened.subscriptions.get(name)
+            if found is None:
+                self.say(f"{region}: " + ("no such subscription" if opened is not None else "down"))
+            else:
+                self.say(f"{region}: {self.acked(topic, found.progress)}")
+
+    def acked(self, topic: str, progress: Progress) -> str:
+        """Acked messages of those that exist anywhere."""
+        logs = (self.world.model.log(home, topic) for home in self.world.regions.values())
+        sizes = {origin: messages for log in logs for _, origin, messages in log}
+        shown = []
+        for origin in sorted(sizes):
+            if progress.is_acked(origin.region, origin.position):
+                shown.append(origin)
+        text = self._names(shown)
+        for origin in sorted(sizes):
+            left = progress.remaining(origin.region, origin.position, sizes[origin])
+            if left:
+                have = [str(bit) for bit in range(sizes[origin]) if not left >> bit & 1]
+                if have:
+                    text += f", of {self.world.shown(origin)} number {' '.join(have)}"
+        rewinds = len(progress.rewinds())
+        return text + (f", after {rewinds} rewind" + "s" * (rewinds > 1) if rewinds else "")
+
+    def expect_next(self, region: str, topic: str, name: str) -> None:
+        subscription = self._subscription(region, topic, name)
+        if subscription is not None:
+            log = self.world.model.log(self.world.regions[region], topic)
+            done = subscription.progress.is_acked
+            self.say(self._names([o for _, o, _ in log if not done(o.region, o.position)]))
+
+    def expect_got(self, name: str) -> None:
+        consumer = self._consumer(name)
+        if consumer is None:
+            return
+        places = {place: origin for place, origin, _ in self._log_of(consumer)}
+        self.say(self._names([places[position] for position, _ in consumer.got if position in places]))
+        consumer.got.clear()
+
+    def _log_of(self, consumer: SimConsumer) -> list[tuple[Position, Origin, int]]:
+        return self.world.model.log(self.world.regions[consumer.region], consumer.topic)
+
+    def expect_replication(self, region: str, topic: str) -> None:
+        broker = self._broker(region)
+        if broker is None:
+            return
+        for remote, status in sorted(broker.replication.status(full_name(topic)).items()):
+            parts = [str(status.state.name).lower(), f"backlog {status.backlog}"]
+            if status.hold is not None:
+                parts.append(f"hold {status.hold.name}")
+            self.say(f"{remote}: " + ", ".join(parts))
+
+    def expect_links(self, region: str, topic: str, name: str) -> None:
+        broker = self._broker(region)
+        if broker is None:
+            return
+        for status in broker.exchange.core.status(full_name(topic), name):
+            parts = ["up" if status.connected else "down"]
+            if status.pending:
+                parts.append(f"{status.pending} unconfirmed")
+            if status.reason:
+                parts.append(status.reason)
+            self.say(f"{status.region}: " + ", ".join(parts))
+
+    def expect_agreement(self, topic: str) -> None:
+        self.say(self.world.disagreement() or "all regions agree")
+
+    def expect_messages(self) -> None:
+        counts = ", ".join(f"{kind} {count}" for kind, count in sorted(self.world.sent.items()))
+        self.world.sent.clear()
+        self.say(counts or "none")
+
+    def do_trace(self, mode: str) -> None:
+        self.world.on_message = (lambda a, b, message: self.say(tell(self, a, b, message))) if mode == "on" else None
+
+    def _names(self, origins: Iterable[Origin]) -> str:
+        """``us/1:0-2 eu/1:4``, in the order given, neighbours together."""
+        shown: list[tuple[Origin, int]] = []
+        for origin in origins:
+            if shown and shown[-1][0][:2] == origin[:2] and shown[-1][1] + 1 == origin.entry:
+                shown[-1] = (shown[-1][0], origin.entry)
+            else:
+                shown.append((origin, origin.entry))
+        texts = [self.world.shown(first) + (f"-{last}" if last != first.entry else "") for first, last in shown]
+        return " ".join(texts) or "nothing"
+
+
+class _Nobody:
+    """The port of a consumer that only acks."""
+
+    def deliver(self, *_: object) -> None:
+        raise AssertionError("nothing is dispatched to a consumer that was not added")
+
+    def writable(self) -> bool:
+        return False
+
+    def disconnect_consumer(self, _: Consumer) -> None: ...
+
+    def active_consumer_changed(self, _: Consumer, __: bool) -> None: ...
+
+    def reached_end(self, _: Consumer) -> None: ...
+
+
+def _count(text: str) -> int:
+    return int(text.removeprefix("x"))
+
+
+def _pairs(text: str) -> list[tuple[str, str]]:
+    if ">" in text:
+        one, two = text.split(">")
+        return [(one, two)]
+    one, two = text.split("-")
+    return [(one, two), (two, one)]
+
+
+def _ignore(*_: object) -> None:
+    pass

@@ -1,0 +1,303 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Regions, their network, their clients and the model that watches them, on one clock."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable
+from random import Random
+from typing import Final
+
+from meridian_broker.ledgers.store import LedgerError
+from meridian_broker.metadata.store import MetadataError
+from meridian_broker.positions.position import Origin, Position
+from meridian_broker.replication.exchange_messages import PeerMessage
+from meridian_broker.topics import progress_log
+from meridian_broker.topics.errors import TopicError
+from meridian_broker.topics.subscription import SubscriptionType
+from simulation.broker import SimBroker, SimRegion, full_name
+from simulation.clients import SimConsumer, SimProducer
+from simulation.loop import Loop, Spinning
+from simulation.model import Model
+from simulation.network import Network, Weather
+
+CALM_US: Final = 20_000_000
+"""So long after the last trouble nothing excuses a barrier or a flush that is not complete."""
+CONVERGES_US: Final = 90_000_000
+"""So long after everything works again regions may take to agree."""
+PROGRESS_LEDGER_BYTES: Final = 4096
+"""Progress ledgers are rolled over at this size here, so that worlds of a minute see it happen."""
+
+logging.getLogger("meridian_broker").setLevel(logging.CRITICAL)
+
+
+class World:
+    """Everything there is."""
+
+    def __init__(self, names: Iterable[str], *, chance: int | None = None, ledger_entries: int = 50_000) -> None:
+        """:param chance: seed of delays and of what a crash leaves; None: everything takes its usual time."""
+        progress_log.ROLL_BYTES = PROGRESS_LEDGER_BYTES  # type: ignore[misc]
+        self.names = list(names)
+        self.loop = Loop()
+        self.loop.on_error = self._failed
+        self.ledger_entries = ledger_entries
+        self.weather = Weather(None if chance is None else Random(chance))
+        self.network = Network(self.loop, self.weather)
+        self.model = Model(self)
+        self.sent: Counter[str] = Counter()
+        self.on_message: Callable[[str, str, PeerMessage], None] | None = None
+        self.payloads = 0
+        self.trouble_us = 0
+        """When something was last broken on purpose."""
+        self.producers: dict[tuple[str, str], SimProducer] = {}
+        self.consumers: dict[str, SimConsumer] = {}
+        self._topic_of: dict[tuple[str, int], str] = {}
+        self._numbers: dict[str, dict[int, int]] = defaultdict(dict)
+        self.regions = {name: SimRegion(self, name) for name in self.names}
+        for region in self.regions.values():
+            region.start()
+
+    def _failed(self, error: BaseException, where: str) -> None:
+        if isinstance(error, Spinning):
+            self.model.violate("spinning", str(error))
+        elif not isinstance(error, (TopicError, LedgerError, MetadataError)):
+            trace = error.__traceback__
+            while trace is not None and trace.tb_next is not None:
+                trace = trace.tb_next
+            at = f"{trace.tb_frame.f_code.co_filename.rpartition('/')[2]}:{trace.tb_lineno}" if trace else "?"
+            self.model.violate(f"exception {type(error).__name__} in {at}", f"{where}: {error}")
+
+    # -- time
+
+    def run(self, ms: int) -> None:
+        try:
+            self.loop.run(self.loop.now_us + ms * 1000)
+        except Spinning as error:
+            self._failed(error, "")
+
+    def trouble(self) -> None:
+        self.trouble_us = self.loop.now_us
+
+    def calm(self) -> bool:
+        """Nothing was wrong for a while, and nothing is."""
+        troubled = self.network.cuts or self.network.stalls or self.loop.now_us - self.trouble_us < CALM_US
+        return not troubled and all(
+            region.broker_of("") is not None and not region.disk_us and not region.metadata.away
+            for region in self.regions.values()
+        )
+
+    # -- names
+
+    def topic_of_ledger(self, home: SimRegion, ledger: int) -> str | None:
+        """The topic whose entries a ledger holds; None for a progress ledger."""
+        key = (home.name, ledger)
+        if key not in self._topic_of:
+            broker = home.broker
+            for name, topic in broker.service.topics.items() if broker is not None and broker.ready else ():
+                for number, _, _ in topic.log.counts():
+                    self._topic_of[home.name, number] = name.rpartition("/")[2]
+        return self._topic_of.get(key)
+
+    def shown(self, origin: Origin) -> str:
+        """``us/1:0``: ledgers are counted, for their ids are long."""
+        numbers = self._numbers[origin.region]
+        number = numbers.setdefault(origin.ledger, len(numbers) + 1)
+        return f"{origin.region}/{number}:{origin.entry}"
+
+    def named(self, text: str) -> Origin:
+        """The other way round. :raises KeyError: no such ledger was ever shown."""
+        region, _, place = text.partition("/")
+        ledger, _, entry = place.partition(":")
+        for real, number in self._numbers[region].items():
+            if number == int(ledger):
+                return Origin(region, real, int(entry))
+        raise KeyError(text)
+
+    # -- clients
+
+    def producer(self, region: str, topic: str) -> SimProducer:
+        key = (region, topic)
+        if key not in self.producers:
+            self.producers[key] = SimProducer(self, region, topic)
+        return self.producers[key]
+
+    def consume(self, name: str, region: str, topic: str, subscription: str, kind: SubscriptionType) -> SimConsumer:
+        consumer = self.consumers[name] = SimConsumer(self, name, region, topic, subscription, kind)
+        return consumer
+
+    # -- faults
+
+    def crash(self, region: str) -> None:
+        home = self.regions[region]
+        self.trouble()
+        self.remember_ledgers(home)
+        home.crash()
+        self.model.crashed(home)
+
+    def remember_ledgers(self, home: SimRegion) -> None:
+        self.topic_of_ledger(home, -1)
+
+    def restore(self, region: str) -> bool:
+        """Back to the saved copy, with the broker down meanwhile."""
+        home = self.regions[region]
+        if home.saved is None:
+            return False
+        self.crash(region)
+        topics = self.topics()
+        before = {topic: self._origins(home, topic) for topic in topics}
+        home.restore()
+        after = {topic: self._origins(home, topic) for topic in topics}
+        lost = {topic: before[topic] - after[topic] for topic in topics}
+        self.model.restored(home, home.saved[2], lost)
+        home.start()
+        return True
+
+    def _origins(self, home: SimRegion, topic: str) -> set[Origin]:
+        ledgers = [ledger for ledger in home.volume.disk.ledgers if self.topic_of_ledger(home, ledger) == topic]
+        return {origin for ledger in ledgers for origin, _, _ in self.model.entries(home, ledger) if origin is not None}
+
+    def repair(self) -> None:
+        """Everything works from now on."""
+        self.trouble()
+        for dialler in self.names:
+            for target in self.names:
+                self.network.heal(dialler, target)
+                self.network.release(dialler, target)
+        for region in self.regions.values():
+            region.disk_us = 0
+            region.metadata.away = False
+            region.volume.rotten.clear()
+            if region.broker is not None and region.broker.alive:
+                region.broker.store.repair()
+            region.start()
+
+    # -- agreement
+
+    def topics(self) -> list[str]:
+        found: dict[str, None] = {}
+        for _, topic in self.producers:
+            found[topic] = None
+        for consumer in self.consumers.values():
+            found[consumer.topic] = None
+        return list(found)
+
+    def disagreement(self) -> str:
+        """What still differs between regions; empty when nothing does."""
+        for producer in self.producers.values():
+            if producer.pending:
+                return (
+                    f"the producer of {producer.topic} in {producer.region} waits for {len(producer.pending)} receipts"
+                )
+        for topic in self.topics():
+            opened = {}
+            for name, home in self.regions.items():
+                broker = home.broker_of(topic)
+                found = broker.topic(topic) if broker is not None else None
+                if found is None:
+                    return f"{name} does not serve {topic}"
+                opened[name] = found
+            if difference := self._logs_differ(topic):
+                return difference
+            names = {s for one in opened.values() for s, sub in one.subscriptions.items() if sub.replicated}
+            for subscription in sorted(names):
+                progress = {name: one.subscriptions.get(subscription) for name, one in opened.items()}
+                for name, one in progress.items():
+                    if one is None:
+                        return f"{name} has no subscription {subscription}"
+                encoded = {name: one.progress.encode() for name, one in progress.items() if one is not None}
+                if len(set(encoded.values())) != 1:
+                    return f"progress of {topic}/{subscription} differs: " + "; ".join(
+                        f"{name} {one.progress!r}" for name, one in progress.items() if one is not None
+                    )
+                records = {str(one.record) for one in progress.values() if one is not None}
+                if len(records) != 1:
+                    return f"records of {topic}/{subscription} differ: {records}"
+        return ""
+
+    def _logs_differ(self, topic: str) -> str:
+        model = self.model
+        have = {
+            name: {origin for _, origin, _ in model.log(home, topic)} | model.trimmed[name, topic]
+            for name, home in self.regions.items()
+        }
+        for source in self.names:
+            for target in self.names:
+                if source == target:
+                    continue
+                lacks = {origin for origin in have[source] - have[target] if origin.region == source}
+                if not lacks:
+                    continue
+                hold = self.hold(source, target, topic)
+                if hold and (source in model.rolled_back or target in model.rolled_back):
+                    continue  # a restored region stops with a reason
+                return f"{target} lacks {len(lacks)} entries of {source}, the first {self.shown(min(lacks))}; hold {hold or 'none'}"
+        return ""
+
+    def hold(self, source: str, target: str, topic: str) -> str:
+        """Why the replicator does not go on; empty when it does."""
+        broker = self.regions[source].broker_of(topic)
+        run = broker.replication.runs.get((full_name(topic), target)) if broker is not None else None
+        return "" if run is None or run.core.hold is None else run.core.hold.name
+
+    def quiet(self) -> None:
+        """Repair everything, wait until the regions agree, and look whether every promise was kept."""
+        self.repair()
+        deadline = self.loop.now_us + CONVERGES_US
+        difference = "never looked"
+        self.run(1000)
+        while not self.model.violations:
+            difference = self.disagreement()
+            if not difference or self.loop.now_us > deadline:
+                break
+            self.run(2000)
+        if difference and not self.model.violations:
+            self.model.violate("no agreement", f"{CONVERGES_US // 1_000_000} s after everything works: {difference}")
+        if not self.model.violations:
+            self._judge()
+
+    def _judge(self) -> None:
+        for topic in self.topics():
+            self.model.check_logs(topic)
+            for name in sorted({name for known, name in self.model.facts if known == topic} | self._names(topic)):
+                self.model.all_know(topic, name)
+        for topic in self.topics():
+            for name in sorted(self._names(topic)):
+                self._probe(topic, name)
+
+    def _names(self, topic: str) -> set[str]:
+        broker = self.regions[self.names[0]].broker_of(topic)
+        opened = broker.topic(topic) if broker is not None else None
+        return set() if opened is None else {n for n, s in opened.subscriptions.items() if s.replicated and s.durable}
+
+    def _probe(self, topic: str, name: str) -> None:
+        """In every region a consumer that looks at everything, after all others left."""
+        for consumer in list(self.consumers.values()):
+            if consumer.topic == topic and consumer.subscription == name and not consumer.is_closed:
+                consumer.close(lambda: None)
+        self.run(1000)
+        for region in self.names:
+            probe = SimConsumer(self, f"probe of {name}", region, topic, name, SubscriptionType.EXCLUSIVE)
+            probe.probe = {}
+            probe.connect()
+            got = -1
+            for _ in range(200):
+                self.run(300)
+                if len(probe.probe) == got and probe.server is not None:
+                    break
+                got = len(probe.probe)
+            probe.close(lambda: None)
+            self.run(300)
+            if self.model.violations:
+                return
+            if probe.server is not None or not probe.is_closed:
+                self.model.violate("no close", f"a consumer of {topic}/{name} in {region} is not let go")
+            self.model.check_delivered(self.regions[region], topic, name, probe.probe)
+
+    def position(self, region: str, origin: Origin, topic: str) -> Position | None:
+        """Where a region stores an entry."""
+        home = self.regions[region]
+        return next((place for place, one, _ in self.model.log(home, topic) if one == origin), None)
+
+    def broker(self, region: str) -> SimBroker | None:
+        return self.regions[region].broker_of("")
