@@ -243,6 +243,32 @@ class RegionsProcess:
         wait_until(up, "the regions to start", START_SECONDS)
         return self
 
+    def pid(self, region: str) -> int:
+        """Of the region's broker."""
+        again = self._again.get(region)
+        return int(self.record(region)["pid"]) if again is None else again.pid
+
+    def is_running(self, region: str) -> bool:
+        """Has it a broker that is ready?"""
+        return is_healthy(self.admin_url(region))
+
+    def pause_region(self, region: str) -> None:
+        """SIGSTOP: its connections stay, and nobody answers on them."""
+        os.kill(self.pid(region), signal.SIGSTOP)
+
+    def resume_region(self, region: str) -> None:
+        """SIGCONT, after ``pause_region``."""
+        os.kill(self.pid(region), signal.SIGCONT)
+
+    def stop_region(self, region: str) -> None:
+        """SIGTERM one region's broker and wait for its drain; the others go on."""
+        said = len(self.log(region))
+        again = self._again.pop(region, None)
+        os.kill(int(self.record(region)["pid"]) if again is None else again.pid, signal.SIGTERM)
+        if again is not None:
+            assert again.wait(STOP_SECONDS) == 0, self.log(region)
+        wait_until(lambda: self.log(region)[said:].rstrip().endswith("stopped"), f"{region} to stop", STOP_SECONDS)
+
     def kill_region(self, region: str) -> None:
         """SIGKILL one region's broker; the others go on."""
         again = self._again.pop(region, None)

@@ -1,0 +1,270 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Regions are killed, paused and restarted under a replicated subscription: nothing is lost, nothing acked repeats."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pulsar
+import pytest
+from broker_process import RegionsProcess, wait_until
+from region_clients import (
+    client,
+    new_topic,
+    numbered,
+    publish,
+    rest,
+    stats,
+    stored,
+    subscribe,
+    take,
+    take_numbers,
+    wait_for_backlog,
+)
+
+EAST, WEST, CENTRAL = REGIONS = ("us-east", "us-west", "eu-central")
+RECEIVED_BEFORE_SECONDS = 0.05
+"""Acknowledgements that a region had so long before it died are known elsewhere: that is promised."""
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(150)]
+
+
+@pytest.fixture(scope="module")
+def three(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RegionsProcess]:
+    with RegionsProcess(REGIONS, tmp_path_factory.mktemp("loss") / "data") as up:
+        yield up
+
+
+@pytest.fixture
+def regions(three: RegionsProcess) -> Iterator[RegionsProcess]:
+    """The three regions, whole again after each test."""
+    yield three
+    for region in REGIONS:
+        if not three.is_running(region):
+            three.bring_back(region)
+
+
+@pytest.fixture(scope="module")
+def with_etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RegionsProcess]:
+    with RegionsProcess((EAST, WEST), tmp_path_factory.mktemp("etcd") / "data", metadata="etcd") as up:
+        yield up
+
+
+def status(regions: RegionsProcess, region: str, topic: str, name: str = "s") -> dict[str, Any]:
+    """How a subscription stands; empty while the region does not have it."""
+    answer = regions.http(region, "GET", f"/meridian/v1/subscriptions/{topic.replace('://', '/')}/{name}/status")
+    found: dict[str, Any] = answer.json if answer.status == 200 else {}
+    return found
+
+
+def test_sigkill_with_the_embedded_store(regions: RegionsProcess) -> None:
+    die_and_come_back(regions)
+
+
+def test_sigkill_with_etcd(with_etcd: RegionsProcess) -> None:
+    die_and_come_back(with_etcd)
+
+
+def die_and_come_back(regions: RegionsProcess) -> None:
+    """Consumers work in the east, it is killed, they go on in the west, it comes back with what only it had."""
+    topic = new_topic("killed")
+    chance = random.Random(20131101)
+    with client(regions, WEST) as west:
+        publish(west, topic, numbered(range(1000, 1300)))
+        with client(regions, EAST) as east:
+            publish(east, topic, numbered(range(300)))
+            batch = publish(east, topic, numbered(range(300, 330)), batching=True)
+            assert len({place.entry_id() for place in batch}) == 1
+            consumer = subscribe(east, topic, batch_index_ack_enabled=True)
+            messages = take(consumer, 630)
+            in_batch = [message for message in messages if 300 <= int(message.data()) < 330]
+            others = [message for message in messages if message not in in_batch]
+            chance.shuffle(others)
+            done = [*in_batch[::3], *others[:400]]
+            for message in done:
+                consumer.acknowledge(message)
+            left = numbers(messages) - numbers(done)
+            wait_for_backlog(regions, EAST, topic, 201)  # entries: the batch is one
+            threading.Event().wait(RECEIVED_BEFORE_SECONDS)
+            regions.kill_region(EAST)
+        consumer = subscribe(west, topic, batch_index_ack_enabled=True)
+        messages = take(consumer, len(left))
+        assert numbers(messages) == left
+        for message in messages[::2]:
+            consumer.acknowledge(message)
+        left -= numbers(messages[::2])
+        consumer.close()
+        publish(west, topic, numbered(range(1300, 1310)))
+        regions.bring_back(EAST)
+    with client(regions, EAST) as east:
+        take_numbers(subscribe(east, topic, batch_index_ack_enabled=True), [*left, *range(1300, 1310)])
+    for region in regions.regions:
+        wait_for_backlog(regions, region, topic, 0)
+
+
+def numbers(messages: list[pulsar.Message]) -> set[int]:
+    return {int(message.data()) for message in messages}
+
+
+def test_what_only_the_dead_region_had_is_not_lost(regions: RegionsProcess) -> None:
+    """Receipts were sent, the other regions did not get the messages before the kill: they come afterwards."""
+    topic = new_topic("tail")
+    with client(regions, WEST) as west, client(regions, EAST) as east:
+        consumer = subscribe(west, topic)
+        publish(east, topic, numbered(range(50)))
+        take_numbers(consumer, range(50))
+        regions.kill_region(WEST)
+        publish(east, topic, numbered(range(50, 120)))
+        regions.kill_region(EAST)
+        regions.bring_back(WEST)
+        assert rest(consumer) == []
+        regions.bring_back(EAST)
+        take_numbers(consumer, range(50, 120))
+        consumer.close()
+    with client(regions, EAST) as east:
+        take_numbers(subscribe(east, topic), [])
+
+
+def test_acknowledgements_come_before_their_messages(regions: RegionsProcess) -> None:
+    """R10: a region hears of acknowledgements while it cannot get the messages; when they come, they are filtered."""
+    topic = new_topic("before")
+    with client(regions, CENTRAL) as central, client(regions, EAST) as east:
+        consumer = subscribe(central, topic)
+        publish(east, topic, numbered(range(5)))
+        take_numbers(consumer, range(5))
+        wait_for_backlog(regions, WEST, topic, 0)
+        regions.kill_region(WEST)
+        publish(east, topic, numbered(range(5, 105)))
+        messages = take(consumer, 100)
+        for message in messages:
+            if int(message.data()) % 4:
+                consumer.acknowledge(message)
+        wait_for_backlog(regions, CENTRAL, topic, 25)
+        regions.pause_region(EAST)
+        try:
+            regions.bring_back(WEST)
+            # Three of the 75 are below the floor: number 8 is the first that is not acknowledged.
+            wait_until(lambda: status(regions, WEST, topic).get("set_size") == 72, "the acknowledgements to come")
+            assert entries(regions, WEST, topic) == 5, "messages came too: the test proves nothing"
+        finally:
+            regions.resume_region(EAST)
+        wait_for_backlog(regions, WEST, topic, 25)
+        with client(regions, WEST) as west:
+            there = subscribe(west, topic)
+            assert sorted(int(message.data()) for message in take(there, 25)) == list(range(8, 105, 4))
+            there.close()
+        for message in messages:
+            consumer.acknowledge(message)
+        consumer.close()
+    wait_for_backlog(regions, WEST, topic, 0)
+    shown = regions.http(WEST, "GET", f"/admin/v2/{topic.replace('://', '/')}/internalStats").json
+    assert shown["cursors"]["s"]["markDeletePosition"] == shown["lastConfirmedEntry"]
+
+
+def entries(regions: RegionsProcess, region: str, topic: str) -> int:
+    shown = regions.http(region, "GET", f"/admin/v2/{topic.replace('://', '/')}/internalStats").json
+    return int(shown["numberOfEntries"])
+
+
+def test_a_region_that_was_away_catches_up_by_digests(regions: RegionsProcess) -> None:
+    """Acknowledged, rewound and newly made while it was away: nobody needs to consume for it to agree afterwards."""
+    topic = new_topic("away")
+    with client(regions, EAST) as east, client(regions, CENTRAL) as central:
+        publish(east, topic, numbered(range(200)))
+        consumer = subscribe(east, topic)
+        messages = take(consumer, 200)
+        for region in REGIONS:
+            wait_for_backlog(regions, region, topic, 200)
+        regions.kill_region(WEST)
+        for message in messages[:150]:
+            consumer.acknowledge(message)
+        consumer.close()
+        reader = central.create_reader(topic, pulsar.MessageId.earliest)
+        hundredth = [reader.read_next(30_000) for _ in range(101)][-1]
+        there = subscribe(central, topic)
+        assert numbers(take(there, 50)) == numbers(messages[150:])
+        there.seek(hundredth.message_id())
+        there.close()
+        subscribe(central, topic, "new", initial=pulsar.InitialPosition.Latest).close()
+        regions.bring_back(WEST)
+        wait_for_backlog(regions, WEST, topic, 100)
+        wait_for_backlog(regions, WEST, topic, 0, "new")
+    with client(regions, WEST) as west:
+        take_numbers(subscribe(west, topic), range(100, 200))
+
+
+def test_a_region_that_is_drained_tells_the_others_first(regions: RegionsProcess) -> None:
+    """SIGTERM: what was acknowledged until then is known everywhere, and the client goes on when the region is back."""
+    topic = new_topic("drained")
+    with client(regions, EAST) as east:
+        producer = east.create_producer(topic, batching_enabled=False)
+        for number in range(100):
+            producer.send(b"%d" % number)
+        consumer = subscribe(east, topic)
+        messages = take(consumer, 100)
+        for message in messages[:70]:
+            consumer.acknowledge(message)
+        wait_for_backlog(regions, EAST, topic, 30)
+        regions.stop_region(EAST)
+        with client(regions, WEST) as west:
+            there = subscribe(west, topic)
+            assert numbers(take(there, 30)) == numbers(messages[70:])
+            assert rest(there) == []
+            there.close()
+        regions.bring_back(EAST)
+        producer.send(b"100")
+        take_numbers(consumer, [*numbers(messages[70:]), 100])
+    shown = regions.http(EAST, "GET", f"/admin/v2/{topic.replace('://', '/')}/internalStats").json
+    assert shown["numberOfEntries"] == 101
+    assert len(shown["ledgers"]) == 2, "a broker never appends to a ledger it finds (R1)"
+
+
+def test_a_restart_of_all_regions_goes_on(tmp_path: Path) -> None:
+    topic = new_topic("restarted")
+    with RegionsProcess((EAST, WEST), tmp_path / "data") as regions:
+        with client(regions, EAST) as east, client(regions, WEST) as west:
+            publish(east, topic, numbered(range(100)))
+            publish(west, topic, numbered(range(100, 200)))
+            consumer = subscribe(east, topic)
+            messages = take(consumer, 200)
+            for message in messages[::3]:
+                consumer.acknowledge(message)
+            consumer.close()
+        left = numbers(messages) - numbers(messages[::3])
+        ledgers = {region: ledgers_of(regions, region, topic) for region in regions.regions}
+        regions.stop()
+        regions.start()
+        with client(regions, EAST) as east, client(regions, WEST) as west:
+            publish(west, topic, numbered(range(200, 210)))
+            consumer = subscribe(west, topic)
+            assert {int(m.data()) for m in take(consumer, len(left) + 10)} == left | set(range(200, 210))
+            consumer.close()
+            assert len(stored(regions, EAST, topic, 210)) == 210
+
+            # R1: ids grow over deletion and a topic of the same name.
+            for region in regions.regions:
+                assert ledgers_of(regions, region, topic)[: len(ledgers[region])] == ledgers[region]
+            before = ledgers_of(regions, EAST, topic)[-1]
+            path = f"/admin/v2/{topic.replace('://', '/')}"
+            deleted = regions.http(EAST, "DELETE", f"{path}?force=true")
+            assert deleted.status == 204, deleted.text
+            publish(east, topic, numbered(range(10)))
+            assert ledgers_of(regions, EAST, topic)[0] > before
+
+            # The west still has the old topic: neither its acknowledgements nor its messages come over (R8).
+            consumer = subscribe(west, topic)
+            for message in take(consumer, len(left) + 10):
+                consumer.acknowledge(message)
+            consumer.close()
+            take_numbers(subscribe(east, topic), range(10))
+            said = wait_until(lambda: stats(regions, EAST, topic)["replication"][WEST].get("lastError"), "a reason")
+            assert "deletion" in said or "incarnation" in said
+
+
+def ledgers_of(regions: RegionsProcess, region: str, topic: str) -> list[int]:
+    shown = regions.http(region, "GET", f"/admin/v2/{topic.replace('://', '/')}/internalStats").json
+    return [int(ledger["ledgerId"]) for ledger in shown["ledgers"]]
