@@ -12,6 +12,7 @@ from meridian_broker.wire.proto import pulsar_pb2 as pb
 from meridian_broker.wire.pulsar import encode, frames, metadata
 from meridian_broker.wire.pulsar.frames import FrameDecoder, FrameError
 from meridian_broker.wire.pulsar.metadata import BodyError
+from meridian_broker.wire.pulsar.parsing import parse
 from meridian_broker.wire.pulsar.varints import varint
 
 MAX_FRAME = 4096
@@ -151,7 +152,7 @@ def by_the_parser(stream: bytes) -> tuple[list[Any], type[FrameError] | None]:
             break
         try:
             payload = stream[command_end:end] if command_end < end else None
-            seen.append(frames._parse(stream[at + 8 : command_end], payload))
+            seen.append(parse(stream[at + 8 : command_end], payload))
         except FrameError as error:
             return seen, type(error)
         at = end

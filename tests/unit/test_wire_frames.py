@@ -274,7 +274,7 @@ def test_only_commands_clients_write_take_the_fast_way(monkeypatch: pytest.Monke
     def slow(*_: object) -> None:
         raise AssertionError("the parser was asked")
 
-    monkeypatch.setattr(frames, "_parse", slow)
+    monkeypatch.setattr(frames, "parse", slow)
     ledger = 750_000_000_000_123
     stream = b"".join(
         [

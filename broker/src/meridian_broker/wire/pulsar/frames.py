@@ -20,117 +20,51 @@ frame are in ``error.before``.
 from __future__ import annotations
 
 import struct
-from typing import Any, Final, NamedTuple
+from typing import Final
 
 from crc32c import crc32c
-from google.protobuf.message import DecodeError
 
-from meridian_broker.wire.proto import pulsar_pb2 as pb
+from meridian_broker.wire.pulsar.commands import (
+    ACK,
+    CUMULATIVE,
+    FLOW,
+    INDIVIDUAL,
+    MESSAGE,
+    SEND,
+    Ack,
+    AnyCommand,
+    Command,
+    Flow,
+    FrameError,
+    FrameMalformed,
+    FrameTooLarge,
+    FrameTruncated,
+    Message,
+    Send,
+)
 from meridian_broker.wire.pulsar.limits import MAX_FRAME_BYTES, VARINT_CACHE_ENTRIES
+from meridian_broker.wire.pulsar.parsing import parse
 from meridian_broker.wire.pulsar.varints import read_varint
 
-SEND: Final = 6
-MESSAGE: Final = 9
-ACK: Final = 10
-FLOW: Final = 11
-
-MAGIC: Final = b"\x0e\x01"
-"""Stands before the checksum of a payload."""
-BROKER_ENTRY_MAGIC: Final = b"\x0e\x02"
-"""Stands before the broker's own metadata of an entry."""
-
-INDIVIDUAL: Final = 0
-CUMULATIVE: Final = 1
-
-
-class Send(NamedTuple):
-    """A published entry. ``body`` is ``0x0e01 | crc32c | metadata size | metadata | payload``, ready to store."""
-
-    type: int
-    producer_id: int
-    sequence_id: int
-    highest_sequence_id: int | None
-    """Of a batch: the sequence id of its last message; None when the client did not say."""
-    num_messages: int
-    is_chunk: bool
-    marker: bool
-    message_id: pb.MessageIdData | None
-    """Only replicators of shadow topics send it (R7)."""
-    origin: Any
-    """``peer_pb2.OriginStamp`` of a replicated entry, or None."""
-    transactional: bool
-    checksum_ok: bool
-    """False: the payload is not what its checksum says. True also when the client sent none; then it was added."""
-    body: bytes
-
-
-class Ack(NamedTuple):
-    """Acknowledgements of one command; they belong together (R18)."""
-
-    type: int
-    consumer_id: int
-    ack_type: int
-    """``INDIVIDUAL`` or ``CUMULATIVE``."""
-    ids: list[tuple[int, int]]
-    """(ledger, entry) of each."""
-    request_id: int | None
-    """Given: the client waits for an ACK_RESPONSE."""
-    detail: pb.CommandAck | None
-    """The whole command, when it holds more than entries: batch indexes, a validation error, a transaction."""
-
-
-class Flow(NamedTuple):
-    """The consumer has room for so many more messages."""
-
-    type: int
-    consumer_id: int
-    permits: int
-
-
-class Message(NamedTuple):
-    """A delivered entry (client's side)."""
-
-    type: int
-    command: pb.CommandMessage
-    checksum_ok: bool
-    body: bytes
-    """As ``Send.body``."""
-    broker_entry: bytes | None
-    """The encoded ``BrokerEntryMetadata``, when the broker added one."""
-
-
-class Command(NamedTuple):
-    """Any other command: the message in the field of its type, or the whole ``BaseCommand`` of an unknown type."""
-
-    type: int
-    message: Any
-
-
-AnyCommand = Send | Ack | Flow | Message | Command
-
-
-class FrameError(ValueError):
-    """The bytes are no Pulsar frames (any more): the peer's fault, and the end of the connection."""
-
-    before: list[AnyCommand]
-    """Commands of the same ``feed`` that were complete before the bad frame."""
-
-    def __init__(self, message: str) -> None:
-        super().__init__(message)
-        self.before = []
-
-
-class FrameTooLarge(FrameError):
-    """The announced size is above the limit."""
-
-
-class FrameTruncated(FrameError):
-    """A size inside the frame points past its end."""
-
-
-class FrameMalformed(FrameError):
-    """The command is no protobuf message of its type."""
-
+__all__ = [
+    "ACK",
+    "CUMULATIVE",
+    "FLOW",
+    "INDIVIDUAL",
+    "MESSAGE",
+    "SEND",
+    "Ack",
+    "AnyCommand",
+    "Command",
+    "Flow",
+    "FrameDecoder",
+    "FrameError",
+    "FrameMalformed",
+    "FrameTooLarge",
+    "FrameTruncated",
+    "Message",
+    "Send",
+]
 
 _START: Final = struct.Struct(">IIHBBBBBBBBBB")
 """Both sizes, the type with its tag, then ten bytes of command: enough to know most commands by heart."""
@@ -154,147 +88,6 @@ _FLOW_FIELD: Final = FLOW << 3 | 2
 
 _new: Final = tuple.__new__
 """Half the price of calling a ``NamedTuple`` class."""
-_U32: Final = struct.Struct(">I")
-_FIELDS: Final[dict[int, str]] = {
-    field.number: field.name for field in pb.BaseCommand.DESCRIPTOR.fields if field.message_type is not None
-}
-
-
-def _plan(descriptor: Any, above: tuple[Any, ...] = ()) -> _Plan:
-    """Which fields of a message are strings, and which messages inside it have some."""
-    strings = tuple(field.name for field in descriptor.fields if field.type == field.TYPE_STRING)
-    inside = []
-    for field in descriptor.fields:
-        if field.message_type is not None and field.message_type not in (*above, descriptor):
-            plan = _plan(field.message_type, (*above, descriptor))
-            if plan.strings or plan.inside:
-                inside.append((field.name, field.default_value == [], plan))
-    return _Plan(strings, tuple(inside))
-
-
-class _Plan(NamedTuple):
-    strings: tuple[str, ...]
-    inside: tuple[tuple[str, bool, Any], ...]
-
-
-_PLANS: Final[dict[int, _Plan]] = {
-    field.number: _plan(field.message_type)
-    for field in pb.BaseCommand.DESCRIPTOR.fields
-    if field.message_type is not None
-}
-
-
-def _check_text(message: Any, plan: _Plan) -> None:
-    """The parser hands out ``bytes`` for a string that is no UTF-8: stop it here, nobody above expects that.
-
-    :raises FrameMalformed: some string is no UTF-8.
-    """
-    for name in plan.strings:
-        value = getattr(message, name)
-        if not isinstance(value, str) and (isinstance(value, bytes) or any(isinstance(one, bytes) for one in value)):
-            raise FrameMalformed(f"{message.DESCRIPTOR.name}.{name} is no UTF-8 text")
-    for name, repeated, below in plan.inside:
-        if repeated:
-            for one in getattr(message, name):
-                _check_text(one, below)
-        elif message.HasField(name):
-            _check_text(getattr(message, name), below)
-
-
-def _body_of(payload: bytes) -> tuple[bytes, bool, bytes | None]:
-    """Payload part of a frame -> (body, checksum ok, broker entry metadata)."""
-    broker_entry = None
-    if payload[:2] == BROKER_ENTRY_MAGIC:
-        if len(payload) < 6:
-            raise FrameTruncated("the broker's entry metadata is cut off before its size")
-        end = 6 + _U32.unpack_from(payload, 2)[0]
-        if end > len(payload):
-            raise FrameTruncated(f"the broker's entry metadata ends at byte {end} of a payload of {len(payload)}")
-        broker_entry = payload[6:end]
-        payload = payload[end:]
-    if payload[:2] == MAGIC:
-        if len(payload) < 10:
-            raise FrameTruncated(f"a payload of {len(payload)} bytes cannot hold a checksum and a metadata size")
-        return payload, crc32c(memoryview(payload)[6:]) == _U32.unpack_from(payload, 2)[0], broker_entry
-    if len(payload) < 4:
-        raise FrameTruncated(f"a payload of {len(payload)} bytes cannot hold a metadata size")
-    return MAGIC + _U32.pack(crc32c(payload)) + payload, True, broker_entry
-
-
-def _parse(command: bytes, payload: bytes | None) -> AnyCommand:
-    """One command through the protobuf parser: slow, complete."""
-    try:
-        base = pb.BaseCommand.FromString(command)
-    except DecodeError as error:
-        raise FrameMalformed(f"a command of {len(command)} bytes is no protobuf message: {error}") from None
-    kind = base.type
-    name = _FIELDS.get(kind)
-    if name is None:
-        if not base.HasField("type"):
-            raise FrameMalformed("a command without a type")
-        return Command(kind, base)
-    if not base.HasField(name):
-        if kind in (18, 19):  # PING and PONG have nothing to say
-            return Command(kind, getattr(base, name))
-        raise FrameMalformed(f"a command of type {kind} without its field {name}")
-    message: Any = getattr(base, name)
-    if not message.IsInitialized():
-        raise FrameMalformed(f"{name} lacks required fields: {', '.join(message.FindInitializationErrors())}")
-    if kind == SEND:
-        return _send(message, payload)
-    plan = _PLANS[kind]
-    if plan.strings or plan.inside:
-        _check_text(message, plan)
-    if kind == ACK:
-        return _ack(message)
-    if kind == FLOW:
-        return Flow(FLOW, message.consumer_id, message.messagePermits)
-    if kind == MESSAGE:
-        if payload is None:
-            raise FrameTruncated("a MESSAGE without payload")
-        body, checksum_ok, broker_entry = _body_of(payload)
-        return Message(MESSAGE, message, checksum_ok, body, broker_entry)
-    return Command(kind, message)
-
-
-def _send(message: pb.CommandSend, payload: bytes | None) -> Send:
-    if payload is None:
-        raise FrameTruncated("a SEND without payload")
-    if message.HasField("origin") and not isinstance(message.origin.region, str):
-        raise FrameMalformed("OriginStamp.region is no UTF-8 text")
-    body, checksum_ok, _ = _body_of(payload)
-    return Send(
-        SEND,
-        message.producer_id,
-        message.sequence_id,
-        message.highest_sequence_id if message.HasField("highest_sequence_id") else None,
-        message.num_messages,
-        message.is_chunk,
-        message.marker,
-        message.message_id if message.HasField("message_id") else None,
-        message.origin if message.HasField("origin") else None,
-        message.HasField("txnid_most_bits") or message.HasField("txnid_least_bits"),
-        checksum_ok,
-        body,
-    )
-
-
-def _ack(message: pb.CommandAck) -> Ack:
-    unusual = (
-        message.HasField("validation_error")
-        or message.HasField("txnid_most_bits")
-        or message.HasField("txnid_least_bits")
-        or bool(message.properties)
-        or any(one.ack_set or one.batch_size or one.HasField("first_chunk_message_id") for one in message.message_id)
-    )
-    return Ack(
-        ACK,
-        message.consumer_id,
-        message.ack_type,
-        [(one.ledgerId, one.entryId) for one in message.message_id],
-        message.request_id if message.HasField("request_id") else None,
-        message if unusual else None,
-    )
 
 
 class FrameDecoder:
@@ -461,7 +254,7 @@ class FrameDecoder:
                         commands.append(_new(Flow, (FLOW, first, number)))
                         continue
             payload = data[command_end:end] if command_end < end else None
-            commands.append(_parse(data[at:command_end], payload))
+            commands.append(parse(data[at:command_end], payload))
 
     def _plain_ack(self, data: bytes, at: int, end: int) -> Ack | None:
         """The ACK whose field begins at ``at``, if it acknowledges whole entries and nothing else."""

@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a decoder hands out: one tuple per command, and the errors for bytes that are none.
+
+Every tuple begins with the command's type, so a table of handlers can be indexed by ``command[0]``.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final, NamedTuple
+
+from meridian_broker.wire.proto import pulsar_pb2 as pb
+
+SEND: Final = 6
+MESSAGE: Final = 9
+ACK: Final = 10
+FLOW: Final = 11
+
+INDIVIDUAL: Final = 0
+CUMULATIVE: Final = 1
+
+
+class Send(NamedTuple):
+    """A published entry. ``body`` is ``0x0e01 | crc32c | metadata size | metadata | payload``, ready to store."""
+
+    type: int
+    producer_id: int
+    sequence_id: int
+    highest_sequence_id: int | None
+    """Of a batch: the sequence id of its last message; None when the client did not say."""
+    num_messages: int
+    is_chunk: bool
+    marker: bool
+    message_id: pb.MessageIdData | None
+    """Only replicators of shadow topics send it (R7)."""
+    origin: Any
+    """``peer_pb2.OriginStamp`` of a replicated entry, or None."""
+    transactional: bool
+    checksum_ok: bool
+    """False: the payload is not what its checksum says. True also when the client sent none; then it was added."""
+    body: bytes
+
+
+class Ack(NamedTuple):
+    """Acknowledgements of one command; they belong together (R18)."""
+
+    type: int
+    consumer_id: int
+    ack_type: int
+    """``INDIVIDUAL`` or ``CUMULATIVE``."""
+    ids: list[tuple[int, int]]
+    """(ledger, entry) of each."""
+    request_id: int | None
+    """Given: the client waits for an ACK_RESPONSE."""
+    detail: pb.CommandAck | None
+    """The whole command, when it holds more than entries: batch indexes, a validation error, a transaction."""
+
+
+class Flow(NamedTuple):
+    """The consumer has room for so many more messages."""
+
+    type: int
+    consumer_id: int
+    permits: int
+
+
+class Message(NamedTuple):
+    """A delivered entry (client's side)."""
+
+    type: int
+    command: pb.CommandMessage
+    checksum_ok: bool
+    body: bytes
+    """As ``Send.body``."""
+    broker_entry: bytes | None
+    """The encoded ``BrokerEntryMetadata``, when the broker added one."""
+
+
+class Command(NamedTuple):
+    """Any other command: the message in the field of its type, or the whole ``BaseCommand`` of an unknown type."""
+
+    type: int
+    message: Any
+
+
+AnyCommand = Send | Ack | Flow | Message | Command
+
+
+class FrameError(ValueError):
+    """The bytes are no Pulsar frames (any more): the peer's fault, and the end of the connection."""
+
+    before: list[AnyCommand]
+    """Commands of the same ``feed`` that were complete before the bad frame."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.before = []
+
+
+class FrameTooLarge(FrameError):
+    """The announced size is above the limit."""
+
+
+class FrameTruncated(FrameError):
+    """A size inside the frame points past its end."""
+
+
+class FrameMalformed(FrameError):
+    """The command is no protobuf message of its type."""
