@@ -115,7 +115,7 @@ class SingleDispatcher(Dispatcher):
 
     def add(self, consumer: Consumer) -> None:
         super().add(consumer)
-        self._choose()
+        self._choose(consumer)
 
     def remove(self, consumer: Consumer) -> None:
         super().remove(consumer)
@@ -125,8 +125,8 @@ class SingleDispatcher(Dispatcher):
             self._wait_a_moment()
         self._choose()
 
-    def _choose(self) -> None:
-        """The best priority wins; among equals the partition number picks, so that partitions spread."""
+    def _choose(self, newcomer: Consumer | None = None) -> None:
+        """The best priority wins; among equals, by name, the partition number picks, so that partitions spread."""
         if not self.consumers:
             self.active = None
             return
@@ -134,18 +134,22 @@ class SingleDispatcher(Dispatcher):
         candidates = sorted((c for c in self.consumers if c.priority == best), key=lambda c: c.name)
         chosen = candidates[max(self._partition, 0) % len(candidates)]
         if chosen is self.active:
-            if self.failover:
-                newest = self.consumers[-1]
-                newest.port.active_consumer_changed(newest, newest is chosen)
+            if self.failover and newcomer is not None:
+                newcomer.port.active_consumer_changed(newcomer, False)
             return
         if self.active is not None:
             self.rewind()
             self._wait_a_moment()
         self.active = chosen
+        if self._waiting is None:
+            self._tell()
+        self.subscription.dispatch_soon()
+
+    def _tell(self) -> None:
+        """Say to each Failover consumer whether it is the active one."""
         if self.failover:
             for consumer in self.consumers:
-                consumer.port.active_consumer_changed(consumer, consumer is chosen)
-        self.subscription.dispatch_soon()
+                consumer.port.active_consumer_changed(consumer, consumer is self.active)
 
     def _wait_a_moment(self) -> None:
         topic = self.subscription.topic
@@ -155,6 +159,7 @@ class SingleDispatcher(Dispatcher):
     def _waited(self) -> None:
         self._waiting = None
         self.rewind()
+        self._tell()
         self.subscription.dispatch_soon()
 
     def is_active(self, consumer: Consumer) -> bool:
