@@ -100,7 +100,7 @@ def test_many_delayed_messages_come_once_each(client: pulsar.Client, topic: str)
     for number in range(2000):
         producer.send_async(b"%d" % number, lambda _r, _m: None, deliver_at=due + number % 500)
     producer.flush()
-    found = []
+    found: list[bytes] = []
     while len(found) < 2000:
         for consumer in consumers:
             with contextlib.suppress(pulsar.Timeout):

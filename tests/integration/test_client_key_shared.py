@@ -210,7 +210,7 @@ def test_a_negative_acknowledgement_keeps_newer_messages_of_its_key_back(client:
     consumer = join(client, topic, "a", negative_ack_redelivery_delay_ms=100, receiver_queue_size=1)
     publisher = Publisher(client, topic)
     publisher.publish(10, keys=1)
-    order = []
+    order: list[int] = []
     again = 0
     while len(order) < 10:
         message = consumer.receive(5000)

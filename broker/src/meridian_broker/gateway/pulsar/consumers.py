@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
 from meridian_broker.gateway.pulsar.refusals import REFUSALS, code_of
@@ -290,6 +291,11 @@ def consumer_stats(connection: Connection, command: Any) -> None:
         answer.unackedMessages = consumer.unacked_messages
         answer.blockedConsumerOnUnackedMsgs = consumer.blocked
         answer.consumerName = consumer.name
+        peer = None if connection.transport is None else connection.transport.get_extra_info("peername")
+        if peer:
+            answer.address = f"/{peer[0]}:{peer[1]}"
+        since = datetime.fromtimestamp(consumer.connected_since_ms / 1000, UTC)
+        answer.connectedSince = since.isoformat(timespec="milliseconds")
         answer.type = (consumer.subscription.type or SubscriptionType.EXCLUSIVE).name.title()
         answer.msgBacklog = consumer.subscription.backlog()
     connection.write(encode.simple(26, answer))
