@@ -39,7 +39,7 @@ _SETTINGS: Final = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
     "spark.sql.session.timeZone": "UTC",
-    "spark.sql.shuffle.partitions": "8",
+    "spark.sql.shuffle.partitions": "4",
     # Groups are few and heavy: the adaptive planner would put them into one task because they are small in bytes.
     "spark.sql.adaptive.enabled": "false",
     # The data source takes filters; without this flag its queries are refused.

@@ -11,23 +11,19 @@ Exit codes: 0 the whole partition was written; 1 the snapshot or a ledger could 
 from __future__ import annotations
 
 import argparse
-import asyncio
 import gc
 import json
 import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
-from meridian_broker.admin.export_plan import TABLES, TOPIC_TABLES, Planner, Stretch, read_plan
-from meridian_broker.admin.export_rows import Row, entry_row, metadata_rows, rows_of
+from meridian_broker.admin.export_plan import TABLES, TOPIC_TABLES, Planner, read_plan
+from meridian_broker.admin.export_rows import Row, metadata_rows, rows_of
 from meridian_broker.ledgers.entry import EntryFormatError
 from meridian_broker.ledgers.store import LedgerError
-
-if TYPE_CHECKING:
-    from meridian_broker.engines.local.readonly import LocalLedgerReader
 
 try:
     import pyarrow as pa
@@ -36,8 +32,6 @@ except ImportError:
     raise SystemExit(2) from None
 
 ROWS_PER_BATCH: Final = 65_536
-READ_BYTES: Final = 4 << 20
-"""Bytes of stored entries held at once."""
 
 _PLACES: Final = pa.list_(pa.struct([("region", pa.string()), ("ledger", pa.int64()), ("entry", pa.int64())]))
 _BOUNDS: Final = [(name, pa.int64()) for name in ("after_ledger", "after_entry", "upto_ledger", "upto_entry")]
@@ -132,10 +126,6 @@ class UsageError(Exception):
     """The arguments name something that is not there."""
 
 
-class ExportFailed(Exception):
-    """The snapshot or a ledger cannot be read. The message is for the broker's log."""
-
-
 def main(arguments: list[str] | None = None) -> int:
     """Run; returns the exit code."""
     options = _parser().parse_args(arguments)
@@ -154,7 +144,7 @@ def main(arguments: list[str] | None = None) -> int:
     except KeyError as error:
         sys.stderr.write(f"export of {options.table}: a line of {options.snapshot_file} lacks the field {error}\n")
         return 1
-    except (ExportFailed, LedgerError, EntryFormatError, OSError, ValueError) as error:
+    except (LedgerError, EntryFormatError, OSError, ValueError) as error:
         sys.stderr.write(f"export of {options.table}, partition {options.partition}: {error!s}\n")
         return 1
     return 0
@@ -186,16 +176,11 @@ def _export(options: argparse.Namespace) -> None:
 
 def _batches(options: argparse.Namespace, plan: Planner) -> Iterator[list[Row]]:
     if options.table == "entries":
-        # The engine is half of what there is to load, and the other tables do without it.
-        from meridian_broker.engines.local.readonly import LocalLedgerReader
+        # Half of what there is to load is for this table alone.
+        from meridian_broker.admin.export_entries import entry_batches
 
-        with asyncio.Runner() as runner:
-            reader = runner.run(LocalLedgerReader.open_readonly(options.ledger_dir))
-            try:
-                for stretch in _after(plan.entries[options.partition], options.after):
-                    yield from _entries(runner, reader, stretch)
-            finally:
-                reader.close()
+        stretches = plan.entries[options.partition]
+        yield from entry_batches(options.ledger_dir, stretches, options.after, ROWS_PER_BATCH)
         return
     rows = islice(_rows(options, plan), options.after, None)
     while batch := list(islice(rows, ROWS_PER_BATCH)):
@@ -221,37 +206,6 @@ def _records(snapshot: Path, wanted: range) -> Iterator[dict[str, Any]]:
     with snapshot.open("rb") as lines:
         for line in islice(lines, wanted.start, wanted.stop):
             yield json.loads(line)
-
-
-def _after(stretches: Iterable[Stretch], skipped: int) -> Iterator[Stretch]:
-    """What is left of the stretches behind the first ``skipped`` entries: every entry is one row."""
-    for one in stretches:
-        if skipped >= one.count:
-            skipped -= one.count
-        else:
-            yield Stretch(one.topic, one.region, one.ledger, one.first + skipped, one.last)
-            skipped = 0
-
-
-def _entries(runner: asyncio.Runner, reader: LocalLedgerReader, stretch: Stretch) -> Iterator[list[Row]]:
-    topic, region, ledger = stretch.topic, stretch.region, stretch.ledger
-    rows: list[Row] = []
-    at = stretch.first
-    while at <= stretch.last:
-        last = min(stretch.last, at + ROWS_PER_BATCH - len(rows) - 1)
-        found = runner.run(reader.read(ledger, at, last, READ_BYTES))
-        if not found:
-            raise ExportFailed(
-                f"ledger {ledger} ends before entry {at}, though the snapshot has it up to {stretch.last}: "
-                "take another snapshot"
-            )
-        rows += [entry_row(topic, region, ledger, entry, stored) for entry, stored in enumerate(found, at)]
-        at += len(found)
-        if len(rows) >= ROWS_PER_BATCH:
-            yield rows
-            rows = []
-    if rows:
-        yield rows
 
 
 def _batch(schema: Any, rows: list[Row]) -> Any:

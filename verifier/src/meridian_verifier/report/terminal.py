@@ -30,10 +30,10 @@ def show(verdict: Verdict, console: Console) -> None:
 
 def _pairs(verdict: Verdict) -> Table:
     table = Table(title="Does each region stand where the others stood?", title_justify="left")
-    table.add_column("topic", overflow="fold")
-    table.add_column("subscription")
+    table.add_column("topic", overflow="fold", min_width=10)
+    table.add_column("subscription", overflow="fold", min_width=8)
     for source, target in itertools.permutations(verdict.world.asked, 2):
-        table.add_column(f"{source}\nin {target}")
+        table.add_column(f"{source}\nin {target}", no_wrap=True, justify="center")
     rows: dict[tuple[str, str], dict[tuple[str, str], PairVerdict]] = {}
     for pair in verdict.pairs:
         rows.setdefault((pair.topic, pair.subscription), {})[(pair.source, pair.target)] = pair
@@ -51,7 +51,7 @@ def _pairs(verdict: Verdict) -> Table:
 def _cell(pair: PairVerdict | None) -> str:
     if pair is None:
         return ""
-    words = pair.state.value if pair.state is State.ALIGNED else ", ".join(pair.reasons)
+    words = "✓" if pair.state is State.ALIGNED else ", ".join(pair.reasons)
     count = f" {pair.entries:,}" if pair.entries else ""
     return f"[{_STYLES[pair.state]}]{words}{count}[/]"
 
