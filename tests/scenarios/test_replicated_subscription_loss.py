@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 import threading
 from collections.abc import Iterator
@@ -12,6 +13,9 @@ from typing import Any
 import pulsar
 import pytest
 from broker_process import RegionsProcess, wait_until
+from meridian_broker.gateway.client import PulsarClientConnection
+from meridian_broker.gateway.client_errors import ConnectFailed
+from meridian_broker.gateway.roles import Consumer
 from region_clients import (
     client,
     new_topic,
@@ -127,6 +131,40 @@ def test_what_only_the_dead_region_had_is_not_lost(regions: RegionsProcess) -> N
         consumer.close()
     with client(regions, EAST) as east:
         take_numbers(subscribe(east, topic), [])
+
+
+async def test_a_client_that_waits_at_the_door_gets_nothing_twice(regions: RegionsProcess) -> None:
+    """R10, R20: whoever subscribes the moment a region is back gets nothing acknowledged elsewhere meanwhile, for the
+    region asks the others before it dispatches anything. And nobody is told that his namespace does not exist."""
+    topic = new_topic("door")
+    with client(regions, EAST) as east, client(regions, WEST) as west:
+        await asyncio.to_thread(publish, east, topic, numbered(range(300)))
+        there = await asyncio.to_thread(subscribe, west, topic)
+        messages = await asyncio.to_thread(take, there, 300)
+        await asyncio.to_thread(wait_for_backlog, regions, EAST, topic, 300)
+        await asyncio.to_thread(regions.kill_region, EAST)
+        for message in messages[:290]:
+            there.acknowledge(message)
+        there.close()
+    back = asyncio.create_task(asyncio.to_thread(regions.bring_back, EAST))
+    connection, consumer = await subscribe_as_soon_as_possible(regions.service_url(EAST), topic)
+    async with asyncio.timeout(20):
+        found = [int((await consumer.receive()).payloads[0]) for _ in range(10)]
+    assert set(found) == numbers(messages[290:])
+    await connection.close()
+    await back
+
+
+async def subscribe_as_soon_as_possible(url: str, topic: str) -> tuple[PulsarClientConnection, Consumer]:
+    async with asyncio.timeout(30):
+        while True:
+            try:
+                connection = await PulsarClientConnection.connect(url)
+            except ConnectFailed:
+                await asyncio.sleep(0.002)
+                continue
+            await connection.lookup(topic)
+            return connection, await Consumer.subscribe(connection, topic, "s", replicated=True)
 
 
 def test_acknowledgements_come_before_their_messages(regions: RegionsProcess) -> None:

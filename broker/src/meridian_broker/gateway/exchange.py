@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from meridian_broker.gateway.client_errors import ConnectionLost
 from meridian_broker.gateway.links import PeerLinks, Resolver, Send
@@ -22,6 +22,8 @@ from meridian_broker.replication.exchange_messages import Hello, PeerMessage
 if TYPE_CHECKING:
     from meridian_broker.gateway.client_options import ClientOptions
     from meridian_broker.gateway.pulsar.connection import Connection
+
+CONTACT_POLL_SECONDS: Final = 0.005
 
 log = logging.getLogger(__name__)
 
@@ -56,6 +58,18 @@ class ExchangeShell:
         for region in set(self.links.status()) - wanted:
             self.core.remove_peer(region)
         self.links.set_regions(wanted)
+
+    async def first_contact(self, seconds: float) -> None:
+        """Wait until every region is reached or was found to be away; no longer than that.
+
+        A broker that has just started must hear what was acknowledged elsewhere before it dispatches (R10), and the
+        barrier asks only regions that are reached (R20).
+        """
+        until = self._loop.time() + seconds
+        while any(not link.connected and link.problem is None for link in self.links.status().values()):
+            if self._loop.time() >= until:
+                return
+            await asyncio.sleep(CONTACT_POLL_SECONDS)
 
     async def close(self) -> None:
         """End the links; what was not confirmed is found by digests later."""

@@ -46,6 +46,9 @@ log = logging.getLogger(__name__)
 UNLIMITED: Final = 1 << 62
 POLICY_SECONDS: Final = 1.0
 """How often the regions of topics are compared with their policies."""
+CONTACT_SECONDS: Final = 1.0
+"""A broker that starts waits so long for other regions before clients are let in: what was acknowledged there while it
+was away must be known first. A region that is down is noticed at once and not waited for."""
 SWITCH_INTERVAL_SECONDS: Final = 0.0005
 """The thread that makes entries durable gets the interpreter this soon; the default of 5 ms would stand in every
 receipt's latency."""
@@ -124,7 +127,10 @@ class BrokerProcess:
 
     @classmethod
     async def start(cls, settings: Settings, stack: AsyncExitStack) -> BrokerProcess:
-        """Open what is stored, then the doors. ``stack`` closes everything again."""
+        """Open what is stored, then the doors: to other regions first, to clients once those were heard (R10).
+
+        ``stack`` closes everything again.
+        """
         settings.region.data_directory.mkdir(parents=True, exist_ok=True)
         process = cls(settings)
         stack.push_async_callback(process.scheduler.close)
@@ -143,11 +149,14 @@ class BrokerProcess:
         await process._build(fence, stack)
         await process._open_doors(stack)
         await process._bootstrap()
+        await process._server.start_serving()
+        process._speak_with_regions()
+        await process.exchange.first_contact(CONTACT_SECONDS)
         process.scheduler.spawn(process.service.load_all(), "open the topics on record")
         process.scheduler.spawn(process._follow_policies(), "follow the policies")
         process.scheduler.spawn(process._trim(), "give space back")
         process.scheduler.spawn(process.gateway.watch_keep_alive(), "keep connections alive")
-        process.admin.state.ready = True
+        process.gateway.ready = process.admin.state.ready = True
         return process
 
     async def _build(self, fence: int, stack: AsyncExitStack) -> None:
@@ -249,7 +258,6 @@ class BrokerProcess:
                     service_url=region["admin_url"], broker_service_url=region["service_url"]
                 )
         await self.catalog.ensure_bootstrap(clusters)
-        self._speak_with_regions()
 
     def _resolve(self, region: str) -> tuple[str, str | None] | None:
         cluster = self.catalog.cluster(region)

@@ -43,6 +43,8 @@ class Broker:
     keep_alive_seconds: float
     producer_name: Callable[[], str]
     """Makes names for producers that bring none."""
+    ready: bool = False
+    """Set once everything is open; until then other brokers are served and clients are told to come again."""
     draining: bool = False
     lookups: int = 0
     """Lookups and partition queries under way."""
@@ -64,6 +66,6 @@ class Broker:
 
 
 async def listen(broker: Broker, host: str, port: int) -> asyncio.Server:
-    """Accept Pulsar clients. :raises OSError: the address is taken."""
+    """Take the address; nobody is accepted before ``start_serving``. :raises OSError: the address is taken."""
     loop = asyncio.get_running_loop()
-    return await loop.create_server(lambda: Connection(broker, loop), host, port, backlog=1024)
+    return await loop.create_server(lambda: Connection(broker, loop), host, port, backlog=1024, start_serving=False)

@@ -27,17 +27,17 @@ def connect(connection: Connection, command: Any) -> None:
         connection.end("a second CONNECT")
         return
     if broker.draining:
-        text = "this broker is shutting down: look the topic up again"
-        connection.write(encode.error(NO_REQUEST, ServerError.SERVICE_NOT_READY, text))
-        connection.end(text)
+        _turn_away(connection, ServerError.SERVICE_NOT_READY, "this broker is shutting down: look the topic up again")
         return
     if asked.auth_method_name == PEER_METHOD:
         if not broker.is_peer_token(asked.auth_data):
             text = "the peer token is not this region's: all regions need the same peerTokenFile"
-            connection.write(encode.error(NO_REQUEST, ServerError.AUTHENTICATION, text))
-            connection.end(text)
+            _turn_away(connection, ServerError.AUTHENTICATION, text)
             return
         connection.is_peer = True
+    elif not broker.ready:
+        _turn_away(connection, ServerError.SERVICE_NOT_READY, "this broker is starting: try again in a moment")
+        return
     connection.started = True
     connection.client_version = asked.client_version
     connection.protocol_version = min(asked.protocol_version, PROTOCOL_VERSION)
@@ -52,6 +52,11 @@ def connect(connection: Connection, command: Any) -> None:
         feature_flags=features,
     )
     connection.write(encode.simple(3, answer))
+
+
+def _turn_away(connection: Connection, code: ServerError, text: str) -> None:
+    connection.write(encode.error(NO_REQUEST, code, text))
+    connection.end(text)
 
 
 def ping(connection: Connection, command: Any) -> None:
