@@ -1,0 +1,221 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Meridian's own API and the replication part of statistics, with two real regions and a third that is down."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pulsar
+import pytest
+from broker_process import RegionsProcess, wait_until
+from prometheus_client.parser import text_string_to_metric_families
+
+BASE = "/admin/v2/persistent/public/default"
+OWN = "/meridian/v1"
+PATIENCE = 20_000
+
+
+@pytest.fixture(scope="module")
+def regions(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RegionsProcess]:
+    with RegionsProcess(("east", "west"), tmp_path_factory.mktemp("own") / "data") as running:
+        yield running
+
+
+@pytest.fixture
+def clients(regions: RegionsProcess) -> Iterator[dict[str, pulsar.Client]]:
+    logger = pulsar.ConsoleLogger(pulsar.LoggerLevel.Error)
+    made = {name: pulsar.Client(regions.service_url(name), logger=logger) for name in regions.regions}
+    yield made
+    for client in made.values():
+        client.close()
+
+
+def metric(regions: RegionsProcess, region: str, name: str, **labels: str) -> float | None:
+    for family in text_string_to_metric_families(regions.http(region, "GET", "/metrics").text):
+        for sample in family.samples:
+            if sample.name == name and labels.items() <= sample.labels.items():
+                return float(sample.value)
+    return None
+
+
+def stats(regions: RegionsProcess, region: str, topic: str) -> dict[str, Any]:
+    answer = regions.http(region, "GET", f"{BASE}/{topic}/stats")
+    found: dict[str, Any] = answer.json
+    return found if answer.status == 200 else {}
+
+
+def entries(regions: RegionsProcess, region: str, topic: str) -> int:
+    answer = regions.http(region, "GET", f"{BASE}/{topic}/internalStats")
+    return int(answer.json["numberOfEntries"]) if answer.status == 200 else 0
+
+
+def publish(client: pulsar.Client, topic: str, count: int) -> list[str]:
+    producer = client.create_producer(topic, batching_enabled=False)
+    ids = [producer.send(f"message {number}".encode()) for number in range(count)]
+    producer.close()
+    return [f"{one.ledger_id()}:{one.entry_id()}" for one in ids]
+
+
+def test_regions_and_their_links(regions: RegionsProcess) -> None:
+    shown = regions.http("east", "GET", f"{OWN}/regions").json
+    assert shown["region"] == "east"
+    assert abs(shown["clock_ms"] - time.time() * 1000) < 60_000
+    east, west = shown["regions"]
+    assert (east["name"], east["local"], west["name"], west["local"]) == ("east", True, "west", False)
+    assert west["admin_url"] == regions.admin_url("west")
+    assert west["service_url"] == regions.service_url("west")
+
+    def link() -> bool:
+        found: bool = regions.http("east", "GET", f"{OWN}/regions").json["regions"][1]["progress"]["connected"]
+        return found
+
+    wait_until(link, "the link to west")
+    assert metric(regions, "east", "meridian_progress_link_up", remote_cluster="west") == 1
+
+
+def test_a_message_id_is_translated_by_its_origin(regions: RegionsProcess, clients: dict[str, pulsar.Client]) -> None:
+    here = publish(clients["east"], "carried", 3)
+    wait_until(lambda: entries(regions, "west", "carried") == 3, "east's messages in west")
+    there = publish(clients["west"], "carried", 2)
+    wait_until(lambda: entries(regions, "east", "carried") == 5, "west's messages in east")
+    path = f"{OWN}/topics/public/default/carried/messageid/translate"
+
+    def translate(at: str, source: str, message: str) -> dict[str, Any]:
+        answer = regions.http(at, "GET", f"{path}?from={source}&id={message}")
+        assert answer.status == 200, answer.text
+        found: dict[str, Any] = answer.json
+        return found
+
+    for origin, other, ids in (("east", "west", here), ("west", "east", there)):
+        for message in ids:
+            found = translate(other, origin, message)
+            assert found["origin"] == {"region": origin, "id": message}
+            # The position that message has over there leads back to its own.
+            assert translate(origin, other, found["id"])["id"] == message
+            assert translate(origin, origin, message)["id"] == message
+    reader = clients["west"].create_reader("carried", pulsar.MessageId.earliest)
+    first = reader.read_next(PATIENCE).message_id()
+    assert translate("east", "west", f"{first.ledger_id()}:{first.entry_id()}")["id"] == here[0]
+    reader.close()
+    assert regions.http("west", "GET", f"{path}?from=east&id=1:1").status == 404
+    assert regions.http("west", "GET", f"{path}?from=nowhere&id=1:1").status == 404
+    assert regions.http("west", "GET", f"{path}?from=east&id=first").status == 412
+    assert (
+        regions.http("west", "GET", f"{OWN}/topics/public/default/none/messageid/translate?from=east&id=1:1").status
+        == 404
+    )
+
+
+def test_a_subscription_is_followed_in_every_region(regions: RegionsProcess, clients: dict[str, pulsar.Client]) -> None:
+    publish(clients["east"], "followed", 4)
+    subscription = f"{BASE}/followed/subscription/work"
+    status = f"{OWN}/subscriptions/persistent/public/default/followed/work/status"
+    assert regions.http("east", "GET", status).status == 404
+    assert regions.http("east", "PUT", f"{subscription}?replicated=true", "earliest").status == 204
+    wait_until(lambda: regions.http("west", "GET", status).status == 200, "the subscription in west")
+    consumer = clients["east"].subscribe(
+        "followed", "work", pulsar.ConsumerType.Shared, replicate_subscription_state_enabled=True
+    )
+    received = [consumer.receive(PATIENCE) for _ in range(4)]
+    for number in (0, 2):
+        consumer.acknowledge(received[number])
+
+    def standing(region: str) -> tuple[Any, ...]:
+        found = regions.http(region, "GET", status).json
+        return found["backlog"], found["holes"], found["mode"], found["synced"]
+
+    for region in ("east", "west"):
+        wait_until(lambda region=region: standing(region) == (2, 1, "exact", True), f"the acknowledgements in {region}")
+    east = regions.http("east", "GET", status).json
+    (peer,) = east["peers"]
+    assert (peer["region"], peer["connected"], peer["pending"], peer["reason"]) == ("west", True, 0, "")
+    assert peer["last_applied"] >= 1
+    assert east["floors"]["east"] == east["mark_delete"]
+    assert east["set_size"] >= 1
+    assert stats(regions, "west", "followed")["subscriptions"]["work"]["isReplicated"]
+    consumer.close()
+
+
+def test_the_replicated_flag_is_set_by_both_apis(regions: RegionsProcess, clients: dict[str, pulsar.Client]) -> None:
+    publish(clients["east"], "flagged", 2)
+    path = f"{BASE}/flagged/subscription/work"
+    regions.http("east", "PUT", path, "earliest")
+    name = "persistent://public/default/flagged"
+    assert regions.http("east", "GET", f"{path}/replicatedSubscriptionStatus").json == {name: False}
+    assert regions.http("east", "POST", f"{path}/replicatedSubscriptionStatus", True).status == 204
+    assert regions.http("east", "GET", f"{path}/replicatedSubscriptionStatus").json == {name: True}
+    west = f"{path}/replicatedSubscriptionStatus"
+    wait_until(lambda: regions.http("west", "GET", west).text == f'{{"{name}": true}}', "the flag in west")
+    mode = f"{OWN}/subscriptions/persistent/public/default/flagged/work/mode"
+    assert regions.http("east", "POST", mode, {"replicated": "yes"}).status == 412
+    assert regions.http("east", "POST", mode, {"replicated": False}).status == 204
+    assert regions.http("east", "GET", f"{path}/replicatedSubscriptionStatus").json == {name: False}
+    assert regions.http("east", "POST", f"{path}/replicatedSubscriptionStatus", "perhaps").status == 400
+    regions.http("east", "PUT", "/admin/v2/namespaces/public/alone", {"replication_clusters": ["east"]})
+    alone = "/admin/v2/persistent/public/alone/t"
+    regions.http("east", "PUT", alone)
+    regions.http("east", "PUT", f"{alone}/subscription/work")
+    refused = regions.http("east", "POST", f"{alone}/subscription/work/replicatedSubscriptionStatus", True)
+    assert refused.status == 412
+
+
+def test_a_region_that_is_down_is_seen(regions: RegionsProcess, clients: dict[str, pulsar.Client]) -> None:
+    publish(clients["east"], "alone", 1)
+    wait_until(lambda: entries(regions, "west", "alone") == 1, "the first message in west")
+    wait_until(lambda: stats(regions, "east", "alone")["replication"]["west"]["connected"], "the replicator")
+    regions.http("east", "PUT", f"{BASE}/alone/subscription/work?replicated=true", "earliest")
+    regions.kill_region("west")
+    publish(clients["east"], "alone", 5)
+
+    def waits() -> bool:
+        found = stats(regions, "east", "alone")["replication"]["west"]
+        return bool(found["replicationBacklog"] == 5 and not found["connected"])
+
+    wait_until(waits, "the backlog to show")
+    labels = {"topic": "persistent://public/default/alone", "remote_cluster": "west"}
+    assert metric(regions, "east", "pulsar_replication_backlog", **labels) == 5
+    assert metric(regions, "east", "pulsar_replication_connected_count", **labels) == 0
+    assert metric(regions, "east", "meridian_unreplicated_entries", remote_cluster="west") == 5
+    assert metric(regions, "east", "meridian_progress_link_up", remote_cluster="west") == 0
+    west = regions.http("east", "GET", f"{OWN}/regions").json["regions"][1]
+    assert west["progress"]["problem"]
+    assert west["replication"]["backlog"] == 5
+    status = regions.http("east", "GET", f"{OWN}/subscriptions/persistent/public/default/alone/work/status").json
+    assert not status["synced"]
+    assert status["peers"][0]["reason"]
+    regions.bring_back("west")
+    wait_until(lambda: metric(regions, "east", "meridian_unreplicated_entries", remote_cluster="west") == 0, "west")
+    assert entries(regions, "west", "alone") == 6
+
+
+def test_metrics_count_what_clients_do(regions: RegionsProcess, clients: dict[str, pulsar.Client]) -> None:
+    topic = "persistent://public/default/measured"
+    consumer = clients["east"].subscribe("measured", "work", pulsar.ConsumerType.Shared)
+    publish(clients["east"], "measured", 6)
+    received = [consumer.receive(PATIENCE) for _ in range(6)]
+    for message in received[:2]:
+        consumer.acknowledge(message)
+
+    def count(name: str, **labels: str) -> float | None:
+        return metric(regions, "east", name, topic=topic, **labels)
+
+    wait_until(lambda: count("pulsar_subscription_back_log", subscription="work") == 4, "the acknowledgements")
+    assert count("pulsar_subscription_unacked_messages", subscription="work") == 4
+    assert count("pulsar_in_messages_total") == count("pulsar_out_messages_total") == 6
+    assert (count("pulsar_in_bytes_total") or 0) > 0 < (count("pulsar_out_bytes_total") or 0)
+    assert (count("pulsar_subscriptions_count"), count("pulsar_consumers_count")) == (1, 1)
+    reader = clients["east"].create_reader("measured", pulsar.MessageId.earliest)
+    for _ in range(6):
+        reader.read_next(PATIENCE)
+    assert count("pulsar_out_messages_total") == 12
+    reader.close()
+    wait_until(lambda: count("pulsar_consumers_count") == 1, "the reader to be gone")
+    assert count("pulsar_out_messages_total") == 12
+    assert (metric(regions, "east", "pulsar_topics_count", namespace="public/default") or 0) >= 1
+    assert (metric(regions, "east", "meridian_ledger_appends_total") or 0) >= 6
+    assert (metric(regions, "east", "meridian_ledger_sync_seconds_count") or 0) > 0
+    assert (metric(regions, "east", "process_resident_memory_bytes") or 0) > 0
+    assert metric(regions, "west", "meridian_replicated_in_messages_total", topic=topic) == 6
+    consumer.close()
