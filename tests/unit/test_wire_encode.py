@@ -14,6 +14,7 @@ from meridian_broker.wire.proto import peer_pb2
 from meridian_broker.wire.proto import pulsar_pb2 as pb
 from meridian_broker.wire.pulsar import encode
 from meridian_broker.wire.pulsar.errors import RETRYABLE, SITUATIONS, ServerError, WireError, from_code
+from meridian_broker.wire.pulsar.frames import Send
 from meridian_broker.wire.pulsar.varints import read_varint, varint
 
 THOROUGH = settings(max_examples=500, deadline=None)
@@ -200,3 +201,24 @@ def test_errors_and_codes() -> None:
     assert "99" in str(from_code(99, "boom"))
     assert ServerError.SERVICE_NOT_READY in RETRYABLE
     assert ServerError.AUTHORIZATION not in RETRYABLE
+
+
+@settings(max_examples=500, deadline=None)
+@given(
+    st.integers(0, (1 << 64) - 1),
+    st.lists(st.tuples(st.integers(0, (1 << 64) - 1), st.one_of(st.none(), st.integers(0, (1 << 64) - 1))), max_size=5),
+    st.integers(0, (1 << 62)),
+    st.one_of(st.integers(0, 1 << 40), st.integers(16380, 16390)),
+)
+def test_receipts_of_a_group_are_those_of_each(
+    producer_id: int, numbers: list[tuple[int, int | None]], ledger: int, first: int
+) -> None:
+    sends = [
+        Send(6, producer_id, sequence, highest, 1, False, False, None, None, False, True, b"")
+        for sequence, highest in numbers
+    ]
+    each = [
+        encode.send_receipt(producer_id, sequence, ledger, first + at, highest)
+        for at, (sequence, highest) in enumerate(numbers)
+    ]
+    assert encode.send_receipts(producer_id, sends, ledger, first) == b"".join(each)

@@ -86,8 +86,9 @@ def pack_own(
     prev_ledger: int,
     prev_entry: int,
     extras: bytes = b"",
+    body: bytes = b"",
 ) -> bytes:
-    """The header of an entry first stored here. Flat arguments: this runs once per published entry."""
+    """The header of an entry first stored here, and the body. Flat arguments: this runs once per published entry."""
     return (
         HEADER.pack(
             FORMAT_VERSION,
@@ -102,6 +103,7 @@ def pack_own(
             prev_entry,
         )
         + extras
+        + body
     )
 
 

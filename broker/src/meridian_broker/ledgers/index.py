@@ -77,6 +77,20 @@ class LedgerIndex:
             for column in self._columns:
                 column.append(0)
 
+    def add_all(self, facts: list[EntryHeader | int]) -> None:
+        """The next entries; of one first stored here the number of its messages is enough."""
+        count = len(facts)
+        if self._sizes is None and facts.count(1) == count:
+            self.kinds += bytes(count)
+            for column in self._columns or ():
+                column.frombytes(bytes(8 * count))
+            return
+        for fact in facts:
+            if isinstance(fact, int):
+                self.add_own(fact)
+            else:
+                self.add(fact)
+
     def add(self, header: EntryHeader) -> None:
         """The next entry, whatever it is."""
         if header.messages > 1 or self._sizes is not None:

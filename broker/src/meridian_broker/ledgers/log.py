@@ -15,8 +15,9 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from meridian_broker.ledgers.chapters import CacheBudget, Chain, Chapter, LogLimits, LogMetadata, Span
-from meridian_broker.ledgers.entry import EntryHeader, pack_foreign, pack_own, unpack
+from meridian_broker.ledgers.entry import MARKER, NO_ORIGIN, EntryHeader, pack_foreign, pack_own, unpack
 from meridian_broker.ledgers.index import LedgerIndex, Place, RegionCodes
+from meridian_broker.ledgers.pending import AppendedToLog, Held, OwnEntry, Pending
 from meridian_broker.ledgers.scheduling import Scheduler
 from meridian_broker.ledgers.store import LedgerError, LedgerNotFound, LedgerStore, Writer
 from meridian_broker.positions.position import EARLIEST, Position
@@ -24,12 +25,9 @@ from meridian_broker.positions.position import EARLIEST, Position
 SCAN_BYTES: Final = 1 << 20
 """Bytes of entries read at a time when headers are scanned."""
 
-_new: Final = tuple.__new__
-"""Half the price of calling a ``NamedTuple`` class, where that is done for every entry."""
-
 Stored = tuple[Position, bytes]
-AppendedToLog = Callable[[Any, Position | LedgerError], None]
-"""Called with the token given to ``append_*`` and the position, once durable, or with the error."""
+_NO_LINK: Final = MARKER | NO_ORIGIN
+"""An entry with one of these flags is no link of its origin's chain."""
 
 
 class TopicLog(Chain):
@@ -61,9 +59,11 @@ class TopicLog(Chain):
         """The entry, and the bytes, after which the ledger is full."""
         self._index: LedgerIndex | None = None
         self._rolling = False
-        self._held: deque[tuple[Any, ...]] = deque()
-        self._pending: deque[tuple[bytes, EntryHeader | int, AppendedToLog, Any]] = deque()
-        """Appended and not yet durable. Of an own entry only the number of its messages is kept."""
+        self._held: deque[Held] = deque()
+        self._pending: deque[Pending] = deque()
+        self._durable = -1
+        """The last entry of the writer's ledger that the store called durable."""
+        self._refusal: LedgerError | None = None
         self._tail: dict[int, bytes] = {}
         self._tail_first = 0
         self._tail_bytes = 0
@@ -124,6 +124,7 @@ class TopicLog(Chain):
             self.failure = LedgerError("the topic is being closed: look its owner up again")
         if writer is not None:
             await writer.seal()
+            self._take_durable()
             self._chapters[-1].sealed_ms = self._scheduler.now_ms()
             await self._save()
         self._fail_held(self.failure)
@@ -134,91 +135,108 @@ class TopicLog(Chain):
 
     # -- appending -----------------------------------------------------------------------------------------------
 
-    def append_own(
-        self,
-        flags: int,
-        messages: int,
-        key_hash: int,
-        checksum: int,
-        publish_ms: int,
-        extras: bytes,
-        body: bytes | memoryview,
-        done: AppendedToLog,
-        token: Any,
-    ) -> None:
-        """Append an entry first stored here. ``done(token, position | error)`` is called once, in order."""
-        self._asked += 1
+    def append_own(self, entries: list[OwnEntry], done: AppendedToLog, tokens: list[Any]) -> None:
+        """Append entries first stored here. ``done`` hears of all their tokens, in order, in one or more calls."""
         writer = self._writer
         if writer is None or self._rolling:
-            self._hold((flags, messages, key_hash, checksum, publish_ms, extras, bytes(body), done, token))
+            self._hold(Held(done, tokens, entries))
             return
+        now_ms, ledger = self._scheduler.now_ms(), self._writing
+        first = writer.next_entry
         prev_ledger, prev_entry = self._own_appended
-        head = pack_own(
-            flags, messages, key_hash, checksum, publish_ms, self._scheduler.now_ms(), prev_ledger, prev_entry, extras
-        )
-        entry = b"".join((head, body))
-        is_link = not flags & 0x11  # a marker or an entry without origin is no link of the chain
-        self._pending.append((entry, messages if is_link else unpack(entry), done, token))
-        number = writer.append(entry, self._on_durable)
-        if is_link:
-            self._own_appended = _new(Position, (self._writing, number))
-        self._room -= len(entry)
+        stored: list[bytes] = []
+        facts: list[EntryHeader | int] = []
+        for flags, messages, key_hash, checksum, publish_ms, extras, body in entries:
+            entry = pack_own(
+                flags, messages, key_hash, checksum, publish_ms, now_ms, prev_ledger, prev_entry, extras, body
+            )
+            number = writer.append(entry, self._on_durable)
+            stored.append(entry)
+            if flags & _NO_LINK:
+                facts.append(unpack(entry))
+            else:
+                facts.append(messages)
+                prev_ledger, prev_entry = ledger, number
+            self._room -= len(entry)
+            if number >= self._last_number or self._room <= 0:
+                break
+        self._own_appended = Position(prev_ledger, prev_entry)
+        count = len(stored)
+        self._asked += count
+        self._pending.append(Pending(first, stored, facts, done, tokens))
         if number >= self._last_number or self._room <= 0:
             self._roll()
+            if count < len(entries):
+                self._pending[-1].tokens = tokens[:count]
+                self._hold(Held(done, tokens[count:], entries[count:]))
 
-    def append_foreign(self, header: EntryHeader, body: bytes | memoryview, done: AppendedToLog, token: Any) -> None:
+    def append_foreign(self, header: EntryHeader, body: bytes, done: AppendedToLog, token: Any) -> None:
         """Append an entry of another region; the caller has checked that it is the next one of its origin (R4)."""
         if header.region is not None and header.origin is not None:
             self.last_origin[header.region] = header.origin
-        self._asked += 1
         writer = self._writer
         if writer is None or self._rolling:
-            self._hold((header, bytes(body), done, token))
+            self._hold(Held(done, [token], [], header, body))
             return
-        entry = b"".join((pack_foreign(header), body))
-        self._pending.append((entry, header, done, token))
+        self._asked += 1
+        entry = pack_foreign(header) + body
         number = writer.append(entry, self._on_durable)
+        self._pending.append(Pending(number, [entry], [header], done, [token]))
         self._room -= len(entry)
         if number >= self._last_number or self._room <= 0:
             self._roll()
 
-    def _hold(self, arguments: tuple[Any, ...]) -> None:
+    def _hold(self, held: Held) -> None:
         if self.failure is not None:
-            failure, done, token = self.failure, arguments[-2], arguments[-1]
-            self._scheduler.defer(lambda: done(token, failure))
+            failure = self.failure
+            self._scheduler.defer(lambda: held.done(held.tokens, failure))
             return
-        self._held.append(arguments)
+        self._asked += len(held.tokens)
+        self._held.append(held)
         if self._writer is None:
             self._roll()
 
     def _on_durable(self, result: int | LedgerError) -> None:
-        entry, header, done, token = self._pending.popleft()
-        if not isinstance(result, int):
-            self._fail(result)
-            done(token, result)
-            return
-        index = self._index
-        assert index is not None
-        if isinstance(header, int):
-            index.add_own(header)
-        else:
-            index.add(header)
-        chapter = self._chapters[-1]
-        chapter.entries = result + 1
-        size = len(entry)
-        chapter.size += size
-        self.appended_bytes += size
-        self._tail[result] = entry
-        self._tail_bytes += size
-        self._cache.used += size
-        position = self.last_confirmed = _new(Position, (chapter.ledger_id, result))
-        done(token, position)
-        self._settled += 1
-        if self._settling:
-            self._settle()
+        """The store's word for one entry. All of them that come in one turn are dealt with together, after it."""
+        if isinstance(result, int):
+            self._durable = result
+        elif self._refusal is None:
+            self._refusal = result
         if not self._waking:
             self._waking = True
             self._scheduler.defer(self._wake)
+
+    def _take_durable(self) -> None:
+        """Make visible what became durable, then tell those who wait for it."""
+        told: list[Pending] = []
+        while self._pending and self._pending[0].first <= self._durable:
+            count = self._durable + 1 - self._pending[0].first
+            told.append(self._pending[0].cut(count) or self._pending.popleft())
+        if told:
+            index, chapter = self._index, self._chapters[-1]
+            assert index is not None
+            size = 0
+            for group in told:
+                index.add_all(group.facts)
+                self._tail.update(zip(range(group.first, group.first + len(group.entries)), group.entries, strict=True))
+                size += sum(map(len, group.entries))
+            chapter.entries = self._durable + 1
+            chapter.size += size
+            self.appended_bytes += size
+            self._tail_bytes += size
+            self._cache.used += size
+            self.last_confirmed = Position(chapter.ledger_id, self._durable)
+            for group in told:
+                self._settled += len(group.entries)
+                group.done(group.tokens, Position(chapter.ledger_id, group.first))
+        if self._refusal is not None:
+            refusal = self._refusal
+            self._fail(refusal)
+            failed, self._pending = self._pending, deque()
+            for group in failed:
+                group.done(group.tokens, refusal)
+        if self._settling:
+            self._settle()
 
     def when_durable(self, callback: Callable[[], None]) -> None:
         """``callback`` runs once everything appended so far is durable, at once when it is."""
@@ -231,6 +249,7 @@ class TopicLog(Chain):
 
     def _wake(self) -> None:
         self._waking = False
+        self._take_durable()
         if self._tail_bytes > self._limits.tail_bytes:
             self._shrink_tail(self._limits.tail_bytes)
         if self._cache.used > self._cache.limit:
@@ -271,12 +290,13 @@ class TopicLog(Chain):
             self._forget_tail()
             self._scheduler.defer(lambda: self._fail_held(error))
             self._settle()
-            self._wake()
+            for watcher in tuple(self._watchers):
+                watcher()
 
     def _fail_held(self, error: LedgerError) -> None:
         held, self._held = self._held, deque()
-        for *_, done, token in held:
-            done(token, error)
+        for each in held:
+            each.done(each.tokens, error)
 
     # -- roll-over -----------------------------------------------------------------------------------------------
 
@@ -289,6 +309,7 @@ class TopicLog(Chain):
         try:
             if self._writer is not None:
                 await self._writer.seal()
+                self._take_durable()
                 self._chapters[-1].sealed_ms = self._scheduler.now_ms()
             ledger_id = await self._metadata.allocate_ledger_id()
             writer = await self._store.create(ledger_id, self._fence)
@@ -298,6 +319,7 @@ class TopicLog(Chain):
             self._ids.append(ledger_id)
             self._writer = writer
             self._writing = ledger_id
+            self._durable = -1
             self._last_number = self._limits.max_entries - 1
             self._room = self._limits.max_bytes
             await self._save()
@@ -311,24 +333,23 @@ class TopicLog(Chain):
         self._forget_tail()
         self._rolling = False
         held, self._held = self._held, deque()
-        self._asked -= len(held)
-        for arguments in held:
-            if len(arguments) == 4:
-                self.append_foreign(*arguments)
+        for each in held:
+            self._asked -= len(each.tokens)
+            if each.header is None:
+                self.append_own(each.entries, each.done, each.tokens)
             else:
-                self.append_own(*arguments)
+                self.append_foreign(each.header, each.body, each.done, each.tokens[0])
 
     def _durable_origins(self) -> dict[str, Position]:
         """Last origins at the end of what is stored: held entries are not stored yet."""
         origins = dict(self.last_origin)
-        waiting = [arguments[0] for arguments in self._held if len(arguments) == 4]
+        waiting = {held.header.region for held in self._held if held.header is not None and held.header.region}
         if not waiting:
             return origins
-        first_held = {header.region: header for header in reversed(waiting)}
         durable: dict[str, Position] = dict(self._chapters[-1].origins_before) if self._chapters else {}
         if self._chapters and (index := self._chapters[-1].index) is not None:
             durable.update((region, origin) for _, region, origin in index.origins(0, len(index) - 1))
-        for region in first_held:
+        for region in waiting:
             if region in durable:
                 origins[region] = durable[region]
             else:

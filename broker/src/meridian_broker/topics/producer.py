@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 class ProducerPort(Protocol):
     """A client connection, seen from a producer."""
 
-    def stored(self, producer: Producer, send: Send, position: Position) -> None:
-        """The entry is durable: send the receipt. Called in the order of the sends."""
+    def stored(self, producer: Producer, sends: list[Send], first: Position) -> None:
+        """The entries are durable, from ``first`` on without a gap: send the receipts. In the order of the sends."""
         ...
 
-    def dropped(self) -> None:
-        """The entry was not stored and the topic is fenced: the client resends it elsewhere."""
+    def dropped(self, sends: list[Send]) -> None:
+        """The entries were not stored and the topic is fenced: the client resends them elsewhere."""
         ...
 
     def refused(self, producer: Producer, send: Send, error: Exception) -> None:
@@ -83,10 +83,10 @@ class Producer:
         self.plain_start = plain_start(name)
         """How the metadata of its ordinary messages begins."""
 
-    def done(self, send: Send, result: Position | LedgerError) -> None:
-        """The log's answer to an append."""
+    def done(self, sends: list[Send], result: Position | LedgerError) -> None:
+        """The log's answer to appends: where the first of them stands, or why none was stored."""
         if isinstance(result, Position):
-            self.port.stored(self, send, result)
+            self.port.stored(self, sends, result)
         else:
-            self.port.dropped()
+            self.port.dropped(sends)
             self.topic.fence(str(result))

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from meridian_broker.ledgers.entry import BATCH, CHUNK, EntryHeader, pack_extras, unpack
 from meridian_broker.ledgers.log import Stored, TopicLog
+from meridian_broker.ledgers.pending import OwnEntry
 from meridian_broker.ledgers.scheduling import Scheduler
 from meridian_broker.positions import HybridClock, Progress, Stamp
 from meridian_broker.positions.position import EARLIEST, LATEST, Position
@@ -27,6 +28,7 @@ from meridian_broker.topics.errors import (
     ReplicationGap,
     SubscriptionExists,
     SubscriptionNotFound,
+    TopicError,
     TopicFenced,
 )
 from meridian_broker.topics.key_ranges import KeySharedPolicy
@@ -42,6 +44,8 @@ if TYPE_CHECKING:
 
 REPLICATION_PREFIX: Final = "pulsar.repl"
 """Producer and subscription names that begin so belong to replicators."""
+METADATA_BYTES: Final = 4096
+"""What a message's metadata may add to the largest message."""
 _NOT_FROM_CLIENTS: Final = "markers, origins and message ids are set by brokers of other regions only"
 
 
@@ -207,36 +211,42 @@ class Topic:
         if self.producers.get(producer.name) is producer:
             del self.producers[producer.name]
 
-    def publish(self, producer: Producer, send: Send) -> None:
-        """Store a message of a client. The producer's port hears the outcome, in order."""
-        body = send.body
-        if len(body) > self.limits.message_bytes + 4096:
-            raise MessageTooLarge(f"{len(body)} bytes; the largest message is {self.limits.message_bytes} bytes")
-        if send.marker or send.message_id is not None or send.origin is not None:
-            raise NotAllowed(_NOT_FROM_CLIENTS)
-        flags = CHUNK if send.is_chunk else 0
-        key_hash = 0
-        extras = b""
-        facts = message_metadata.plain_facts(body, producer.plain_start) if producer.plain_start else None
-        if facts is not None:
-            publish_time_ms, checksum = facts
-        else:
-            view = message_metadata.scan(body)
-            if any(one is not None for one in (view.marker_type, view.replicated_from, view.source_position)):
-                raise NotAllowed(_NOT_FROM_CLIENTS)
-            publish_time_ms, checksum = view.publish_time_ms, message_metadata.body_checksum(body)
-            if view.is_batch:
-                flags |= BATCH
-            if view.replicate_to or view.deliver_at_ms is not None:
-                extras = pack_extras(view.replicate_to, view.deliver_at_ms)
-            if view.partition_key is not None or view.ordering_key is not None:
-                key_hash = message_metadata.key_hash(view)
-        messages, size = send.num_messages, len(body)
+    def publish(self, producer: Producer, sends: list[Send]) -> None:
+        """Store messages of a client, in order. The producer's port hears the outcome of each.
+
+        They come as one read of the connection brought them: what is paid per call is paid once for all of them.
+        """
+        largest = self.limits.message_bytes + METADATA_BYTES
+        entries: list[OwnEntry] = []
+        taken: list[Send] = []
+        messages = size = 0
+        for send in sends:
+            _, _, _, _, count, is_chunk, marker, message_id, origin, _, _, body = send
+            facts = message_metadata.plain_facts(body, producer.plain_start)
+            try:
+                if marker or message_id is not None or origin is not None:
+                    raise NotAllowed(_NOT_FROM_CLIENTS)
+                if len(body) > largest:
+                    text = f"{len(body)} bytes; the largest message is {self.limits.message_bytes} bytes"
+                    raise MessageTooLarge(text)
+                flags = CHUNK if is_chunk else 0
+                if facts is not None:
+                    entries.append((flags, count, 0, facts[1], facts[0], b"", body))
+                else:
+                    entries.append(_own_entry(flags, count, body))
+            except (TopicError, message_metadata.BodyError) as error:
+                producer.port.refused(producer, send, error)
+                continue
+            taken.append(send)
+            messages += count
+            size += len(body)
+        if not taken:
+            return
         producer.messages_in += messages
         producer.bytes_in += size
         self.messages_in += messages
         self.bytes_in += size
-        self.log.append_own(flags, messages, key_hash, checksum, publish_time_ms, extras, body, producer.done, send)
+        self.log.append_own(entries, producer.done, taken)
 
     def publish_foreign(self, producer: Producer, send: Send) -> None:
         """Store an entry of another region, once and in its origin's order.
@@ -255,7 +265,7 @@ class Topic:
             raise NotAllowed(f"{stamp.region} says that its entry {origin} comes after {prev}: no such chain (R3)")
         last = self.log.last_origin.get(stamp.region, EARLIEST)
         if origin <= last:
-            self.log.when_durable(lambda: producer.done(send, last))
+            self.log.when_durable(lambda: producer.done([send], last))
             return
         if Position(stamp.sent_prev_ledger, stamp.sent_prev_entry) != last:
             raise ReplicationGap(
@@ -505,6 +515,20 @@ class Topic:
                 subscription.dispatch_soon()
             elif subscription.durable:
                 subscription.follow()
+
+
+def _own_entry(flags: int, messages: int, body: bytes) -> OwnEntry:
+    """An entry whose metadata says more than every message's does."""
+    view = message_metadata.scan(body)
+    if any(one is not None for one in (view.marker_type, view.replicated_from, view.source_position)):
+        raise NotAllowed(_NOT_FROM_CLIENTS)
+    extras, key_hash = b"", 0
+    if view.replicate_to or view.deliver_at_ms is not None:
+        extras = pack_extras(view.replicate_to, view.deliver_at_ms)
+    if view.partition_key is not None or view.ordering_key is not None:
+        key_hash = message_metadata.key_hash(view)
+    checksum = message_metadata.body_checksum(body)
+    return (flags | BATCH if view.is_batch else flags, messages, key_hash, checksum, view.publish_time_ms, extras, body)
 
 
 def join_records(one: SubscriptionRecord, other: SubscriptionRecord) -> SubscriptionRecord:

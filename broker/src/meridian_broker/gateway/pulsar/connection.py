@@ -20,7 +20,7 @@ from meridian_broker.topics.errors import TopicError
 from meridian_broker.topics.producer import Producer
 from meridian_broker.wire.proto import pulsar_pb2 as pb
 from meridian_broker.wire.pulsar import encode
-from meridian_broker.wire.pulsar.errors import ServerError
+from meridian_broker.wire.pulsar.errors import ChecksumError
 from meridian_broker.wire.pulsar.frames import SEND, FrameDecoder, FrameError, Send
 from meridian_broker.wire.pulsar.limits import FRAME_PADDING_BYTES
 from meridian_broker.wire.pulsar.metadata import BodyError
@@ -124,18 +124,22 @@ class Connection(asyncio.Protocol):
         self._handle(commands)
 
     def _handle(self, commands: list[Any]) -> None:
-        handlers = self.broker.handlers
-        for command in commands:
-            if self.transport is None:
-                return
+        at = 0
+        while at < len(commands) and self.transport is not None:
+            command = commands[at]
+            at += 1
             kind = command[0]
             try:
                 if kind == SEND:
-                    self._send(command)
+                    sends, producer_id = [command], command.producer_id
+                    while at < len(commands) and commands[at][0] == SEND and commands[at][1] == producer_id:
+                        sends.append(commands[at])
+                        at += 1
+                    self._publish(sends)
                 elif not self.started and kind != 2:
                     self.end(f"command {kind} before CONNECT")
                 else:
-                    handler = handlers.get(kind)
+                    handler = self.broker.handlers.get(kind)
                     if handler is None:
                         log.info("%s: command %d is unknown and passed over", self, kind)
                     else:
@@ -227,32 +231,39 @@ class Connection(asyncio.Protocol):
 
     # -- publishing (ProducerPort) -------------------------------------------------------------------------------
 
-    def _send(self, send: Send) -> None:
-        producer = (self.producers or {}).get(send.producer_id)
+    def _publish(self, sends: list[Send]) -> None:
+        """SENDs of one producer, as they came in one read."""
+        producer_id = sends[0].producer_id
+        producer = (self.producers or {}).get(producer_id)
         if producer is None:
-            if send.producer_id not in (self._closed_ids or ()):
-                self.end(f"SEND for producer {send.producer_id}, which this connection does not have")
+            if producer_id not in (self._closed_ids or ()):
+                self.end(f"SEND for producer {producer_id}, which this connection does not have")
             return
-        if not send.checksum_ok:
-            text = "the checksum does not fit the message: it was damaged on its way"
-            self.write(encode.send_error(send.producer_id, send.sequence_id, ServerError.CHECKSUM, text))
-            return
-        try:
-            if producer.remote_region is None:
-                producer.topic.publish(producer, send)
-            else:
-                producer.topic.publish_foreign(producer, send)
-        except (TopicError, BodyError) as error:
-            self.refused(producer, send, error)
-            return
-        self._pending += 1
+        self._pending += len(sends)
+        sound = [send for send in sends if send.checksum_ok]
+        if len(sound) < len(sends):
+            error = ChecksumError("the checksum does not fit the message: it was damaged on its way")
+            for send in sends:
+                if not send.checksum_ok:
+                    self.refused(producer, send, error)
+        if producer.remote_region is None:
+            producer.topic.publish(producer, sound)
+        else:
+            for send in sound:
+                try:
+                    producer.topic.publish_foreign(producer, send)
+                except (TopicError, BodyError) as error:
+                    self.refused(producer, send, error)
         if self._pending >= self.broker.pending_publishes and not self._paused_reading and self.transport is not None:
             self._paused_reading = True
             self.transport.pause_reading()
 
-    def dropped(self) -> None:
-        """A message will have no receipt: its topic was fenced, its client resends it."""
-        self._pending -= 1
+    def dropped(self, sends: list[Send]) -> None:
+        """Messages will have no receipt: their topic was fenced, their client resends them."""
+        self._settled(len(sends))
+
+    def _settled(self, count: int) -> None:
+        self._pending -= count
         if self._paused_reading:
             self._resume_reading()
 
@@ -262,15 +273,13 @@ class Connection(asyncio.Protocol):
             if self.transport is not None:
                 self.transport.resume_reading()
 
-    def stored(self, producer: Producer, send: Send, position: Position) -> None:
-        self._pending -= 1
-        if self._paused_reading:
-            self._resume_reading()
+    def stored(self, producer: Producer, sends: list[Send], first: Position) -> None:
+        self._settled(len(sends))
         if self.transport is not None:
-            _, _, sequence_id, highest, *_ = send
-            self.write(encode.send_receipt(producer.producer_id, sequence_id, *position, highest))
+            self.write(encode.send_receipts(producer.producer_id, sends, first.ledger, first.entry))
 
     def refused(self, producer: Producer, send: Send, error: Exception) -> None:
+        self._settled(1)
         self.write(encode.send_error(producer.producer_id, send.sequence_id, code_of(error), str(error)))
 
     def disconnect_producer(self, producer: Producer) -> None:

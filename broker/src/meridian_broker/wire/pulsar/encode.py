@@ -21,6 +21,9 @@ from meridian_broker.wire.pulsar.varints import SHORT, varint
 if TYPE_CHECKING:
     from google.protobuf.message import Message as ProtoMessage
 
+    from meridian_broker.wire.pulsar.frames import Send
+
+_SHORT_END: Final = len(SHORT)
 _U64: Final = (1 << 64) - 1
 _HEAD: Final = struct.Struct(">II")
 
@@ -106,6 +109,22 @@ def send_receipt(
     if highest_sequence_id is not None:
         inner += b"\x20" + varint(highest_sequence_id)
     return _RECEIPT_HEADS[len(inner)] + inner
+
+
+def send_receipts(producer_id: int, sends: Iterable[Send], ledger: int, first_entry: int) -> bytes:
+    """SEND_RECEIPTs of entries that stand one behind the other; as ``send_receipt`` for each, but cheaper."""
+    start = b"\x08" + varint(producer_id) + b"\x10"
+    ledger_field = _ledger_field(ledger) + b"\x10"
+    receipts: list[bytes] = []
+    for entry, send in enumerate(sends, first_entry):
+        sequence_id, highest = send[2], send[3]
+        number = SHORT[sequence_id] if sequence_id < _SHORT_END else varint(sequence_id)
+        place = ledger_field + (SHORT[entry] if entry < _SHORT_END else varint(entry))
+        inner = b"".join((start, number, b"\x1a", SHORT[len(place)], place))
+        if highest is not None:
+            inner += b"\x20" + varint(highest)
+        receipts.append(_RECEIPT_HEADS[len(inner)] + inner)
+    return b"".join(receipts)
 
 
 def _heads(kind: int) -> list[bytes]:

@@ -20,7 +20,7 @@ from google.protobuf.message import DecodeError
 
 from meridian_broker.wire.proto import pulsar_pb2 as pb
 from meridian_broker.wire.pulsar.limits import VARINT_CACHE_ENTRIES
-from meridian_broker.wire.pulsar.varints import SHORT, read_varint, varint
+from meridian_broker.wire.pulsar.varints import read_varint, varint
 
 MAGIC: Final = 0x0E01
 SOURCE_POSITION_PROPERTY: Final = "__MSG_PROP_REPL_SOURCE_POSITION"
@@ -103,9 +103,9 @@ def parse(body: bytes) -> pb.MessageMetadata:
 
 
 def plain_start(producer_name: str) -> bytes:
-    """How the metadata of this producer's messages begins, for ``plain_facts``; empty when the name is too long."""
+    """How the metadata of this producer's messages begins, for ``plain_facts``."""
     name = producer_name.encode()
-    return b"\x0a" + SHORT[len(name)] + name + b"\x10" if len(name) < 0x80 else b""
+    return b"\x0a" + varint(len(name)) + name + b"\x10"
 
 
 def plain_facts(body: bytes, start: bytes) -> tuple[int, int] | None:
@@ -114,7 +114,7 @@ def plain_facts(body: bytes, start: bytes) -> tuple[int, int] | None:
     A producer's messages look like that unless they are batched or keyed, and this costs a fourth of ``scan``.
     None: look with ``scan``.
 
-    :param start: ``plain_start`` of the producer, not empty.
+    :param start: ``plain_start`` of the producer.
     """
     if not body.startswith(start, _METADATA_AT):
         return None

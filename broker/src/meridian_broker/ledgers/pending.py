@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What was given to a topic's log and is not durable yet, in groups: what one read of a connection brought.
+
+Publishing is paid per message, so whatever can be done once per group is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from meridian_broker.ledgers.entry import EntryHeader
+from meridian_broker.ledgers.store import LedgerError
+from meridian_broker.positions.position import Position
+
+AppendedToLog = Callable[[list[Any], Position | LedgerError], None]
+"""Called with tokens given to ``append_*`` and the position of the first of their entries, once they are durable - the
+others follow without a gap - or with the error."""
+
+OwnEntry = tuple[int, int, int, int, int, bytes, bytes]
+"""An entry to be stored here first: flags, messages, key hash, checksum, publish time in milliseconds, extras (from
+``entry.pack_extras``), body."""
+
+
+@dataclass(slots=True)
+class Held:
+    """Waits for a ledger to be written to."""
+
+    done: AppendedToLog
+    tokens: list[Any]
+    entries: list[OwnEntry]
+    header: EntryHeader | None = None
+    body: bytes = b""
+    """Instead of ``entries``: one entry of another region."""
+
+
+class Pending:
+    """Consecutive entries on their way to the disk."""
+
+    __slots__ = ("done", "entries", "facts", "first", "tokens")
+
+    def __init__(
+        self, first: int, entries: list[bytes], facts: list[EntryHeader | int], done: AppendedToLog, tokens: list[Any]
+    ) -> None:
+        self.first = first
+        self.entries = entries
+        self.facts = facts
+        """For the index: of an own entry the number of its messages, else the header."""
+        self.done = done
+        self.tokens = tokens
+
+    def cut(self, count: int) -> Pending | None:
+        """Take off the first ``count`` entries; None when that is all of them."""
+        if count >= len(self.entries):
+            return None
+        front = Pending(self.first, self.entries[:count], self.facts[:count], self.done, self.tokens[:count])
+        self.first += count
+        del self.entries[:count], self.facts[:count]
+        self.tokens = self.tokens[count:]
+        return front
