@@ -15,9 +15,10 @@ import pyarrow as pa
 from meridian_verifier.align.completeness import completeness
 from meridian_verifier.align.containment import missing_acks
 from meridian_verifier.align.facts import EARLIEST, Cursor, Link, Place, RegionState, TopicState, World
-from meridian_verifier.align.findings import Finding, Flow
+from meridian_verifier.align.findings import Finding, Flow, Strip
 from meridian_verifier.align.gather import gather
 from meridian_verifier.align.loss import losses
+from meridian_verifier.align.strips import strips
 from meridian_verifier.source.tables import TABLES, combined
 
 TOPIC = "persistent://public/default/flights"
@@ -292,6 +293,12 @@ def examined(world: World, entries: pa.Table, ranges: pa.Table) -> tuple[list[Fi
         found += [*missing, *missing_acks(evidence), *losses(evidence)]
         flows += some
     return found, flows
+
+
+def drawn(simulation: Simulation, origin: str, name: str) -> list[Strip]:
+    """The strips of one subscription along one origin."""
+    entries, ranges = _of(simulation.entries(), origin), _of(simulation.ranges(), origin)
+    return strips(gather(TOPIC, origin, simulation.world(), entries, ranges), [name])
 
 
 def _of(table: pa.Table, origin: str) -> pa.Table:

@@ -9,7 +9,7 @@ import itertools
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from meridian_verifier.align.findings import Finding, Reason
-from verifier_worlds import SUBSCRIPTIONS, TOPIC, Copy, Entry, Region, Simulation, examined, whole
+from verifier_worlds import SUBSCRIPTIONS, TOPIC, Copy, Entry, Region, Simulation, drawn, examined, whole
 
 seeds = st.integers(0, 2**32)
 some = settings(max_examples=40, deadline=None)
@@ -248,3 +248,18 @@ def test_a_region_that_was_not_asked_makes_no_overclaim() -> None:
     blind = dataclasses.replace(world, unreachable={"eu-central": "down"})
     assert examined(blind, simulation.entries(), simulation.ranges())[0] == []
     assert blind.regions_of(TOPIC) == ["us-east", "us-west", "eu-central"]
+
+
+def test_a_strip_shows_each_share_and_never_rounds_a_hole_away() -> None:
+    simulation = Simulation(7, steps=0)
+    east, name = simulation.regions["us-east"], SUBSCRIPTIONS[0]
+    for now in range(240):
+        simulation._publish(east, now)
+    entries = [one for one in simulation.own["us-east"] if not one.marker]
+    batch = next(one for one in entries if one.messages == 5)
+    east.later[name] = {one: whole(one) for one in entries[:-1]} | {batch: 0b11}
+    (own,) = [one for one in drawn(simulation, "us-east", name) if one.region == "us-east"]
+    assert own.entries == len(entries)
+    assert own.acked[-1] < 100
+    assert [share for share in own.acked[:-1] if share < 100] == [70]
+    assert set(own.missing) == {0}

@@ -7,11 +7,14 @@ from collections.abc import Collection
 from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from meridian_verifier.align.completeness import holes
-from meridian_verifier.align.evidence import NOTHING, Evidence
+from meridian_verifier.align.evidence import NOTHING, Acked, Evidence
 from meridian_verifier.align.findings import Strip
 from meridian_verifier.align.intervals import EMPTY, Mask
+
+Weights = NDArray[np.float64]
 
 SHARES: Final = 120
 """Columns of a strip: as many as a person can tell apart across a page."""
@@ -25,11 +28,11 @@ def strips(evidence: Evidence, subscriptions: Collection[str]) -> list[Strip]:
     starts = np.unique(np.linspace(0, count, min(SHARES, count) + 1).astype(np.int64))[:-1]
     sizes = np.diff(np.append(starts, count))
 
-    def shares(mask: Mask) -> tuple[int, ...]:
+    def shares(weights: Mask | Weights) -> tuple[int, ...]:
         # Rounded towards the middle: 0 and 100 mean exactly none and exactly all.
-        sums = np.add.reduceat(mask.astype(np.int64), starts)
-        percent = np.clip(sums * 100 // sizes, np.where(sums > 0, 1, 0), 100)
-        return tuple(percent.tolist())
+        sums = np.add.reduceat(weights.astype(np.float64), starts)
+        percent = np.floor(sums * 100 / sizes)
+        return tuple(np.maximum(percent, sums > 0).astype(np.int64).tolist())
 
     drawn = []
     for region, state in evidence.world.later.items():
@@ -37,7 +40,9 @@ def strips(evidence: Evidence, subscriptions: Collection[str]) -> list[Strip]:
             continue
         missing = shares(holes(evidence, region)[0])
         for name in sorted(set(subscriptions) & set(state.topics[evidence.topic].cursors)):
-            acked = evidence.later.get((region, name), NOTHING).full.holds(evidence.known.keys)
+            progress = evidence.later.get((region, name), NOTHING)
+            acked = progress.full.holds(evidence.known.keys)
+            weights = np.maximum(acked, _partly(evidence, progress))
             dropped = evidence.dropped.get((region, name), EMPTY).holds(evidence.known.keys)
             drawn.append(
                 Strip(
@@ -46,9 +51,19 @@ def strips(evidence: Evidence, subscriptions: Collection[str]) -> list[Strip]:
                     evidence.origin,
                     region,
                     count,
-                    shares(acked),
+                    shares(weights),
                     shares(dropped & ~acked),
                     missing,
                 )
             )
     return drawn
+
+
+def _partly(evidence: Evidence, progress: Acked) -> Weights:
+    """Per known entry, which part of its messages is acked where not all are."""
+    weights = np.zeros(len(evidence.known.keys), dtype=np.float64)
+    for key, partial in progress.partial.items():
+        at = int(np.searchsorted(evidence.known.keys, key))
+        if at < len(weights) and evidence.known.keys[at] == key:
+            weights[at] = partial.bits.bit_count() / partial.size
+    return weights
