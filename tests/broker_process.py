@@ -61,11 +61,13 @@ class HttpAnswer:
         return str(self.json["reason"])
 
 
-def http(method: str, url: str, body: Any = ..., *, raw: bytes | None = None) -> HttpAnswer:
+def http(
+    method: str, url: str, body: Any = ..., *, raw: bytes | None = None, headers: Mapping[str, str] | None = None
+) -> HttpAnswer:
     """One request over real HTTP; ``body`` is sent as JSON, ``raw`` as it is. A refusal is an answer, not an error."""
     data = raw if raw is not None else None if body is ... else json.dumps(body).encode()
-    headers = {"Content-Type": "application/json"} if data is not None else {}
-    request = urllib.request.Request(url, data=data, headers=headers, method=method)
+    sent = {"Content-Type": "application/json"} if data is not None else {}
+    request = urllib.request.Request(url, data=data, headers=sent | dict(headers or {}), method=method)
     try:
         with _DIRECT.open(request, timeout=30) as answer:
             return HttpAnswer(answer.status, dict(answer.headers), answer.read())

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from broker_process import BrokerProcess
+from broker_process import BrokerProcess, http
 
 NS = "/admin/v2/namespaces"
 
@@ -185,3 +185,11 @@ def test_a_bad_request_is_answered_by_one_sentence(
     assert set(refused.json) == {"reason"}
     assert "Traceback" not in refused.reason
     assert broker.http("GET", "/admin/v2/brokers/health").status == 200
+
+
+def test_a_web_page_cannot_change_anything(broker: BrokerProcess) -> None:
+    url = f"{broker.admin_url}{NS}/public/default/unload"
+    headers = {"Origin": "https://somewhere.example"}
+    assert http("PUT", url, headers=headers).status == 403
+    assert http("PUT", url).status == 204
+    assert http("GET", f"{broker.admin_url}/admin/v2/clusters", headers=headers).status == 200

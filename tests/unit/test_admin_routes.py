@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 from meridian_broker.admin.openapi import document
@@ -29,6 +30,18 @@ def test_every_route_has_its_own_path_and_a_summary() -> None:
             assert operation["summary"].endswith("."), f"{method} {path}: {operation['summary']!r}"
             named = {parameter["name"] for parameter in operation["parameters"]}
             assert named == {part[1:-1] for part in path.split("/") if part.startswith("{")}
+
+
+def test_every_path_of_pulsar_is_in_the_compatibility_table() -> None:
+    table = (Path(__file__).parents[2] / "docs/compatibility.md").read_text(encoding="utf-8")
+    listed = re.findall(r"`([/.][^`]*)`", table)
+    missing = []
+    for path in document(ROUTES)["paths"]:
+        short = path.removeprefix("/admin/v2").replace("{domain}/", "persistent/")
+        known = any(short == one or (one.startswith("...") and short.endswith(one[3:])) for one in listed)
+        if not path.startswith("/meridian/") and not known and path not in listed:
+            missing.append(path)
+    assert not missing
 
 
 def test_the_document_is_json() -> None:

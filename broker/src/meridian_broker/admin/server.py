@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from aiohttp import web
 
-from meridian_broker.admin.errors import refusals
+from meridian_broker.admin.errors import no_web_pages, refusals
 from meridian_broker.admin.export import Exports
 from meridian_broker.admin.rates import Rates
 from meridian_broker.admin.requests import EXPORTS, STATE, STATS
@@ -34,7 +34,7 @@ class AdminServer:
     async def start(cls, state: AdminState, host: str, port: int) -> AdminServer:
         """:raises OSError: the address is taken."""
         exports = Exports(state)
-        app = web.Application(middlewares=[refusals], client_max_size=BODY_BYTES)
+        app = web.Application(middlewares=[refusals, no_web_pages], client_max_size=BODY_BYTES)
         app[STATE] = state
         app[EXPORTS] = exports
         app[STATS] = TopicStats(state, Rates(time.monotonic))
