@@ -298,8 +298,9 @@ class BrokerProcess:
         limit = self.settings.process.broker_shutdown_timeout_ms / 1000
         try:
             async with asyncio.timeout(limit):
-                await self.service.close()
+                self.service.send_consumers_away()
                 await self._confirmed()
+                await self.service.close()
         except TimeoutError:
             log.warning("draining took longer than %.0f s; what is durable is safe, the rest is sent again", limit)
         for connection in tuple(self.gateway.connections):

@@ -103,10 +103,12 @@ class TopicService:
         """
         key = str(name)
         found = self.topics.get(key)
-        if found is not None and found.failure is None:
+        if found is not None and found.failure is None and not self.closing:
             return found
         await self.check_exists(name)
         async with self._locks.setdefault(key, self.new_lock()):
+            if self.closing:
+                raise TopicFenced("this broker is shutting down: look the topic up again")
             found = self.topics.get(key)
             if found is not None and found.failure is None:
                 return found
@@ -115,8 +117,6 @@ class TopicService:
             return await self._open(name, create, incarnation)
 
     async def _open(self, name: TopicName, create: bool, incarnation: str | None) -> Topic:
-        if self.closing:
-            raise TopicError("this broker is shutting down: look the topic up again")
         metadata = TopicMetadata(self.catalog, name, self.new_lock(), self.scheduler)
         if not await metadata.load():
             await self._may_create(name, create)
@@ -279,8 +279,16 @@ class TopicService:
             await self._drop(topic)
             await topic.close("the topic was unloaded: look it up again")
 
+    def send_consumers_away(self) -> None:
+        """The beginning of a drain: nobody gets more messages, and what was acknowledged is told to other regions."""
+        self.closing = True
+        for topic in self.topics.values():
+            for subscription in topic.subscriptions.values():
+                subscription.disconnect_consumers()
+                subscription.flush_pending()
+
     async def close(self) -> None:
-        """Drain: hand every client away and seal what is open."""
+        """The end of a drain: hand every client away and seal what is open."""
         self.closing = True
         for topic in list(self.topics.values()):
             topic.reopen = False

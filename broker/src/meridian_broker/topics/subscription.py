@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 
 from meridian_broker.ledgers.entry import MARKER
 from meridian_broker.ledgers.index import Place
-from meridian_broker.ledgers.store import LedgerError
+from meridian_broker.ledgers.store import LedgerError, LedgerNotFound
 from meridian_broker.positions import ZERO, Progress, Stamp
 from meridian_broker.positions.position import EARLIEST, Position
 from meridian_broker.topics.consumer import Consumer
@@ -28,7 +28,7 @@ from meridian_broker.topics.key_shared import KeySharedDispatcher
 from meridian_broker.topics.progress_log import Kind
 
 if TYPE_CHECKING:
-    from meridian_broker.topics.topic import Topic
+    from meridian_broker.topics.topic import Exchange, Topic
 
 _MESSAGES: Final = struct.Struct(">I")
 HOLES_SHOWN: Final = 1000
@@ -68,6 +68,7 @@ class Subscription:
     """One subscription of one topic or partition in this region."""
 
     __slots__ = (
+        "_barriers",
         "_confirmations",
         "_delta",
         "_flushing",
@@ -99,6 +100,7 @@ class Subscription:
         self.mark_delete: Position = EARLIEST
         self.type: SubscriptionType | None = None
         self.dispatcher: Dispatcher | None = None
+        self._barriers = 0
         self.barrier = False
         """True while dispatch waits for the newest progress of the other regions (R20)."""
         self.messages_out = 0
@@ -143,8 +145,7 @@ class Subscription:
             self.type = kind
             dispatcher = self._make_dispatcher(kind, consumer.key_shared)
             if self.durable and self.replicated and self.topic.exchange is not None:
-                self.barrier = True
-                self.topic.exchange.barrier(self.topic.name, self.name, self._barrier_passed)
+                self._ask_others(self.topic.exchange)
         assert dispatcher is not None
         dispatcher.add(consumer)
         self.dispatch_soon()
@@ -172,6 +173,18 @@ class Subscription:
         for consumer in list(self.consumers):
             self.remove_consumer(consumer)
             consumer.port.disconnect_consumer(consumer)
+
+    def _ask_others(self, exchange: Exchange) -> None:
+        """Wait for the newest progress before the first dispatch (R20). Only the last question's answer counts."""
+        self.barrier = True
+        self._barriers += 1
+        asked = self._barriers
+
+        def passed() -> None:
+            if asked == self._barriers and self.barrier:
+                self._barrier_passed()
+
+        exchange.barrier(self.topic.name, self.name, passed)
 
     def _barrier_passed(self) -> None:
         self.barrier = False
@@ -331,7 +344,10 @@ class Subscription:
                 confirmed(None)
             return
         log = self.topic.log
-        position = min(position, log.last_confirmed)
+        if position > self.mark_delete and not log.holds(position):
+            if confirmed is not None:
+                confirmed(LedgerNotFound(f"there is no entry {position} here: nothing is acknowledged by its id"))
+            return
         if not self.durable:
             self._ack_in_memory(consumer, [position], confirmed)
             return
@@ -380,7 +396,7 @@ class Subscription:
         """Readers keep no progress: only how far they are."""
         for position in positions:
             self._settle(consumer, position)
-            if self.type not in _SHARING:
+            if self.type not in _SHARING and self.topic.log.holds(position):
                 self.mark_delete = max(self.mark_delete, position)
         if confirmed is not None:
             confirmed(None)

@@ -313,8 +313,9 @@ class Topic:
             if existing.durable != durable:
                 ready(NotAllowed(f"subscription {name!r} exists and is {'not ' if durable else ''}durable"))
                 return
-            if replicated is not None and replicated != existing.replicated:
-                self.set_replicated(existing, replicated, lambda error: ready(existing if error is None else error))
+            if replicated and not existing.replicated:
+                # Only ever switched on here: clients that do not ask for it say "no" each time (R17).
+                self.set_replicated(existing, True, lambda error: ready(existing if error is None else error))
                 return
             self.progress_log.when_durable(lambda error: ready(existing if error is None else error))
             return

@@ -16,7 +16,7 @@ from meridian_broker.topics.key_ranges import KeySharedPolicy
 from meridian_broker.topics.subscription import Subscription, SubscriptionType
 from meridian_broker.wire.proto import pulsar_pb2 as pb
 from meridian_broker.wire.pulsar import encode, topic_name
-from meridian_broker.wire.pulsar.errors import MetadataError, ServerError, ServiceNotReadyError
+from meridian_broker.wire.pulsar.errors import ConsumerNotFoundError, MetadataError, ServerError, ServiceNotReadyError
 from meridian_broker.wire.pulsar.frames import CUMULATIVE, Ack, Flow
 
 if TYPE_CHECKING:
@@ -126,7 +126,7 @@ def ack(connection: Connection, command: Ack) -> None:
     if command.request_id is not None:
         request_id, consumer_id = command.request_id, command.consumer_id
 
-        def confirmed(error: LedgerError | None) -> None:
+        def confirmed(error: Exception | None) -> None:
             answer = pb.CommandAckResponse(consumer_id=consumer_id, request_id=request_id)
             if error is not None:
                 answer.error, answer.message = code_of(error), str(error)
@@ -134,7 +134,7 @@ def ack(connection: Connection, command: Ack) -> None:
 
     if consumer is None:
         if confirmed is not None:
-            confirmed(None)
+            confirmed(ConsumerNotFoundError("this connection has no such consumer (any more): it is not acknowledged"))
         return
     positions = [Position(ledger, entry) for ledger, entry in command.ids]
     parts = _parts(command.detail)

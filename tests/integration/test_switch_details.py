@@ -1,0 +1,177 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Corners of a switch between regions and of acknowledging, on real brokers in the test's own process."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from broker_regions import Region, regions, until
+from meridian_broker.gateway.client import PulsarClientConnection
+from meridian_broker.gateway.roles import Consumer, Producer
+from meridian_broker.positions import Progress
+from meridian_broker.positions.position import Position
+from meridian_broker.topics.subscription import Subscription
+from meridian_broker.wire.proto import pulsar_pb2 as pb
+from meridian_broker.wire.pulsar import encode
+from meridian_broker.wire.pulsar.errors import ServerError
+
+TOPIC = "persistent://public/default/flights"
+EXCLUSIVE, SHARED, FAILOVER = pb.CommandSubscribe.Exclusive, pb.CommandSubscribe.Shared, pb.CommandSubscribe.Failover
+
+
+async def publish(region: Region, count: int) -> None:
+    connection = await region.connect()
+    producer = await Producer.open(connection, TOPIC)
+    for number in range(count):
+        await producer.send(b"%d" % number)
+    await producer.flush()
+    await connection.close()
+
+
+async def take(consumer: Consumer, count: int) -> list[Position]:
+    async with asyncio.timeout(20):
+        return [(await consumer.receive()).position for _ in range(count)]
+
+
+def subscription(region: Region, name: str = "s") -> Subscription:
+    return region.process.service.topics[TOPIC].subscriptions[name]
+
+
+async def acknowledge(
+    connection: PulsarClientConnection, consumer_id: int, place: Position, kind: int
+) -> pb.CommandAckResponse:
+    command = pb.CommandAck(
+        consumer_id=consumer_id,
+        ack_type=pb.CommandAck.AckType.Cumulative if kind else pb.CommandAck.AckType.Individual,
+        message_id=[pb.MessageIdData(ledgerId=place.ledger, entryId=place.entry)],
+        request_id=0,
+    )
+    answer: pb.CommandAckResponse = await connection.request(pb.BaseCommand.ACK, command)
+    return answer
+
+
+@pytest.mark.parametrize("kind", [EXCLUSIVE, FAILOVER])
+async def test_a_cumulative_acknowledgement_of_an_entry_that_is_not_here_claims_nothing(
+    tmp_path: Path, kind: pb.CommandSubscribe.SubType
+) -> None:
+    """An id of another region, or of a topic that was deleted: it must not stand for everything before it."""
+    async with regions(tmp_path, "us-east") as (east,):
+        await publish(east, 10)
+        connection = await east.connect()
+        consumer = await Consumer.subscribe(connection, TOPIC, "s", kind=kind)
+        places = await take(consumer, 10)
+        ledger = places[0].ledger
+        for wrong in (Position(ledger + 1, 0), Position(ledger, 10), Position(1 << 52, 5)):
+            answer = await acknowledge(connection, consumer._consumer_id, wrong, 1)
+            assert answer.HasField("error"), f"{wrong} was acknowledged"
+            assert "no entry" in answer.message
+        assert subscription(east).backlog() == 10
+        assert not (await acknowledge(connection, consumer._consumer_id, places[3], 1)).HasField("error")
+        assert not (await acknowledge(connection, consumer._consumer_id, places[1], 1)).HasField("error")
+        assert subscription(east).backlog() == 6
+        await connection.close()
+
+
+async def test_a_reader_that_acknowledges_nonsense_reads_on(tmp_path: Path) -> None:
+    async with regions(tmp_path, "us-east") as (east,):
+        await publish(east, 3)
+        connection = await east.connect()
+        command = pb.CommandSubscribe(
+            topic=TOPIC,
+            subscription="reader",
+            subType=EXCLUSIVE,
+            durable=False,
+            initialPosition=pb.CommandSubscribe.Earliest,
+            consumer_id=0,
+            request_id=0,
+        )
+        reader = Consumer(connection, 100)
+        consumer_id = reader._consumer_id = await connection.subscribe(command, reader)
+        for kind in (0, 1):
+            await acknowledge(connection, consumer_id, Position(1 << 52, 5), kind)
+        connection.write([encode.flow(consumer_id, 100)])
+        assert len(await take(reader, 3)) == 3
+        await connection.close()
+
+
+async def test_an_acknowledgement_for_nobody_is_not_confirmed(tmp_path: Path) -> None:
+    """The consumer was sent away, its client has not heard of it yet: it must not believe that this one counted."""
+    async with regions(tmp_path, "us-east") as (east,):
+        await publish(east, 3)
+        connection = await east.connect()
+        consumer = await Consumer.subscribe(connection, TOPIC, "s", kind=SHARED)
+        places = await take(consumer, 3)
+        subscription(east).disconnect_consumers()
+        answer = await acknowledge(connection, consumer._consumer_id, places[0], 0)
+        assert answer.error == ServerError.CONSUMER_NOT_FOUND
+        assert subscription(east).backlog() == 3
+        await connection.close()
+
+
+async def test_a_consumer_without_the_flag_does_not_end_replication(tmp_path: Path) -> None:
+    """Clients that do not ask for it say "no" in every SUBSCRIBE: that is not a person's wish to switch it off."""
+    async with regions(tmp_path, "us-east") as (east,):
+        for flags in ((False, True), (True, False, None), (False,)):
+            for flag in flags:
+                connection = await east.connect()
+                consumer = await Consumer.subscribe(connection, TOPIC, f"s{len(flags)}", kind=SHARED, replicated=flag)
+                await consumer.close()
+                await connection.close()
+            assert subscription(east, f"s{len(flags)}").replicated == (True in flags)
+
+
+class HeldBarriers:
+    """Stands before the exchange and keeps its answers back."""
+
+    def __init__(self) -> None:
+        self.passed: list[Callable[[], None]] = []
+
+    def barrier(self, topic: str, subscription: str, passed: Callable[[], None]) -> None:
+        del topic, subscription
+        self.passed.append(passed)
+
+    def flush(self, topic: str, subscription: str, passed: Callable[[], None]) -> None:
+        del topic, subscription
+        passed()
+
+    def local_change(self, topic: str, subscription: str, delta: Progress, *, record_changed: bool = False) -> None:
+        pass
+
+
+async def test_each_barrier_opens_for_its_own_consumers_only(tmp_path: Path) -> None:
+    """R20: consumers that left and came again wait for the answers to their own question."""
+    async with regions(tmp_path, "us-east") as (east,):
+        await publish(east, 3)
+        held = HeldBarriers()
+        east.process.service.topics[TOPIC].exchange = held
+        connection = await east.connect()
+        first = await Consumer.subscribe(connection, TOPIC, "s", kind=SHARED, replicated=True)
+        await first.close()
+        second = await Consumer.subscribe(connection, TOPIC, "s", kind=SHARED, replicated=True)
+        assert len(held.passed) == 2
+        held.passed[0]()
+        assert subscription(east).barrier, "the answer to an older question opened the gate"
+        held.passed[1]()
+        assert len(await take(second, 3)) == 3
+        await connection.close()
+
+
+async def test_a_drain_waits_until_the_others_know(tmp_path: Path) -> None:
+    async with regions(tmp_path, "us-east", "us-west") as (east, west):
+        await publish(east, 100)
+        connection = await east.connect()
+        consumer = await Consumer.subscribe(connection, TOPIC, "s", kind=SHARED, replicated=True)
+        places = await take(consumer, 100)
+        await until(
+            lambda: TOPIC in west.process.service.topics and "s" in west.process.service.topics[TOPIC].subscriptions
+        )
+        flushes = east.process.exchange.core.counters.flushes
+        consumer.acknowledge(*places[:90])
+        await until(lambda: subscription(east).backlog() == 10)
+        await east.process.drain()
+        assert east.process.exchange.core.counters.flushes > flushes, "the drain asked nobody"
+        await until(lambda: subscription(west).backlog() == 10)
+        await connection.close()
