@@ -76,7 +76,7 @@ class TopicLog(Chain):
         self.appended_bytes = 0
         self._asked = 0
         self._settled = 0
-        self._settling: deque[tuple[int, Callable[[], None]]] = deque()
+        self._settling: deque[tuple[int, Callable[[LedgerError | None], None]]] = deque()
 
     # -- opening and closing -------------------------------------------------------------------------------------
 
@@ -238,14 +238,15 @@ class TopicLog(Chain):
         if self._settling:
             self._settle()
 
-    def when_durable(self, callback: Callable[[], None]) -> None:
-        """``callback`` runs once everything appended so far is durable, at once when it is."""
+    def when_durable(self, callback: Callable[[LedgerError | None], None]) -> None:
+        """``callback`` hears once everything appended so far is durable, at once when it is, or that it never will."""
         self._settling.append((self._asked, callback))
         self._settle()
 
     def _settle(self) -> None:
         while self._settling and (self._settling[0][0] <= self._settled or self.failure is not None):
-            self._settling.popleft()[1]()
+            asked, callback = self._settling.popleft()
+            callback(None if asked <= self._settled else self.failure)
 
     def _wake(self) -> None:
         self._waking = False

@@ -265,7 +265,7 @@ class Topic:
             raise NotAllowed(f"{stamp.region} says that its entry {origin} comes after {prev}: no such chain (R3)")
         last = self.log.last_origin.get(stamp.region, EARLIEST)
         if origin <= last:
-            self.log.when_durable(lambda: producer.done([send], last))
+            self.log.when_durable(lambda error: producer.done([send], last if error is None else error))
             return
         if Position(stamp.sent_prev_ledger, stamp.sent_prev_entry) != last:
             raise ReplicationGap(

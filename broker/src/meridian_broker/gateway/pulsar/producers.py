@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from meridian_broker.gateway.pulsar.refusals import REFUSALS
+from meridian_broker.ledgers.store import LedgerError
 from meridian_broker.topics.errors import NotAllowed, TopicFenced
 from meridian_broker.topics.producer import Producer
 from meridian_broker.topics.topic import REPLICATION_PREFIX
@@ -84,7 +85,15 @@ async def _make(connection: Connection, asked: pb.CommandProducer) -> None:
         _answer(connection, asked.request_id, made)
     else:
         # What we tell a replicator to have must survive a crash, for it goes on right behind it (R4).
-        topic.log.when_durable(lambda: _answer(connection, asked.request_id, made))
+        topic.log.when_durable(lambda error: _answer_replicator(connection, asked.request_id, made, error))
+
+
+def _answer_replicator(connection: Connection, request_id: int, made: Producer, error: LedgerError | None) -> None:
+    """Nothing is said of entries that will never be durable: the topic is fenced, and asked again."""
+    if error is None:
+        _answer(connection, request_id, made)
+    else:
+        connection.fail(request_id, error)
 
 
 def _answer(connection: Connection, request_id: int, made: Producer) -> None:
