@@ -24,6 +24,8 @@ BLOCK_BYTES = 256 << 10
 RECEIPT_RECORD = struct.Struct("<qqq")
 """ledger, entry, number."""
 PERMITS = 1000
+WAITING = 500
+"""Messages without receipt at most, where the broker is going to be killed."""
 
 
 def publish(port: int, topic: str, size: int, messages: int, window: int, seconds: float, connections: int) -> Any:
@@ -132,22 +134,32 @@ def acknowledge(port: int, topic: str, subscription: str, rate: int, seconds: fl
     return {"count": acked, "seconds": time.monotonic() - began}
 
 
-def publish_until_killed(port: int, topic: str, first: int, out: str) -> Any:
-    """Publish numbered messages until the broker dies; ``out`` gets (ledger, entry, number) of each receipt."""
+def publish_numbers(port: int, topic: str, first: int, out: str, count: int = 1 << 60, rate: int = 1 << 30) -> Any:
+    """Publish numbered messages until there are ``count`` or the broker dies.
+
+    ``out`` gets (ledger, entry, number) of each receipt.
+    """
     client = Raw(port)
     client.producer(topic)
     sent = first
     receipts = 0
     waiting: deque[int] = deque()
+    began = time.monotonic()
     with Path(out).open("wb") as file:
         print("ready", flush=True)
         try:
-            while True:
-                while len(waiting) < 500:
-                    burst = range(sent, sent + random.randint(1, 100))
+            while receipts < count:
+                due = min(count, int((time.monotonic() - began) * rate) + 1) - (sent - first)
+                if due > 0 and len(waiting) < WAITING:
+                    burst = range(sent, sent + random.randint(1, min(due, 100)))
                     waiting.extend(burst)
                     sent = burst.stop
                     client.write(b"".join(frame(number, random.randint(8, 2000)) for number in burst))
+                elif not waiting:
+                    time.sleep(1 / rate)
+                    continue
+                if len(waiting) < WAITING and due > 0:
+                    continue
                 for command in client.read():
                     if command[0] == RECEIPT:
                         place = command[1].message_id
@@ -159,6 +171,14 @@ def publish_until_killed(port: int, topic: str, first: int, out: str) -> Any:
         except OSError:
             pass
     return {"count": receipts, "next": sent}
+
+
+def keep(port: int, topic: str, subscription: str) -> Any:
+    """Make a subscription, so that nothing of the topic is thrown away."""
+    client = Raw(port)
+    client.subscribe(topic, subscription, subType=pb.CommandSubscribe.Exclusive)
+    client.close_consumer()
+    return {}
 
 
 def read_back(port: int, topic: str, subscription: str, receipts: str) -> Any:
@@ -206,7 +226,7 @@ def idle(port: int, topic: str, kind: str, count: int, connections: int) -> Any:
 
 
 WORK: dict[str, Callable[..., Any]] = {
-    each.__name__: each for each in (publish, consume, acknowledge, publish_until_killed, read_back, idle)
+    each.__name__: each for each in (publish, consume, acknowledge, publish_numbers, keep, read_back, idle)
 }
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import random
 import sys
 import tempfile
 import time
@@ -18,7 +19,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from processes import Broker, Generator, cpu_seconds
+from processes import Broker, Generator, Regions, cpu_seconds, rss_bytes, run
+from regions import NAMES, Switches, acks_visible
 
 TOPIC = "persistent://public/default/bench"
 
@@ -84,6 +86,99 @@ def publishing(bench: Bench) -> None:
         bench.figure("consume_and_ack_1kib_per_second", consumed["count"] / consumed["seconds"])
 
 
+def acknowledging(bench: Bench) -> None:
+    """How soon the other regions know what was acknowledged in one."""
+    seconds = 8.0 if bench.quick else 30.0
+    visible = acks_visible(bench.place("acks"), f"{TOPIC}-acks", 1000, seconds)
+    bench.at_most("ack_visible_elsewhere_p50_milliseconds", visible.p50, 5)
+    bench.at_most("ack_visible_elsewhere_p99_milliseconds", visible.p99, 25)
+    bench.figure("ack_visible_elsewhere_samples", visible.acks)
+
+
+def switching(bench: Bench) -> None:
+    """A region is killed, later another one hands over as planned; several times, at moments of a seed."""
+    seed = random.SystemRandom().randrange(1_000_000)
+    bench.figure("switch_seed", seed, str(seed))
+    with Regions(bench.place("regions"), *NAMES) as regions:
+        switches = Switches(regions, bench.directory, random.Random(seed))
+        outcomes = [switches.story(f"{TOPIC}-story-{n}") for n in range(2 if bench.quick else 10)]
+    bench.figure("switch_repetitions", len(outcomes))
+    bench.figure("switch_messages", sum(one.published for one in outcomes))
+    bench.at_most("planned_switch_redelivered_acked", sum(one.planned_redelivered_acked for one in outcomes), 0)
+    bench.at_most("sigkill_switch_redelivered_acked", sum(one.kill_redelivered_acked for one in outcomes), 0)
+    bench.at_most("switch_messages_lost", sum(one.lost for one in outcomes), 0)
+    bench.figure("sigkill_switch_redelivered_in_client", sum(one.kill_redelivered_in_client for one in outcomes))
+    bench.figure("sigkill_switch_first_message_milliseconds_max", max(one.kill_first_message_ms for one in outcomes))
+    bench.figure("planned_switch_first_message_milliseconds_max", max(one.planned_first_message_ms for one in outcomes))
+
+
+def killing(bench: Bench) -> None:
+    """Real kill -9 while publishing; every message whose receipt was sent is read back at the end."""
+    kills = 20 if bench.quick else 200
+    receipts = bench.place("receipts")
+    receipts.mkdir()
+    topic = f"{TOPIC}-kills"
+    broker = Broker(bench.place("killed"))
+    broker.start()
+    try:
+        run("keep", port=broker.port, topic=topic, subscription="all")
+        first = 0
+        starts: list[float] = []
+        for number in range(kills):
+            generator = Generator(
+                "publish_numbers", port=broker.port, topic=topic, first=first, out=receipts / f"{number}"
+            ).ready()
+            time.sleep(random.uniform(0.0, 0.25))
+            broker.kill()
+            first = int(generator.result()["next"])
+            began = time.monotonic()
+            broker.start()
+            starts.append(time.monotonic() - began)
+        result = run("read_back", port=broker.port, topic=topic, subscription="all", receipts=receipts / "*")
+    finally:
+        broker.stop()
+    bench.figure("kill_repetitions", kills)
+    bench.figure("kill_receipts", result["receipts"])
+    bench.at_most("kill_receipted_messages_lost", result["lost"], 0)
+    bench.figure("restart_after_kill_seconds_max", max(starts))
+
+
+def remembering(bench: Bench) -> None:
+    """Memory of what is idle."""
+    count = 10_000
+    for kind, name, limit in (
+        ("subscriptions", "idle_subscription_bytes", 1024),
+        ("consumers", "idle_consumer_bytes", 1024),
+        ("connections", "idle_connection_bytes", 8192),
+    ):
+        with Broker(bench.place(kind)) as broker:
+            options = {"port": broker.port, "topic": f"{TOPIC}-idle"}
+            # What is made first: the topic, and for consumers their subscriptions.
+            run("idle", kind="subscriptions", count=count if kind == "consumers" else 10, connections=10, **options)
+            before = settled_rss(broker)
+            generator = Generator("idle", kind=kind, count=count, connections=10, **options).ready()
+            grown = settled_rss(broker) - before
+            generator.result()
+            bench.at_most(name, grown / count, limit)
+    for metadata in ("embedded", "etcd"):
+        with Regions(bench.place(f"idle-{metadata}"), "one", metadata=metadata) as regions:
+            time.sleep(2)
+            mebibytes = rss_bytes(regions.pid("one")) / (1 << 20)
+        if metadata == "embedded":
+            bench.at_most("idle_broker_mebibytes", mebibytes, 75)
+        else:
+            bench.figure("idle_broker_with_etcd_mebibytes", mebibytes)
+
+
+def settled_rss(broker: Broker) -> int:
+    """Resident memory once it does not change any more."""
+    last = 0
+    while (now := rss_bytes(broker.pid)) != last:
+        last = now
+        time.sleep(0.5)
+    return now
+
+
 def measured(broker: Broker, what: str, connections: int | None = 1, **options: Any) -> dict[str, Any]:
     """A generator's result, with the broker's processor time meanwhile."""
     if connections is not None:
@@ -96,7 +191,13 @@ def measured(broker: Broker, what: str, connections: int | None = 1, **options: 
 
 
 def cases() -> dict[str, Callable[[Bench], None]]:
-    return {"publishing": publishing}
+    return {
+        "publishing": publishing,
+        "acknowledging": acknowledging,
+        "remembering": remembering,
+        "killing": killing,
+        "switching": switching,
+    }
 
 
 def main() -> int:
