@@ -461,20 +461,20 @@ class TopicLog(Chain):
 
     # -- space ---------------------------------------------------------------------------------------------------
 
-    async def trim(self, below: Position, keep_bytes: int, keep_since_ms: int) -> list[int]:
+    async def trim(self, below: Position, keep_bytes: int | None, keep_since_ms: int | None) -> list[int]:
         """Delete whole ledgers that lie at or below ``below`` and outside retention; says which.
 
-        A ledger stays while it is younger than ``keep_since_ms`` or among the newest ``keep_bytes`` (negative: keep
-        all). The metadata lets go first: a crash in between leaves space to reclaim, never a hole.
+        A ledger is outside when it was sealed before ``keep_since_ms``, or when the ones after it hold ``keep_bytes``
+        already; None: no such limit. The metadata lets go first: a crash in between leaves space to reclaim, never a
+        hole.
         """
-        if keep_bytes < 0:
-            return []
         gone: list[Chapter] = []
         remaining = self.size
         for chapter in self._chapters[:-1]:
             remaining -= chapter.size
-            is_old = chapter.sealed_ms <= keep_since_ms
-            if Position(chapter.ledger_id, chapter.entries - 1) > below or not is_old or remaining < keep_bytes:
+            is_old = keep_since_ms is not None and chapter.sealed_ms <= keep_since_ms
+            is_over = keep_bytes is not None and remaining >= keep_bytes
+            if Position(chapter.ledger_id, chapter.entries - 1) > below or not (is_old or is_over):
                 break
             gone.append(chapter)
         if gone:

@@ -146,6 +146,7 @@ class TopicService:
             self.exchange,
         )
         topic.metadata = metadata
+        topic.admission.epoch = metadata.record.topic_epoch
         topic.recover(await topic.progress_log.open(list(metadata.record.progress_ledgers)))
         if name.partition >= 0:
             partitioned = await self.catalog.partitioned.find(name.base)
@@ -302,10 +303,8 @@ class TopicService:
             if topic.failure is not None:
                 continue
             minutes, megabytes = self._retention(topic_name.parse(topic.name))
-            keep_since = -1 if minutes < 0 else now - minutes * 60_000
-            keep_bytes = -1 if megabytes < 0 and minutes < 0 else max(megabytes, 0) << 20
-            if minutes < 0 or megabytes < 0:
-                keep_bytes = keep_bytes if minutes >= 0 else -1
+            keep_since = None if minutes < 0 else now - minutes * 60_000
+            keep_bytes = None if megabytes < 0 else megabytes << 20
             await topic.log.trim(topic.needed_from(), keep_bytes, keep_since)
             if now - topic.last_used_ms > 60_000:
                 topic.log.drop_tail()
