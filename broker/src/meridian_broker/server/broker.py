@@ -31,9 +31,10 @@ from meridian_broker.gateway.pulsar.broker import Broker, listen
 from meridian_broker.gateway.pulsar.handlers import HANDLERS
 from meridian_broker.gateway.replication import ReplicatorRunner
 from meridian_broker.ledgers.chapters import CacheBudget, LogLimits
+from meridian_broker.ledgers.store import LedgerError
 from meridian_broker.metadata.catalog import Catalog
 from meridian_broker.metadata.records import ClusterRecord
-from meridian_broker.metadata.store import MetadataStore
+from meridian_broker.metadata.store import MetadataError, MetadataStore
 from meridian_broker.positions import HybridClock
 from meridian_broker.replication.exchange import ProgressExchange
 from meridian_broker.server.loop import LoopScheduler
@@ -277,7 +278,10 @@ class BrokerProcess:
     async def _trim(self) -> None:
         while True:
             await asyncio.sleep(self.settings.storage.retention_check_interval_in_seconds)
-            await self.service.trim_all()
+            try:
+                await self.service.trim_all()
+            except (LedgerError, MetadataError) as error:
+                log.warning("space could not be given back, next try in a while: %s", error)
 
     def _producer_name(self) -> str:
         self._names += 1
