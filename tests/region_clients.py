@@ -12,6 +12,7 @@ import pulsar
 from broker_process import RegionsProcess, wait_until
 
 SHARED = pulsar.ConsumerType.Shared
+KEY_SHARED = pulsar.ConsumerType.KeyShared
 FAILOVER = pulsar.ConsumerType.Failover
 EXCLUSIVE = pulsar.ConsumerType.Exclusive
 EARLIEST = pulsar.InitialPosition.Earliest

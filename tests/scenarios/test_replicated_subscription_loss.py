@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import random
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -206,6 +207,31 @@ def test_acknowledgements_come_before_their_messages(regions: RegionsProcess) ->
 def entries(regions: RegionsProcess, region: str, topic: str) -> int:
     shown = regions.http(region, "GET", f"/admin/v2/{topic.replace('://', '/')}/internalStats").json
     return int(shown["numberOfEntries"])
+
+
+def test_a_region_that_hangs_holds_nobody_up(regions: RegionsProcess) -> None:
+    """R20: its connections stand and it does not answer. Subscribing and closing wait for it a quarter of a second."""
+    topic = new_topic("hangs")
+    with client(regions, EAST) as east, client(regions, CENTRAL) as central:
+        publish(east, topic, numbered(range(100)))
+        subscribe(east, topic).close()
+        for region in REGIONS:
+            wait_for_backlog(regions, region, topic, 100)
+        regions.pause_region(WEST)
+        try:
+            began = time.monotonic()
+            consumer = subscribe(east, topic)
+            messages = take(consumer, 100)
+            for message in messages[::2]:
+                consumer.acknowledge(message)
+            consumer.close()
+            there = subscribe(central, topic)
+            assert numbers(take(there, 50)) == numbers(messages[1::2])
+            there.close()
+            assert time.monotonic() - began < 5, "they waited for the region that hangs"
+        finally:
+            regions.resume_region(WEST)
+    wait_for_backlog(regions, WEST, topic, 50)
 
 
 def test_a_region_that_was_away_catches_up_by_digests(regions: RegionsProcess) -> None:

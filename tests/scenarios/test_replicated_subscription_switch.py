@@ -15,7 +15,9 @@ from meridian_broker.gateway.roles import Consumer
 from region_clients import (
     EXCLUSIVE,
     FAILOVER,
+    KEY_SHARED,
     LATEST,
+    SHARED,
     client,
     new_topic,
     numbered,
@@ -48,14 +50,14 @@ def publish_everywhere(regions: RegionsProcess, topic: str, numbers: range, *, b
         assert sorted(stored(regions, region, topic, len(numbers))) == list(numbers), region
 
 
-@pytest.mark.parametrize("batching", [False, True])
-def test_a_planned_switch_of_a_shared_subscription_with_holes(regions: RegionsProcess, batching: bool) -> None:
+@pytest.mark.parametrize(("kind", "batching"), [(SHARED, False), (SHARED, True), (KEY_SHARED, False)])
+def test_a_planned_switch_with_holes(regions: RegionsProcess, kind: pulsar.ConsumerType, batching: bool) -> None:
     topic = new_topic("holes")
     publish_everywhere(regions, topic, range(300), batching=batching)
     left = list(range(300))
     for turn, region in enumerate((EAST, WEST, CENTRAL, EAST)):
         with client(regions, region) as one:
-            consumer = subscribe(one, topic, batch_index_ack_enabled=batching)
+            consumer = subscribe(one, topic, kind=kind, batch_index_ack_enabled=batching)
             messages = take(consumer, len(left))
             assert sorted(int(message.data()) for message in messages) == left, f"turn {turn} in {region}"
             # Newest first, so that every acknowledgement but the last leaves a hole before it.
@@ -65,7 +67,7 @@ def test_a_planned_switch_of_a_shared_subscription_with_holes(regions: RegionsPr
                     left.remove(int(message.data()))
             consumer.close()
     with client(regions, WEST) as one:
-        take_numbers(subscribe(one, topic, batch_index_ack_enabled=batching), left)
+        take_numbers(subscribe(one, topic, kind=kind, batch_index_ack_enabled=batching), left)
     for region in REGIONS:
         wait_for_backlog(regions, region, topic, 0)
 
@@ -106,6 +108,42 @@ def test_a_planned_switch_with_cumulative_acknowledgements(regions: RegionsProce
             consumer.close()
     with client(regions, CENTRAL) as one:
         take_numbers(subscribe(one, topic, kind=kind), left)
+
+
+def test_the_pieces_of_large_messages_are_acknowledged_together(regions: RegionsProcess) -> None:
+    """R18: a message in chunks is acknowledged as a whole, in every region."""
+    topic = new_topic("chunks")
+    with client(regions, EAST) as east, client(regions, WEST) as west:
+        producer = east.create_producer(topic, batching_enabled=False, chunking_enabled=True)
+        bodies = [bytes([number]) * (6 << 20) for number in range(3)]  # more than one message may have
+        for body in bodies:
+            producer.send(body)
+        consumer = subscribe(east, topic)
+        messages = take(consumer, 3)
+        assert [message.data() for message in messages] == bodies
+        consumer.acknowledge(messages[1])
+        consumer.close()
+        consumer = subscribe(west, topic)
+        messages = take(consumer, 2)
+        assert sorted(message.data()[0] for message in messages) == [0, 2]
+        for message in messages:
+            consumer.acknowledge(message)
+        consumer.close()
+    for region in REGIONS:
+        wait_for_backlog(regions, region, topic, 0)
+
+
+def test_a_consumer_without_the_flag_changes_nothing(regions: RegionsProcess) -> None:
+    """The client says in every SUBSCRIBE whether it asks for replication; only a yes has a meaning."""
+    topic = new_topic("flag")
+    with client(regions, EAST) as east, client(regions, WEST) as west:
+        subscribe(east, topic).close()
+        publish(east, topic, numbered(range(20)))
+        consumer = east.subscribe(topic, "s", consumer_type=SHARED)
+        for message in take(consumer, 15):
+            consumer.acknowledge(message)
+        consumer.close()
+        take_numbers(subscribe(west, topic), range(15, 20))
 
 
 def test_two_consumers_hand_over_while_messages_come(regions: RegionsProcess) -> None:
