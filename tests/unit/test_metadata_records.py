@@ -145,6 +145,7 @@ def test_a_newer_format_is_refused_with_a_sentence() -> None:
         st.dictionaries(names, positions, max_size=3),
         st.none() | positions,
         st.dictionaries(names.map(lambda name: "x-" + name), json_values, max_size=2),
+        topic_epoch=st.none() | st.integers(0, 2**53),
     )
 )
 def test_topic_records_come_back(record: TopicRecord) -> None:

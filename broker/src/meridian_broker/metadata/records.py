@@ -221,6 +221,8 @@ class TopicRecord:
     """The last entry for ever, when the topic was terminated."""
     extra: Mapping[str, Any] = field(default_factory=dict)
     stamp: Stamp | None = None
+    topic_epoch: int | None = None
+    """Counts the producers that had the topic for themselves alone; None while there was none."""
 
     def to_json(self) -> Json:
         return {
@@ -231,6 +233,7 @@ class TopicRecord:
             "lastOwn": str(self.last_own),
             "lastOrigins": {region: str(position) for region, position in self.last_origins.items()},
             "terminated": None if self.terminated is None else str(self.terminated),
+            "topicEpoch": self.topic_epoch,
             **self.extra,
         }
 
@@ -246,6 +249,7 @@ class TopicRecord:
             last_own=_position(data, "lastOwn"),
             last_origins=_positions(data, "lastOrigins"),
             terminated=None if data.get("terminated") is None else _position(data, "terminated"),
+            topic_epoch=take(data, "topicEpoch", int),
             extra=without(data, *_TOPIC_FIELDS),
             stamp=stamp,
         )
@@ -259,6 +263,7 @@ _TOPIC_FIELDS: Final = (
     "lastOwn",
     "lastOrigins",
     "terminated",
+    "topicEpoch",
 )
 
 

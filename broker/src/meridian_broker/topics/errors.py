@@ -32,6 +32,10 @@ class ProducerBusy(TopicError):
     """A producer of that name is connected."""
 
 
+class ProducerFenced(TopicError):
+    """Another producer is alone on the topic, or was since this one was let in."""
+
+
 class TopicFenced(TopicError):
     """The topic is closing, moving or lost its ledger: the client should look it up again."""
 

@@ -67,6 +67,11 @@ class TopicMetadata:
         async with self._lock:
             await self._write(replace(self.record, progress_ledgers=tuple(ledgers)))
 
+    async def save_topic_epoch(self, epoch: int) -> None:
+        """:raises MetadataError: it is not written."""
+        async with self._lock:
+            await self._write(replace(self.record, topic_epoch=epoch))
+
     async def save_properties(self, properties: dict[str, str]) -> None:
         async with self._lock:
             await self._write(replace(self.record, properties=properties))

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from meridian_broker.ledgers.store import LedgerError
 from meridian_broker.positions.position import Position
+from meridian_broker.topics.access import AccessMode
 from meridian_broker.wire.pulsar.metadata import plain_start
 
 if TYPE_CHECKING:
@@ -38,6 +39,8 @@ class Producer:
     """One PRODUCER."""
 
     __slots__ = (
+        "access_mode",
+        "asked_epoch",
         "bytes_in",
         "connected_since_ms",
         "epoch",
@@ -51,6 +54,7 @@ class Producer:
         "remote_region",
         "schema_version",
         "topic",
+        "topic_epoch",
     )
 
     def __init__(
@@ -66,6 +70,8 @@ class Producer:
         remote_region: str | None = None,
         metadata: dict[str, str] | None = None,
         schema_version: bytes = b"",
+        access_mode: AccessMode = AccessMode.SHARED,
+        asked_epoch: int | None = None,
     ) -> None:
         self.topic = topic
         self.port = port
@@ -78,6 +84,11 @@ class Producer:
         """The region whose replicator this is; None for clients (R7)."""
         self.metadata = metadata
         self.schema_version = schema_version
+        self.access_mode = access_mode
+        self.asked_epoch = asked_epoch
+        """The topic's epoch in which it was let in before, as it says; None when it comes for the first time."""
+        self.topic_epoch: int | None = None
+        """The topic's epoch in which it is let in; None when nobody was ever alone there."""
         self.messages_in = 0
         self.bytes_in = 0
         self.plain_start = plain_start(name)

@@ -19,12 +19,12 @@ from meridian_broker.ledgers.pending import OwnEntry
 from meridian_broker.ledgers.scheduling import Scheduler
 from meridian_broker.positions import HybridClock, Progress, Stamp
 from meridian_broker.positions.position import EARLIEST, LATEST, Position
+from meridian_broker.topics.admission import Admission
 from meridian_broker.topics.consumer import Consumer, ConsumerPort
 from meridian_broker.topics.errors import (
     MessageTooLarge,
     NotAllowed,
     OriginConflict,
-    ProducerBusy,
     ReplicationGap,
     SubscriptionExists,
     SubscriptionNotFound,
@@ -105,6 +105,7 @@ class Topic:
         self.progress_log = progress_log(self)
         self.progress_log.on_failure = self.fence
         self.producers: dict[str, Producer] = {}
+        self.admission = Admission(self)
         self.subscriptions: dict[str, Subscription] = {}
         self.failure: str | None = None
         self.reopen = True
@@ -176,6 +177,7 @@ class Topic:
         for producer in list(self.producers.values()):
             producer.port.disconnect_producer(producer)
         self.producers.clear()
+        self.admission.close(reason)
         for subscription in self.subscriptions.values():
             subscription.disconnect_consumers()
         if self.on_fenced is not None:
@@ -192,24 +194,14 @@ class Topic:
     # -- producers -----------------------------------------------------------------------------------------------
 
     def add_producer(self, producer: Producer) -> None:
-        """:raises ProducerBusy: a producer of that name is connected (unless this one is its reconnection)."""
-        self._check_open()
-        other = self.producers.get(producer.name)
-        if other is not None:
-            is_successor = producer.remote_region is not None or (
-                not producer.name_is_given and producer.epoch > other.epoch
-            )
-            if not is_successor:
-                raise ProducerBusy(f"producer {producer.name!r} is connected already: choose another name or none")
-            other.port.disconnect_producer(other)
-        elif len(self.producers) >= self.limits.producers:
-            raise ProducerBusy(f"the topic has {len(self.producers)} producers, its limit: close some")
-        self.producers[producer.name] = producer
-        self.last_used_ms = self.scheduler.now_ms()
+        """A replicator, or a producer of access mode Shared. :raises ProducerBusy: see ``Admission.add``."""
+        self.admission.add(producer)
 
     def remove_producer(self, producer: Producer) -> None:
+        """It is gone, or does not want to come in any more."""
         if self.producers.get(producer.name) is producer:
             del self.producers[producer.name]
+        self.admission.gone(producer)
 
     def publish(self, producer: Producer, sends: list[Send]) -> None:
         """Store messages of a client, in order. The producer's port hears the outcome of each.
@@ -426,7 +418,7 @@ class Topic:
         key_shared: KeySharedPolicy | None = None,
     ) -> Consumer:
         """:raises ConsumerBusy, ConsumerAssignError: see ``Subscription.add_consumer``."""
-        self._check_open()
+        self.check_open()
         now_ms = self.scheduler.now_ms()
         consumer = Consumer(subscription, port, consumer_id, name, priority, now_ms, metadata or None, key_shared)
         subscription.add_consumer(consumer, kind)
@@ -469,7 +461,8 @@ class Topic:
             position = entries[-1][0]
         return Position(self.log.last_confirmed.ledger, self.log.last_confirmed.entry + 1)
 
-    def _check_open(self) -> None:
+    def check_open(self) -> None:
+        """:raises TopicFenced: it is not served now."""
         if self.failure is not None:
             raise TopicFenced(f"{self.name} is not served now ({self.failure}): look it up again")
 

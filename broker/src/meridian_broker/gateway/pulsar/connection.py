@@ -63,6 +63,7 @@ class Connection(asyncio.Protocol):
         "protocol_version",
         "started",
         "transport",
+        "waiting_producers",
     )
 
     def __init__(self, broker: Broker, loop: asyncio.AbstractEventLoop) -> None:
@@ -81,6 +82,8 @@ class Connection(asyncio.Protocol):
         self._closed_ids: dict[int, None] | None = None
         self.producers: dict[int, Producer | None] | None = None
         """None as value: being made."""
+        self.waiting_producers: dict[int, Producer] | None = None
+        """Those that were told to wait until others are gone."""
         self.consumers: dict[int, Consumer | None] | None = None
         self.started = False
         self.is_peer = False

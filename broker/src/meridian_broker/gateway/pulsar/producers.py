@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from meridian_broker.gateway.pulsar.refusals import REFUSALS
 from meridian_broker.ledgers.store import LedgerError
+from meridian_broker.topics.access import AccessMode
+from meridian_broker.topics.admission import Admitted
 from meridian_broker.topics.errors import NotAllowed, TopicFenced
 from meridian_broker.topics.producer import Producer
 from meridian_broker.topics.topic import REPLICATION_PREFIX
@@ -45,8 +47,6 @@ async def _make(connection: Connection, asked: pb.CommandProducer) -> None:
         is_replicator = asked.producer_name.startswith(REPLICATION_PREFIX)
         if (remote is not None or is_replicator) and not connection.is_peer:
             raise NotAllowed("producer names of replicators and origins are for brokers of other regions (R7)")
-        if asked.producer_access_mode != pb.ProducerAccessMode.Shared:
-            raise NotAllowed("only producers of access mode Shared are served yet")
         name = topic_name.parse(asked.topic)
         incarnation = None if remote is None else asked.replication_source.incarnation
         topic = await service.topic(name, create=True, incarnation=incarnation)
@@ -66,18 +66,26 @@ async def _make(connection: Connection, asked: pb.CommandProducer) -> None:
             remote_region=remote,
             metadata={pair.key: pair.value for pair in asked.metadata} or None,
             schema_version=version,
+            access_mode=AccessMode(asked.producer_access_mode),
+            asked_epoch=asked.topic_epoch if asked.HasField("topic_epoch") else None,
         )
         if remote is not None and asked.replication_source.incarnation != topic.incarnation:
             raise TopicFenced(f"{remote} speaks of another incarnation of {topic.name}: wait until both know it (R8)")
-        topic.add_producer(made)
+        if remote is not None:
+            topic.add_producer(made)
+        else:
+            await _admit(connection, asked.request_id, made)
     except REFUSALS as error:
-        producers.pop(asked.producer_id, None)
-        connection.fail(asked.request_id, error)
+        if asked.producer_id in producers:  # else the client closed it meanwhile, and hears no more of it
+            del producers[asked.producer_id]
+            connection.fail(asked.request_id, error)
         return
     except BaseException:
         producers.pop(asked.producer_id, None)
+        if made is not None:
+            made.topic.remove_producer(made)
         raise
-    if connection.transport is None:  # gone meanwhile
+    if connection.transport is None or asked.producer_id not in producers:  # gone, or closed, meanwhile
         made.topic.remove_producer(made)
         return
     producers[asked.producer_id] = made
@@ -96,13 +104,31 @@ def _answer_replicator(connection: Connection, request_id: int, made: Producer, 
         connection.fail(request_id, error)
 
 
-def _answer(connection: Connection, request_id: int, made: Producer) -> None:
+async def _admit(connection: Connection, request_id: int, made: Producer) -> None:
+    """Come in, now or when the others are gone. :raises TopicError: it may not."""
+
+    def ask(told: Admitted) -> None:
+        if made.topic.admission.admit(made, told):
+            if connection.waiting_producers is None:
+                connection.waiting_producers = {}
+            connection.waiting_producers[made.producer_id] = made
+            _answer(connection, request_id, made, ready=False)
+
+    try:
+        await made.topic.scheduler.answer(ask)
+    finally:
+        if connection.waiting_producers is not None:
+            connection.waiting_producers.pop(made.producer_id, None)
+
+
+def _answer(connection: Connection, request_id: int, made: Producer, *, ready: bool = True) -> None:
     answer = pb.CommandProducerSuccess(
         request_id=request_id,
         producer_name=made.name,
         last_sequence_id=-1,
         schema_version=made.schema_version,
-        producer_ready=True,
+        topic_epoch=made.topic_epoch,
+        producer_ready=ready,
     )
     if made.remote_region is not None:
         last = made.topic.log.last_origin.get(made.remote_region)
@@ -120,6 +146,8 @@ def close_producer(connection: Connection, command: Any) -> None:
     """CLOSE_PRODUCER succeeds also for an id nobody knows."""
     asked: pb.CommandCloseProducer = command.message
     existing = (connection.producers or {}).get(asked.producer_id)
+    if existing is None:
+        existing = (connection.waiting_producers or {}).get(asked.producer_id)
     if existing is not None:
         existing.topic.remove_producer(existing)
     connection.forget_producer(asked.producer_id)

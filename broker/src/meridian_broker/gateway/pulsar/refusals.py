@@ -20,6 +20,7 @@ CODES: Final[dict[type[Exception], ServerError]] = {
     situations.ConsumerBusy: ServerError.CONSUMER_BUSY,
     situations.ConsumerAssignError: ServerError.CONSUMER_ASSIGN,
     situations.ProducerBusy: ServerError.PRODUCER_BUSY,
+    situations.ProducerFenced: ServerError.PRODUCER_FENCED,
     situations.TopicFenced: ServerError.SERVICE_NOT_READY,
     situations.TopicTerminated: ServerError.TOPIC_TERMINATED,
     situations.MessageTooLarge: ServerError.NOT_ALLOWED,

@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who may publish beside whom: the access modes of producers, decided without doing anything (PIP-68).
+
+A topic counts *epochs*: each producer that gets it for itself alone begins one. A client tells, when it comes again
+after a broken connection, in which epoch it was let in. If the topic has gone on since, somebody else was alone here
+meanwhile, and the client must not go on as if nothing had been.
+
+Replicators of other regions are not counted: being alone means alone among the clients of this region.
+"""
+
+from __future__ import annotations
+
+from enum import Enum, IntEnum
+from typing import NamedTuple
+
+
+class AccessMode(IntEnum):
+    """What a producer asks for; the wire's numbers."""
+
+    SHARED = 0
+    """Anybody else may publish, too."""
+    EXCLUSIVE = 1
+    """Alone or not at all."""
+    WAIT_FOR_EXCLUSIVE = 2
+    """Alone, as soon as the others are gone."""
+    EXCLUSIVE_WITH_FENCING = 3
+    """Alone at once: whoever is there is sent away."""
+
+
+class Verdict(Enum):
+    """What comes of it."""
+
+    SHARE = "let in beside the others"
+    SEIZE = "let in alone"
+    WAIT = "let in alone once the others are gone"
+    FENCE_OTHERS = "let in alone, the others are sent away"
+    REFUSE_SHARED = "refused: the topic is somebody's alone, or will be"
+    REFUSE_TAKEN = "refused: others are there"
+    REFUSE_OLD = "refused: somebody else was alone here meanwhile"
+
+
+class Asked(NamedTuple):
+    """What a producer asks for."""
+
+    mode: AccessMode
+    topic_epoch: int | None = None
+    """The epoch in which it was let in before; None when it comes for the first time."""
+
+
+class Present(NamedTuple):
+    """Who is there, the asking producer's own earlier connection not counted."""
+
+    epoch: int | None
+    """The topic's; None when no producer ever was alone here."""
+    producers: int = 0
+    """Connected ones, an exclusive one among them."""
+    exclusive: bool = False
+    """One of them is alone, or is about to be."""
+    waiting: int = 0
+
+
+class Decision(NamedTuple):
+    """The verdict, and the topic's epoch after it."""
+
+    verdict: Verdict
+    epoch: int | None
+
+
+def decide(asked: Asked, present: Present) -> Decision:
+    """What a producer gets that asks for ``asked`` while ``present`` holds."""
+    if asked.mode is AccessMode.SHARED:
+        # Those who wait were here first: a stream of shared producers must not keep them waiting for ever.
+        taken = present.exclusive or present.waiting
+        return Decision(Verdict.REFUSE_SHARED if taken else Verdict.SHARE, present.epoch)
+    if asked.topic_epoch is not None and present.epoch is not None and asked.topic_epoch < present.epoch:
+        return Decision(Verdict.REFUSE_OLD, present.epoch)
+    is_free = not present.exclusive and not present.producers
+    if asked.mode is AccessMode.WAIT_FOR_EXCLUSIVE:
+        if not is_free or present.waiting:
+            return Decision(Verdict.WAIT, present.epoch)
+    elif asked.mode is AccessMode.EXCLUSIVE_WITH_FENCING:
+        if not is_free or present.waiting:
+            return Decision(Verdict.FENCE_OTHERS, next_epoch(asked, present.epoch))
+    elif not is_free or present.waiting:
+        return Decision(Verdict.REFUSE_TAKEN, present.epoch)
+    return Decision(Verdict.SEIZE, next_epoch(asked, present.epoch))
+
+
+def next_epoch(asked: Asked, epoch: int | None) -> int:
+    """The epoch a producer that is alone from now on publishes in: its own from before, or a new one."""
+    if asked.topic_epoch is not None and asked.topic_epoch >= (-1 if epoch is None else epoch):
+        return asked.topic_epoch
+    return 0 if epoch is None else epoch + 1

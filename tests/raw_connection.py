@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A connection to a broker with nothing between the test and the wire: commands out, commands in, in order."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from typing import Any, Self
+
+from meridian_broker.wire.proto import pulsar_pb2 as pb
+from meridian_broker.wire.pulsar import encode
+from meridian_broker.wire.pulsar.frames import FrameDecoder
+from meridian_broker.wire.pulsar.metadata import build_body
+
+T = pb.BaseCommand
+
+
+class RawConnection:
+    """Says what it is told to, and keeps what it hears until somebody asks for it."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self._writer = writer
+        self._decoder = FrameDecoder()
+        self._heard: list[Any] = []
+        self._requests = itertools.count(1)
+
+    @classmethod
+    async def open(cls, port: int) -> Self:
+        """Connect to loopback and shake hands."""
+        made = cls(*await asyncio.open_connection("127.0.0.1", port))
+        made.say(T.CONNECT, pb.CommandConnect(client_version="raw", protocol_version=21))
+        await made.hear(T.CONNECTED)
+        return made
+
+    async def close(self) -> None:
+        self._writer.close()
+        await self._writer.wait_closed()
+
+    def say(self, kind: int, message: Any) -> None:
+        self._writer.write(encode.simple(kind, message))
+
+    async def hear(self, kind: int) -> Any:
+        """The next thing said, which is of that type."""
+        command = await self.hear_any()
+        assert command[0] == kind, command
+        return command.message
+
+    async def hear_any(self) -> Any:
+        """The next command. Pings are answered by the way."""
+        async with asyncio.timeout(10):
+            while not self._heard:
+                data = await self._reader.read(1 << 16)
+                assert data, "the broker closed the connection"
+                self._heard.extend(self._decoder.feed(data))
+        command = self._heard.pop(0)
+        if command[0] == T.PING:
+            self._writer.write(encode.PONG)
+            return await self.hear_any()
+        return command
+
+    async def ended(self) -> bool:
+        """Did the broker close it, without another word?"""
+        async with asyncio.timeout(10):
+            return not self._heard and not await self._reader.read(1)
+
+    # -- producers
+
+    def ask_producer(self, topic: str, producer_id: int = 1, **fields: Any) -> int:
+        """PRODUCER; says the id of the request."""
+        request = next(self._requests)
+        self.say(T.PRODUCER, pb.CommandProducer(topic=topic, producer_id=producer_id, request_id=request, **fields))
+        return request
+
+    async def producer(self, topic: str, producer_id: int = 1, **fields: Any) -> pb.CommandProducerSuccess:
+        request = self.ask_producer(topic, producer_id, **fields)
+        answer: pb.CommandProducerSuccess = await self.hear(T.PRODUCER_SUCCESS)
+        assert answer.request_id == request
+        return answer
+
+    def close_producer(self, producer_id: int = 1) -> None:
+        self.say(T.CLOSE_PRODUCER, pb.CommandCloseProducer(producer_id=producer_id, request_id=next(self._requests)))
+
+    def send(
+        self,
+        name: str,
+        sequence_id: int,
+        payload: bytes,
+        *,
+        producer_id: int = 1,
+        messages: int = 1,
+        highest: int | None = None,
+        chunk: tuple[int, int] | None = None,
+    ) -> None:
+        """SEND of one entry. ``chunk``: which of how many."""
+        metadata = pb.MessageMetadata(producer_name=name, sequence_id=sequence_id, publish_time=1_700_000_000_000)
+        if messages > 1:
+            metadata.num_messages_in_batch = messages
+        if highest is not None:
+            metadata.highest_sequence_id = highest
+        if chunk is not None:
+            metadata.uuid = f"{name}-{sequence_id}"
+            metadata.chunk_id, metadata.num_chunks_from_msg = chunk
+            metadata.total_chunk_msg_size = chunk[1] * len(payload)
+        body = build_body(metadata.SerializeToString(), payload)
+        for part in encode.send(producer_id, sequence_id, body, messages, highest, chunk is not None):
+            self._writer.write(part)
+
+    async def receipt(self) -> tuple[int, bool]:
+        """Sequence id of the next receipt, and whether it says that something was stored."""
+        receipt = await self.hear(T.SEND_RECEIPT)
+        return receipt.sequence_id, receipt.message_id.ledgerId != (1 << 64) - 1
