@@ -6,13 +6,15 @@ from __future__ import annotations
 import dataclasses
 import itertools
 
-from hypothesis import assume, given, settings
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from meridian_verifier.align.findings import Finding, Reason
 from verifier_worlds import SUBSCRIPTIONS, TOPIC, Copy, Entry, Region, Simulation, drawn, examined, whole
 
 seeds = st.integers(0, 2**32)
-some = settings(max_examples=40, deadline=None)
+# Worlds come from a seed, so some have no place for a fault; and a busy machine is no fault of theirs.
+unhurried = [HealthCheck.filter_too_much, HealthCheck.too_slow]
+some = settings(max_examples=25, deadline=None, suppress_health_check=unhurried)
 
 
 def told(findings: list[Finding]) -> set[tuple[Reason, str, str, str, int]]:
@@ -30,7 +32,7 @@ def two_regions(simulation: Simulation) -> tuple[Region, Region]:
 
 
 @given(seeds, st.integers(0, 150))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None, suppress_health_check=unhurried)
 def test_a_correct_world_has_no_finding(seed: int, steps: int) -> None:
     findings, flows = Simulation(seed, steps).examined()
     assert findings == []
@@ -40,7 +42,7 @@ def test_a_correct_world_has_no_finding(seed: int, steps: int) -> None:
 @given(seeds)
 @some
 def test_a_missing_ack_is_found_for_every_region_that_had_it(seed: int) -> None:
-    simulation = Simulation(seed)
+    simulation = Simulation(seed, trim=False)
     name = simulation.rng.choice(SUBSCRIPTIONS)
     _, target = two_regions(simulation)
     sources = [one for one in simulation.regions.values() if one is not target]
@@ -48,8 +50,6 @@ def test_a_missing_ack_is_found_for_every_region_that_had_it(seed: int) -> None:
         simulation,
         [one for one in simulation.known() if any(source.earlier[name].get(one) == whole(one) for source in sources)],
     )
-    # Trimmed without the ack would be a second fault.
-    assume(target.trimmed_to == (-1, -1))
     target.later[name].pop(entry)
     target.earlier[name].pop(entry, None)
     target.passed[name] -= {copy.place for copy in target.log if copy.entry is entry}
@@ -123,9 +123,9 @@ def test_an_entry_passed_and_neither_acked_nor_dropped_is_lost(seed: int) -> Non
 @given(seeds)
 @some
 def test_trimming_what_is_unsettled_is_a_loss(seed: int) -> None:
-    simulation = Simulation(seed)
+    simulation = Simulation(seed, trim=False)
     region, _ = two_regions(simulation)
-    assume(region.trimmed_to == (-1, -1) and len(region.log) > 2)
+    assume(len(region.log) > 2)
     count = simulation.rng.randint(1, len(region.log) - 1)
     gone = [copy.entry for copy in region.log[:count]]
     simulation.trim(region, count)
@@ -176,11 +176,11 @@ def test_a_doubled_entry_is_found(seed: int) -> None:
 @given(seeds)
 @some
 def test_entries_in_another_order_are_found(seed: int) -> None:
-    simulation = Simulation(seed)
+    simulation = Simulation(seed, trim=False)
     region, _ = two_regions(simulation)
     foreign = [copy for copy in region.log if copy.entry.origin != region.name]
     pairs = [(one, two) for one, two in itertools.pairwise(foreign) if one.entry.origin == two.entry.origin]
-    assume(pairs and region.trimmed_to == (-1, -1))
+    assume(pairs)
     one, two = simulation.rng.choice(pairs)
     one.entry, two.entry, one.checksum, two.checksum = two.entry, one.entry, two.checksum, one.checksum
     for name in SUBSCRIPTIONS:
@@ -208,12 +208,12 @@ def test_one_origin_with_two_checksums_is_found(seed: int) -> None:
 @given(seeds)
 @some
 def test_an_origin_that_lost_its_end_is_found(seed: int) -> None:
-    simulation = Simulation(seed)
+    simulation = Simulation(seed, 120, trim=False)
     origin, witness = two_regions(simulation)
     held = {copy.entry for copy in witness.log if copy.entry.origin == origin.name}
-    ahead = [one for one in simulation.own[origin.name] if not one.marker][-3:]
+    ahead = [one for one in simulation.own[origin.name] if not one.marker][-12:]
     seen = [one for one in ahead if one in held and one.place <= witness.earlier_last.get(origin.name, (-1, -1))]
-    assume(seen and origin.trimmed_to == (-1, -1) and ahead[0].prev != (-1, -1))
+    assume(seen and ahead[0].prev != (-1, -1))
     first = ahead[0]
     origin.log = [copy for copy in origin.log if copy.entry.origin != origin.name or copy.entry.place < first.place]
     origin.last_origin[origin.name] = first.prev
