@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
 from typing import Any
 from urllib.parse import quote
@@ -168,6 +169,40 @@ def test_statistics_show_clients_and_cursors(broker: BrokerProcess, client: puls
     consumer.close()
     producer.close()
     assert broker.http("DELETE", path).status == 204
+
+
+def expected_holes(ids: list[tuple[int, int]], acked: set[int]) -> list[tuple[str, str]]:
+    """By hand: runs of acknowledged messages behind the first one that is not."""
+    names = [f"{ledger}:{entry}" for ledger, entry in ids]
+    first = next(number for number in range(len(ids)) if number not in acked)
+    holes = []
+    for number in range(first + 1, len(ids)):
+        if number in acked and number - 1 not in acked:
+            begun = names[number - 1]
+        if number in acked and number + 1 not in acked:
+            holes.append((begun, names[number]))
+    return holes
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_holes_and_backlogs_are_exact_over_borders_of_ledgers(
+    broker: BrokerProcess, client: pulsar.Client, seed: int
+) -> None:
+    topic = f"holed-{seed}"
+    consumer = client.subscribe(topic, "work", pulsar.ConsumerType.Shared)
+    ids = publish(client, topic, 42)
+    acked = {number for number in range(42) if random.Random(seed * 100 + number).random() < 0.6} - {seed}
+    for number, message in enumerate([consumer.receive(PATIENCE) for _ in ids]):
+        if number in acked:
+            consumer.acknowledge(message)
+    wait_until(lambda: backlog(broker, topic, "work") == 42 - len(acked), "the acknowledgements")
+    for _ in range(2):
+        cursor = broker.http("GET", f"{BASE}/{topic}/internalStats").json["cursors"]["work"]
+        holes = ", ".join(f"({after}..{upto}]" for after, upto in expected_holes(ids, acked))
+        assert cursor["individuallyDeletedMessages"] == f"[{holes}]"
+        # Once more with indexes that were not in memory.
+        broker.http("PUT", f"{BASE}/{topic}/unload")
+    consumer.close()
 
 
 def test_ids_and_times(broker: BrokerProcess, client: pulsar.Client) -> None:

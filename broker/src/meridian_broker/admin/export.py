@@ -22,7 +22,6 @@ from typing import Any, Final
 
 from aiohttp import web
 
-from meridian_broker.admin.backlogs import load_ahead
 from meridian_broker.admin.export_capture import Captured, SnapshotWriter, capture_subscription, capture_topic
 from meridian_broker.admin.export_plan import FORMAT, topic_filter
 from meridian_broker.admin.state import AdminState
@@ -157,8 +156,7 @@ class Exports:
                 held += captured.ledgers
                 began = time.monotonic()
                 for subscription in list(topic.subscriptions.values()):
-                    await load_ahead(subscription)
-                    capture_subscription(captured, subscription)
+                    await capture_subscription(captured, subscription)
                     if time.monotonic() - began > TURN_SECONDS:
                         await asyncio.sleep(0)
                         began = time.monotonic()

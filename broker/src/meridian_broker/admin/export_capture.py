@@ -14,8 +14,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
+from meridian_broker.admin.backlogs import standing
 from meridian_broker.admin.export_plan import Planner
 from meridian_broker.admin.state import AdminState
 from meridian_broker.ledgers.log import TopicLog
@@ -27,6 +28,8 @@ from meridian_broker.topics.subscription import Subscription
 from meridian_broker.topics.topic import Topic
 
 Json = dict[str, Any]
+HOLES_KEPT: Final = 10_000
+"""Ranges of one cursor; those beyond are not shown, which hides no loss that another region's evidence would show."""
 
 
 @dataclass(slots=True)
@@ -64,22 +67,26 @@ def capture_topic(state: AdminState, topic: Topic) -> Captured:
     )
 
 
-def capture_subscription(captured: Captured, subscription: Subscription) -> None:
-    """Add a subscription as it stands at this moment, this turn's acknowledgements included."""
+async def capture_subscription(captured: Captured, subscription: Subscription) -> None:
+    """Add a subscription as it stands at one moment, this turn's acknowledgements included.
+
+    Looking ahead of its cursor takes turns; what it finds acked is in the progress that is copied right after.
+    """
+    stands = await standing(subscription, HOLES_KEPT)
     subscription.flush_pending()
     log = subscription.topic.log
     dispatcher = subscription.dispatcher
-    read = subscription.mark_delete if dispatcher is None else max(dispatcher.read, subscription.mark_delete)
+    read = stands.mark_delete if dispatcher is None else max(dispatcher.read, stands.mark_delete)
     progress = subscription.progress.encode()
     line: Json = {
         "name": subscription.name,
         "replicated": subscription.replicated and subscription.durable,
         "durable": subscription.durable,
         "type": "" if subscription.type is None else subscription.type.name.title(),
-        "mark_delete": str(subscription.mark_delete),
+        "mark_delete": str(stands.mark_delete),
         "read_position": str(log.after(read) or Position(read.ledger, read.entry + 1)),
-        "individually_deleted": [[str(after), str(upto)] for after, upto in subscription.holes()],
-        "backlog": subscription.backlog(),
+        "individually_deleted": [[str(after), str(upto)] for after, upto in stands.holes],
+        "backlog": stands.backlog,
         "progress": progress,
     }
     if not subscription.replicated:

@@ -8,7 +8,7 @@ from typing import Any
 
 from aiohttp import web
 
-from meridian_broker.admin.backlogs import load_ahead
+from meridian_broker.admin.backlogs import Standing, standing
 from meridian_broker.admin.requests import answer, body, done, part, state
 from meridian_broker.admin.state import AdminState
 from meridian_broker.admin.subscriptions import named, replicate
@@ -22,8 +22,7 @@ async def status(request: web.Request) -> web.Response:
     found = await named(request)
     shown = {}
     for subscription in found:
-        await load_ahead(subscription)
-        shown[subscription.topic.name] = _status(state(request), subscription)
+        shown[subscription.topic.name] = _status(state(request), subscription, await standing(subscription))
     head = {
         "subscription": part(request, "subscription"),
         "region": state(request).region,
@@ -44,22 +43,21 @@ async def mode(request: web.Request) -> web.Response:
     return done()
 
 
-def _status(admin: AdminState, subscription: Subscription) -> dict[str, Any]:
+def _status(admin: AdminState, subscription: Subscription, stands: Standing) -> dict[str, Any]:
     topic = subscription.topic
     progress = subscription.progress
     exact = subscription.durable and subscription.replicated
     peers = admin.exchange.status(topic.name, subscription.name) if exact else ()
-    holes = subscription.holes()
     return {
         "topic": topic.name,
         "mode": "exact" if exact else "local",
         "durable": subscription.durable,
         "replicated": subscription.replicated,
         "epoch": "" if progress.epoch == ZERO else str(progress.epoch),
-        "mark_delete": str(subscription.mark_delete),
-        "backlog": subscription.backlog(),
-        "holes": len(holes),
-        "acked_beyond_mark_delete": [[str(after), str(upto)] for after, upto in holes[:100]],
+        "mark_delete": str(stands.mark_delete),
+        "backlog": stands.backlog,
+        "holes": len(stands.holes),
+        "acked_beyond_mark_delete": [[str(after), str(upto)] for after, upto in stands.holes[:100]],
         "floors": {region: str(floor) for region, floor in sorted(progress.floors().items())},
         "set_size": progress.count_detail(),
         "consumers": len(subscription.consumers),

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from meridian_broker.admin.backlogs import load_ahead
+from meridian_broker.admin.backlogs import Standing, standing
 from meridian_broker.admin.rates import Rates
 from meridian_broker.admin.state import AdminState
 from meridian_broker.gateway.pulsar.connection import Connection
@@ -35,8 +35,8 @@ class TopicStats:
         """``stats``. Lets others run between subscriptions."""
         subscriptions = {}
         for subscription in list(topic.subscriptions.values()):
-            await load_ahead(subscription)
-            subscriptions[subscription.name] = self._subscription(subscription, with_consumers=consumers)
+            stands = await standing(subscription)
+            subscriptions[subscription.name] = self._subscription(subscription, stands, with_consumers=consumers)
         clients = [one for one in topic.producers.values() if one.remote_region is None]
         age = (topic.scheduler.now_ms() - topic.created_ms) / 1000
         rate_in = self.rates.rate((topic.name, "in"), topic.messages_in, age)
@@ -76,8 +76,7 @@ class TopicStats:
         log = topic.log
         cursors = {}
         for subscription in list(topic.subscriptions.values()):
-            await load_ahead(subscription)
-            cursors[subscription.name] = _cursor(subscription)
+            cursors[subscription.name] = _cursor(subscription, await standing(subscription))
         counts = log.counts()
         newest = counts[-1] if counts else (-1, 0, 0)
         return {
@@ -103,21 +102,19 @@ class TopicStats:
 
     # -- parts -----------------------------------------------------------------------------------------------------
 
-    def _subscription(self, subscription: Subscription, *, with_consumers: bool) -> Json:
+    def _subscription(self, subscription: Subscription, stands: Standing, *, with_consumers: bool) -> Json:
         topic = subscription.topic
         consumers = [self._consumer(one) for one in subscription.consumers]
-        backlog = subscription.backlog()
         dispatcher = subscription.dispatcher
         active = dispatcher.active if isinstance(dispatcher, SingleDispatcher) else None
-        holes = subscription.holes()
         kind = "" if subscription.type is None else TYPES[subscription.type]
         return {
             "msgRateOut": sum(one["msgRateOut"] for one in consumers),
             "msgThroughputOut": sum(one["msgThroughputOut"] for one in consumers),
             "bytesOutCounter": subscription.bytes_out,
             "msgOutCounter": subscription.messages_out,
-            "msgBacklog": backlog,
-            "msgBacklogNoDelayed": backlog,
+            "msgBacklog": stands.backlog,
+            "msgBacklogNoDelayed": stands.backlog,
             "backlogSize": _bytes_after(subscription),
             "blockedSubscriptionOnUnackedMsgs": subscription.blocked,
             "msgDelayed": 0,
@@ -133,9 +130,9 @@ class TopicStats:
             "durable": subscription.durable,
             "replicated": subscription.replicated,
             "allowOutOfOrderDelivery": False,
-            "nonContiguousDeletedMessagesRanges": len(holes),
+            "nonContiguousDeletedMessagesRanges": len(stands.holes),
             "subscriptionProperties": dict(subscription.record.properties),
-            "markDeletePosition": str(subscription.mark_delete),
+            "markDeletePosition": str(stands.mark_delete),
             "regions": sorted(self.state.service.regions_of(topic.name)) if subscription.replicated else [],
         }
 
@@ -211,12 +208,12 @@ class TopicStats:
         return None if cluster is None else cluster.broker_service_url
 
 
-def _cursor(subscription: Subscription) -> Json:
+def _cursor(subscription: Subscription, stands: Standing) -> Json:
     log = subscription.topic.log
-    mark_delete = subscription.mark_delete
+    mark_delete = stands.mark_delete
     dispatcher = subscription.dispatcher
     read = mark_delete if dispatcher is None else max(dispatcher.read, mark_delete)
-    holes = [f"({after}..{upto}]" for after, upto in subscription.holes()]
+    holes = [f"({after}..{upto}]" for after, upto in stands.holes]
     return {
         "markDeletePosition": str(mark_delete),
         "readPosition": str(log.after(read) or Position(read.ledger, read.entry + 1)),
