@@ -7,6 +7,7 @@ import json
 import random
 import resource
 import selectors
+import signal
 import struct
 import sys
 import time
@@ -134,11 +135,13 @@ def acknowledge(port: int, topic: str, subscription: str, rate: int, seconds: fl
     return {"count": acked, "seconds": time.monotonic() - began}
 
 
-def publish_numbers(port: int, topic: str, first: int, out: str, count: int = 1 << 60, rate: int = 1 << 30) -> Any:
-    """Publish numbered messages until there are ``count`` or the broker dies.
+def publish_numbers(port: int, topic: str, first: int, out: str, rate: int = 1 << 30) -> Any:
+    """Publish numbered messages until the broker dies, or until SIGTERM and all receipts are here.
 
     ``out`` gets (ledger, entry, number) of each receipt.
     """
+    stopping: list[int] = []
+    signal.signal(signal.SIGTERM, lambda number, _: stopping.append(number))
     client = Raw(port)
     client.producer(topic)
     sent = first
@@ -148,17 +151,16 @@ def publish_numbers(port: int, topic: str, first: int, out: str, count: int = 1 
     with Path(out).open("wb") as file:
         print("ready", flush=True)
         try:
-            while receipts < count:
-                due = min(count, int((time.monotonic() - began) * rate) + 1) - (sent - first)
-                if due > 0 and len(waiting) < WAITING:
+            while waiting or not stopping:
+                due = int((time.monotonic() - began) * rate) + 1 - (sent - first)
+                if due > 0 and len(waiting) < WAITING and not stopping:
                     burst = range(sent, sent + random.randint(1, min(due, 100)))
                     waiting.extend(burst)
                     sent = burst.stop
                     client.write(b"".join(frame(number, random.randint(8, 2000)) for number in burst))
-                elif not waiting:
-                    time.sleep(1 / rate)
                     continue
-                if len(waiting) < WAITING and due > 0:
+                if not waiting:
+                    time.sleep(1 / rate)
                     continue
                 for command in client.read():
                     if command[0] == RECEIPT:

@@ -203,6 +203,11 @@ class Generator:
             raise SystemExit(f"bench: the generator ({self._what}) did not get ready")
         return self
 
+    def stop(self) -> None:
+        """SIGTERM: to those that work until they are told."""
+        if self._process.poll() is None:
+            self._process.terminate()
+
     def result(self) -> dict[str, Any]:
         """Let it work (if it waits) and wait for its end."""
         output, _ = self._process.communicate("go\n")

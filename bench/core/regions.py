@@ -26,8 +26,8 @@ CONSUMERS = 4
 WARM_UP_SECONDS = 1.0
 PER_REGION = 10_000_000
 """Numbers of the messages of each region's publisher begin at a multiple of this."""
-PUBLISHED, RATE = 10_000, 2000
-"""Messages per region and story, and how many a second."""
+RATE = 1000
+"""Messages a second and region."""
 QUIET_SECONDS = 3.0
 LOST_SECONDS = 30.0
 """A message that no consumer got for this long, while nothing else came either, is lost."""
@@ -126,7 +126,7 @@ class Switches:
         publishers = [
             Generator(
                 "publish_numbers", port=regions.port(name), topic=topic, first=PER_REGION * (at + 1),
-                out=directory / f"{name}.receipts", count=PUBLISHED, rate=RATE,
+                out=directory / f"{name}.receipts", rate=RATE,
             ).ready()
             for at, name in enumerate(NAMES)
         ]  # fmt: skip
@@ -141,6 +141,9 @@ class Switches:
         workers["two"].send_signal(signal.SIGTERM)
         wait(lambda: workers["two"].poll() is not None, "the consumers to close")
         go("three", "planned", _now_ms())
+        seen.wait(seen.count() + self._rng.randint(500, 2000))
+        for publisher in publishers:
+            publisher.stop()
         for publisher in publishers:
             publisher.result()
         expected = _receipted(directory)
@@ -167,7 +170,8 @@ class Switches:
         url = self._regions.listed[name]["service_url"]
         command = [sys.executable, str(DEMO / "worker.py"), "consume", url, topic, SUBSCRIPTION]
         command += [str(CONSUMERS), str(journal), str(self._rng.randrange(1 << 30))]
-        return subprocess.Popen(command, stdin=subprocess.PIPE)
+        with (directory / f"{name}.log").open("wb") as log:
+            return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=log, stderr=log)
 
 
 class Seen:
