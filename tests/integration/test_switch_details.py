@@ -11,12 +11,15 @@ import pytest
 from broker_regions import Region, regions, until
 from meridian_broker.gateway.client import PulsarClientConnection
 from meridian_broker.gateway.roles import Consumer, Producer
+from meridian_broker.metadata.view import Changed
 from meridian_broker.positions import Progress
 from meridian_broker.positions.position import Position
 from meridian_broker.topics.subscription import Subscription
+from meridian_broker.topics.topic import Topic
 from meridian_broker.wire.proto import pulsar_pb2 as pb
-from meridian_broker.wire.pulsar import encode
+from meridian_broker.wire.pulsar import encode, topic_name
 from meridian_broker.wire.pulsar.errors import ServerError
+from meridian_broker.wire.pulsar.topic_name import TopicName
 
 TOPIC = "persistent://public/default/flights"
 EXCLUSIVE, SHARED, FAILOVER = pb.CommandSubscribe.Exclusive, pb.CommandSubscribe.Shared, pb.CommandSubscribe.Failover
@@ -175,3 +178,38 @@ async def test_a_drain_waits_until_the_others_know(tmp_path: Path) -> None:
         assert east.process.exchange.core.counters.flushes > flushes, "the drain asked nobody"
         await until(lambda: subscription(west).backlog() == 10)
         await connection.close()
+
+
+async def test_new_partitions_have_their_subscriptions_before_anybody_hears_of_them(tmp_path: Path) -> None:
+    """R15: whoever subscribed to a new partition by himself would begin at its latest message."""
+    async with regions(tmp_path, "us-east", "us-west") as (east, west):
+        name = topic_name.parse("persistent://public/default/grows")
+        await east.process.service.create_partitioned(name, 2, {})
+        connection = await east.connect()
+        await Consumer.subscribe(connection, str(name.with_partition(0)), "s", kind=SHARED, replicated=True)
+        missing: list[str] = []
+        for region in (east, west):
+            topics = region.process.service.topics
+
+            def heard(changed: Changed, region: Region = region, topics: dict[str, Topic] = topics) -> None:
+                if changed.kind == "partitioned":
+                    for index in range(2, 5):
+                        topic = topics.get(str(name.with_partition(index)))
+                        if topic is None or "s" not in topic.subscriptions:
+                            missing.append(f"{region.name} {index}")
+
+            await until(lambda topics=topics: "s" in subscriptions_of(topics, name.with_partition(0)))
+            region.process.catalog.subscribe(heard)
+        await east.process.service.grow(name, 5)
+
+        async def grown() -> bool:
+            return await west.process.service.partitions(name, create=False) == 5
+
+        await until(grown)
+        assert not missing
+        await connection.close()
+
+
+def subscriptions_of(topics: dict[str, Topic], name: TopicName) -> dict[str, Subscription]:
+    topic = topics.get(str(name))
+    return {} if topic is None else topic.subscriptions

@@ -20,6 +20,7 @@ from meridian_broker.ledgers.store import LedgerStore
 from meridian_broker.metadata.catalog import Catalog
 from meridian_broker.metadata.errors import AlreadyExists
 from meridian_broker.metadata.records import TopicRecord
+from meridian_broker.metadata.topic_catalog import MAX_PARTITIONS
 from meridian_broker.positions import HybridClock, Progress
 from meridian_broker.positions.position import EARLIEST, Position
 from meridian_broker.topics.errors import (
@@ -95,10 +96,13 @@ class TopicService:
         if self.catalog.namespace(name.namespace_name) is None:
             raise TopicNotFound(f"namespace {name.namespace_name} does not exist: make it first")
 
-    async def topic(self, name: TopicName, *, create: bool, incarnation: str | None = None) -> Topic:
+    async def topic(
+        self, name: TopicName, *, create: bool, incarnation: str | None = None, growing_to: int = 0
+    ) -> Topic:
         """The open topic.
 
         :param incarnation: another region asks: make the topic only if both mean the same one (R8).
+        :param growing_to: make this partition although the topic has fewer: it is about to have so many.
         :raises TopicError: it does not exist and may not be made, or cannot be opened.
         """
         key = str(name)
@@ -114,12 +118,13 @@ class TopicService:
                 return found
             if found is not None:
                 await self._drop(found)
-            return await self._open(name, create, incarnation)
+            return await self._open(name, create, incarnation, growing_to)
 
-    async def _open(self, name: TopicName, create: bool, incarnation: str | None) -> Topic:
+    async def _open(self, name: TopicName, create: bool, incarnation: str | None, growing_to: int) -> Topic:
         metadata = TopicMetadata(self.catalog, name, self.new_lock(), self.scheduler)
         if not await metadata.load():
-            await self._may_create(name, create)
+            if not growing_to:
+                await self._may_create(name, create)
             if incarnation is not None and incarnation != (deleted := await self.catalog.topics.incarnation(name)):
                 raise TopicFenced(
                     f"{name} was deleted in {self.region} ({deleted or 'never'}), and the other region knows of "
@@ -150,7 +155,7 @@ class TopicService:
         topic.recover(await topic.progress_log.open(list(metadata.record.progress_ledgers)))
         if name.partition >= 0:
             partitioned = await self.catalog.partitioned.find(name.base)
-            topic.partitions = None if partitioned is None else partitioned.partitions
+            topic.partitions = growing_to or (None if partitioned is None else partitioned.partitions)
         topic.schema_source = self.schemas.for_topic(name)
         topic_log.watch(topic.dispatch_all)
         topic.on_fenced = self._fenced
@@ -231,17 +236,26 @@ class TopicService:
             await self.topic(name.with_partition(index), create=True)
 
     async def grow(self, name: TopicName, partitions: int) -> None:
-        """More partitions; the subscriptions of the topic start at the earliest message of the new ones (R15)."""
+        """More partitions; the subscriptions of the topic start at the earliest message of the new ones (R15).
+
+        Clients are told of a partition once its subscriptions are durable: one who subscribes to it himself, at its
+        latest message, would miss what was published there before.
+        """
         before = await self.partitions(name, create=False)
-        known = self.topics.get(str(name.with_partition(0))) if before else None
+        for index in range(before, min(partitions, MAX_PARTITIONS) if before else 0):
+            await self._prepare_partition(name, index, partitions)
         await self.catalog.partitioned.grow(name, partitions)
         for index in range(partitions):
-            topic = await self.topic(name.with_partition(index), create=True)
-            topic.partitions = partitions
-            if known is not None and index >= before:
-                for subscription in known.subscriptions.values():
-                    if subscription.durable and subscription.name not in topic.subscriptions:
-                        topic.create_subscription(subscription.name, EARLIEST, replicated=subscription.replicated)
+            (await self.topic(name.with_partition(index), create=True)).partitions = partitions
+
+    async def _prepare_partition(self, name: TopicName, index: int, partitions: int) -> None:
+        """Make a new partition with the subscriptions of the first one."""
+        known = await self.topic(name.with_partition(0), create=True)
+        topic = await self.topic(name.with_partition(index), create=True, growing_to=partitions)
+        for subscription in list(known.subscriptions.values()):
+            if subscription.durable and subscription.name not in topic.subscriptions:
+                topic.create_subscription(subscription.name, EARLIEST, replicated=subscription.replicated)
+        await self.scheduler.answer(topic.progress_log.when_durable)
 
     async def topic_names(self, namespace: str) -> list[str]:
         """Every topic of a namespace, partitions by their own names."""
