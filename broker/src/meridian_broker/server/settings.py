@@ -171,7 +171,7 @@ class ReplicationSettings:
     """Longest wait, in milliseconds, for the newest progress of the other regions before the first message goes to a
     subscription that had no consumers here, and for their confirmation before a consumer's close is answered."""
 
-    progress_coalesce_millis: int = _int(10, 0, 1000)
+    progress_coalesce_millis: int = _int(2, 0, 1000)
     """Longest time, in milliseconds, for which acknowledgements wait to travel together while others are under way to
     the same region."""
 
