@@ -20,6 +20,7 @@ from meridian_broker.ledgers.index import Place
 from meridian_broker.ledgers.store import LedgerError, LedgerNotFound
 from meridian_broker.positions import ZERO, Progress, Stamp
 from meridian_broker.positions.position import EARLIEST, Position
+from meridian_broker.topics import cursor
 from meridian_broker.topics.consumer import Consumer
 from meridian_broker.topics.dispatch import Dispatcher, SharedDispatcher, SingleDispatcher
 from meridian_broker.topics.errors import ConsumerBusy, TopicFenced
@@ -31,11 +32,6 @@ if TYPE_CHECKING:
     from meridian_broker.topics.topic import Exchange, Topic
 
 _MESSAGES: Final = struct.Struct(">I")
-HOLES_SHOWN: Final = 1000
-"""Individually acked ranges shown in statistics, at most."""
-BACKLOG_WALK: Final = 20_000
-"""Entries looked at one by one for an exact backlog; beyond that, acked entries past mark-delete still count."""
-
 Confirmed = Callable[[LedgerError | None], None]
 
 
@@ -523,9 +519,9 @@ class Subscription:
             self.mark_delete = upto
             return
         delta = self.progress.empty_delta()
-        rules = self._ranges_after(upto)
+        rules = cursor.rewound(log, self.progress, upto)
         self._claim_between(delta, self.progress.epoch, log.before(log.first), upto)
-        if rules and self._anything_acked_after(upto):
+        if rules:
             epoch = self.topic.clock.next(self.progress.epoch)
             delta.rewind(epoch, rules)
         self.disconnect_consumers()
@@ -543,66 +539,12 @@ class Subscription:
             if entries:
                 await self.topic.log.load_index(ledger)
 
-    def _anything_acked_after(self, upto: Position) -> bool:
-        log = self.topic.log
-        following = log.after(upto)
-        while following is not None:
-            place = log.place(following)
-            if place is not None and self.progress.is_acked(place.region, place.origin):
-                return True
-            following = log.after(following)
-        return False
-
-    def _ranges_after(self, upto: Position) -> dict[str, tuple[Position, Position]]:
-        """Per origin, what a rewind to right after ``upto`` rules: ``(prev of its first entry there, its last]``."""
-        log = self.topic.log
-        ranges: dict[str, tuple[Position, Position]] = {}
-        following = log.after(upto)
-        while following is not None:
-            place = log.place(following)
-            if place is not None:
-                low = ranges[place.region][0] if place.region in ranges else place.prev
-                ranges[place.region] = (low, place.origin)
-            following = log.after(following)
-        return ranges
-
     def backlog(self) -> int:
-        """Entries not acked; when more than ``BACKLOG_WALK`` lie ahead, holes are counted as backlog too."""
+        """Entries not acked, as far as can be told at once: see ``cursor.backlog``."""
         log = self.topic.log
-        ahead = log.distance(self.mark_delete, log.last_confirmed)
-        if ahead > BACKLOG_WALK or not self.durable:
-            return ahead
-        return sum(1 for acked in self._walk() if not acked[1])
-
-    def _walk(self) -> list[tuple[Position, bool]]:
-        log = self.topic.log
-        found: list[tuple[Position, bool]] = []
-        following = log.after(self.mark_delete)
-        while following is not None and len(found) <= BACKLOG_WALK:
-            index = log.index(following.ledger)
-            if index is None:
-                break
-            place = index.place(following.entry)
-            found.append((following, place is None or self.progress.is_acked(place.region, place.origin)))
-            following = log.after(following)
-        return found
-
-    def holes(self) -> list[tuple[Position, Position]]:
-        """Ranges ``(after, upto]`` acked beyond mark-delete, in this region's positions; ``HOLES_SHOWN`` at most."""
-        ranges: list[tuple[Position, Position]] = []
-        before, open_from = self.mark_delete, None
-        for position, acked in self._walk():
-            if acked and open_from is None:
-                open_from = before
-            elif not acked and open_from is not None:
-                ranges.append((open_from, before))
-                open_from = None
-                if len(ranges) >= HOLES_SHOWN:
-                    return ranges
-            before = position
-        if open_from is not None:
-            ranges.append((open_from, before))
-        return ranges
+        if not self.durable:
+            return log.distance(self.mark_delete, log.last_confirmed)
+        return cursor.backlog(log, self.progress, self.mark_delete)
 
     def check_open(self) -> None:
         """:raises TopicFenced: the topic is closing."""

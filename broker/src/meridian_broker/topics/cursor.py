@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What lies ahead of a cursor: progress, read in the order of this region's log."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from meridian_broker.ledgers.log import TopicLog
+from meridian_broker.positions import Progress
+from meridian_broker.positions.position import Position
+
+BACKLOG_WALK: Final = 20_000
+"""Entries looked at one by one for an exact backlog; of those beyond, acknowledged ones still count."""
+
+
+def backlog(log: TopicLog, progress: Progress, mark_delete: Position) -> int:
+    """Entries not acknowledged.
+
+    Exact for the first ``BACKLOG_WALK`` entries whose ledgers' indexes are in memory; every entry beyond counts.
+    """
+    position, open_entries = mark_delete, 0
+    following = log.after(position)
+    for _ in range(BACKLOG_WALK):
+        index = None if following is None else log.index(following.ledger)
+        if following is None or index is None:
+            break
+        place = index.place(following.entry)
+        if place is not None and not progress.is_acked(place.region, place.origin):
+            open_entries += 1
+        position = following
+        following = log.after(position)
+    return open_entries + log.distance(position, log.last_confirmed)
+
+
+def rewound(log: TopicLog, progress: Progress, upto: Position) -> dict[str, tuple[Position, Position]]:
+    """What a rewind to right behind ``upto`` rules (R12): per origin ``(prev of its first entry there, its last]``.
+
+    Empty when nothing there is acknowledged, for then there is nothing to take back. The indexes are in memory.
+    """
+    ranges: dict[str, tuple[Position, Position]] = {}
+    is_anything_acked = False
+    following = log.after(upto)
+    while following is not None:
+        place = log.place(following)
+        if place is not None:
+            low = ranges[place.region][0] if place.region in ranges else place.prev
+            ranges[place.region] = (low, place.origin)
+            is_anything_acked = is_anything_acked or progress.is_acked(place.region, place.origin)
+        following = log.after(following)
+    return ranges if is_anything_acked else {}
