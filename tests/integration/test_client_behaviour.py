@@ -247,6 +247,18 @@ def test_seek_by_id_goes_back_and_forward(client: pulsar.Client, topic: str) -> 
     assert drain(consumer) == numbered(50)[45:]
 
 
+def test_seek_back_brings_a_batch_acknowledged_in_part_whole(client: pulsar.Client, topic: str) -> None:
+    options = {"consumer_type": pulsar.ConsumerType.Shared, "batch_index_ack_enabled": True}
+    consumer = client.subscribe(topic, "s", start_message_id_inclusive=True, **options)
+    publish(client, topic, numbered(10), batching_enabled=True, batching_max_publish_delay_ms=200)
+    for message in take(consumer, 10)[::2]:
+        consumer.acknowledge(message)
+    consumer.close()
+    again = client.subscribe(topic, "s", start_message_id_inclusive=True, **options)
+    again.seek(pulsar.MessageId.earliest)
+    assert [message.data() for message in take(again, 10)] == numbered(10)
+
+
 def test_seek_by_time(client: pulsar.Client, topic: str) -> None:
     consumer = client.subscribe(topic, "s", initial_position=EARLIEST)
     publish(client, topic, numbered(20), batching_enabled=False)

@@ -45,6 +45,7 @@ def rewound(log: TopicLog, progress: Progress, upto: Position) -> dict[str, tupl
         if place is not None:
             low = ranges[place.region][0] if place.region in ranges else place.prev
             ranges[place.region] = (low, place.origin)
-            is_anything_acked = is_anything_acked or progress.is_acked(place.region, place.origin)
+            if not is_anything_acked:  # a batch acknowledged in part counts
+                is_anything_acked = progress.remaining(place.region, place.origin, log.messages(following)) is not None
         following = log.after(following)
     return ranges if is_anything_acked else {}
