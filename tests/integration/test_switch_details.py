@@ -177,6 +177,9 @@ async def test_a_drain_waits_until_the_others_know(tmp_path: Path) -> None:
         await east.process.drain()
         assert east.process.exchange.core.counters.flushes > flushes, "the drain asked nobody"
         await until(lambda: subscription(west).backlog() == 10)
+        found = await east.process.catalog.topics.find(topic_name.parse(TOPIC))
+        assert found is not None
+        assert all(ledger.sealed_ms for ledger in found[0].ledgers), "a ledger is left to be recovered"
         await connection.close()
 
 
