@@ -222,6 +222,8 @@ def idle(port: int, topic: str, kind: str, count: int, connections: int) -> Any:
             client.subscribe(topic, f"idle-{number}", number)
             if kind == "subscriptions":
                 client.close_consumer(number)
+            else:
+                client.write(encode.flow(number, PERMITS))
     print("ready", flush=True)
     sys.stdin.readline()
     return {"count": count, "clients": len(clients)}

@@ -39,7 +39,12 @@ _BARE: Final = HEADER.size
 
 
 class Dispatcher:
-    """What both kinds share: the read position and the way to the log."""
+    """What both kinds share: the read position and the way to the log.
+
+    There is one per subscription with consumers, mostly idle: what only some need is made when it is needed.
+    """
+
+    __slots__ = ("_generation", "_reading", "consumers", "read", "subscription")
 
     def __init__(self, subscription: Subscription) -> None:
         self.subscription = subscription
@@ -104,6 +109,8 @@ class Dispatcher:
 
 class SingleDispatcher(Dispatcher):
     """Exclusive and Failover: one active consumer."""
+
+    __slots__ = ("_partition", "_waiting", "active", "failover")
 
     def __init__(self, subscription: Subscription, failover: bool, partition: int) -> None:
         super().__init__(subscription)
@@ -190,23 +197,33 @@ class SingleDispatcher(Dispatcher):
 class SharedDispatcher(Dispatcher):
     """Shared: every consumer that is ready takes its turn."""
 
+    __slots__ = ("_chunks", "_delays", "_reading_replay", "_redeliveries", "_replay", "_replayed", "_turn")
+
     def __init__(self, subscription: Subscription) -> None:
         super().__init__(subscription)
         self._turn = 0
         self._replay: list[Position] = []
-        self._replayed: set[Position] = set()
+        self._replayed: set[Position] | None = None
         self._redeliveries: dict[Position, int] = {}
         self._reading_replay = False
-        self.delays = Delays(subscription.topic.scheduler, subscription.dispatch_soon)
-        self._chunks = ChunkKeepers()
+        self._delays: Delays | None = None
+        self._chunks: ChunkKeepers | None = None
+
+    @property
+    def delays(self) -> Delays:
+        """Delayed entries that were read too early."""
+        if self._delays is None:
+            self._delays = Delays(self.subscription.topic.scheduler, self.subscription.dispatch_soon)
+        return self._delays
 
     def rewind(self) -> None:
         super().rewind()
         self._replay.clear()
-        self._replayed.clear()
+        self._replayed = None
         self._redeliveries.clear()
-        self.delays.clear()
-        self._chunks.clear()
+        if self._delays is not None:
+            self._delays.clear()
+        self._chunks = None
         for consumer in self.consumers:
             self.subscription.unacked_messages -= consumer.unacked_messages
             consumer.unacked = None
@@ -215,7 +232,8 @@ class SharedDispatcher(Dispatcher):
 
     def remove(self, consumer: Consumer) -> None:
         super().remove(consumer)
-        self._chunks.gone(consumer)
+        if self._chunks is not None:
+            self._chunks.gone(consumer)
         unacked, consumer.unacked = consumer.unacked, None
         self.subscription.unacked_messages -= consumer.unacked_messages
         consumer.unacked_messages = 0
@@ -240,6 +258,8 @@ class SharedDispatcher(Dispatcher):
         self.subscription.dispatch_soon()
 
     def _again(self, position: Position) -> None:
+        if self._replayed is None:
+            self._replayed = set()
         if position not in self._replayed:
             self._replayed.add(position)
             heappush(self._replay, position)
@@ -264,15 +284,17 @@ class SharedDispatcher(Dispatcher):
         return best
 
     def pump(self) -> None:
-        if not any(consumer.ready for consumer in self.consumers) or self.subscription.blocked or self._chunks.waiting:
+        if not any(consumer.ready for consumer in self.consumers) or self.subscription.blocked:
             return
-        if self.delays and len(self._replay) < DUE_TURN:
-            for due, _ in self.delays.take_due(self.subscription.topic.scheduler.now_ms(), DUE_TURN):
+        if self._chunks is not None and self._chunks.waiting:
+            return
+        if self._delays and len(self._replay) < DUE_TURN:
+            for due, _ in self._delays.take_due(self.subscription.topic.scheduler.now_ms(), DUE_TURN):
                 self._again(due)
         if self._replay:
             self._pump_replay()
             return
-        if self.delays.full:
+        if self._delays is not None and self._delays.full:
             return
         wanted = sum(consumer.permits for consumer in self.consumers if consumer.ready)
         entries = self._next_entries(max(1, min(TURN_ENTRIES, wanted)))
@@ -294,11 +316,17 @@ class SharedDispatcher(Dispatcher):
                 continue
             consumer = None if subscription.blocked else self._next_ready()
             if entry[1] & CHUNK:
-                consumer = self._chunks.keeper(entry, consumer)
+                consumer = self._keeper(entry, consumer)
             if consumer is None:
                 return
             self.read = position
             subscription.send(consumer, position, entry, self._redeliveries.get(position, 0))
+
+    def _keeper(self, chunk: bytes, anybody: Consumer | None) -> Consumer | None:
+        """Who gets this chunk of a message."""
+        if self._chunks is None:
+            self._chunks = ChunkKeepers()
+        return self._chunks.keeper(chunk, anybody)
 
     def _pump_replay(self) -> None:
         if self._reading_replay:
@@ -321,11 +349,13 @@ class SharedDispatcher(Dispatcher):
                     if not subscription.is_done(position, entry):
                         consumer = self._next_ready()
                         if entry[1] & CHUNK:
-                            consumer = self._chunks.keeper(entry, consumer)
+                            consumer = self._keeper(entry, consumer)
                         if consumer is None:
                             break
                         subscription.send(consumer, position, entry, self._redeliveries.get(position, 0))
-                self._replayed.discard(heappop(self._replay))
+                replayed = heappop(self._replay)
+                if self._replayed is not None:
+                    self._replayed.discard(replayed)
         except LedgerError as error:
             subscription.topic.fence(f"entries cannot be read again: {error}")
             return

@@ -36,6 +36,8 @@ PASSED_EVERY_MS: Final = 1000
 class KeySharedDispatcher(SharedDispatcher):
     """See the module's text."""
 
+    __slots__ = ("_lanes", "_passed", "_passed_ms", "_sending", "_slots", "policy")
+
     def __init__(self, subscription: Subscription, policy: KeySharedPolicy) -> None:
         super().__init__(subscription)
         self.policy = policy
@@ -95,9 +97,9 @@ class KeySharedDispatcher(SharedDispatcher):
         ready = [consumer for consumer in self.consumers if consumer.ready]
         if not ready or subscription.blocked or self._sending:
             return
-        if self.delays:
+        if self._delays:
             room = LOOK_AHEAD - lanes.waiting
-            for position, slot in self.delays.take_due(subscription.topic.scheduler.now_ms(), max(room, 0)):
+            for position, slot in self._delays.take_due(subscription.topic.scheduler.now_ms(), max(room, 0)):
                 lanes.hold(slot, position)
         if lanes.waiting:
             self._forget_passed()
@@ -106,7 +108,7 @@ class KeySharedDispatcher(SharedDispatcher):
                 work = self._send_waiting(self._generation)
                 subscription.topic.scheduler.spawn(work, "send entries that waited")
                 return
-        if lanes.waiting >= LOOK_AHEAD or self.delays.full:
+        if lanes.waiting >= LOOK_AHEAD or (self._delays is not None and self._delays.full):
             return
         wanted = sum(consumer.permits for consumer in ready)
         entries = self._next_entries(max(1, min(TURN_ENTRIES, wanted)))
