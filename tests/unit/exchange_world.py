@@ -93,6 +93,9 @@ class WorldRegion:
         found = self.topics.get(topic)
         return None if found is None else found.subscriptions.get(name)
 
+    def is_served(self, topic: str) -> bool:
+        return True
+
     def progress(self, topic: str, subscription: str) -> Progress | None:
         found = self.subscription(topic, subscription)
         return None if found is None else found.progress

@@ -79,6 +79,10 @@ class Barriers:
         if objection is not None:
             reply(BarrierDone(question.number, reason=objection[1]))
             return
+        if not host.is_served(topic):
+            # Progress that is on disk and not in memory is no reason to say that there is none.
+            reply(BarrierDone(question.number, reason=f"{host.region} has not opened {topic}"))
+            return
         progress = host.progress(topic, name)
         if progress is None:
             reply(BarrierDone(question.number))

@@ -35,6 +35,9 @@ class ProgressHost(Protocol):
     @property
     def region(self) -> str: ...
 
+    def is_served(self, topic: str) -> bool:
+        """Whether ``progress`` is all that this region knows: false while a topic on record is not open."""
+
     def progress(self, topic: str, subscription: str) -> Progress | None:
         """All this region knows to be acked; None: no such subscription."""
 

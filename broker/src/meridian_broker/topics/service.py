@@ -16,10 +16,11 @@ from typing import Any, Protocol
 from meridian_broker.ledgers.chapters import CacheBudget, LogLimits
 from meridian_broker.ledgers.log import TopicLog
 from meridian_broker.ledgers.scheduling import Scheduler
-from meridian_broker.ledgers.store import LedgerStore
+from meridian_broker.ledgers.store import LedgerError, LedgerStore
 from meridian_broker.metadata.catalog import Catalog
 from meridian_broker.metadata.errors import AlreadyExists
 from meridian_broker.metadata.records import TopicRecord
+from meridian_broker.metadata.store import MetadataError
 from meridian_broker.metadata.topic_catalog import MAX_PARTITIONS
 from meridian_broker.positions import HybridClock, Progress
 from meridian_broker.positions.position import EARLIEST, Position
@@ -82,6 +83,10 @@ class TopicService:
     replication: GeoReplication | None = None
     topics: dict[str, Topic] = field(default_factory=dict)
     closing: bool = False
+    _surveyed: bool = False
+    """The topics on record are known: before that, one that is not open may be one that was not opened yet."""
+    _unopened: set[str] = field(default_factory=set)
+    """Topics on record that are not open."""
     _locks: dict[str, AbstractAsyncContextManager[Any]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -160,6 +165,7 @@ class TopicService:
         topic_log.watch(topic.dispatch_all)
         topic.on_fenced = self._fenced
         self.topics[str(name)] = topic
+        self._unopened.discard(str(name))
         self._replicate(topic)
         return topic
 
@@ -186,17 +192,25 @@ class TopicService:
     async def _drop(self, topic: Topic) -> None:
         if self.topics.get(topic.name) is topic:
             del self.topics[topic.name]
+            self._unopened.add(topic.name)
         if self.replication is not None:
             self.replication.stop(topic.name)
 
     async def load_all(self) -> None:
         """Open every topic on record, so that replication of what is pending goes on."""
-        for namespace in self.catalog.known_namespaces():
-            for name in await self.catalog.topics.names(namespace):
-                try:
-                    await self.topic(name, create=False)
-                except TopicError as error:
-                    log.warning("topic %s cannot be opened: %s", name, error)
+        try:
+            names = [n for space in self.catalog.known_namespaces() for n in await self.catalog.topics.names(space)]
+        except MetadataError as error:
+            log.warning("the topics on record are not known yet: %s", error)
+            self.scheduler.later(1.0, lambda: self.scheduler.spawn(self.load_all(), "open the topics on record"))
+            return
+        self._unopened.update(str(name) for name in names if str(name) not in self.topics)
+        self._surveyed = True
+        for name in names:
+            try:
+                await self.topic(name, create=False)
+            except (TopicError, LedgerError, MetadataError) as error:
+                log.warning("topic %s cannot be opened: %s", name, error)
 
     # -- partitions ----------------------------------------------------------------------------------------------
 
@@ -283,6 +297,7 @@ class TopicService:
                 await topic.progress_log.delete()
                 await topic.log.delete()
                 await self.catalog.topics.delete(topic_name.parse(topic.name))
+                self._unopened.discard(topic.name)
         if record is not None:
             await self.catalog.partitioned.delete(name)
 
@@ -397,6 +412,11 @@ class TopicService:
     def _subscription(self, topic: str, subscription: str) -> Subscription | None:
         found = self.topics.get(topic)
         return None if found is None or found.failure is not None else found.subscriptions.get(subscription)
+
+    def is_served(self, topic: str) -> bool:
+        """Whether what we say about a topic is all that we know: it is open, or there never was one here."""
+        found = self.topics.get(topic)
+        return self._surveyed and topic not in self._unopened and (found is None or found.failure is None)
 
     def progress(self, topic: str, subscription: str) -> Progress | None:
         """Newest progress, this turn's acknowledgements included; None: no such replicated subscription."""
