@@ -490,14 +490,14 @@ class Subscription:
         """Join what another region told, make it durable, and act on it. A rewind closes the consumers (R13)."""
         if self._delta is not None:
             self.flush()
-        epoch = self.progress.epoch
+        rewinds = self.progress.rewinds()
         if not self.progress.join(delta):
             self.topic.progress_log.when_durable(lambda error: done(None if error is None else str(error)))
             return
         self.topic.progress_log.append(
             Kind.MERGED, self.name, delta.encode(), lambda error: done(None if error is None else str(error))
         )
-        if self.progress.epoch != epoch:
+        if self.progress.rewinds() != rewinds:  # an older one may come after a newer one, and rules other entries
             self.disconnect_consumers()
             self.start_cursor()
         else:
