@@ -206,7 +206,8 @@ class World:
             self.lanes.passed(mark_delete)
 
     def finish(self) -> None:
-        self.join(0)
+        if not self.consumers:
+            self.join(0)
         for _ in range(10 * len(self.log) + 10):
             for choice in range(len(self.consumers)):
                 self.send_waiting(choice)
