@@ -10,6 +10,8 @@ BIN := .venv/bin
 SEED ?=
 JSON ?=
 SECONDS ?= 60
+SEEDS ?= 1000
+FIRST ?= 0
 
 .PHONY: setup
 setup: ## make .venv with the pinned dependencies; by apt: python3-venv and Java 17, where missing
@@ -20,8 +22,8 @@ demo: setup ## three regions, a year of New York's flights, one region killed; S
 	@$(BIN)/python demo/run.py $(if $(JSON),--json) $(if $(SEED),--seed $(SEED))
 
 .PHONY: test
-test: setup ## unit, integration and scenario tests
-	@$(BIN)/python -m pytest tests/unit tests/integration tests/scenarios
+test: setup ## unit, simulation, integration and scenario tests
+	@$(BIN)/python -m pytest tests/unit tests/simulation tests/integration tests/scenarios
 
 .PHONY: check
 check: setup ## lint, format, types, import contracts, generated files
@@ -30,6 +32,11 @@ check: setup ## lint, format, types, import contracts, generated files
 	@$(BIN)/mypy broker/src verifier/src
 	@$(BIN)/lint-imports
 	@scripts/generated check
+
+.PHONY: simulate
+simulate: setup ## simulated regions: SEEDS=1000 from FIRST=0; BUGS=1 also hunts every planted bug
+	@PYTHONPATH=tests $(BIN)/python -m simulation --first $(FIRST) --seeds $(SEEDS) --jobs $$(nproc)
+	@if [ -n "$(BUGS)" ]; then SIMULATE_BUGS=1 $(BIN)/python -m pytest -s tests/simulation/test_planted_bugs.py; fi
 
 .PHONY: fuzz
 fuzz: setup ## hostile bytes from random seeds for SECONDS=60 each

@@ -78,6 +78,10 @@ def _tell(seed: int, outcome: Outcome, options: argparse.Namespace) -> None:
 
 
 if __name__ == "__main__":
-    sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-    os.environ.setdefault("PYTHONHASHSEED", "0")
+    if os.environ.get("PYTHONHASHSEED") != "0":
+        # Sets of names are walked in the order of their hashes: the same in every run, or no seed replays.
+        folder = str(Path(__file__).resolve().parent.parent)
+        path = os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), folder)))
+        os.environ |= {"PYTHONHASHSEED": "0", "PYTHONPATH": path}
+        os.execv(sys.executable, [sys.executable, "-m", "simulation", *sys.argv[1:]])
     sys.exit(main(sys.argv[1:]))

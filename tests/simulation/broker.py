@@ -8,13 +8,14 @@ several can come later.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+from collections.abc import Coroutine
+from typing import TYPE_CHECKING, Any, Final
 
 from meridian_broker.ledgers.chapters import CacheBudget, LogLimits
 from meridian_broker.ledgers.store import LedgerError
+from meridian_broker.metadata import keys
 from meridian_broker.metadata.catalog import Catalog
-from meridian_broker.metadata.records import ClusterRecord
+from meridian_broker.metadata.records import ClusterRecord, TopicRecord, decode
 from meridian_broker.metadata.store import MetadataError
 from meridian_broker.positions import HybridClock
 from meridian_broker.replication.exchange import ProgressExchange
@@ -27,19 +28,15 @@ from simulation.disks import SimStore, Volume
 from simulation.exchange_links import ExchangeLinks
 from simulation.loop import Lock, SimScheduler
 from simulation.metadata import MetadataVolume, SimMetadata
+from simulation.names import full_name
 from simulation.replication_links import ReplicationLinks
 
 if TYPE_CHECKING:
     from simulation.world import World
 
-NAMESPACE: Final = "persistent://public/default/"
 WORLD_BEGAN_MS: Final = 1_780_000_000_000
 """The wall clock when a world begins."""
 REFUSALS: Final = (TopicError, WireError, LedgerError, MetadataError)
-
-
-def full_name(topic: str) -> str:
-    return NAMESPACE + topic
 
 
 class SimBroker:
@@ -50,7 +47,8 @@ class SimBroker:
         self.home = home
         self.alive = True
         self.ready = False
-        self.began_us = world.loop.now_us
+        self.restores = home.restores
+        """Restores of the region before this life: what an earlier life said may be gone."""
         self.scheduler = SimScheduler(world.loop, self, home.wall_ms)
         self.store = SimStore(
             home.volume,
@@ -77,7 +75,10 @@ class SimBroker:
         world, home = self.world, self.home
         clock = HybridClock(self.scheduler.now_ms, home.name)
         catalog = Catalog(
-            SimMetadata(world.loop, home.metadata, home.metadata_us), clock, self.scheduler.now_ms, self._sleep
+            SimMetadata(world.loop, home.metadata, home.metadata_us, home.written),
+            clock,
+            self.scheduler.now_ms,
+            self._sleep,
         )
         while True:
             try:
@@ -127,8 +128,9 @@ class SimBroker:
     async def open_topic(self, name: str) -> Topic:
         return await self.service.topic(topic_name.parse(full_name(name)), create=True)
 
-    def run(self, work: Callable[[], None]) -> None:
-        self.world.loop.soon(self, work)
+    def spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        """A task that ends with this life."""
+        self.world.loop.spawn(self, work, name)
 
 
 class SimRegion:
@@ -145,6 +147,7 @@ class SimRegion:
         self.broker: SimBroker | None = None
         self.saved: tuple[Volume, MetadataVolume, int] | None = None
         self.lives = 0
+        self.restores = 0
 
     def wall_ms(self) -> int:
         return WORLD_BEGAN_MS + self.world.loop.now_us // 1000 + self.skew_ms
@@ -156,6 +159,14 @@ class SimRegion:
     def metadata_us(self) -> int:
         random = self.world.weather.random
         return 0 if random is None else int(2_000 * random.random() ** 2)
+
+    def written(self, path: str, value: bytes) -> None:
+        """The metadata says which ledgers hold a topic's entries, before the first entry is stored in them."""
+        if path.startswith(keys.topics_of("public/default", "persistent")):
+            record = TopicRecord.from_json(decode(path, value)[0])
+            topic = path.rpartition("/")[2]
+            for ledger in record.ledgers:
+                self.world.topic_of_ledger[self.name, ledger.ledger_id] = topic
 
     def forget_ledger(self, ledger: int) -> None:
         self.world.model.ledger_deleted(self, ledger)
@@ -189,6 +200,7 @@ class SimRegion:
         """Back to the copy that was saved; the broker must be down."""
         if self.saved is None:
             return False
+        self.restores += 1
         volume, metadata, _ = self.saved
         self.volume, self.metadata = volume.copy(), metadata.copy()
         return True

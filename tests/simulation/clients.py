@@ -53,6 +53,7 @@ class SimProducer:
         self._sequence = 0
         self._epoch = 0
         self._server: ProducerServer | None = None
+        self._asked: ProducerServer | None = None
         self._connecting = False
 
     def produce(self, messages: int) -> None:
@@ -86,10 +87,10 @@ class SimProducer:
             return
         self._epoch += 1
         connection = self.world.network.connect(self, broker)
-        server = ProducerServer(self, broker, connection, self._epoch)
+        server = self._asked = ProducerServer(self, broker, connection, self._epoch)
         connection.on_closed[0] = lambda: self.closed(server)
         connection.on_closed[1] = server.gone
-        connection.send(0, lambda: self.world.loop.spawn(broker, server.open(), "open a producer"))
+        connection.send(0, lambda: broker.spawn(server.open(), "open a producer"))
 
     def _again(self) -> None:
         self.world.loop.after(RETRY_US, self, self._retry)
@@ -99,21 +100,24 @@ class SimProducer:
         self.connect()
 
     def opened(self, server: ProducerServer) -> None:
+        if self._asked is not server:
+            return
         self._connecting = False
         self._server = server
         for sent in self.pending:
             server.transmit(sent)
 
     def closed(self, server: ProducerServer) -> None:
-        if self._server is server or (self._server is None and self._connecting):
-            self._server = None
+        if self._asked is server:
+            self._asked = self._server = None
             self._connecting = True
             self._again()
 
     def receipt(self, server: ProducerServer, sequence: int, position: Position) -> None:
         if self._server is server and self.pending and self.pending[0].sequence == sequence:
             sent = self.pending.popleft()
-            self.world.model.receipted(self.world.regions[self.region], self.topic, position, sent.payload)
+            if server.is_of_now:
+                self.world.model.receipted(self.world.regions[self.region], self.topic, position, sent.payload)
 
 
 class ProducerServer:
@@ -131,7 +135,7 @@ class ProducerServer:
         try:
             topic = await self._broker.open_topic(self._client.topic)
             made = Producer(
-                topic, self, 1, f"p-{id(self._client)}", name_is_given=False, epoch=self._epoch, connected_since_ms=0
+                topic, self, 1, f"p-{self._client.region}", name_is_given=False, epoch=self._epoch, connected_since_ms=0
             )
             topic.add_producer(made)
         except REFUSALS:
@@ -142,6 +146,11 @@ class ProducerServer:
             return
         self._producer = made
         self._connection.send(1, lambda: self._client.opened(self))
+
+    @property
+    def is_of_now(self) -> bool:
+        """The region was not restored since."""
+        return self._broker.restores == self._broker.home.restores
 
     def transmit(self, sent: Unreceipted) -> None:
         send = Send(6, 1, sent.sequence, None, sent.messages, False, False, None, None, False, True, sent.body)
@@ -168,6 +177,9 @@ class ProducerServer:
 
     def dropped(self, sends: list[Send]) -> None:
         """It is sent again."""
+
+    def repeated(self, producer: Producer, send: Send) -> None:
+        """Deduplication is off here."""
 
     def refused(self, producer: Producer, send: Send, error: Exception) -> None:
         raise error
@@ -208,6 +220,7 @@ class SimConsumer:
         """Given: only looks; what it got, with the bits."""
         self.held: dict[Position, Held] = {}
         self.server: ConsumerServer | None = None
+        self._asked: ConsumerServer | None = None
         self._connecting = False
         self._received = 0
         self.closing: Callable[[], None] | None = None
@@ -226,10 +239,10 @@ class SimConsumer:
             self._again()
             return
         connection = self.world.network.connect(self, broker)
-        server = ConsumerServer(self, broker, connection)
+        server = self._asked = ConsumerServer(self, broker, connection)
         connection.on_closed[0] = lambda: self.lost(server)
         connection.on_closed[1] = server.gone
-        connection.send(0, lambda: self.world.loop.spawn(broker, server.open(), "subscribe"))
+        connection.send(0, lambda: broker.spawn(server.open(), "subscribe"))
 
     def _again(self) -> None:
         self.world.loop.after(RETRY_US, self, self._retry)
@@ -239,6 +252,9 @@ class SimConsumer:
         self.connect()
 
     def opened(self, server: ConsumerServer, epoch: Stamp) -> None:
+        if self._asked is not server or self.is_closed:
+            server.connection.close(0)
+            return
         self._connecting = False
         self.server = server
         self._received = 0
@@ -248,8 +264,8 @@ class SimConsumer:
 
     def lost(self, server: ConsumerServer) -> None:
         """The connection broke, or could not be made."""
-        if self.server is server or (self.server is None and self._connecting):
-            self.server = None
+        if self._asked is server:
+            self._asked = self.server = None
             if self.closing is not None:
                 self._closed()
                 return
@@ -272,6 +288,8 @@ class SimConsumer:
         self.held.clear()
         self.closing = then
         if self.server is None:
+            self._asked = None
+            self._connecting = False
             self._closed()
         else:
             self.server.close()
@@ -279,7 +297,7 @@ class SimConsumer:
     def close_answered(self, server: ConsumerServer) -> None:
         if self.server is server and self.closing is not None:
             server.connection.close(0)
-            self.server = None
+            self._asked = self.server = None
             self._closed()
 
     def _closed(self) -> None:
@@ -382,6 +400,7 @@ class ConsumerServer:
             subscription = await broker.service.subscription(
                 topic, client.subscription, durable=True, replicated=True, initial=client.initial, properties={}
             )
+            self._model.subscription_seen(broker.home, client.topic, client.subscription, subscription.record.created)
             if self._is_gone:
                 return
             self._consumer = topic.add_consumer(subscription, self, 1, client.name, client.kind, 0, None)

@@ -107,9 +107,9 @@ class ExchangeLinks:
 
         connection.send(side, arrive)
         weather = world.weather
-        if weather.random is not None and weather.duplication and not isinstance(message, Hello):
-            if weather.random.random() < weather.duplication:
-                connection.send(side, arrive)
+        may_double = weather.random is not None and not isinstance(message, Hello)
+        if may_double and weather.random is not None and weather.random.random() < weather.duplication:
+            connection.send(side, arrive)
 
     def _down(self, region: str, connection: Connection) -> None:
         if self._links.get(region) is connection:

@@ -67,10 +67,13 @@ class Generator:
             "rot": random.choice((0.0, 0.0, 0.5)),
             "trim": random.choice((0.0, 0.0, 1.0)),
             "marker": random.choice((0.0, 0.5)),
-            "save": random.choice((0.0, 0.0, 0.0, 1.0)),
+            "save": random.choice((0.0, 0.0, 0.0, 2.0)),
             "subscribe": 0.3,
+            "twins": random.choice((0.0, 0.3)),
             "quiet": random.choice((0.0, 0.2)),
         }
+        if weights["save"]:
+            weights["clock"] = 0.0  # a clock set back over a restore gives ledger ids twice: R1 rests on the clock
         return Mood(regions, topics, subscriptions, weights)
 
     def story(self) -> list[str]:
@@ -238,9 +241,30 @@ class Generator:
         if region in self._saved and self.random.random() < 0.7:
             self.say(f"restore {region}")
             self._saved.discard(region)
-        else:
+        elif self.random.random() < 0.7:
             self.say(f"save {region}")
             self._saved.add(region)
+        else:
+            self.say(f"save {region}")
+            for line in ("crash", "start"):
+                self.say(f"{line} {region}")
+                self.say("tick 100")
+            self._produce()
+            self.say(f"produce {region} {self._topic()} x1")
+            self.say("tick 200")
+            self.say(f"restore {region}")
+
+    def _twins(self) -> None:
+        """The same in two regions at the same moment."""
+        one, two = self.random.sample(self.mood.regions, 2)
+        topic, name = self._topic(), self._name()
+        if self.random.random() < 0.5:
+            what = f"{topic} {name} {self.random.choice((0, 50))}%"
+            self.say(f"seek {one} {what}")
+            self.say(f"seek {two} {what}")
+        else:
+            self.say(f"subscribe {one} {topic} {name}")
+            self.say(f"subscribe {two} {topic} {name}")
 
     def _quiet(self) -> None:
         self.say("quiet")

@@ -36,10 +36,14 @@ class MetadataVolume:
 class SimMetadata:
     """`metadata.store.MetadataStore` as one broker sees it. ``delay_us`` is asked before and after each operation."""
 
-    def __init__(self, loop: Loop, volume: MetadataVolume, delay_us: Callable[[], int]) -> None:
+    def __init__(
+        self, loop: Loop, volume: MetadataVolume, delay_us: Callable[[], int], on_put: Callable[[str, bytes], None]
+    ) -> None:
+        """:param on_put: hears of every write."""
         self._loop = loop
         self._volume = volume
         self._delay_us = delay_us
+        self._on_put = on_put
 
     async def _arrive(self) -> None:
         await self._loop.sleep(self._delay_us())
@@ -102,3 +106,4 @@ class SimMetadata:
     def _put(self, path: str, value: bytes) -> None:
         self._volume.version += 1
         self._volume.records[path] = Record(value, self._volume.version)
+        self._on_put(path, value)

@@ -16,10 +16,16 @@ from typing import TYPE_CHECKING
 
 from meridian_broker.ledgers.entry import MARKER, unpack
 from meridian_broker.ledgers.store import LedgerError
-from meridian_broker.positions import Stamp
+from meridian_broker.metadata import keys, records
+from meridian_broker.metadata.records import TopicRecord
+from meridian_broker.positions import Progress, Stamp
 from meridian_broker.positions.position import EARLIEST, LATEST, Origin, Position
 from meridian_broker.replication.exchange_waits import WaitResult
+from meridian_broker.topics import progress_log
 from meridian_broker.topics.consumer import Consumer
+from meridian_broker.topics.progress_log import Kind
+from meridian_broker.wire.pulsar import topic_name
+from simulation.names import full_name
 
 if TYPE_CHECKING:
     from simulation.broker import SimRegion
@@ -64,8 +70,13 @@ class SubscriptionFacts:
     acks: list[Acked] = field(default_factory=list)
     by_origin: dict[Origin, list[Acked]] = field(default_factory=lambda: defaultdict(list))
     rewinds: list[Rewound] = field(default_factory=list)
+    made: dict[str, Stamp] = field(default_factory=dict)
+    """Region -> stamp of the creation there, where it was made before another region told of it."""
     skipped: dict[str, Position] = field(default_factory=dict)
     """Origin region -> up to here it may count as acked, for the subscription began later."""
+
+    def all(self) -> list[Acked | Rewound]:
+        return [*self.acks, *self.rewinds]
 
     def add(self, ack: Acked) -> None:
         self.acks.append(ack)
@@ -78,7 +89,7 @@ class SubscriptionFacts:
             return -1
         bits = 0
         for ack in self.by_origin.get(origin, ()):
-            if not any(r.known and r.stamp > ack.epoch and origin in r.surely for r in self.rewinds):
+            if not any(r.known and later(r.stamp, ack.epoch) and origin in r.surely for r in self.rewinds):
                 bits |= ack.bits[origin]
         return bits
 
@@ -86,9 +97,31 @@ class SubscriptionFacts:
         """Bits that count as acked, durably, in the region."""
         bits = 0
         for ack in self.by_origin.get(origin, ()):
-            if region in ack.known and not any(r.stamp > ack.epoch and origin in r.perhaps for r in self.rewinds):
+            if region in ack.known and not any(later(r.stamp, ack.epoch) and origin in r.perhaps for r in self.rewinds):
                 bits |= ack.bits[origin]
         return bits
+
+
+def later(one: Stamp, other: Stamp) -> bool:
+    """The order of stamps as the rule says it (R40), whatever the code thinks."""
+    if (one.time_ms, one.counter) != (other.time_ms, other.counter):
+        return (one.time_ms, one.counter) > (other.time_ms, other.counter)
+    return one.region < other.region
+
+
+def durable_progress(home: SimRegion, topic: str) -> dict[str, Progress]:
+    """Subscription -> progress, read from a region's disk as it is."""
+    record = home.metadata.records.get(keys.topic(topic_name.parse(full_name(topic))))
+    found: dict[str, Progress] = {}
+    if record is None:
+        return found
+    for ledger in TopicRecord.from_json(records.decode("", record.value)[0]).progress_ledgers:
+        stored = home.volume.disk.ledgers.get(ledger)
+        for entry in stored.entries if stored is not None else ():
+            kind, name, _, payload = progress_log.decode(entry)
+            if kind in (Kind.ACKED, Kind.MERGED, Kind.PROGRESS):
+                found.setdefault(name, Progress()).join(Progress.decode(payload))
+    return found
 
 
 class Model:
@@ -109,6 +142,9 @@ class Model:
         """(region, topic) -> given back, with reason."""
         self.rolled_back: set[str] = set()
         """Regions restored from a copy that lacked entries of their own."""
+        self.unsettled: set[Origin] = set()
+        """Entries their own region lost in a restore, and others may have: until they are fetched back (R5, not built)
+        the chain of their origin is broken, so an acknowledgement of what came later may claim them."""
         self.delivered = 0
         self.confirmed = 0
 
@@ -124,7 +160,7 @@ class Model:
         self._ledgers[region].add(ledger)
 
     def ledger_deleted(self, home: SimRegion, ledger: int) -> None:
-        topic = self._world.topic_of_ledger(home, ledger)
+        topic = self._world.topic_of_ledger.get((home.name, ledger))
         if topic is not None:
             self.trimmed[home.name, topic].update(o for o, _, _ in self.entries(home, ledger) if o is not None)
 
@@ -201,6 +237,18 @@ class Model:
                 for region, last in (*opened.log.last_origin.items(), (home.name, opened.log.last_own)):
                     skipped[region] = max(skipped.get(region, EARLIEST), last)
 
+    def subscription_seen(self, home: SimRegion, topic: str, name: str, created: Stamp) -> None:
+        """What a region thinks when it has just found or made it."""
+        if created.region == home.name:
+            self.facts[topic, name].made.setdefault(home.name, created)
+
+    def check_record(self, topic: str, name: str, created: Stamp) -> None:
+        """Of several creations the earliest counts (R15)."""
+        made = list(self.facts[topic, name].made.values())
+        for one in made:
+            if later(created, one):
+                self.violate("a later creation won", f"{topic}/{name} was made at {one}, and {created} counts")
+
     def acking(self, home: SimRegion, topic: str, consumer: Consumer, bits: dict[Position, int], epoch: Stamp) -> Heard:
         found: dict[Origin, int] = {}
         for position, some in bits.items():
@@ -224,7 +272,7 @@ class Model:
         return heard
 
     def seeking(self, home: SimRegion, topic: str, name: str, target: Position) -> Callable[[Stamp, Stamp], Heard]:
-        """A seek begins; the result is told the epoch before and after it, and gives whom to tell that it is durable."""
+        """A seek begins; the result is told the epoch before and after, and gives whom to tell that it is durable."""
         facts = self.facts[topic, name]
         before = [(origin, messages) for place, origin, messages in self.log(home, topic) if place < target]
         after_surely = {origin for place, origin, _ in self.log(home, topic) if place >= target}
@@ -233,7 +281,7 @@ class Model:
             ack = Acked(old, {origin: (1 << messages) - 1 for origin, messages in before})
             facts.add(ack)
             rewind: Rewound | None = None
-            if new != old and new.region == home.name:
+            if new != old:
                 perhaps = {origin for place, origin, _ in self.log(home, topic) if place >= target}
                 rewind = Rewound(new, after_surely, perhaps)
                 facts.rewinds.append(rewind)
@@ -254,9 +302,11 @@ class Model:
     def flush_begun(self, home: SimRegion, topic_name: str, name: str) -> Callable[[WaitResult], None]:
         """What is durable here now is durable in every region that confirms."""
         known = self._known(home.name, topic_name, name)
+        restores = {region: one.restores for region, one in self._world.regions.items()}
 
         def done(result: WaitResult) -> None:
-            self._spread(known, result.confirmed)
+            regions = self._world.regions
+            self._spread(known, frozenset(r for r in result.confirmed if regions[r].restores == restores[r]))
             self._complete("flush", home, result)
 
         return done
@@ -279,7 +329,7 @@ class Model:
 
     def _known(self, region: str, topic_name: str, name: str) -> list[Acked | Rewound]:
         facts = self.facts.get((topic_name.rpartition("/")[2], name))
-        return [] if facts is None else [one for one in (*facts.acks, *facts.rewinds) if region in one.known]
+        return [] if facts is None else [one for one in facts.all() if region in one.known]
 
     def _spread(self, known: list[Acked | Rewound], regions: frozenset[str]) -> None:
         now = self._world.loop.now_us
@@ -293,6 +343,36 @@ class Model:
     def crashed(self, home: SimRegion) -> None:
         """The power is gone: look at what is left."""
         self.check_replicas(home)
+        for topic in {topic for topic, _ in self.facts}:
+            self.check_known(home, topic, durable_progress(home, topic), "on its disk")
+
+    def check_open(self) -> None:
+        """What regions were told and confirmed, they have in memory too."""
+        for home in self._world.regions.values():
+            for topic in {topic for topic, _ in self.facts}:
+                broker = home.broker_of(topic)
+                opened = broker.topic(topic) if broker is not None else None
+                if opened is not None:
+                    progress = {name: one.progress for name, one in opened.subscriptions.items()}
+                    self.check_known(home, topic, progress, "in memory")
+
+    def check_known(self, home: SimRegion, topic: str, progress: dict[str, Progress], where: str) -> None:
+        """Every acknowledgement that the region confirmed, to a client or to another region, is there."""
+        for (known, name), facts in self.facts.items():
+            if known != topic:
+                continue
+            have = progress.get(name)
+            for origin in facts.by_origin:
+                bits = facts.surely_acked(origin, home.name)
+                if not bits:
+                    continue
+                left = have.remaining(origin.region, origin.position, bits.bit_length()) if have is not None else None
+                if bits if left is None else left & bits:
+                    self.violate(
+                        "an acknowledgement was lost",
+                        f"{home.name} confirmed {self._world.shown(origin)} of {topic}/{name} and has it not {where}",
+                    )
+                    return
 
     def check_replicas(self, home: SimRegion) -> None:
         """Whatever a replicator was told to be stored must be there."""
@@ -301,17 +381,16 @@ class Model:
                 durable = self._durable_origins(home, topic.rpartition("/")[2])
                 for origin_region, last in places.items():
                     if last > durable.get(origin_region, EARLIEST):
-                        self.violate(
-                            "a replicator was told too much",
-                            f"{region} confirmed {origin_region}/{last}, and has {durable.get(origin_region, EARLIEST)}",
-                        )
+                        has = durable.get(origin_region, EARLIEST)
+                        text = f"{region} confirmed {origin_region}/{last}, and has {has}"
+                        self.violate("a replicator was told too much", text)
 
     def _durable_origins(self, home: SimRegion, topic: str) -> dict[str, Position]:
         last: dict[str, Position] = {}
         for origin in self.trimmed[home.name, topic]:
             last[origin.region] = max(last.get(origin.region, EARLIEST), origin.position)
         for ledger in home.volume.disk.ledgers:
-            if self._world.topic_of_ledger(home, ledger) == topic:
+            if self._world.topic_of_ledger.get((home.name, ledger)) == topic:
                 for found, _, _ in self.entries(home, ledger):
                     if found is not None:
                         last[found.region] = max(last.get(found.region, EARLIEST), found.position)
@@ -325,7 +404,7 @@ class Model:
                     if Origin(region, *position) not in self.trimmed[region, topic]:
                         del receipts[position]
         for facts in self.facts.values():
-            for one in (*facts.acks, *facts.rewinds):
+            for one in facts.all():
                 if one.known.get(home.name, -1) > saved_us:
                     del one.known[home.name]
         for (region, _), places in self._replicated.items():
@@ -335,8 +414,10 @@ class Model:
             del self._entries[region, ledger]
         for topic, origins in lost.items():
             self.trimmed[home.name, topic] -= {origin for origin in self.trimmed[home.name, topic] if origin in origins}
-            if any(origin.region == home.name for origin in origins):
+            own = {origin for origin in origins if origin.region == home.name}
+            if own:
                 self.rolled_back.add(home.name)
+                self.unsettled |= own
 
     # -- delivery
 
@@ -351,10 +432,8 @@ class Model:
             return
         again = facts.surely_acked(origin, home.name) & bits
         if again:
-            self.violate(
-                "acked and delivered again",
-                f"{home.name} sends {self._world.shown(origin)} of {topic}/{name} (bits {again:b}), acked and durable there",
-            )
+            what = f"{self._world.shown(origin)} of {topic}/{name} (bits {again:b})"
+            self.violate("acked and delivered again", f"{home.name} sends {what}, acked and durable there")
 
     # -- in the end
 
@@ -387,7 +466,7 @@ class Model:
             whole = (1 << messages) - 1
             bits = got.get(position, 0)
             missing = whole & ~(bits | facts.perhaps_acked(origin))
-            if missing:
+            if missing and origin not in self.unsettled:
                 self.violate(
                     "skipped",
                     f"{home.name} never delivers {self._world.shown(origin)} of {topic}/{name} (bits {missing:b}), "
@@ -398,4 +477,4 @@ class Model:
     def all_know(self, topic: str, name: str) -> None:
         """Progress is equal in all regions, and durable: whatever one of them knew, all know."""
         facts = self.facts[topic, name]
-        self._spread([*facts.acks, *facts.rewinds], frozenset(self._world.names))
+        self._spread(facts.all(), frozenset(self._world.names))

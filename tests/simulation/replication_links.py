@@ -126,7 +126,7 @@ class ReplicationRun:
         connection.on_closed[1] = server.gone
         opened: Future[RemotePlace] = Future()
         self._opened = opened
-        connection.send(0, lambda: world.loop.spawn(target, server.open(opened), "open a replicator's producer"))
+        connection.send(0, lambda: target.spawn(server.open(opened), "open a replicator's producer"))
         try:
             place = await opened
             end = source.last_confirmed()
@@ -210,7 +210,9 @@ class ReplicationServer:
         """PRODUCER, as ``gateway/pulsar/producers.py`` answers it."""
         run, source = self._run, self._run.source
         try:
-            topic = await self._broker.service.topic(topic_name.parse(source.name), create=True)
+            topic = await self._broker.service.topic(
+                topic_name.parse(source.name), create=True, incarnation=run.core.incarnation
+            )
             made = Producer(
                 topic,
                 self,
@@ -233,7 +235,11 @@ class ReplicationServer:
             return
         self._producer = made
 
-        def answer() -> None:
+        def answer(error: LedgerError | None) -> None:
+            if error is not None:
+                refusal = Refused(str(error))
+                self._connection.send(1, lambda: opened.fail(refusal))
+                return
             last = topic.log.last_origin.get(source.region, EARLIEST)
             place = RemotePlace(last, topic.incarnation)
             self._connection.send(1, lambda: opened.settle(place))
@@ -278,6 +284,9 @@ class ReplicationServer:
 
     def dropped(self, sends: list[Send]) -> None:
         """The replicator goes on from what is durable."""
+
+    def repeated(self, producer: Producer, send: Send) -> None:
+        """Deduplication is off here."""
 
     def refused(self, producer: Producer, send: Send, error: Exception) -> None:
         self._connection.send(1, lambda: self._run.send_error(self._connection, send.sequence_id, str(error)))

@@ -64,15 +64,16 @@ from typing import Final
 from meridian_broker.ledgers import entry as entries
 from meridian_broker.ledgers.store import LedgerError
 from meridian_broker.metadata.store import MetadataError
-from meridian_broker.positions import Progress
+from meridian_broker.positions import ZERO, Progress, Stamp
 from meridian_broker.positions.position import EARLIEST, LATEST, Origin, Position
 from meridian_broker.topics.consumer import Consumer
 from meridian_broker.topics.errors import TopicError
 from meridian_broker.topics.subscription import Subscription, SubscriptionType
 from meridian_broker.topics.topic import Topic
 from meridian_broker.wire.pulsar import metadata, topic_name
-from simulation.broker import SimBroker, full_name
+from simulation.broker import SimBroker
 from simulation.clients import SimConsumer
+from simulation.names import full_name
 from simulation.telling import tell
 from simulation.world import World
 
@@ -172,9 +173,10 @@ class Story:
             try:
                 opened = await broker.open_topic(topic)
                 self.world.model.subscription_made(broker.home, topic, name, initial)
-                await broker.service.subscription(
+                made = await broker.service.subscription(
                     opened, name, durable=True, replicated=True, initial=initial, properties={}
                 )
+                self.world.model.subscription_seen(broker.home, topic, name, made.record.created)
             except (TopicError, LedgerError, MetadataError) as error:
                 self.say(f"refused: {error}")
 
@@ -272,7 +274,7 @@ class Story:
             except (LedgerError, TopicError) as error:
                 self.say(f"seek refused: {error}")
                 return
-            chosen.topic.progress_log.when_durable(done(before, chosen.progress.epoch))
+            chosen.topic.progress_log.when_durable(done(*_epochs(before, chosen.progress, region)))
 
         self.world.loop.spawn(broker, work(), "seek")
 
@@ -334,7 +336,6 @@ class Story:
         if broker is None:
             return
         self.world.trouble()
-        self.world.remember_ledgers(broker.home)
 
         async def work() -> None:
             try:
@@ -379,9 +380,7 @@ class Story:
         self.world.regions[region].volume.rotten.clear()
 
     def do_save(self, region: str) -> None:
-        home = self.world.regions[region]
-        self.world.remember_ledgers(home)
-        home.save()
+        self.world.regions[region].save()
 
     def do_restore(self, region: str) -> None:
         if not self.world.restore(region):
@@ -390,8 +389,12 @@ class Story:
     def do_trim(self, region: str) -> None:
         broker = self._broker(region)
         if broker is not None:
-            self.world.remember_ledgers(broker.home)
-            self.world.loop.spawn(broker, broker.service.trim_all(), "trim")
+
+            async def work() -> None:
+                await broker.service.trim_all()
+                self.world.model.check_open()
+
+            self.world.loop.spawn(broker, work(), "trim")
 
     def do_delete(self, region: str, topic: str) -> None:
         broker = self._broker(region)
@@ -449,11 +452,7 @@ class Story:
         """Acked messages of those that exist anywhere."""
         logs = (self.world.model.log(home, topic) for home in self.world.regions.values())
         sizes = {origin: messages for log in logs for _, origin, messages in log}
-        shown = []
-        for origin in sorted(sizes):
-            if progress.is_acked(origin.region, origin.position):
-                shown.append(origin)
-        text = self._names(shown)
+        text = self._names(o for o in sorted(sizes) if progress.is_acked(o.region, o.position))
         for origin in sorted(sizes):
             left = progress.remaining(origin.region, origin.position, sizes[origin])
             if left:
@@ -540,6 +539,14 @@ class _Nobody:
     def active_consumer_changed(self, _: Consumer, __: bool) -> None: ...
 
     def reached_end(self, _: Consumer) -> None: ...
+
+
+def _epochs(before: Stamp, progress: Progress, region: str) -> tuple[Stamp, Stamp]:
+    """The epoch in which a seek acked what lies before its place, and the one it made, if any."""
+    epochs = [ZERO, *(epoch for epoch, _, _ in progress.rewinds())]
+    if epochs[-1] != before and epochs[-1].region == region:
+        return epochs[-2], epochs[-1]
+    return epochs[-1], epochs[-1]
 
 
 def _count(text: str) -> int:

@@ -16,10 +16,11 @@ from meridian_broker.replication.exchange_messages import PeerMessage
 from meridian_broker.topics import progress_log
 from meridian_broker.topics.errors import TopicError
 from meridian_broker.topics.subscription import SubscriptionType
-from simulation.broker import SimBroker, SimRegion, full_name
+from simulation.broker import SimBroker, SimRegion
 from simulation.clients import SimConsumer, SimProducer
 from simulation.loop import Loop, Spinning
 from simulation.model import Model
+from simulation.names import full_name
 from simulation.network import Network, Weather
 
 CALM_US: Final = 20_000_000
@@ -52,7 +53,8 @@ class World:
         """When something was last broken on purpose."""
         self.producers: dict[tuple[str, str], SimProducer] = {}
         self.consumers: dict[str, SimConsumer] = {}
-        self._topic_of: dict[tuple[str, int], str] = {}
+        self.topic_of_ledger: dict[tuple[str, int], str] = {}
+        """(region, ledger) -> topic, of every ledger that ever held entries."""
         self._numbers: dict[str, dict[int, int]] = defaultdict(dict)
         self.regions = {name: SimRegion(self, name) for name in self.names}
         for region in self.regions.values():
@@ -89,16 +91,6 @@ class World:
 
     # -- names
 
-    def topic_of_ledger(self, home: SimRegion, ledger: int) -> str | None:
-        """The topic whose entries a ledger holds; None for a progress ledger."""
-        key = (home.name, ledger)
-        if key not in self._topic_of:
-            broker = home.broker
-            for name, topic in broker.service.topics.items() if broker is not None and broker.ready else ():
-                for number, _, _ in topic.log.counts():
-                    self._topic_of[home.name, number] = name.rpartition("/")[2]
-        return self._topic_of.get(key)
-
     def shown(self, origin: Origin) -> str:
         """``us/1:0``: ledgers are counted, for their ids are long."""
         numbers = self._numbers[origin.region]
@@ -131,12 +123,8 @@ class World:
     def crash(self, region: str) -> None:
         home = self.regions[region]
         self.trouble()
-        self.remember_ledgers(home)
         home.crash()
         self.model.crashed(home)
-
-    def remember_ledgers(self, home: SimRegion) -> None:
-        self.topic_of_ledger(home, -1)
 
     def restore(self, region: str) -> bool:
         """Back to the saved copy, with the broker down meanwhile."""
@@ -154,7 +142,9 @@ class World:
         return True
 
     def _origins(self, home: SimRegion, topic: str) -> set[Origin]:
-        ledgers = [ledger for ledger in home.volume.disk.ledgers if self.topic_of_ledger(home, ledger) == topic]
+        ledgers = [
+            ledger for ledger in home.volume.disk.ledgers if self.topic_of_ledger.get((home.name, ledger)) == topic
+        ]
         return {origin for ledger in ledgers for origin, _, _ in self.model.entries(home, ledger) if origin is not None}
 
     def repair(self) -> None:
@@ -168,8 +158,11 @@ class World:
             region.disk_us = 0
             region.metadata.away = False
             region.volume.rotten.clear()
-            if region.broker is not None and region.broker.alive:
-                region.broker.store.repair()
+            broker = region.broker
+            if broker is not None and broker.alive:
+                broker.store.repair()
+                if broker.ready and broker.service.closing:
+                    self.crash(region.name)
             region.start()
 
     # -- agreement
@@ -231,7 +224,8 @@ class World:
                 hold = self.hold(source, target, topic)
                 if hold and (source in model.rolled_back or target in model.rolled_back):
                     continue  # a restored region stops with a reason
-                return f"{target} lacks {len(lacks)} entries of {source}, the first {self.shown(min(lacks))}; hold {hold or 'none'}"
+                first = self.shown(min(lacks))
+                return f"{target} lacks {len(lacks)} entries of {source}, the first {first}; hold {hold or 'none'}"
         return ""
 
     def hold(self, source: str, target: str, topic: str) -> str:
@@ -242,6 +236,7 @@ class World:
 
     def quiet(self) -> None:
         """Repair everything, wait until the regions agree, and look whether every promise was kept."""
+        self.model.check_open()
         self.repair()
         deadline = self.loop.now_us + CONVERGES_US
         difference = "never looked"
@@ -261,6 +256,11 @@ class World:
             self.model.check_logs(topic)
             for name in sorted({name for known, name in self.model.facts if known == topic} | self._names(topic)):
                 self.model.all_know(topic, name)
+                for home in self.regions.values():
+                    broker = home.broker_of(topic)
+                    opened = broker.topic(topic) if broker is not None else None
+                    if opened is not None and name in opened.subscriptions:
+                        self.model.check_record(topic, name, opened.subscriptions[name].record.created)
         for topic in self.topics():
             for name in sorted(self._names(topic)):
                 self._probe(topic, name)

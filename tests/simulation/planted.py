@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Planted bugs: does the simulator find what it is there for?
+
+A bug is a file in ``bugs/``: what it is, in comments, and text replacements. They are made in a temporary copy of the
+package, never in the package itself; a text that is not found exactly once says that the code has moved on, and the bug
+has to be written anew. Bugs of cores that are still to be built join here as files.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import meridian_broker
+
+BUGS: Final = Path(__file__).parent / "bugs"
+SEEDS: Final = 1000
+_REPLACEMENT: Final = re.compile(r"^file: (\S+)\n<<<<<<<\n(.*?)\n=======\n(.*?)\n>>>>>>>$", re.DOTALL | re.MULTILINE)
+
+
+class BugDoesNotApply(Exception):
+    """The code it was written for has changed."""
+
+
+@dataclass(frozen=True)
+class Replacement:
+    path: str
+    old: str
+    new: str
+
+
+@dataclass(frozen=True)
+class Bug:
+    name: str
+    about: str
+    replacements: tuple[Replacement, ...]
+
+
+def read(path: Path) -> Bug:
+    text = path.read_text(encoding="utf-8")
+    about = " ".join(line[2:] for line in text.splitlines() if line.startswith("# "))
+    return Bug(path.stem, about, tuple(Replacement(*found) for found in _REPLACEMENT.findall(text)))
+
+
+def all_bugs() -> list[Bug]:
+    return [read(path) for path in sorted(BUGS.glob("*.txt"))]
+
+
+def plant(bug: Bug, folder: Path) -> None:
+    """Copy the package into ``folder``, with the bug.
+
+    :raises BugDoesNotApply: a text is not there, or more than once.
+    """
+    package = Path(meridian_broker.__file__).parent
+    shutil.copytree(package, folder / package.name, ignore=shutil.ignore_patterns("__pycache__"))
+    if not bug.replacements:
+        raise BugDoesNotApply(f"{bug.name} replaces nothing: is its file written as the others are?")
+    for one in bug.replacements:
+        path = folder / package.name / one.path
+        text = path.read_text(encoding="utf-8")
+        if text.count(one.old) != 1:
+            raise BugDoesNotApply(f"{bug.name}: {one.path} has {text.count(one.old)} times:\n{one.old}")
+        path.write_text(text.replace(one.old, one.new), encoding="utf-8")
+
+
+def hunt(folder: Path, seeds: int, *options: str) -> subprocess.CompletedProcess[str]:
+    """Run seeds against the copy in ``folder``; exit code 1: a broken promise was found."""
+    tests = Path(__file__).resolve().parent.parent
+    environment = os.environ | {
+        "PYTHONPATH": os.pathsep.join((str(folder), str(tests))),
+        "PYTHONHASHSEED": "0",
+        "PYTHONDONTWRITEBYTECODE": "1",
+    }
+    command = [sys.executable, "-m", "simulation", "--seeds", str(seeds), *options]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)

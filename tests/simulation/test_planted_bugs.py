@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every planted bug is found, and what is found is the bug: the same seed is clean without it."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+import pytest
+from simulation.planted import SEEDS, Bug, BugDoesNotApply, Replacement, all_bugs, hunt, plant
+
+ALL = all_bugs()
+QUICK = ("claim-without-chain", "receipt-before-fsync", "union-replaced-by-overwrite")
+"""Hunted in ``make test``; the others in ``make simulate``."""
+
+
+@pytest.mark.parametrize("bug", ALL, ids=lambda bug: bug.name)
+def test_the_bug_applies(bug: Bug, tmp_path: Path) -> None:
+    plant(bug, tmp_path)
+    for one in bug.replacements:
+        compile((tmp_path / "meridian_broker" / one.path).read_text(), one.path, "exec")
+
+
+def test_a_bug_that_no_longer_applies_is_named(tmp_path: Path) -> None:
+    bug = Bug("gone", "", (Replacement("ledgers/log.py", "no such text", ""),))
+    with pytest.raises(BugDoesNotApply, match="gone"):
+        plant(bug, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("bug", ALL, ids=lambda bug: bug.name)
+def test_the_bug_is_found(bug: Bug, tmp_path: Path) -> None:
+    if bug.name not in QUICK and not os.environ.get("SIMULATE_BUGS"):
+        pytest.skip("hunted by make simulate")
+    plant(bug, tmp_path)
+    found = hunt(tmp_path, SEEDS, "--as-found")
+    assert found.returncode == 1, f"{SEEDS} seeds do not find it: {bug.about}\n{found.stdout}{found.stderr}"
+    seed = re.search(r"^seed (\d+): (.*)$", found.stdout, re.MULTILINE)
+    assert seed is not None, found.stderr
+    print(f"{bug.name}: seed {seed[1]}: {seed[2]}")
