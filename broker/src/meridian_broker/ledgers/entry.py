@@ -86,7 +86,7 @@ def pack_own(
     prev_ledger: int,
     prev_entry: int,
     extras: bytes = b"",
-    body: bytes = b"",
+    body: bytes | memoryview = b"",
 ) -> bytes:
     """The header of an entry first stored here, and the body. Flat arguments: this runs once per published entry."""
     return (

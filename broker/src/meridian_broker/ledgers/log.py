@@ -170,7 +170,7 @@ class TopicLog(Chain):
                 self._pending[-1].tokens = tokens[:count]
                 self._hold(Held(done, tokens[count:], entries[count:]))
 
-    def append_foreign(self, header: EntryHeader, body: bytes, done: AppendedToLog, token: Any) -> None:
+    def append_foreign(self, header: EntryHeader, body: bytes | memoryview, done: AppendedToLog, token: Any) -> None:
         """Append an entry of another region; the caller has checked that it is the next one of its origin (R4)."""
         if header.region is not None and header.origin is not None:
             self.last_origin[header.region] = header.origin

@@ -18,7 +18,7 @@ AppendedToLog = Callable[[list[Any], Position | LedgerError], None]
 """Called with tokens given to ``append_*`` and the position of the first of their entries, once they are durable - the
 others follow without a gap - or with the error."""
 
-OwnEntry = tuple[int, int, int, int, int, bytes, bytes]
+OwnEntry = tuple[int, int, int, int, int, bytes, bytes | memoryview]
 """An entry to be stored here first: flags, messages, key hash, checksum, publish time in milliseconds, extras (from
 ``entry.pack_extras``), body."""
 
@@ -31,7 +31,7 @@ class Held:
     tokens: list[Any]
     entries: list[OwnEntry]
     header: EntryHeader | None = None
-    body: bytes = b""
+    body: bytes | memoryview = b""
     """Instead of ``entries``: one entry of another region."""
 
 

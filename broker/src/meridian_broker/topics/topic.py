@@ -511,7 +511,7 @@ class Topic:
                 subscription.follow()
 
 
-def _own_entry(flags: int, messages: int, body: bytes) -> OwnEntry:
+def _own_entry(flags: int, messages: int, body: bytes | memoryview) -> OwnEntry:
     """An entry whose metadata says more than every message's does."""
     view = message_metadata.scan(body)
     if any(one is not None for one in (view.marker_type, view.replicated_from, view.source_position)):

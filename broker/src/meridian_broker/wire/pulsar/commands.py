@@ -37,7 +37,8 @@ class Send(NamedTuple):
     transactional: bool
     checksum_ok: bool
     """False: the payload is not what its checksum says. True also when the client sent none; then it was added."""
-    body: bytes
+    body: bytes | memoryview
+    """A large one is not copied out of what was read."""
 
 
 class Ack(NamedTuple):

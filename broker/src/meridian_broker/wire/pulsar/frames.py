@@ -74,6 +74,8 @@ _PAYLOAD_HEAD: Final = struct.Struct(">HI")
 _MAGIC_NUMBER: Final = 0x0E01
 _SMALLEST_BODY: Final = 10
 _SIZES_BYTES: Final = 8
+LARGE_BYTES: Final = 16 << 10
+"""From here on copying a body costs more than looking at it where it lies."""
 _INT32_MAX: Final = (1 << 31) - 1
 _PARTS_MAX: Final = 64
 """Pieces of one incomplete frame kept apart; a sender of single bytes must not cost an object for each."""
@@ -245,7 +247,7 @@ class FrameDecoder:
                                         None,
                                         False,
                                         crc32c(view[command_end + 6 : end]) == stored,
-                                        data[command_end:end],
+                                        data[command_end:end] if total < LARGE_BYTES else view[command_end:end],
                                     ),
                                 )
                             )

@@ -34,6 +34,10 @@ _U32: Final = struct.Struct(">I")
 _METADATA_AT: Final = _HEAD.size
 
 
+Body = bytes | memoryview
+"""A memoryview is one of bytes: it may be a key of a dict, and what it looks at does not change."""
+
+
 class BodyError(ValueError):
     """The bytes are no body, or its metadata is none: whoever published it is at fault."""
 
@@ -71,7 +75,7 @@ class MetadataView(NamedTuple):
     encrypted: bool = False
 
 
-def metadata_bounds(body: bytes) -> tuple[int, int]:
+def metadata_bounds(body: Body) -> tuple[int, int]:
     """Where the metadata begins and ends in ``body``.
 
     :raises BodyError: no body.
@@ -87,14 +91,14 @@ def metadata_bounds(body: bytes) -> tuple[int, int]:
     return _METADATA_AT, end
 
 
-def parse(body: bytes) -> pb.MessageMetadata:
+def parse(body: Body) -> pb.MessageMetadata:
     """The whole metadata as a protobuf message.
 
     :raises BodyError: no body, or its metadata is no ``MessageMetadata``.
     """
     start, end = metadata_bounds(body)
     try:
-        metadata = pb.MessageMetadata.FromString(body[start:end])
+        metadata = pb.MessageMetadata.FromString(bytes(body[start:end]))
     except DecodeError as error:
         raise BodyError(f"the metadata of {end - start} bytes is no MessageMetadata: {error}") from None
     if not metadata.IsInitialized():
@@ -108,7 +112,12 @@ def plain_start(producer_name: str) -> bytes:
     return b"\x0a" + varint(len(name)) + name + b"\x10"
 
 
-def plain_facts(body: bytes, start: bytes) -> tuple[int, int] | None:
+def begins_with(body: Body, start: bytes) -> bool:
+    """Is the message of the producer that ``start`` is ``plain_start`` of? False: perhaps it is, look with ``scan``."""
+    return body[_METADATA_AT : _METADATA_AT + len(start)] == start
+
+
+def plain_facts(body: Body, start: bytes) -> tuple[int, int] | None:
     """Publish time and stored checksum of a message whose metadata is the three required fields and nothing else.
 
     A producer's messages look like that unless they are batched or keyed, and this costs a fourth of ``scan``.
@@ -116,7 +125,7 @@ def plain_facts(body: bytes, start: bytes) -> tuple[int, int] | None:
 
     :param start: ``plain_start`` of the producer.
     """
-    if not body.startswith(start, _METADATA_AT):
+    if body[_METADATA_AT : _METADATA_AT + len(start)] != start:
         return None
     magic, checksum, size = _HEAD.unpack_from(body)
     at = _METADATA_AT + len(start)
@@ -138,7 +147,7 @@ def plain_facts(body: bytes, start: bytes) -> tuple[int, int] | None:
                 return None
             if len(_time_fields) >= VARINT_CACHE_ENTRIES:
                 _time_fields.clear()
-            _time_fields[field] = time
+            _time_fields[bytes(field)] = time
     except IndexError:
         return None
     return time, checksum
@@ -146,11 +155,11 @@ def plain_facts(body: bytes, start: bytes) -> tuple[int, int] | None:
 
 _TIME_FIELD_BYTES: Final = 7
 """Tag and six bytes: times from 1971 to 2109."""
-_time_fields: dict[bytes, int] = {}
+_time_fields: dict[Body, int] = {}
 """Publish times met lately by their field: there are a thousand new ones a second at most."""
 
 
-def scan(body: bytes) -> MetadataView:
+def scan(body: Body) -> MetadataView:
     """Read what the broker needs, once per published entry.
 
     :raises BodyError: no body, or its metadata is no ``MessageMetadata``.
@@ -159,7 +168,7 @@ def scan(body: bytes) -> MetadataView:
     return view if view is not None else _view(parse(body), metadata_bounds(body)[1])
 
 
-def _scan_common(body: bytes) -> MetadataView | None:
+def _scan_common(body: Body) -> MetadataView | None:
     """Metadata as clients write it for ordinary messages, read by hand; None for all other.
 
     Fields of a chunk, a marker, a replicated, encrypted or delayed message are left to the parser.
@@ -195,17 +204,17 @@ def _scan_common(body: bytes) -> MetadataView | None:
         return None
 
 
-_times: dict[bytes, int] = {}
+_times: dict[Body, int] = {}
 """The upper bits of times of these days, by the last four of their six bytes: they change every sixteen seconds."""
 
 
-def _publish_time(body: bytes, at: int) -> tuple[int, int]:
+def _publish_time(body: Body, at: int) -> tuple[int, int]:
     """A time not met lately."""
     number, end = read_varint(body, at)
     if end - at == 6:
         if len(_times) >= VARINT_CACHE_ENTRIES:
             _times.clear()
-        _times[body[at + 2 : end]] = number & ~0x3FFF
+        _times[bytes(body[at + 2 : end])] = number & ~0x3FFF
     return number, end
 
 
@@ -213,7 +222,7 @@ _RARE: Final = tuple(MetadataView._field_defaults.values())
 _new: Final = tuple.__new__
 
 
-def _scan_options(body: bytes, at: int, end: int, known: tuple[str, int, int]) -> MetadataView | None:
+def _scan_options(body: Body, at: int, end: int, known: tuple[str, int, int]) -> MetadataView | None:
     """The fields after the required ones, as far as ordinary messages have them."""
     messages, is_batch, highest = 1, False, 0
     key: str | None = None
@@ -232,7 +241,7 @@ def _scan_options(body: bytes, at: int, end: int, known: tuple[str, int, int]) -
         elif tag == 0x22:
             length, at = read_varint(body, at + 1)
             stop = at + length
-            if body[at] != 0x0A or body.startswith(_SOURCE_KEY, at):
+            if body[at] != 0x0A or body[at : at + len(_SOURCE_KEY)] == _SOURCE_KEY:
                 return None
             length, at = read_varint(body, at + 1)
             at += length
@@ -256,9 +265,9 @@ def _scan_options(body: bytes, at: int, end: int, known: tuple[str, int, int]) -
             elif tag in (0x82, 0x92):
                 length, at = read_varint(body, at)
                 if tag == 0x82:
-                    schema_version = body[at : at + length]
+                    schema_version = bytes(body[at : at + length])
                 else:
-                    ordering_key = body[at : at + length]
+                    ordering_key = bytes(body[at : at + length])
                 at += length
             else:
                 return None
@@ -339,7 +348,7 @@ def key_hash(view: MetadataView) -> int:
     return mmh3.hash(key, 0, signed=False) & 0x7FFFFFFF
 
 
-def body_checksum(body: bytes) -> int:
+def body_checksum(body: Body) -> int:
     """The CRC32C that stands in the body, unchecked."""
     checksum: int = _HEAD.unpack_from(body)[1]
     return checksum
@@ -352,7 +361,7 @@ def build_body(metadata: bytes, payload: bytes) -> bytes:
 
 
 def append_replication(
-    body: bytes, region: str, ledger: int, entry: int, schema_version: bytes | None = None
+    body: Body, region: str, ledger: int, entry: int, schema_version: bytes | None = None
 ) -> tuple[bytes, int]:
     """Add where an entry comes from to its metadata; what is there stays byte for byte.
 
@@ -376,7 +385,7 @@ def append_replication(
 _SOURCE_KEY: Final = b"\x0a" + varint(len(SOURCE_POSITION_PROPERTY)) + SOURCE_POSITION_PROPERTY.encode()
 
 
-def origin_checksum(body: bytes, appended: int) -> int:
+def origin_checksum(body: Body, appended: int) -> int:
     """The CRC32C the body had before ``appended`` bytes were added to its metadata.
 
     :raises BodyError: no body, or its metadata is shorter than what was appended.
@@ -392,7 +401,7 @@ def origin_checksum(body: bytes, appended: int) -> int:
     return crc32c(view[end:], checksum)
 
 
-def strip_appended(body: bytes, appended: int) -> bytes:
+def strip_appended(body: Body, appended: int) -> bytes:
     """The body as its origin stored it: ``append_replication`` undone.
 
     :raises BodyError: as ``origin_checksum``.
@@ -400,4 +409,4 @@ def strip_appended(body: bytes, appended: int) -> bytes:
     start, end = metadata_bounds(body)
     if not 0 <= appended <= end - start:
         raise BodyError(f"{appended} bytes cannot have been appended to metadata of {end - start}")
-    return build_body(body[start : end - appended], body[end:])
+    return build_body(bytes(body[start : end - appended]), bytes(body[end:]))

@@ -26,7 +26,7 @@ def varint(number: int) -> bytes:
     return encoded + SHORT[number]
 
 
-def read_varint(data: bytes, at: int) -> tuple[int, int]:
+def read_varint(data: bytes | memoryview, at: int) -> tuple[int, int]:
     """The varint at ``at``, and where it ends. Nine bytes (63 bits) at most: longer ones are for the parser.
 
     :raises IndexError: it is longer, or goes on after the end of ``data``.
