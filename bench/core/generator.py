@@ -18,7 +18,7 @@ from typing import Any
 
 from meridian_broker.wire.proto import pulsar_pb2 as pb
 from meridian_broker.wire.pulsar import encode
-from raw import MESSAGE, READ_BYTES, RECEIPT, Raw, frame, frames_in, number_of
+from raw import MESSAGE, READ_BYTES, RECEIPT, Raw, frame, number_of, take_frames
 
 BLOCK_BYTES = 256 << 10
 """Frames are built beforehand and sent in blocks of about this size."""
@@ -56,12 +56,9 @@ def publish(port: int, topic: str, size: int, messages: int, window: int, second
                 if not data:
                     raise SystemExit("bench: the broker closed the connection")
                 received[number] += data
-                for kind in frames_in(received[number]):
-                    if kind == RECEIPT:
-                        waiting[number] -= 1
-                        done += 1
-                    elif kind != 18:
-                        raise SystemExit(f"bench: command {kind} instead of a receipt")
+                receipts = take_frames(received[number], RECEIPT)
+                waiting[number] -= receipts
+                done += receipts
             if not unsent[number] and sending and waiting[number] + per_block <= window:
                 unsent[number] = memoryview(block)
                 waiting[number] += per_block
