@@ -57,7 +57,7 @@ class TopicStats:
             "backlogSize": backlog,
             "offloadedStorageSize": 0,
             "waitingPublishers": 0,
-            "deduplicationStatus": "Disabled",
+            "deduplicationStatus": "Enabled" if topic.deduplication.enabled else "Disabled",
             "ownerBroker": self.state.admin_url().partition("://")[2],
             "publishers": [self._producer(one) for one in clients] if publishers else [],
             "subscriptions": subscriptions,

@@ -20,6 +20,7 @@ ALLOWED_CLUSTERS: Final = "allowed_clusters"
 RETENTION: Final = "retention_policies"
 MESSAGE_TTL: Final = "message_ttl_in_seconds"
 DEDUPLICATION: Final = "deduplicationEnabled"
+MAX_PRODUCERS: Final = "max_producers_per_topic"
 BACKLOG_QUOTAS: Final = "backlog_quota_map"
 BUNDLES: Final = "bundles"
 
@@ -29,6 +30,7 @@ KNOWN: Final = (
     RETENTION,
     MESSAGE_TTL,
     DEDUPLICATION,
+    MAX_PRODUCERS,
     BACKLOG_QUOTAS,
     BUNDLES,
 )
@@ -99,6 +101,8 @@ class NamespaceRecord:
     retention: Retention | None = None
     message_ttl_seconds: int | None = None
     deduplication: bool | None = None
+    max_producers: int | None = None
+    """Producers of one topic; 0: no limit."""
     backlog_quotas: Mapping[str, BacklogQuota] = field(default_factory=dict)
     """By kind: ``destination_storage`` (size), ``message_age``."""
     bundles: int = DEFAULT_BUNDLES
@@ -124,6 +128,8 @@ class NamespaceRecord:
             result[MESSAGE_TTL] = self.message_ttl_seconds
         if self.deduplication is not None:
             result[DEDUPLICATION] = self.deduplication
+        if self.max_producers is not None:
+            result[MAX_PRODUCERS] = self.max_producers
         if self.deleting:
             result["deleted"] = True
         return result
@@ -135,6 +141,9 @@ class NamespaceRecord:
         retention, ttl = data.get(RETENTION), take(data, MESSAGE_TTL, int)
         if ttl is not None and ttl < 0:
             raise Invalid(f"{MESSAGE_TTL} is {ttl}: it cannot be negative, 0 is for ever")
+        producers = take(data, MAX_PRODUCERS, int)
+        if producers is not None and producers < 0:
+            raise Invalid(f"{MAX_PRODUCERS} is {producers}: it cannot be negative, 0 is for no limit")
         quotas = take(data, BACKLOG_QUOTAS, Mapping, {})
         if not quotas.keys() <= set(QUOTA_KINDS):
             raise Invalid(f"{BACKLOG_QUOTAS} has {sorted(quotas)}: {' and '.join(QUOTA_KINDS)} are the kinds")
@@ -144,6 +153,7 @@ class NamespaceRecord:
             retention=None if retention is None else Retention.from_json(retention),
             message_ttl_seconds=ttl,
             deduplication=take(data, DEDUPLICATION, bool),
+            max_producers=producers,
             backlog_quotas={kind: BacklogQuota.from_json(quota) for kind, quota in quotas.items()},
             bundles=_bundles(data),
             extra={key: value for key, value in without(data, *KNOWN, "deleted").items() if value is not None},

@@ -177,11 +177,16 @@ class BrokerProcess:
                 auto_create_subscriptions=topics.allow_auto_subscription_creation,
                 retention_minutes=storage.default_retention_time_in_minutes,
                 retention_mb=storage.default_retention_size_in_mb,
+                deduplication=topics.broker_deduplication_enabled,
+                max_producers=topics.max_producers_per_topic,
             ),
             topic_limits=TopicLimits(
                 message_bytes=settings.network.max_message_size,
                 unacked_per_consumer=topics.max_unacked_messages_per_consumer or UNLIMITED,
                 unacked_per_subscription=topics.max_unacked_messages_per_subscription or UNLIMITED,
+                dedup_producers=topics.broker_deduplication_max_number_of_producers,
+                dedup_entries=topics.broker_deduplication_entries_interval,
+                dedup_idle_minutes=topics.broker_deduplication_producer_inactivity_timeout_minutes,
                 failover_delay_seconds=topics.active_consumer_failover_delay_time_millis / 1000,
             ),
             log_limits=LogLimits(

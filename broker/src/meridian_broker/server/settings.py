@@ -130,6 +130,25 @@ class TopicSettings:
     max_unacked_messages_per_subscription: int = _int(200_000, 0, 100_000_000)
     """The same for all consumers of a subscription together. 0: no limit."""
 
+    max_producers_per_topic: int = _int(0, 0, 10_000)
+    """Producers of one topic or partition, replicators of other regions not counted. A namespace's own policy comes
+    first. 0: 10000, which is also the most."""
+
+    broker_deduplication_enabled: bool = False
+    """Messages that a producer sends again under the same name with the same sequence id are stored once. A namespace's
+    own policy comes first."""
+
+    broker_deduplication_max_number_of_producers: int = _int(10_000, 1, 1_000_000)
+    """Producer names per topic whose last sequence id is remembered. Beyond that the names go that nobody has used for
+    longest; connected ones stay."""
+
+    broker_deduplication_entries_interval: int = _int(1000, 1, 1_000_000)
+    """Entries of a topic after which the last sequence ids are written. After a restart at most so many are read to
+    know the rest."""
+
+    broker_deduplication_producer_inactivity_timeout_minutes: int = _int(360, 1, 10_000_000)
+    """Minutes for which the last sequence id of a producer that is gone is remembered."""
+
     active_consumer_failover_delay_time_millis: int = _int(1000, 0, 600_000)
     """Milliseconds a Failover subscription waits before another consumer becomes active, so that the acknowledgements
     of the one before can arrive."""

@@ -158,6 +158,7 @@ class Admission:
 
     def _enter(self, producer: Producer) -> None:
         self._topic.producers[producer.name] = producer
+        self._topic.deduplication.attach(producer)
         self._topic.last_used_ms = self._topic.scheduler.now_ms()
 
     def gone(self, producer: Producer) -> None:

@@ -36,6 +36,10 @@ class ProducerFenced(TopicError):
     """Another producer is alone on the topic, or was since this one was let in."""
 
 
+class CannotTellRepeat(TopicError):
+    """The message came before and is not durable yet: nobody can say whether this is a repeat."""
+
+
 class TopicFenced(TopicError):
     """The topic is closing, moving or lost its ledger: the client should look it up again."""
 

@@ -11,6 +11,7 @@ from meridian_broker.topics.access import AccessMode
 from meridian_broker.wire.pulsar.metadata import plain_start
 
 if TYPE_CHECKING:
+    from meridian_broker.topics.dedup import Gate
     from meridian_broker.topics.topic import Topic
     from meridian_broker.wire.pulsar.frames import Send
 
@@ -24,6 +25,10 @@ class ProducerPort(Protocol):
 
     def dropped(self, sends: list[Send]) -> None:
         """The entries were not stored and the topic is fenced: the client resends them elsewhere."""
+        ...
+
+    def repeated(self, producer: Producer, send: Send) -> None:
+        """The entry is stored already: send the receipt that names no position. In the order of the sends."""
         ...
 
     def refused(self, producer: Producer, send: Send, error: Exception) -> None:
@@ -44,6 +49,7 @@ class Producer:
         "bytes_in",
         "connected_since_ms",
         "epoch",
+        "gate",
         "messages_in",
         "metadata",
         "name",
@@ -91,6 +97,8 @@ class Producer:
         """The topic's epoch in which it is let in; None when nobody was ever alone there."""
         self.messages_in = 0
         self.bytes_in = 0
+        self.gate: Gate | None = None
+        """Sorts out repeats; None: deduplication is off."""
         self.plain_start = plain_start(name)
         """How the metadata of its ordinary messages begins."""
 

@@ -43,6 +43,11 @@ class Kind(IntEnum):
     """Ranges gone without an acknowledgement (R14)."""
     REMOVED = 7
     """The subscription was deleted."""
+    SEQUENCES = 8
+    """Last sequence ids of producers, of no subscription (``sequences.py``)."""
+
+
+_KINDS: Final = frozenset(Kind)
 
 
 class Change(NamedTuple):
@@ -79,6 +84,11 @@ def decode(record: bytes) -> Change:
         if version != FORMAT_VERSION:
             raise ProgressLogError(
                 f"progress record of format {version}; this broker reads {FORMAT_VERSION}: a newer broker wrote it, "
+                "start that version again"
+            )
+        if kind not in _KINDS:
+            raise ProgressLogError(
+                f"progress record of kind {kind}, which this broker does not know: a newer broker wrote it, "
                 "start that version again"
             )
         end = _HEAD.size + length

@@ -62,6 +62,9 @@ class ServicePolicy:
     auto_create_subscriptions: bool = True
     retention_minutes: int = 0
     retention_mb: int = 0
+    deduplication: bool = False
+    max_producers: int = 0
+    """Of one topic; 0: no limit but the broker's own."""
 
 
 @dataclass
@@ -158,6 +161,8 @@ class TopicService:
         topic.metadata = metadata
         topic.admission.epoch = metadata.record.topic_epoch
         topic.recover(await topic.progress_log.open(list(metadata.record.progress_ledgers)))
+        self._limit_producers(topic)
+        await topic.deduplication.open(self._deduplicates(topic))
         if name.partition >= 0:
             partitioned = await self.catalog.partitioned.find(name.base)
             topic.partitions = growing_to or (None if partitioned is None else partitioned.partitions)
@@ -334,6 +339,7 @@ class TopicService:
             minutes, megabytes = self._retention(topic_name.parse(topic.name))
             keep_since = None if minutes < 0 else now - minutes * 60_000
             keep_bytes = None if megabytes < 0 else megabytes << 20
+            topic.deduplication.tidy()
             await topic.log.trim(topic.needed_from(), keep_bytes, keep_since)
             if now - topic.last_used_ms > 60_000:
                 topic.log.drop_tail()
@@ -393,16 +399,29 @@ class TopicService:
                 self.replication.start(topic, remote)
 
     def follow_policies(self) -> None:
-        """Start and stop replicators where the regions of a topic have changed."""
+        """Do what the namespaces' policies say now: regions of a topic, deduplication, numbers of producers."""
         for topic in list(self.topics.values()):
             if topic.failure is not None:
                 continue
             self._replicate(topic)
+            self._limit_producers(topic)
+            topic.deduplication.follow(self._deduplicates(topic))
             for remote in topic.remotes - self.regions_of(topic.name):
                 topic.remotes.discard(remote)
                 topic.replicated_positions.pop(remote, None)
                 if self.replication is not None:
                     self.replication.stop(topic.name, remote)
+
+    def _limit_producers(self, topic: Topic) -> None:
+        namespace = self.catalog.namespace(topic_name.parse(topic.name).namespace_name)
+        own = None if namespace is None else namespace.max_producers
+        wanted = self.policy.max_producers if own is None else own
+        topic.admission.limit = min(wanted, self.topic_limits.producers) or self.topic_limits.producers
+
+    def _deduplicates(self, topic: Topic) -> bool:
+        namespace = self.catalog.namespace(topic_name.parse(topic.name).namespace_name)
+        own = None if namespace is None else namespace.deduplication
+        return self.policy.deduplication if own is None else own
 
     def regions_of(self, topic: str) -> frozenset[str]:
         """Regions of a topic, this one included."""

@@ -21,6 +21,7 @@ from meridian_broker.positions import HybridClock, Progress, Stamp
 from meridian_broker.positions.position import EARLIEST, LATEST, Position
 from meridian_broker.topics.admission import Admission
 from meridian_broker.topics.consumer import Consumer, ConsumerPort
+from meridian_broker.topics.dedup import Deduplication
 from meridian_broker.topics.errors import (
     MessageTooLarge,
     NotAllowed,
@@ -75,6 +76,12 @@ class TopicLimits:
     failover_delay_seconds: float = 1.0
     producers: int = 10_000
     subscriptions: int = 1_000_000
+    dedup_producers: int = 10_000
+    """Names whose last sequence id is remembered."""
+    dedup_idle_minutes: int = 360
+    """Minutes for which a name is remembered after its last message."""
+    dedup_entries: int = 1000
+    """Entries after which sequence ids are written."""
 
 
 class Topic:
@@ -106,6 +113,7 @@ class Topic:
         self.progress_log.on_failure = self.fence
         self.producers: dict[str, Producer] = {}
         self.admission = Admission(self)
+        self.deduplication = Deduplication(self)
         self.subscriptions: dict[str, Subscription] = {}
         self.failure: str | None = None
         self.reopen = True
@@ -133,6 +141,9 @@ class Topic:
     def recover(self, changes: list[Change]) -> None:
         """Rebuild the subscriptions from what the progress log holds."""
         for kind, name, time_ms, payload in changes:
+            if kind == Kind.SEQUENCES:
+                self.deduplication.recall(payload)
+                continue
             subscription = self.subscriptions.get(name)
             if kind == Kind.SUBSCRIPTION:
                 record = decode_record(payload)
@@ -160,7 +171,7 @@ class Topic:
 
     def snapshot(self) -> list[tuple[Kind, str, bytes]]:
         """Everything the progress log must begin a ledger with."""
-        records: list[tuple[Kind, str, bytes]] = []
+        records = self.deduplication.snapshot()
         for name, subscription in self.subscriptions.items():
             if subscription.durable:
                 records.append((Kind.SUBSCRIPTION, name, encode_record(subscription.record)))
@@ -187,6 +198,7 @@ class Topic:
         """Let go of the topic in good order: clients away, acknowledgements written, ledgers sealed."""
         for subscription in self.subscriptions.values():
             subscription.flush()
+        self.deduplication.record()
         self.fence(reason)
         await self.progress_log.close()
         await self.log.close()
@@ -232,13 +244,18 @@ class Topic:
             taken.append(send)
             messages += count
             size += len(body)
+        done = producer.done
+        if producer.gate is not None:
+            entries, taken = producer.gate.sift(entries, taken)
+            messages, size = sum(send.num_messages for send in taken), sum(len(send.body) for send in taken)
+            done = producer.gate.done
         if not taken:
             return
         producer.messages_in += messages
         producer.bytes_in += size
         self.messages_in += messages
         self.bytes_in += size
-        self.log.append_own(entries, producer.done, taken)
+        self.log.append_own(entries, done, taken)
 
     def publish_foreign(self, producer: Producer, send: Send) -> None:
         """Store an entry of another region, once and in its origin's order.
@@ -499,6 +516,8 @@ class Topic:
         """Everything at or before this may be trimmed as far as subscriptions and replicators go."""
         positions = [s.mark_delete for s in self.subscriptions.values() if s.durable]
         positions.extend(self.replicated_positions.values())
+        if (unaccounted := self.deduplication.needed_from) is not None:
+            positions.append(unaccounted)
         return min(positions, default=self.log.last_confirmed)
 
     def dispatch_all(self) -> None:

@@ -281,6 +281,12 @@ class Connection(asyncio.Protocol):
         if self.transport is not None:
             self.write(encode.send_receipts(producer.producer_id, sends, first.ledger, first.entry))
 
+    def repeated(self, producer: Producer, send: Send) -> None:
+        self._settled(1)
+        if self.transport is not None:
+            highest = send.highest_sequence_id
+            self.write(encode.send_receipt(producer.producer_id, send.sequence_id, -1, -1, highest))
+
     def refused(self, producer: Producer, send: Send, error: Exception) -> None:
         self._settled(1)
         self.write(encode.send_error(producer.producer_id, send.sequence_id, code_of(error), str(error)))

@@ -88,15 +88,20 @@ async def _make(connection: Connection, asked: pb.CommandProducer) -> None:
     if connection.transport is None or asked.producer_id not in producers:  # gone, or closed, meanwhile
         made.topic.remove_producer(made)
         return
+    if made.topic.producers.get(made.name) is not made:  # sent away again while it came in
+        del producers[asked.producer_id]
+        connection.fail(asked.request_id, TopicFenced(f"{topic.name} is not this producer's any more: make it again"))
+        return
     producers[asked.producer_id] = made
-    if remote is None:
+    if remote is None and made.gate is None:
         _answer(connection, asked.request_id, made)
     else:
-        # What we tell a replicator to have must survive a crash, for it goes on right behind it (R4).
-        topic.log.when_durable(lambda error: _answer_replicator(connection, asked.request_id, made, error))
+        # What we tell a replicator to have must survive a crash, for it goes on right behind it (R4). So does a
+        # producer whose messages are deduplicated.
+        topic.log.when_durable(lambda error: _answer_durable(connection, asked.request_id, made, error))
 
 
-def _answer_replicator(connection: Connection, request_id: int, made: Producer, error: LedgerError | None) -> None:
+def _answer_durable(connection: Connection, request_id: int, made: Producer, error: LedgerError | None) -> None:
     """Nothing is said of entries that will never be durable: the topic is fenced, and asked again."""
     if error is None:
         _answer(connection, request_id, made)
@@ -125,7 +130,7 @@ def _answer(connection: Connection, request_id: int, made: Producer, *, ready: b
     answer = pb.CommandProducerSuccess(
         request_id=request_id,
         producer_name=made.name,
-        last_sequence_id=-1,
+        last_sequence_id=made.topic.deduplication.last_sequence_id(made.name),
         schema_version=made.schema_version,
         topic_epoch=made.topic_epoch,
         producer_ready=ready,
