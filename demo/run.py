@@ -74,6 +74,8 @@ class Demo:
         self.killed_ms = 0
         self.started = 0.0
         self.report = Path(arguments.report_dir).resolve()
+        self.clients_log = (directory / "clients.log").open("wb")
+        """What the client library says: of a dead region, for example, that nobody answers there."""
 
     # -- the regions
 
@@ -125,7 +127,8 @@ class Demo:
             files[region].write_text("0")
             self.spawn(
                 [sys.executable, str(HERE / "worker.py"), "publish", self.regions[region]["service_url"], TOPIC,
-                 airport, str(files[region])]
+                 airport, str(files[region])],
+                stdout=self.clients_log,
             )  # fmt: skip
         return files
 
@@ -137,6 +140,7 @@ class Demo:
             [sys.executable, str(HERE / "worker.py"), "consume", self.regions[region]["service_url"], TOPIC,
              SUBSCRIPTION, str(CONSUMERS), str(path), str(self.seed + len(self.children))],
             stdin=subprocess.PIPE,
+            stdout=self.clients_log,
         )  # fmt: skip
 
     def journal(self, region: str) -> Path:
@@ -284,8 +288,8 @@ class Demo:
         self.console.print(table)
         table = Table(title="Switches")
         for column in (
-            "switch", "first message after", "acked, delivered again", "share", "of these: ack never left the client",
-            "not acked, delivered again",
+            "switch", "first message after", "acked, delivered again", "share",
+            "ack still in the client, delivered again", "not acked, delivered again",
         ):  # fmt: skip
             table.add_column(column, justify="right")
         for switch in switches:
