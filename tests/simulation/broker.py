@@ -28,7 +28,7 @@ from simulation.disks import SimStore, Volume
 from simulation.exchange_links import ExchangeLinks
 from simulation.loop import Lock, SimScheduler
 from simulation.metadata import MetadataVolume, SimMetadata
-from simulation.names import full_name
+from simulation.names import HEARD_US, full_name
 from simulation.replication_links import ReplicationLinks
 
 if TYPE_CHECKING:
@@ -148,6 +148,7 @@ class SimRegion:
         self.saved: tuple[Volume, MetadataVolume, int] | None = None
         self.lives = 0
         self.restores = 0
+        self.restored_us = -HEARD_US
 
     def wall_ms(self) -> int:
         return WORLD_BEGAN_MS + self.world.loop.now_us // 1000 + self.skew_ms
@@ -167,6 +168,7 @@ class SimRegion:
             topic = path.rpartition("/")[2]
             for ledger in record.ledgers:
                 self.world.topic_of_ledger[self.name, ledger.ledger_id] = topic
+                self.world.number(self.name, ledger.ledger_id)
 
     def forget_ledger(self, ledger: int) -> None:
         self.world.model.ledger_deleted(self, ledger)
@@ -201,6 +203,7 @@ class SimRegion:
         if self.saved is None:
             return False
         self.restores += 1
+        self.restored_us = self.world.loop.now_us
         volume, metadata, _ = self.saved
         self.volume, self.metadata = volume.copy(), metadata.copy()
         return True

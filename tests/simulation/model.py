@@ -25,7 +25,7 @@ from meridian_broker.topics import progress_log
 from meridian_broker.topics.consumer import Consumer
 from meridian_broker.topics.progress_log import Kind
 from meridian_broker.wire.pulsar import topic_name
-from simulation.names import full_name
+from simulation.names import HEARD_US, full_name
 
 if TYPE_CHECKING:
     from simulation.broker import SimRegion
@@ -302,11 +302,12 @@ class Model:
     def flush_begun(self, home: SimRegion, topic_name: str, name: str) -> Callable[[WaitResult], None]:
         """What is durable here now is durable in every region that confirms."""
         known = self._known(home.name, topic_name, name)
-        restores = {region: one.restores for region, one in self._world.regions.items()}
+        now = self._world.loop.now_us
+        restores = {r: one.restores for r, one in self._world.regions.items() if now - one.restored_us >= HEARD_US}
 
         def done(result: WaitResult) -> None:
             regions = self._world.regions
-            self._spread(known, frozenset(r for r in result.confirmed if regions[r].restores == restores[r]))
+            self._spread(known, frozenset(r for r in result.confirmed if regions[r].restores == restores.get(r)))
             self._complete("flush", home, result)
 
         return done
@@ -404,6 +405,7 @@ class Model:
                     if Origin(region, *position) not in self.trimmed[region, topic]:
                         del receipts[position]
         for facts in self.facts.values():
+            facts.made.pop(home.name, None)
             for one in facts.all():
                 if one.known.get(home.name, -1) > saved_us:
                     del one.known[home.name]

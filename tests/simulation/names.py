@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Short names of topics, as stories use them, and full ones."""
+"""What several modules of the simulator call the same: topics, short and in full, and a time."""
 
 from __future__ import annotations
 
 from typing import Final
 
 NAMESPACE: Final = "persistent://public/default/"
+HEARD_US: Final = 1_000_000
+"""So long after a restore the others have heard that the region was gone, and what it had confirmed before with it."""
 
 
 def full_name(topic: str) -> str:

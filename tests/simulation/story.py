@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The language of stories: one line, one thing that happens or is asked. Seeds write in it, people read and write it.
 
-Messages are named by their origin, ledgers counted from 1 as they are first shown: ``us/1:2``, or several ``us/1:0-2``.
+Messages are named by their origin, a region's ledgers counted from 1: ``us/1:2``, or several ``us/1:0-2``.
 Times are milliseconds. What names something that is not there (a consumer that a shorter story left out) does nothing
 and says so.
 
@@ -16,6 +16,7 @@ Clients::
 
     produce us t x3 [batch 4]   publish; what has no receipt is sent again
     marker us t                 store a marker, as replication of snapshots will
+    forge us t marker|origin    a client sends what only brokers of other regions may
     subscribe us t sub [latest] make a replicated subscription
     consumer c1 us t sub [shared|exclusive|failover] [latest] [auto]
     ack c1 x3 [newest|every2]   one ACK of some of what it holds; or ``ack c1 us/1:2 ...``
@@ -47,6 +48,7 @@ Questions::
 
     expect log us t             what is stored, in order
     expect progress t sub       what each region counts as acked
+    expect floors t sub         per origin: acked without a gap up to here, and ids remembered above
     expect next us t sub        what a consumer there would get
     expect got c1               what it got since the last time
     expect replication us t     how it stands with each other region
@@ -68,9 +70,12 @@ from meridian_broker.positions import ZERO, Progress, Stamp
 from meridian_broker.positions.position import EARLIEST, LATEST, Origin, Position
 from meridian_broker.topics.consumer import Consumer
 from meridian_broker.topics.errors import TopicError
+from meridian_broker.topics.producer import Producer
 from meridian_broker.topics.subscription import Subscription, SubscriptionType
 from meridian_broker.topics.topic import Topic
+from meridian_broker.wire.proto import pulsar_pb2 as pb
 from meridian_broker.wire.pulsar import metadata, topic_name
+from meridian_broker.wire.pulsar.frames import Send
 from simulation.broker import SimBroker
 from simulation.clients import SimConsumer
 from simulation.names import full_name
@@ -162,6 +167,22 @@ class Story:
             return
         body = metadata.build_body(b"", b"#marker")
         opened.log.append_own([(entries.MARKER, 1, 0, 0, 0, b"", body)], _ignore, [None])
+
+    def do_forge(self, region: str, topic: str, what: str) -> None:
+        opened = self._open(region, topic)
+        if opened is None:
+            self.say(f"{region} does not serve {topic}")
+            return
+        fields = pb.MessageMetadata(producer_name="forger", sequence_id=0, publish_time=1)
+        if what == "marker":
+            fields.marker_type = 10
+        else:
+            fields.replicated_from = "eu"
+        body = metadata.build_body(fields.SerializeToString(), b"#forged")
+        send = Send(6, 1, 0, None, 1, False, what == "marker", None, None, False, True, body)
+        port = _Forger(self.say)
+        forger = Producer(opened, port, 1, "forger", name_is_given=True, epoch=0, connected_since_ms=0)
+        opened.publish(forger, [send])
 
     def do_subscribe(self, region: str, topic: str, name: str, place: str = "earliest") -> None:
         broker = self._broker(region)
@@ -448,6 +469,14 @@ class Story:
             else:
                 self.say(f"{region}: {self.acked(topic, found.progress)}")
 
+    def expect_floors(self, topic: str, name: str) -> None:
+        for region in self.world.names:
+            subscription = self._subscription(region, topic, name)
+            if subscription is not None:
+                floors = sorted(subscription.progress.floors().items())
+                shown = " ".join(self.world.shown(Origin(o, *at)) for o, at in floors if at > EARLIEST) or "none"
+                self.say(f"{region}: {shown}, {subscription.progress.count_detail()} above")
+
     def acked(self, topic: str, progress: Progress) -> str:
         """Acked messages of those that exist anywhere."""
         logs = (self.world.model.log(home, topic) for home in self.world.regions.values())
@@ -523,6 +552,25 @@ class Story:
                 shown.append((origin, origin.entry))
         texts = [self.world.shown(first) + (f"-{last}" if last != first.entry else "") for first, last in shown]
         return " ".join(texts) or "nothing"
+
+
+class _Forger:
+    """The port of a producer that is refused."""
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self._say = say
+
+    def stored(self, *_: object) -> None:
+        self._say("stored")
+
+    def refused(self, _: Producer, __: Send, error: Exception) -> None:
+        self._say(f"refused: {error}")
+
+    def repeated(self, *_: object) -> None: ...
+
+    def dropped(self, _: list[Send]) -> None: ...
+
+    def disconnect_producer(self, _: Producer) -> None: ...
 
 
 class _Nobody:

@@ -11,7 +11,7 @@ from typing import Final
 
 from meridian_broker.ledgers.store import LedgerError
 from meridian_broker.metadata.store import MetadataError
-from meridian_broker.positions.position import Origin, Position
+from meridian_broker.positions.position import EARLIEST, Origin, Position
 from meridian_broker.replication.exchange_messages import PeerMessage
 from meridian_broker.topics import progress_log
 from meridian_broker.topics.errors import TopicError
@@ -93,12 +93,15 @@ class World:
 
     def shown(self, origin: Origin) -> str:
         """``us/1:0``: ledgers are counted, for their ids are long."""
-        numbers = self._numbers[origin.region]
-        number = numbers.setdefault(origin.ledger, len(numbers) + 1)
-        return f"{origin.region}/{number}:{origin.entry}"
+        return f"{origin.region}/{self.number(origin.region, origin.ledger)}:{origin.entry}"
+
+    def number(self, region: str, ledger: int) -> int:
+        """How many ledgers the region made before this one, of all topics, and one."""
+        numbers = self._numbers[region]
+        return numbers.setdefault(ledger, len(numbers) + 1)
 
     def named(self, text: str) -> Origin:
-        """The other way round. :raises KeyError: no such ledger was ever shown."""
+        """The other way round. :raises KeyError: no such ledger was ever made."""
         region, _, place = text.partition("/")
         ledger, _, entry = place.partition(":")
         for real, number in self._numbers[region].items():
@@ -218,7 +221,8 @@ class World:
             for target in self.names:
                 if source == target:
                     continue
-                lacks = {origin for origin in have[source] - have[target] if origin.region == source}
+                joined = self._joined(source, target, topic)
+                lacks = {o for o in have[source] - have[target] if o.region == source and o.position >= joined}
                 if not lacks:
                     continue
                 hold = self.hold(source, target, topic)
@@ -227,6 +231,12 @@ class World:
                 first = self.shown(min(lacks))
                 return f"{target} lacks {len(lacks)} entries of {source}, the first {first}; hold {hold or 'none'}"
         return ""
+
+    def _joined(self, source: str, target: str, topic: str) -> Position:
+        """Where a region that had nothing of the source began: what was trimmed before, it does not get."""
+        broker = self.regions[source].broker_of(topic)
+        run = broker.replication.runs.get((full_name(topic), target)) if broker is not None else None
+        return EARLIEST if run is None else run.core.joined_at or EARLIEST
 
     def hold(self, source: str, target: str, topic: str) -> str:
         """Why the replicator does not go on; empty when it does."""

@@ -1,14 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Text scenarios: stories of several regions that people can read in a review, run by the real cores.
 
+A script that begins with ``regions`` is told by whole regions in the simulator; ``tests/simulation/story.py`` has its
+language. One that begins with ``exchange`` looks at the progress exchange alone, message by message.
+
 A script is a list of commands. What a command says comes below it, each line after ``> ``; the runner compares, and
 writes it anew with ``--rewrite-scripts``::
 
     python tests/unit/script_runner.py [--rewrite-scripts] [FILE ...]
 
-Commands (times in milliseconds, messages by origin: ``us/1:2``, or several ``us/1:0-2``)::
+Commands of the exchange (times in milliseconds, messages by origin: ``us/1:2``, or several ``us/1:0-2``)::
 
-    regions us eu ap            all of them linked to each other, replicating
+    exchange us eu ap           all of them linked to each other, replicating
     produce us t x3             publish; ``ledger=2`` opens another ledger
     hold us-eu / release us-eu  entries do not replicate between two regions / do again
     subscribe us t sub
@@ -42,25 +45,14 @@ from pathlib import Path
 from exchange_world import Entry, World, WorldRegion
 from meridian_broker.positions.position import Origin, parse_position
 from meridian_broker.positions.progress import Progress
-from meridian_broker.replication.exchange_messages import (
-    Barrier,
-    BarrierDone,
-    Delta,
-    DeltaAck,
-    Digest,
-    Fetch,
-    Hello,
-    PeerMessage,
-    State,
-)
+from meridian_broker.replication.exchange_messages import PeerMessage
 from meridian_broker.replication.exchange_waits import WaitResult
+from simulation.story import Story
+from simulation.story import StoryError as ScriptError
+from simulation.telling import tell
 
 SCRIPTS = Path(__file__).parent / "scripts"
 OUTPUT = "> "
-
-
-class ScriptError(Exception):
-    """A command that is none."""
 
 
 class Script:
@@ -75,7 +67,7 @@ class Script:
     @property
     def world(self) -> World:
         if self._world is None:
-            raise ScriptError("begin with: regions NAME NAME ...")
+            raise ScriptError("begin with: exchange NAME NAME ...")
         return self._world
 
     def run(self, line: str) -> list[str]:
@@ -99,7 +91,7 @@ class Script:
 
     # -- the world
 
-    def do_regions(self, *names: str) -> None:
+    def do_exchange(self, *names: str) -> None:
         self._world = self._make_world(list(names))
         self._world.connect_all()
         self._world.run(100)
@@ -218,7 +210,7 @@ class Script:
     def expect_progress(self, topic: str, name: str) -> None:
         for region in self.world.names:
             progress = self._region(region).progress(topic, name)
-            shown = "no such subscription" if progress is None else self._acked(topic, progress)
+            shown = "no such subscription" if progress is None else self.acked(topic, progress)
             self.say(f"{region}: {shown}")
 
     def expect_next(self, region: str, topic: str, name: str) -> None:
@@ -245,7 +237,7 @@ class Script:
 
     # -- how things read
 
-    def _acked(self, topic: str, progress: Progress) -> str:
+    def acked(self, topic: str, progress: Progress) -> str:
         """Acked messages of those that exist anywhere."""
         entries = self._everywhere(topic)
         acked = [
@@ -257,43 +249,7 @@ class Script:
         return _names(acked) + (f", after {rewinds} rewind" + "s" * (rewinds > 1) if rewinds else "")
 
     def _trace(self, source: str, target: str, message: PeerMessage) -> None:
-        self.say(f"{source} -> {target} {self._message(message)}")
-
-    def _message(self, message: PeerMessage) -> str:
-        match message:
-            case Hello():
-                return "HELLO answer" if message.answer else "HELLO"
-            case Delta():
-                return f"DELTA {message.number} " + "; ".join(
-                    f"{item.topic}/{item.subscription} {self._acked(item.topic, Progress.decode(item.progress))}"
-                    + (" with its record" if item.record else "")
-                    + (f", for {' '.join(item.unreached)} too" if item.unreached else "")
-                    + (", passed on" if item.passed_on else "")
-                    for item in message.items
-                )
-            case DeltaAck():
-                return f"DELTA_ACK {message.number}" + "".join(f", {r.code}: {r.reason}" for r in message.refusals)
-            case Digest():
-                return "DIGEST " + ", ".join(
-                    f"{topic.topic} {'digest' if topic.subscriptions is None else 'listing'}"
-                    for topic in message.topics
-                )
-            case Fetch():
-                return "FETCH " + ", ".join(
-                    f"{q.topic}"
-                    + (f"/{q.subscription}" if q.subscription else "")
-                    + (" state" if q.state else " listing")
-                    for q in message.questions
-                )
-            case State():
-                return "STATE " + "; ".join(
-                    f"{item.topic}/{item.subscription} {self._acked(item.topic, Progress.decode(item.progress))}"
-                    for item in message.items
-                )
-            case Barrier():
-                return f"BARRIER {message.topic}/{message.subscription}"
-            case BarrierDone():
-                return "BARRIER_DONE " + (message.reason or ("with news" if message.progress else "nothing new"))
+        self.say(tell(self, source, target, message))
 
 
 def _names(entries: Iterable[Entry]) -> str:
@@ -308,9 +264,15 @@ def _names(entries: Iterable[Entry]) -> str:
     return " ".join(str(first) + (f"-{last}" if last != first.entry else "") for first, last in shown) or "nothing"
 
 
-def replay(text: str, make_script: Callable[[], Script] = Script) -> str:
+def teller(text: str) -> Script | Story:
+    """Who tells this story."""
+    commands = [line for line in text.splitlines() if line.strip() and line[0] not in "#>"]
+    return Script() if commands and commands[0].startswith("exchange") else Story()
+
+
+def replay(text: str) -> str:
     """The script with what its commands say now."""
-    script, lines = make_script(), []
+    script, lines = teller(text), []
     for line in text.splitlines():
         if line.startswith(OUTPUT.rstrip()):
             continue

@@ -20,13 +20,16 @@ def test_there_are_stories() -> None:
 
 
 def test_a_wrong_expectation_is_seen_and_rewritten() -> None:
-    right = replay("regions us eu\nproduce us t x1\nexpect messages\n")
+    right = replay("exchange us eu\nproduce us t x1\nexpect messages\n")
     assert "> us/1:0\n" in right
     wrong = right.replace("> us/1:0\n", "> us/1:7\n")
     assert replay(wrong) == right != wrong
 
 
-@pytest.mark.parametrize("text", ["produce us t x1", "regions us eu\nfrobnicate", "regions us eu\nack us t sub us/1:0"])
+@pytest.mark.parametrize(
+    "text",
+    ["produce us t x1", "exchange us eu\nfrobnicate", "exchange us eu\nack us t sub us/1:0", "regions us\nfrobnicate"],
+)
 def test_a_wrong_command_is_named(text: str) -> None:
-    with pytest.raises(ScriptError, match=text.splitlines()[-1] if "regions" in text else "begin with"):
+    with pytest.raises(ScriptError, match=text.splitlines()[-1] if "\n" in text else "begin with"):
         replay(text)
