@@ -22,6 +22,10 @@ NO_PLACE: Final = 255
 """Region code of markers and of entries that have no common origin: they take no part in progress."""
 
 
+_new: Final = tuple.__new__
+"""Half the price of calling a ``NamedTuple`` class: dispatch, acknowledgements and cursors ask for every entry."""
+
+
 class Place(NamedTuple):
     """What an acknowledgement of one entry claims: ``(prev, origin]`` of ``region`` (R3)."""
 
@@ -129,8 +133,9 @@ class LedgerIndex:
         if kind == OWN:
             kinds = self.kinds
             before = entry - 1 if entry and kinds[entry - 1] == OWN else kinds.rfind(b"\0", 0, entry)
-            prev = Position(self.ledger_id, before) if before >= 0 else self._own_before
-            return Place(self.codes.names[0], prev, Position(self.ledger_id, entry))
+            ledger = self.ledger_id
+            prev = _new(Position, (ledger, before)) if before >= 0 else self._own_before
+            return _new(Place, (self.codes.names[0], prev, _new(Position, (ledger, entry))))
         if kind == NO_PLACE or self._columns is None:
             return None
         ledgers, entries, prev_ledgers, prev_entries = self._columns
@@ -138,6 +143,18 @@ class LedgerIndex:
         return Place(
             self.codes.names[kind], prev if prev.ledger >= 0 else EARLIEST, Position(ledgers[entry], entries[entry])
         )
+
+    def origin(self, entry: int) -> tuple[str, Position] | None:
+        """Where an entry was first stored; None for markers and entries without a common origin.
+
+        :raises IndexError: the ledger has no such entry.
+        """
+        kind = self.kinds[entry]
+        if kind == OWN:
+            return self.codes.names[0], _new(Position, (self.ledger_id, entry))
+        if kind == NO_PLACE or self._columns is None:
+            return None
+        return self.codes.names[kind], _new(Position, (self._columns[0][entry], self._columns[1][entry]))
 
     def origins(self, first: int, last: int) -> Iterator[tuple[int, str, Position]]:
         """``(entry, region, origin)`` of entries ``first`` to ``last`` that have an origin."""

@@ -213,10 +213,10 @@ class Subscription:
         if not self.durable:
             return position <= self.mark_delete
         index = self.topic.log.index(position.ledger)
-        place = None if index is None else index.place(position.entry)
-        if place is None:
+        origin = None if index is None else index.origin(position.entry)
+        if origin is None:
             return position <= self.mark_delete
-        if self.progress.is_acked(place.region, place.origin):
+        if self.progress.is_acked(*origin):
             self._passed_over = True
             return True
         return False
@@ -285,7 +285,7 @@ class Subscription:
         if not self.durable:
             self._ack_in_memory(consumer, positions, confirmed)
             return
-        missing = next((p.ledger for p in positions if log.holds(p) and log.index(p.ledger) is None), None)
+        missing = next((p.ledger for p in positions if log.index(p.ledger) is None and log.holds(p)), None)
         if missing is not None:
             work = self._load_then(missing, lambda: self.acknowledge(consumer, positions, batches, confirmed))
             self.topic.scheduler.spawn(work, "load an index for an acknowledgement")
@@ -464,8 +464,8 @@ class Subscription:
                     work = self._load_and_advance(following.ledger)
                     self.topic.scheduler.spawn(work, "load an index for a cursor")
                 break
-            place = index.place(following.entry)
-            if place is not None and not progress.is_acked(place.region, place.origin):
+            origin = index.origin(following.entry)
+            if origin is not None and not progress.is_acked(*origin):
                 break
             position = following
             following = log.after(position)

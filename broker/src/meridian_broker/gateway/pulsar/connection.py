@@ -71,7 +71,7 @@ class Connection(asyncio.Protocol):
         self._loop = loop
         self.transport: asyncio.Transport | None = None
         self._decoder = FrameDecoder(broker.max_message_bytes + FRAME_PADDING_BYTES)
-        self._out: list[bytes] = []
+        self._out: list[bytes | memoryview] = []
         self._out_bytes = 0
         self._flushing = False
         self._writable = True
@@ -176,7 +176,7 @@ class Connection(asyncio.Protocol):
     def writable(self) -> bool:
         return self._writable and self._out_bytes < WRITE_BYTES
 
-    def write(self, data: bytes) -> None:
+    def write(self, data: bytes | memoryview) -> None:
         """Queue bytes; all of one turn of the loop leave together."""
         self._out.append(data)
         self._out_bytes += len(data)
@@ -318,10 +318,9 @@ class Connection(asyncio.Protocol):
     ) -> None:
         offset = entry[2] << 8 | entry[3]
         words: list[int] = []
-        if remaining is not None:
-            while remaining:
-                words.append(remaining & 0xFFFFFFFFFFFFFFFF)
-                remaining >>= 64
+        while remaining:
+            words.append(remaining & 0xFFFFFFFFFFFFFFFF)
+            remaining >>= 64
         header = encode.message_header(
             consumer.consumer_id,
             encode.message_id(position[0], position[1], consumer.subscription.topic.partition),
@@ -330,7 +329,8 @@ class Connection(asyncio.Protocol):
             words,
             consumer.consumer_epoch or None,
         )
-        self.write(b"".join((header, memoryview(entry)[offset:])))
+        self.write(header)
+        self.write(memoryview(entry)[offset:])
 
     def disconnect_consumer(self, consumer: Consumer) -> None:
         if self.consumers is not None and self.consumers.get(consumer.consumer_id) is consumer:
