@@ -27,7 +27,7 @@ from meridian_broker.positions.position import EARLIEST, Position
 from meridian_broker.positions.progress import Progress
 from meridian_broker.replication import exchange_codec
 from meridian_broker.replication import exchange_messages as peer
-from meridian_broker.topics import progress_log
+from meridian_broker.topics import progress_log, sequences
 from meridian_broker.topics.progress_log import Kind
 from meridian_broker.topics.subscription import SubscriptionRecord
 from meridian_broker.wire.pulsar.topic_name import parse
@@ -108,6 +108,9 @@ def foreign_header() -> entry.EntryHeader:
     )
 
 
+SEQUENCES = sequences.Record(sequences.FRESH, Position(3, 41), [("till 1", 99, TIME_MS), ("Kasse ü", 0, TIME_MS - 1)])
+
+
 def progress_records() -> dict[Kind, bytes]:
     """One payload of each kind."""
     whole = progress().encode()
@@ -119,6 +122,7 @@ def progress_records() -> dict[Kind, bytes]:
         Kind.FIRST_HAND: whole,
         Kind.DROPPED: dropped().encode(),
         Kind.REMOVED: b"",
+        Kind.SEQUENCES: sequences.encode(SEQUENCES),
     }
 
 
@@ -227,6 +231,7 @@ TOPIC_RECORD = TopicRecord(
     last_own=Position(1, 2),
     last_origins={"us-west": Position(9, 4)},
     terminated=Position(2, 29),
+    topic_epoch=3,
 )
 SCHEMA = SchemaRecord("JSON", b'{"type":"record","name":"Order","fields":[]}', {"by": "hand"}, TIME_MS)
 POLICIES = NamespaceRecord(frozenset(REGIONS), retention=Retention(60, -1), message_ttl_seconds=3600)

@@ -29,7 +29,7 @@ from meridian_broker.positions.dropped import Dropped
 from meridian_broker.positions.position import Position
 from meridian_broker.positions.progress import Progress
 from meridian_broker.replication import exchange_codec
-from meridian_broker.topics import progress_log
+from meridian_broker.topics import progress_log, sequences
 from meridian_broker.topics.topic import decode_record, encode_record
 from meridian_broker.wire.pulsar.frames import FrameDecoder
 from meridian_broker.wire.pulsar.topic_name import parse
@@ -106,6 +106,10 @@ def test_entries_are_read() -> None:
     assert golden("entry-foreign.bin")[foreign.body_offset :] == world.BODY
 
 
+def test_every_kind_of_progress_record_has_a_golden_file() -> None:
+    assert world.progress_records().keys() == set(progress_log.Kind)
+
+
 @pytest.mark.parametrize("kind", world.progress_records())
 def test_progress_records_are_read(kind: progress_log.Kind) -> None:
     name = f"progress-record-{kind.name.lower().replace('_', '-')}.bin"
@@ -113,6 +117,8 @@ def test_progress_records_are_read(kind: progress_log.Kind) -> None:
     assert progress_log.decode(golden(name)) == expected
     if kind is progress_log.Kind.SUBSCRIPTION:
         assert decode_record(expected[3]) == world.SUBSCRIPTION
+    if kind is progress_log.Kind.SEQUENCES:
+        assert sequences.decode(expected[3]) == world.SEQUENCES
 
 
 @pytest.mark.parametrize("expected", world.peer_messages(), ids=lambda message: type(message).__name__)
@@ -136,6 +142,13 @@ def test_a_newer_value_is_refused_with_a_sentence(name: str, read: Callable[[byt
     assert data[0] == 1
     with pytest.raises(ValueError, match=r"format 2.* newer broker wrote it"):
         read(b"\x02" + data[1:])
+
+
+def test_newer_sequence_ids_are_refused_with_a_sentence() -> None:
+    payload = progress_log.decode(golden("progress-record-sequences.bin")).payload
+    assert payload[0] == 1
+    with pytest.raises(ValueError, match=r"format 2.* newer broker wrote them"):
+        sequences.decode(b"\x02" + payload[1:])
 
 
 # -- the log
