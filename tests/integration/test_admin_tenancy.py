@@ -86,6 +86,7 @@ def test_namespaces(broker: BrokerProcess) -> None:
         ("retention", {"retentionTimeInMinutes": 60, "retentionSizeInMB": -1}, {"retentionTimeInMinutes": 5}),
         ("messageTTL", 3600, -1),
         ("deduplication", True, "perhaps"),
+        ("maxProducersPerTopic", 3, -1),
     ],
 )
 def test_a_policy_is_set_read_and_removed(broker: BrokerProcess, policy: str, value: Any, wrong: Any) -> None:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -142,6 +143,39 @@ def test_ids_survive_a_stop_in_good_order(tmp_path: Path, topic: str) -> None:
         client = connect(broker)
         publish(named(client, topic), 3, 8)
         assert stored(broker, topic) == numbers(1, 8)
+        client.close()
+
+
+@pytest.mark.parametrize("batching", [True, False])
+@pytest.mark.timeout(120)
+def test_what_is_sent_through_kills_is_stored_once_and_in_order(tmp_path: Path, topic: str, batching: bool) -> None:
+    """The client sends again whatever had no receipt; part of it was stored before the kill."""
+    with BrokerProcess("one", tmp_path, settings={**ON, "brokerDeduplicationEntriesInterval": "50"}) as broker:
+        client = connect(broker)
+        producer = client.create_producer(
+            topic, "p", batching_enabled=batching, block_if_queue_full=True, max_pending_messages=200
+        )
+        received: list[pulsar.Result] = []
+        sent = [0]
+        stop = threading.Event()
+
+        def send() -> None:
+            while not stop.is_set():
+                producer.send_async(b"%d" % sent[0], lambda result, _place: received.append(result))
+                sent[0] += 1
+
+        sender = threading.Thread(target=send)
+        sender.start()
+        for kill in range(6):
+            goal = len(received) + 150 + 37 * kill
+            wait_until(lambda goal=goal: len(received) >= goal, "receipts")
+            broker.kill()
+            broker.start()
+        stop.set()
+        sender.join()
+        producer.flush()
+        assert received == [pulsar.Result.Ok] * sent[0]
+        assert stored(broker, topic) == numbers(0, sent[0] - 1)
         client.close()
 
 

@@ -141,6 +141,21 @@ async def remove_deduplication(request: web.Request) -> web.Response:
     return await _set(request, policies.DEDUPLICATION, None)
 
 
+async def get_max_producers(request: web.Request) -> web.Response:
+    """How many producers a topic may have; empty when the broker's default holds."""
+    return await _policy(request, policies.MAX_PRODUCERS)
+
+
+async def set_max_producers(request: web.Request) -> web.Response:
+    """Set how many producers a topic may have; 0 is no limit."""
+    return await _set(request, policies.MAX_PRODUCERS, await body(request))
+
+
+async def remove_max_producers(request: web.Request) -> web.Response:
+    """Let the broker's default hold."""
+    return await _set(request, policies.MAX_PRODUCERS, None)
+
+
 async def get_backlog_quotas(request: web.Request) -> web.Response:
     """Backlog quotas by kind."""
     record = await _record(request)
