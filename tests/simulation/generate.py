@@ -70,6 +70,7 @@ class Generator:
             "save": random.choice((0.0, 0.0, 0.0, 2.0)),
             "subscribe": 0.3,
             "twins": random.choice((0.0, 0.3)),
+            "brink": random.choice((0.0, 0.0, 0.7)),
             "quiet": random.choice((0.0, 0.2)),
         }
         if weights["save"]:
@@ -253,6 +254,25 @@ class Generator:
             self.say(f"produce {region} {self._topic()} x1")
             self.say("tick 200")
             self.say(f"restore {region}")
+
+    def _brink(self) -> None:
+        """A region with a slow disk loses its power just after something was acked there, or told to it."""
+        region = self._region()
+        self._crash_now(region)
+        self.say("tick 2000")
+        self.say(f"disk {region} 200")
+        for _ in range(2):
+            self._ack()
+        if self.random.random() < 0.6:
+            self._move()
+        self.say(f"tick {self.random.choice((5, 50, 150))}")
+        self._crash_now(region)
+        self.say(f"disk {region} 0")
+
+    def _crash_now(self, region: str) -> None:
+        self.say(f"crash {region}")
+        self.say(f"start {region}")
+        self._down.discard(region)
 
     def _twins(self) -> None:
         """The same in two regions at the same moment."""
