@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A topic's log: groups of entries through roll-overs, slow disks and refusing ones; each token is told once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from meridian_broker.engines.memory.ledgers import MemoryDisk, MemoryLedgerStore
+from meridian_broker.ledgers.chapters import CacheBudget, LogLimits, Span
+from meridian_broker.ledgers.entry import EntryHeader, unpack
+from meridian_broker.ledgers.log import TopicLog
+from meridian_broker.ledgers.store import LedgerError
+from meridian_broker.positions.position import EARLIEST, Position
+from meridian_broker.server.loop import LoopScheduler
+
+Step = tuple[str, int]
+steps = st.lists(
+    st.one_of(
+        st.tuples(st.just("own"), st.integers(1, 9)),
+        st.tuples(st.just("foreign"), st.integers(1, 3)),
+        st.tuples(st.just("sync"), st.integers(1, 12)),
+        st.tuples(st.just("turn"), st.integers(1, 4)),
+    ),
+    max_size=25,
+)
+
+
+class Spans:
+    """The metadata of one topic."""
+
+    def __init__(self) -> None:
+        self.next_id = 0
+        self.saved: tuple[list[Span], Position, dict[str, Position]] = ([], EARLIEST, {})
+
+    async def allocate_ledger_id(self) -> int:
+        self.next_id += 1
+        return self.next_id
+
+    async def save_spans(self, spans: list[Span], last_own: Position, last_origins: Mapping[str, Position]) -> None:
+        self.saved = list(spans), last_own, dict(last_origins)
+
+
+class Writing:
+    """A log, what was given to it, and what it told."""
+
+    def __init__(self, store: MemoryLedgerStore, scheduler: LoopScheduler) -> None:
+        self.store = store
+        self.scheduler = scheduler
+        self.log = TopicLog("here", store, Spans(), 1, LogLimits(max_entries=7), scheduler, CacheBudget(1 << 20))
+        self.given: list[int] = []
+        self.stored: dict[int, Position] = {}
+        self.refused: list[int] = []
+
+    def told(self, tokens: list[Any], result: Position | LedgerError) -> None:
+        for at, token in enumerate(tokens):
+            assert token not in self.stored and token not in self.refused
+            if isinstance(result, Position):
+                self.stored[token] = Position(result.ledger, result.entry + at)
+            else:
+                self.refused.append(token)
+
+    def own(self, count: int) -> None:
+        tokens = list(range(len(self.given), len(self.given) + count))
+        self.given += tokens
+        self.log.append_own([(0, 1 + t % 3, t, 0, 0, b"", b"body %d" % t) for t in tokens], self.told, tokens)
+
+    def foreign(self, count: int) -> None:
+        for _ in range(count):
+            token = len(self.given)
+            self.given.append(token)
+            last = self.log.last_origin.get("there", EARLIEST)
+            origin = Position(1, last.entry + 1)
+            header = EntryHeader(0, 0, 1, token, 0, 0, 0, last, "there", origin, None, None)
+            self.log.append_foreign(header, b"body %d" % token, self.told, token)
+
+    async def run(self, step: Step) -> None:
+        what, count = step
+        if what == "own":
+            self.own(count)
+        elif what == "foreign":
+            self.foreign(count)
+        elif what == "sync":
+            self.store.sync(count)
+        else:
+            for _ in range(count):
+                await asyncio.sleep(0)
+
+    async def settle(self) -> None:
+        while len(self.stored) + len(self.refused) < len(self.given) or self.scheduler._tasks:
+            self.store.sync()
+            await asyncio.sleep(0)
+
+    async def check(self) -> None:
+        """What was told is what can be read, in the order it was given, linked to what came before."""
+        assert list(self.stored) == self.given[: len(self.stored)]
+        assert list(self.stored.values()) == sorted(self.stored.values())
+        entries = await self.log.read_after(EARLIEST, 1, 1)
+        previous: dict[str | None, Position] = {None: EARLIEST, "there": EARLIEST}
+        read: dict[int, Position] = {}
+        while entries:
+            for position, entry in entries:
+                header = unpack(entry)
+                assert entry[header.body_offset :] == b"body %d" % header.key_hash
+                assert header.prev == previous[header.region]
+                previous[header.region] = position if header.origin is None else header.origin
+                read[header.key_hash] = position
+                index = await self.log.load_index(position.ledger)
+                place = index.place(position.entry)
+                assert place is not None and place.prev == header.prev
+                assert index.origin(position.entry) == (place.region, place.origin)
+                assert index.messages(position.entry) == header.messages
+            entries = await self.log.read_after(entries[-1][0], 3, 1 << 20)
+        assert read == self.stored
+
+
+async def _run(chosen: list[Step], fail_at: int | None) -> None:
+    scheduler = LoopScheduler()
+    writing = Writing(MemoryLedgerStore(MemoryDisk()), scheduler)
+    try:
+        for at, step in enumerate(chosen):
+            if at == fail_at:
+                writing.store.fail_writes("no space")
+            await writing.run(step)
+        await writing.settle()
+        await writing.check()
+        assert fail_at is not None or not writing.refused
+        assert writing.given == [*writing.stored, *sorted(writing.refused)]
+        heard: list[LedgerError | None] = []
+        writing.log.when_durable(heard.append)
+        assert heard == [None] or fail_at is not None
+    finally:
+        await scheduler.close()
+
+
+@settings(max_examples=500, deadline=None)
+@given(steps)
+def test_each_token_is_told_once_where_its_entry_stands(chosen: list[Step]) -> None:
+    asyncio.run(_run(chosen, None))
+
+
+@settings(max_examples=500, deadline=None)
+@given(steps, st.integers(0, 20))
+def test_a_disk_that_refuses_loses_nothing_it_confirmed(chosen: list[Step], fail_at: int) -> None:
+    asyncio.run(_run(chosen, fail_at))
