@@ -101,7 +101,9 @@ def test_many_delayed_messages_come_once_each(client: pulsar.Client, topic: str)
         producer.send_async(b"%d" % number, lambda _r, _m: None, deliver_at=due + number % 500)
     producer.flush()
     found: list[bytes] = []
+    until = now_ms() + 60_000
     while len(found) < 2000:
+        assert now_ms() < until, f"{len(found)} came"
         for consumer in consumers:
             with contextlib.suppress(pulsar.Timeout):
                 message = consumer.receive(50)

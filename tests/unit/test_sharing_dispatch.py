@@ -444,6 +444,26 @@ def test_reading_anew_forgets_what_was_noted(kind: SubscriptionType) -> None:
     run(told())
 
 
+def test_a_tick_that_comes_while_it_is_looked_for_still_wakes() -> None:
+    """The dispatcher looks at the clock, finds nothing due, and a millisecond later it would be."""
+
+    async def told() -> None:
+        scheduler = Clocked()
+        woken: list[int] = []
+        delays = Delays(scheduler, lambda: woken.append(scheduler.ms))
+        delays.add(START_MS + TICK_MS, Position(LEDGER, 0))
+        scheduler.pass_time(TICK_MS)
+        assert len(woken) == 1
+        assert delays.take_due(scheduler.ms - 1, 10) == []  # what the clock showed before
+        scheduler.pass_time(1)
+        assert len(woken) == 2
+        assert len(delays.take_due(scheduler.ms, 10)) == 1
+        scheduler.pass_time(1000)
+        assert len(woken) == 2
+
+    run(told())
+
+
 def test_delayed_entries_come_out_by_time_and_then_by_place() -> None:
     async def told() -> None:
         delays = Delays(Clocked(), lambda: None, limit=4)

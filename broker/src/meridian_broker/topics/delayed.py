@@ -91,23 +91,23 @@ class Delays(DelayedEntries):
 
     def add(self, deliver_at_ms: int, position: Position, slot: int = 0) -> None:
         super().add(deliver_at_ms, position, slot)
-        self._set_timer()
+        self._set_timer(self._scheduler.now_ms())
 
     def take_due(self, now_ms: int, limit: int) -> list[tuple[Position, int]]:
         due = super().take_due(now_ms, limit)
-        self._set_timer()
+        if len(due) < limit:  # else more may be due, and the dispatcher asks again once these are sent
+            self._set_timer(now_ms)
         return due
 
-    def _set_timer(self) -> None:
-        """For the tick due next. One that is due already needs none: the dispatcher asks again when it can send."""
+    def _set_timer(self, now_ms: int) -> None:
+        """For the tick due next, whatever the clock shows by now: a tick passed over here would wake nobody."""
         due_ms = self.next_due_ms()
-        now_ms = self._scheduler.now_ms()
-        if due_ms is None or due_ms <= now_ms or (self._timer is not None and self._timer_ms <= due_ms):
+        if due_ms is None or (self._timer is not None and self._timer_ms <= due_ms):
             return
         if self._timer is not None:
             self._timer.cancel()
         self._timer_ms = due_ms
-        self._timer = self._scheduler.later(min((due_ms - now_ms) / 1000, SLEEP_SECONDS_MAX), self._timer_ran)
+        self._timer = self._scheduler.later(min(max(due_ms - now_ms, 0) / 1000, SLEEP_SECONDS_MAX), self._timer_ran)
 
     def _timer_ran(self) -> None:
         self._timer = None
