@@ -259,13 +259,15 @@ class Generator:
         """A region with a slow disk loses its power just after something was acked there, or told to it."""
         region = self._region()
         self._crash_now(region)
-        self.say("tick 2000")
+        if self.random.random() < 0.5:
+            self.say("tick 2000")
         self.say(f"disk {region} 200")
+        self.say(f"tick {self.random.choice((1, 300, 1000))}")
         for _ in range(2):
             self._ack()
         if self.random.random() < 0.6:
             self._move()
-        self.say(f"tick {self.random.choice((5, 50, 150))}")
+        self.say(f"tick {self.random.choice((5, 50, 150, 250, 350, 500))}")
         self._crash_now(region)
         self.say(f"disk {region} 0")
 
