@@ -310,6 +310,15 @@ class RegionsProcess:
                 process.wait()
         self._again.clear()
         self._process = None
+        self._kill_etcds()
+
+    def _kill_etcds(self) -> None:
+        """They outlive a supervisor that is killed: brokers that drain need them until the end."""
+        for file in self.data_dir.glob("*/etcd/etcd.pid"):
+            pid = int(file.read_text())
+            with contextlib.suppress(OSError):
+                if str(self.data_dir) in Path(f"/proc/{pid}/cmdline").read_text():
+                    os.kill(pid, signal.SIGKILL)
 
     def log(self, region: str | None = None) -> str:
         """What ``meridian up`` printed, or what one region's broker logged."""
