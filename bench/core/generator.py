@@ -18,10 +18,12 @@ from typing import Any
 
 from meridian_broker.wire.proto import pulsar_pb2 as pb
 from meridian_broker.wire.pulsar import encode
-from raw import MESSAGE, READ_BYTES, RECEIPT, Raw, frame, number_of, take_frames
+from raw import MESSAGE, READ_BYTES, RECEIPT, Raw, frame, number_of, subscribing, take_frames
 
 BLOCK_BYTES = 256 << 10
 """Frames are built beforehand and sent in blocks of about this size."""
+TOGETHER = 50
+"""Subscriptions made at a time."""
 RECEIPT_RECORD = struct.Struct("<qqq")
 """ledger, entry, number."""
 PERMITS = 1000
@@ -213,14 +215,14 @@ def idle(port: int, topic: str, kind: str, count: int, connections: int) -> Any:
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
     clients = [Raw(port) for _ in range(count if kind == "connections" else connections)]
-    if kind != "connections":
-        for number in range(count):
-            client = clients[number % connections]
-            client.subscribe(topic, f"idle-{number}", number)
-            if kind == "subscriptions":
-                client.close_consumer(number)
-            else:
-                client.write(encode.flow(number, PERMITS))
+    for begin in range(0, count if kind != "connections" else 0, TOGETHER):
+        client = clients[begin // TOGETHER % connections]
+        ids = range(begin, min(begin + TOGETHER, count))
+        client.ask_all(4, [subscribing(topic, f"idle-{number}", number) for number in ids])
+        if kind == "subscriptions":
+            client.ask_all(16, [pb.CommandCloseConsumer(consumer_id=number) for number in ids])
+        else:
+            client.write(b"".join(encode.flow(number, PERMITS) for number in ids))
     print("ready", flush=True)
     sys.stdin.readline()
     return {"count": count, "clients": len(clients)}

@@ -13,7 +13,7 @@ from meridian_broker.wire.pulsar.frames import FrameDecoder
 
 READ_BYTES = 1 << 20
 NAME = "bench"
-SUCCESS, ERROR, RECEIPT, SEND_ERROR, MESSAGE, PING = 13, 14, 7, 8, 9, 18
+CONNECTED, ERROR, RECEIPT, SEND_ERROR, MESSAGE, PING = 3, 14, 7, 8, 9, 18
 
 
 class Raw:
@@ -25,7 +25,8 @@ class Raw:
         self._decoder = FrameDecoder()
         self._requests = 0
         self.write(encode.simple(2, pb.CommandConnect(client_version="bench", protocol_version=19)))
-        self._await(lambda command: command[0] == 3)
+        while all(command[0] != CONNECTED for command in self.read()):
+            pass
 
     def write(self, data: bytes | memoryview) -> None:
         self.socket.sendall(data)
@@ -39,43 +40,50 @@ class Raw:
 
     def ask(self, kind: int, message: Any) -> Any:
         """Send a request, return its answer."""
-        self._requests += 1
-        message.request_id = self._requests
-        self.write(encode.simple(kind, message))
-        answer = self._await(lambda c: getattr(c[1], "request_id", None) == self._requests)
-        if answer[0] == ERROR:
-            raise SystemExit(f"bench: the broker refused: {answer[1].message}")
-        return answer[1]
+        return self.ask_all(kind, [message])[-1]
 
-    def _await(self, wanted: Any) -> Any:
-        while True:
+    def ask_all(self, kind: int, messages: list[Any]) -> list[Any]:
+        """Send requests together, return their answers as they come."""
+        waiting = set()
+        for message in messages:
+            self._requests += 1
+            message.request_id = self._requests
+            waiting.add(self._requests)
+        self.write(b"".join(encode.simple(kind, message) for message in messages))
+        answers = []
+        while waiting:
             for command in self.read():
-                if wanted(command):
-                    return command
+                if getattr(command[1], "request_id", None) in waiting:
+                    if command[0] == ERROR:
+                        raise SystemExit(f"bench: the broker refused: {command[1].message}")
+                    waiting.remove(command[1].request_id)
+                    answers.append(command[1])
+        return answers
 
     def producer(self, topic: str) -> None:
         """PRODUCER, with the name that stands in the metadata of ``body``."""
         self.ask(5, pb.CommandProducer(topic=topic, producer_id=1, producer_name=NAME))
 
     def subscribe(self, topic: str, subscription: str, consumer_id: int = 1, **options: Any) -> None:
-        """SUBSCRIBE, Shared and from the earliest message on."""
-        options = {"subType": pb.CommandSubscribe.Shared, **options}
-        self.ask(
-            4,
-            pb.CommandSubscribe(
-                topic=topic,
-                subscription=subscription,
-                consumer_id=consumer_id,
-                initialPosition=pb.CommandSubscribe.Earliest,
-                **options,
-            ),
-        )
+        """SUBSCRIBE; see ``subscribing``."""
+        self.ask(4, subscribing(topic, subscription, consumer_id, **options))
 
     def close_consumer(self, consumer_id: int = 1) -> None:
         self.ask(16, pb.CommandCloseConsumer(consumer_id=consumer_id))
 
     def close(self) -> None:
         self.socket.close()
+
+
+def subscribing(topic: str, subscription: str, consumer_id: int, **options: Any) -> pb.CommandSubscribe:
+    """A SUBSCRIBE, Shared and from the earliest message on unless ``options`` say otherwise."""
+    return pb.CommandSubscribe(
+        topic=topic,
+        subscription=subscription,
+        consumer_id=consumer_id,
+        initialPosition=pb.CommandSubscribe.Earliest,
+        **{"subType": pb.CommandSubscribe.Shared, **options},
+    )
 
 
 def body(number: int, payload_bytes: int, messages: int = 1) -> bytes:
