@@ -24,6 +24,7 @@ from meridian_broker.replication.exchange_waits import WaitResult
 from meridian_broker.topics import progress_log
 from meridian_broker.topics.consumer import Consumer
 from meridian_broker.topics.progress_log import Kind
+from meridian_broker.topics.subscription import Subscription
 from meridian_broker.wire.pulsar import topic_name
 from simulation.names import HEARD_US, full_name
 
@@ -52,6 +53,8 @@ class Acked:
 
     epoch: Stamp
     bits: dict[Origin, int]
+    heard: frozenset[Stamp] = frozenset()
+    """Rewinds its region had heard of. One that it had not may take the ack back, whatever its stamp says."""
     known: dict[str, int] = field(default_factory=dict)
 
 
@@ -97,7 +100,9 @@ class SubscriptionFacts:
         """Bits that count as acked, durably, in the region."""
         bits = 0
         for ack in self.by_origin.get(origin, ()):
-            if region in ack.known and not any(later(r.stamp, ack.epoch) and origin in r.perhaps for r in self.rewinds):
+            if region in ack.known and not any(
+                origin in r.perhaps and (later(r.stamp, ack.epoch) or r.stamp not in ack.heard) for r in self.rewinds
+            ):
                 bits |= ack.bits[origin]
         return bits
 
@@ -107,6 +112,10 @@ def later(one: Stamp, other: Stamp) -> bool:
     if (one.time_ms, one.counter) != (other.time_ms, other.counter):
         return (one.time_ms, one.counter) > (other.time_ms, other.counter)
     return one.region < other.region
+
+
+def rewinds_of(progress: Progress) -> frozenset[Stamp]:
+    return frozenset(epoch for epoch, _, _ in progress.rewinds())
 
 
 def durable_progress(home: SimRegion, topic: str) -> dict[str, Progress]:
@@ -255,15 +264,17 @@ class Model:
             entries = self.entries(home, position.ledger)
             if position.entry < len(entries) and (origin := entries[position.entry][0]) is not None:
                 found[origin] = some
-        return self._acked(home, topic, consumer.subscription.name, epoch, found)
+        return self._acked(home, topic, consumer.subscription, epoch, found)
 
     def acking_up_to(self, home: SimRegion, topic: str, consumer: Consumer, upto: Position, epoch: Stamp) -> Heard:
         found = {origin: (1 << messages) - 1 for place, origin, messages in self.log(home, topic) if place <= upto}
-        return self._acked(home, topic, consumer.subscription.name, epoch, found)
+        return self._acked(home, topic, consumer.subscription, epoch, found)
 
-    def _acked(self, home: SimRegion, topic: str, name: str, epoch: Stamp, bits: dict[Origin, int]) -> Heard:
-        ack = Acked(epoch, bits)
-        self.facts[topic, name].add(ack)
+    def _acked(
+        self, home: SimRegion, topic: str, subscription: Subscription, epoch: Stamp, bits: dict[Origin, int]
+    ) -> Heard:
+        ack = Acked(epoch, bits, rewinds_of(subscription.progress))
+        self.facts[topic, subscription.name].add(ack)
 
         def heard(error: LedgerError | None) -> None:
             if error is None:
@@ -271,14 +282,17 @@ class Model:
 
         return heard
 
-    def seeking(self, home: SimRegion, topic: str, name: str, target: Position) -> Callable[[Stamp, Stamp], Heard]:
-        """A seek begins; the result is told the epoch before and after, and gives whom to tell that it is durable."""
+    def seeking(
+        self, home: SimRegion, topic: str, name: str, target: Position
+    ) -> Callable[[Stamp, Stamp, Progress], Heard]:
+        """A seek begins; the result is told how it ended, and gives whom to tell that it is durable."""
         facts = self.facts[topic, name]
         before = [(origin, messages) for place, origin, messages in self.log(home, topic) if place < target]
         after_surely = {origin for place, origin, _ in self.log(home, topic) if place >= target}
 
-        def done(old: Stamp, new: Stamp) -> Heard:
-            ack = Acked(old, {origin: (1 << messages) - 1 for origin, messages in before})
+        def done(old: Stamp, new: Stamp, progress: Progress) -> Heard:
+            bits = {origin: (1 << messages) - 1 for origin, messages in before}
+            ack = Acked(old, bits, rewinds_of(progress))
             facts.add(ack)
             rewind: Rewound | None = None
             if new != old:

@@ -295,7 +295,7 @@ class Story:
             except (LedgerError, TopicError) as error:
                 self.say(f"seek refused: {error}")
                 return
-            chosen.topic.progress_log.when_durable(done(*_epochs(before, chosen.progress, region)))
+            chosen.topic.progress_log.when_durable(done(*_epochs(before, chosen.progress, region), chosen.progress))
 
         self.world.loop.spawn(broker, work(), "seek")
 
