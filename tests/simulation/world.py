@@ -297,7 +297,9 @@ class World:
                     break
                 got = len(probe.probe)
             probe.close(lambda: None)
-            self.run(300)
+            for _ in range(10):
+                if not probe.is_closed:
+                    self.run(300)
             if self.model.violations:
                 return
             if probe.server is not None or not probe.is_closed:
