@@ -147,6 +147,8 @@ class SimRegion:
         self.broker: SimBroker | None = None
         self.saved: tuple[Volume, MetadataVolume, int] | None = None
         self.lives = 0
+        self.is_trimming = False
+        self._ledgers: dict[str, set[int]] = {}
         self.restores = 0
         self.restored_us = -HEARD_US
 
@@ -166,6 +168,11 @@ class SimRegion:
         if path.startswith(keys.topics_of("public/default", "persistent")):
             record = TopicRecord.from_json(decode(path, value)[0])
             topic = path.rpartition("/")[2]
+            now = {ledger.ledger_id for ledger in record.ledgers}
+            before, self._ledgers[topic] = self._ledgers.get(topic, set()), now
+            if self.is_trimming:  # the store may fail to delete what the topic has let go of
+                for ledger_id in before - now:
+                    self.world.model.ledger_deleted(self, ledger_id)
             for ledger in record.ledgers:
                 self.world.topic_of_ledger[self.name, ledger.ledger_id] = topic
                 self.world.number(self.name, ledger.ledger_id)
@@ -203,6 +210,7 @@ class SimRegion:
         if self.saved is None:
             return False
         self.restores += 1
+        self._ledgers.clear()
         self.restored_us = self.world.loop.now_us
         volume, metadata, _ = self.saved
         self.volume, self.metadata = volume.copy(), metadata.copy()

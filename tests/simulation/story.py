@@ -412,7 +412,11 @@ class Story:
         if broker is not None:
 
             async def work() -> None:
-                await broker.service.trim_all()
+                broker.home.is_trimming = True
+                try:
+                    await broker.service.trim_all()
+                finally:
+                    broker.home.is_trimming = False
                 self.world.model.check_open()
 
             self.world.loop.spawn(broker, work(), "trim")
