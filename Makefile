@@ -10,6 +10,7 @@ BIN := .venv/bin
 SEED ?=
 JSON ?=
 SECONDS ?= 60
+JOBS ?= 3
 SEEDS ?= 1000
 FIRST ?= 0
 
@@ -22,8 +23,8 @@ demo: setup ## three regions, a year of New York's flights, one region killed; S
 	@$(BIN)/python demo/run.py $(if $(JSON),--json) $(if $(SEED),--seed $(SEED))
 
 .PHONY: test
-test: setup ## unit, simulation, integration and scenario tests
-	@$(BIN)/python -m pytest tests/unit tests/simulation tests/integration tests/scenarios
+test: setup ## unit, simulation, integration and scenario tests, JOBS=3 files at a time
+	@$(BIN)/python -m pytest -n $(JOBS) --dist loadfile tests/unit tests/simulation tests/integration tests/scenarios
 
 .PHONY: check
 check: setup ## lint, format, types, import contracts, generated files

@@ -12,7 +12,6 @@ import contextlib
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -24,19 +23,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from free_ports import free_base_port
+from free_ports import free_base_port, free_port
 
 MERIDIAN = (sys.executable, "-P", "-m", "meridian_broker.server.main")
 START_SECONDS = 60.0
 STOP_SECONDS = 60.0
 _DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-
-
-def free_port() -> int:
-    """A port of loopback that nobody listens on now."""
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
 
 
 class HttpAnswer:

@@ -5,20 +5,14 @@ from __future__ import annotations
 
 import asyncio
 import json
-import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
+from free_ports import free_port
 from meridian_broker.gateway.client import PulsarClientConnection
 from meridian_broker.server.broker import BrokerProcess
 from meridian_broker.server.settings import Settings
-
-
-def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
 
 
 class Region:
