@@ -21,8 +21,10 @@ from meridian_verifier.source.tables import FORMAT
 if TYPE_CHECKING:
     from meridian_verifier.source.regions import Region
 
-CONNECT_SECONDS: Final = 10.0
-"""For a snapshot, and for each wait on the socket while a stream runs."""
+SNAPSHOT_SECONDS: Final = 10.0
+"""For a snapshot. A region that does not answer by then is called unreachable."""
+STREAM_SECONDS: Final = 60.0
+"""For each wait on the socket while a stream runs: a busy region starts the process that encodes, and lets few run."""
 ATTEMPTS: Final = 3
 """A stream that breaks is taken up again so many times in all."""
 BACKOFF_SECONDS: Final = 0.5
@@ -62,7 +64,7 @@ class RegionClient:
         """
         body = json.dumps({"topics": topics} if topics else {}).encode()
         try:
-            with self._open("/meridian/v1/export", body) as response:
+            with self._open("/meridian/v1/export", body, SNAPSHOT_SECONDS) as response:
                 answer = json.loads(response.read())
             if answer["format"] != FORMAT:
                 raise ValueError(
@@ -97,7 +99,7 @@ class RegionClient:
 
     def _stream(self, snapshot: str, table: str, partition: int, after: int) -> Iterator[pa.RecordBatch]:
         path = f"/meridian/v1/export/{snapshot}/{table}?partition={partition}&after={after}"
-        with self._open(path, None) as response:
+        with self._open(path, None, STREAM_SECONDS) as response:
             watched = _Watched(response)
             with pa.ipc.open_stream(pa.PythonFile(watched, mode="r")) as reader:
                 yield from reader
@@ -105,12 +107,12 @@ class RegionClient:
             if watched.tail != _END_OF_STREAM:
                 raise OSError("the stream ended before its end mark")
 
-    def _open(self, path: str, body: bytes | None) -> Any:
+    def _open(self, path: str, body: bytes | None, seconds: float) -> Any:
         headers = dict(self._headers)
         if body is not None:
             headers["Content-Type"] = "application/json"
         request = urllib.request.Request(self.region.admin_url + path, data=body, headers=headers)
-        return self._opener.open(request, timeout=CONNECT_SECONDS)
+        return self._opener.open(request, timeout=seconds)
 
 
 class _Watched(io.RawIOBase):
