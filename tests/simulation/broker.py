@@ -24,7 +24,8 @@ from meridian_broker.topics.service import ServicePolicy, TopicService
 from meridian_broker.topics.topic import Topic, TopicLimits
 from meridian_broker.wire.pulsar import topic_name
 from meridian_broker.wire.pulsar.errors import WireError
-from simulation.disks import SimStore, Volume
+from simulation.disks import Volume
+from simulation.engine_disks import EngineVolume
 from simulation.exchange_links import ExchangeLinks
 from simulation.loop import Lock, SimScheduler
 from simulation.metadata import MetadataVolume, SimMetadata
@@ -50,8 +51,7 @@ class SimBroker:
         self.restores = home.restores
         """Restores of the region before this life: what an earlier life said may be gone."""
         self.scheduler = SimScheduler(world.loop, self, home.wall_ms)
-        self.store = SimStore(
-            home.volume,
+        self.store = home.volume.start(
             world.loop,
             self,
             home.sync_us,
@@ -139,13 +139,13 @@ class SimRegion:
     def __init__(self, world: World, name: str) -> None:
         self.world = world
         self.name = name
-        self.volume = Volume()
+        self.volume: Volume | EngineVolume = EngineVolume() if world.engine is not None else Volume()
         self.metadata = MetadataVolume()
         self.skew_ms = 0
         self.disk_us = 0
         """A sync takes so much longer."""
         self.broker: SimBroker | None = None
-        self.saved: tuple[Volume, MetadataVolume, int] | None = None
+        self.saved: tuple[Volume | EngineVolume, MetadataVolume, int] | None = None
         self.lives = 0
         self.is_trimming = False
         self._ledgers: dict[str, set[int]] = {}
@@ -198,7 +198,10 @@ class SimRegion:
         if broker is None or not broker.alive:
             return
         broker.alive = False
-        broker.store.power_cut(self.world.weather.random)
+        random = self.world.weather.random
+        broker.store.power_cut(random)
+        if wrong := self.volume.power_cut(random):
+            self.world.model.violate("the engine lost what was durable", f"{self.name}: {wrong}")
         self.world.network.lost(broker)
         self.broker = None
 

@@ -38,6 +38,28 @@ class Volume:
         }
         return Volume(MemoryDisk(ledgers, set(self.disk.used)))
 
+    def start(
+        self,
+        loop: Loop,
+        owner: Owner,
+        sync_us: Callable[[], int],
+        on_create: Callable[[int], None],
+        on_delete: Callable[[int], None],
+    ) -> SimStore:
+        """The store of a broker that begins."""
+        return SimStore(self, loop, owner, sync_us, on_create, on_delete)
+
+    def rot(self, ledger: int, entry: int) -> None:
+        self.rotten.add((ledger, entry))
+
+    def mend(self) -> None:
+        self.rotten.clear()
+
+    def power_cut(self, random: Random | None) -> str:
+        """The store saw to it."""
+        del random
+        return ""
+
     def holds(self, ledger: int, entry: int) -> bool:
         stored = self.disk.ledgers.get(ledger)
         return stored is not None and entry < len(stored.entries)

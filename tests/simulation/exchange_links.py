@@ -105,11 +105,7 @@ class ExchangeLinks:
                 tell(source, target, message)
                 arrived()
 
-        connection.send(side, arrive)
-        weather = world.weather
-        may_double = weather.random is not None and not isinstance(message, Hello)
-        if may_double and weather.random is not None and weather.random.random() < weather.duplication:
-            connection.send(side, arrive)
+        connection.send(side, arrive, may_double=True)
 
     def _down(self, region: str, connection: Connection) -> None:
         if self._links.get(region) is connection:

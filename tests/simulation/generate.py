@@ -56,6 +56,7 @@ class Generator:
             "kill": random.choice((0.0, 1.0)),
             "cut": random.choice((0.0, 1.0, 4.0)),
             "stall": random.choice((0.0, 0.0, 1.0)),
+            "reset": random.choice((0.0, 1.0, 3.0)),
             "crash": random.choice((0.0, 1.0, 3.0)),
             "stop": random.choice((0.0, 0.5)),
             "start": 2.0,
@@ -82,6 +83,10 @@ class Generator:
         self.say(f"chance {random.randrange(1_000_000)}")
         if random.random() < 0.7:
             self.say(f"ledgers of {random.choice((2, 3, 5, 8, 20))}")
+        if random.random() < 0.2:
+            self.say("disks engine")
+        if random.random() < 0.5:
+            self.say(f"doubles {random.choice((1, 5, 20))}")
         self.say("regions " + " ".join(self.mood.regions))
         if random.random() < 0.5:
             for region in self.mood.regions:
@@ -183,6 +188,10 @@ class Generator:
         if self.random.random() < 0.7:
             self.say(f"tick {self.random.choice((100, 1000, 5000, 40_000))}")
             self.say(f"flow {pair}")
+
+    def _reset(self) -> None:
+        one, two = self.random.sample(self.mood.regions, 2)
+        self.say(f"reset {one}-{two}")
 
     def _heal(self) -> None:
         self.say("heal")

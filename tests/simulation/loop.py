@@ -180,6 +180,9 @@ class Task:
                 raise
             self._loop.on_error(error, self.name)
             return
+        if waited is None:  # asyncio.sleep(0)
+            self._loop.soon(None, self.step)
+            return
         assert isinstance(waited, Future), f"{self.name} awaits something that is not of this loop: {waited!r}"
         waited.when_done(self._wake)
 

@@ -296,7 +296,7 @@ class Model:
             facts.add(ack)
             rewind: Rewound | None = None
             if new != old:
-                perhaps = {origin for place, origin, _ in self.log(home, topic) if place >= target}
+                perhaps = {origin for place, origin, _ in self.log(home, topic) if place >= target} | self.unsettled
                 rewind = Rewound(new, after_surely, perhaps)
                 facts.rewinds.append(rewind)
 

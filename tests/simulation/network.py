@@ -2,8 +2,13 @@
 """Connections between processes: ordered, slow, and mortal.
 
 A connection never loses a message in its middle: like TCP it delivers a prefix and then breaks, each end learning of
-it in its own time. What can be cut is who may dial whom, what can be stalled is one direction of every connection
-between two regions: nothing arrives there until it is released, or until somebody's patience ends.
+it in its own time, so that what was sent before a break may arrive after what was sent on the next connection. What can
+be cut is who may dial whom, what can be stalled is one direction of every connection between two regions: nothing
+arrives there until it is released, or until somebody's patience ends.
+
+TCP does not repeat. The weather can do so all the same (``doubles``): what regions say to each other then arrives a
+second time, some time later and behind what was said since. That stands for all the ways in which things are said
+again, and is more than any of them.
 """
 
 from __future__ import annotations
@@ -34,7 +39,8 @@ class Weather:
 
     random: Random | None = None
     base_us: int = 1_000
-    duplication: float = 0.0
+    doubles: float = 0.0
+    """Of what regions say to each other, so much arrives twice."""
     strict: bool = True
     distances: dict[frozenset[str], int] = field(default_factory=dict)
 
@@ -46,6 +52,19 @@ class Weather:
         if draw < 0.01:
             return base + int(self.random.random() * 200_000)
         return base + int(draw * base)
+
+    def echo_us(self) -> int | None:
+        """After so long it arrives once more; None: it does not."""
+        if self.random is None or not self.doubles or self.random.random() >= self.doubles:
+            return None
+        return int(self.random.random() ** 4 * 2_000_000)
+
+    def linger_us(self) -> int:
+        """What is on its way when a connection breaks arrives for so long."""
+        if self.random is None:
+            return 0
+        draw = self.random.random()
+        return int((draw - 0.97) * 100_000_000) if draw > 0.97 else int(draw**4 * 400_000)
 
 
 class Network:
@@ -75,6 +94,12 @@ class Network:
         self.cuts.add((dialler, target))
         for connection in list(self.connections):
             if connection.is_open and connection.regions == (dialler, target):
+                connection.snap()
+
+    def reset(self, one: str, other: str) -> None:
+        """Every connection between the two breaks; new ones may be made at once."""
+        for connection in list(self.connections):
+            if connection.is_open and set(connection.regions) == {one, other}:
                 connection.snap()
 
     def heal(self, dialler: str, target: str) -> None:
@@ -111,13 +136,15 @@ class Way:
         """What would arrive later than this does not."""
         self._held: list[Callable[[], None]] = []
 
-    def send(self, arrive: Callable[[], None]) -> None:
+    def send(self, arrive: Callable[[], None], may_double: bool) -> None:
         if not self._connection.is_open:
             return
-        loop = self._network.loop
-        due = loop.now_us + self._network.weather.delay_us(*self.regions)
+        loop, weather = self._network.loop, self._network.weather
+        due = loop.now_us + weather.delay_us(*self.regions)
         self._last_us = due = max(due, self._last_us)
         loop.after(due - loop.now_us, self.target, lambda: self._arrive(arrive))
+        if may_double and weather.doubles and (echo := weather.echo_us()) is not None:
+            loop.after(due - loop.now_us + echo, self.target, lambda: self._arrive(arrive))
 
     def _arrive(self, arrive: Callable[[], None]) -> None:
         network = self._network
@@ -154,18 +181,18 @@ class Connection:
         self.on_closed: list[Callable[[], None]] = [_nothing, _nothing]
         """Of the dialler, of the target."""
 
-    def send(self, side: int, arrive: Callable[[], None]) -> None:
-        """``side`` 0: the dialler speaks; 1: the target."""
-        self.ways[side].send(arrive)
+    def send(self, side: int, arrive: Callable[[], None], *, may_double: bool = False) -> None:
+        """``side`` 0: the dialler speaks; 1: the target. ``may_double``: whoever hears it must stand it twice."""
+        self.ways[side].send(arrive, may_double)
 
     def snap(self) -> None:
         """It breaks. Some of what is on its way still arrives; then each end hears of it."""
         if not self.is_open:
             return
         self.is_open = False
-        loop, random = self.network.loop, self.network.weather.random
+        loop = self.network.loop
         for side, way in enumerate(self.ways):
-            grace = int(random.random() ** 4 * 400_000) if random is not None else 0
+            grace = self.network.weather.linger_us()
             way.broken_us = loop.now_us + grace
             listener = way.target
             closed = self.on_closed[1 - side]

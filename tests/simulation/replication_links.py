@@ -248,7 +248,7 @@ class ReplicationServer:
 
     def transmit(self, data: bytes) -> None:
         """The replicator's side: put SENDs on the connection."""
-        self._connection.send(0, lambda: self._frames(data))
+        self._connection.send(0, lambda: self._frames(data), may_double=True)
 
     def _frames(self, data: bytes) -> None:
         """SENDs arrive."""
@@ -280,7 +280,7 @@ class ReplicationServer:
             self._receipt(send.sequence_id)
 
     def _receipt(self, sequence: int) -> None:
-        self._connection.send(1, lambda: self._run.receipt(self._connection, sequence))
+        self._connection.send(1, lambda: self._run.receipt(self._connection, sequence), may_double=True)
 
     def dropped(self, sends: list[Send]) -> None:
         """The replicator goes on from what is durable."""

@@ -10,6 +10,8 @@ The world::
     regions us eu ap            all of them started, linked to each other, replicating
     chance 17                   before ``regions``: delays, and what a crash leaves, vary by this number
     ledgers of 5                before ``regions``: a ledger is full with so many entries
+    disks engine                before ``regions``: the local engine's files, instead of a list of entries
+    doubles 5                   before ``regions``: of 100 things that regions tell each other 5 arrive twice
     tick 10                     let time pass
 
 Clients::
@@ -32,6 +34,7 @@ Trouble::
 
     cut us-eu / heal us-eu      nobody can dial; ``heal`` alone: all
     cut us>eu / heal us>eu      us cannot dial eu
+    reset us-eu                 every connection between them breaks
     stall us>eu / flow us>eu    nothing arrives on that way
     crash us / start us         power cut; what was not synced is lost
     stop us                     drain, as SIGTERM does
@@ -100,6 +103,8 @@ class Story:
         self._world: World | None = None
         self._chance: int | None = None
         self._ledger_entries = 50_000
+        self._doubles = 0.0
+        self._engine = False
         self._said: list[str] = []
 
     @property
@@ -140,8 +145,15 @@ class Story:
     def do_ledgers(self, _of: str, count: str) -> None:
         self._ledger_entries = int(count)
 
+    def do_disks(self, what: str) -> None:
+        self._engine = what == "engine"
+
+    def do_doubles(self, percent: str) -> None:
+        self._doubles = int(percent) / 100
+
     def do_regions(self, *names: str) -> None:
-        self._world = World(names, chance=self._chance, ledger_entries=self._ledger_entries)
+        self._world = World(names, chance=self._chance, ledger_entries=self._ledger_entries, engine=self._engine)
+        self._world.weather.doubles = self._doubles
         self._world.run(1000)
         self._world.sent.clear()
 
@@ -166,7 +178,13 @@ class Story:
             self.say(f"{region} does not serve {topic}")
             return
         body = metadata.build_body(b"", b"#marker")
-        opened.log.append_own([(entries.MARKER, 1, 0, 0, 0, b"", body)], _ignore, [None])
+        marked = opened
+
+        def done(_: object, result: Position | LedgerError) -> None:
+            if isinstance(result, LedgerError):
+                marked.fence(str(result))
+
+        opened.log.append_own([(entries.MARKER, 1, 0, 0, 0, b"", body)], done, [None])
 
     def do_forge(self, region: str, topic: str, what: str) -> None:
         opened = self._open(region, topic)
@@ -335,6 +353,10 @@ class Story:
         for dialler, target in _pairs(pair) if pair else list(self.world.network.cuts):
             self.world.network.heal(dialler, target)
 
+    def do_reset(self, pair: str) -> None:
+        self.world.trouble()
+        self.world.network.reset(*_pairs(pair)[0])
+
     def do_stall(self, pair: str) -> None:
         self.world.trouble()
         for source, target in _pairs(pair):
@@ -395,10 +417,10 @@ class Story:
         home = self.world.regions[region]
         log = self.world.model.log(home, topic)
         if log:
-            home.volume.rotten.add(tuple(log[int(number) % len(log)][0]))  # type: ignore[arg-type]
+            home.volume.rot(*log[int(number) % len(log)][0])
 
     def do_mend(self, region: str) -> None:
-        self.world.regions[region].volume.rotten.clear()
+        self.world.regions[region].volume.mend()
 
     def do_save(self, region: str) -> None:
         self.world.regions[region].save()
@@ -611,7 +633,3 @@ def _pairs(text: str) -> list[tuple[str, str]]:
         return [(one, two)]
     one, two = text.split("-")
     return [(one, two), (two, one)]
-
-
-def _ignore(*_: object) -> None:
-    pass

@@ -18,6 +18,7 @@ from meridian_broker.topics.errors import TopicError
 from meridian_broker.topics.subscription import SubscriptionType
 from simulation.broker import SimBroker, SimRegion
 from simulation.clients import SimConsumer, SimProducer
+from simulation.engine_disks import EngineLoop
 from simulation.loop import Loop, Spinning
 from simulation.model import Model
 from simulation.names import full_name
@@ -36,12 +37,16 @@ logging.getLogger("meridian_broker").setLevel(logging.CRITICAL)
 class World:
     """Everything there is."""
 
-    def __init__(self, names: Iterable[str], *, chance: int | None = None, ledger_entries: int = 50_000) -> None:
-        """:param chance: seed of delays and of what a crash leaves; None: everything takes its usual time."""
+    def __init__(
+        self, names: Iterable[str], *, chance: int | None = None, ledger_entries: int = 50_000, engine: bool = False
+    ) -> None:
+        """:param chance: seed of delays and of what a crash leaves; None: everything takes its usual time.
+        :param engine: disks hold the local engine's files, and brokers run that engine."""
         progress_log.ROLL_BYTES = PROGRESS_LEDGER_BYTES  # type: ignore[misc]
         self.names = list(names)
         self.loop = Loop()
         self.loop.on_error = self._failed
+        self.engine = EngineLoop(self.loop) if engine else None
         self.ledger_entries = ledger_entries
         self.weather = Weather(None if chance is None else Random(chance))
         self.network = Network(self.loop, self.weather)
@@ -73,8 +78,13 @@ class World:
     # -- time
 
     def run(self, ms: int) -> None:
+        until_us = self.loop.now_us + ms * 1000
         try:
-            self.loop.run(self.loop.now_us + ms * 1000)
+            if self.engine is None:
+                self.loop.run(until_us)
+            else:
+                with self.engine.running():
+                    self.loop.run(until_us)
         except Spinning as error:
             self._failed(error, "")
 
@@ -153,6 +163,7 @@ class World:
     def repair(self) -> None:
         """Everything works from now on."""
         self.trouble()
+        self.weather.doubles = 0.0
         for dialler in self.names:
             for target in self.names:
                 self.network.heal(dialler, target)
@@ -160,7 +171,7 @@ class World:
         for region in self.regions.values():
             region.disk_us = 0
             region.metadata.away = False
-            region.volume.rotten.clear()
+            region.volume.mend()
             broker = region.broker
             if broker is not None and broker.alive:
                 broker.store.repair()

@@ -7,7 +7,7 @@ language. One that begins with ``exchange`` looks at the progress exchange alone
 A script is a list of commands. What a command says comes below it, each line after ``> ``; the runner compares, and
 writes it anew with ``--rewrite-scripts``::
 
-    python tests/unit/script_runner.py [--rewrite-scripts] [FILE ...]
+    PYTHONPATH=tests python tests/unit/script_runner.py [--rewrite-scripts] [FILE ...]
 
 Commands of the exchange (times in milliseconds, messages by origin: ``us/1:2``, or several ``us/1:0-2``)::
 

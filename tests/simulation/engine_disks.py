@@ -1,0 +1,387 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The local engine in the simulator: its real log, recovery, checkpoints and compaction, on files in memory.
+
+What is replaced is what has a thread or a clock: the committer's thread (`SimCommitter` writes and syncs a group when
+the world says that the disk is done) and asyncio's loop (`EngineLoop`, the little of it that the engine asks for).
+A power cut leaves what `ledger_disks.RecordingDisk` says a disk may hold then: finished syncs, and of the rest anything
+from nothing to all of it, torn at any byte or with holes.
+
+Beside the files stands a *mirror*: what the engine has told to be durable. After a power cut the files are recovered
+and must hold all of it, byte by byte.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
+from random import Random
+from typing import Any, Final, TypeVar
+
+from ledger_disks import Loss, RecordingDisk
+from meridian_broker.engines.local.committer import Committer
+from meridian_broker.engines.local.index import LENGTH_MASK, Ledger
+from meridian_broker.engines.local.log import Batch
+from meridian_broker.engines.local.recovery import recover, segment_name
+from meridian_broker.engines.local.segment import RECORD_BYTES
+from meridian_broker.engines.local.stats import EngineStats
+from meridian_broker.engines.local.store import LocalLedgerStore, LocalWriter
+from meridian_broker.engines.local.upkeep import UpkeepSettings
+from meridian_broker.engines.memory.ledgers import MemoryDisk, StoredLedger
+from meridian_broker.ledgers.store import AppendDone, LedgerError, LedgerInfo
+from simulation.loop import Future, Loop, Owner, Timer
+
+T = TypeVar("T")
+
+SEGMENT_BYTES: Final = 4096
+"""The smallest there is: worlds of a minute fill many."""
+CHECKPOINT_BYTES: Final = 3 * SEGMENT_BYTES
+COMPACTION_BYTES_PER_SECOND: Final = 1 << 20
+
+
+class EngineFuture:
+    """As much of `asyncio.Future` as the engine uses."""
+
+    def __init__(self) -> None:
+        self._inner: Future[Any] = Future()
+
+    def done(self) -> bool:
+        return self._inner.done
+
+    def cancelled(self) -> bool:
+        return False
+
+    def set_result(self, value: Any) -> None:
+        self._inner.settle(value)
+
+    def set_exception(self, error: BaseException) -> None:
+        self._inner.fail(error)
+
+    def __await__(self) -> Iterator[Any]:
+        return self._inner.__await__()
+
+
+class EngineLoop:
+    """As much of asyncio's loop as the engine uses, on the world's clock."""
+
+    def __init__(self, loop: Loop) -> None:
+        self._loop = loop
+
+    def create_future(self) -> EngineFuture:
+        return EngineFuture()
+
+    def call_later(self, seconds: float, callback: Callable[..., None], *arguments: Any) -> Timer:
+        return self._loop.after(round(seconds * 1_000_000), None, lambda: callback(*arguments))
+
+    def run_in_executor(self, _: None, work: Callable[..., T], *arguments: Any) -> EngineFuture:
+        heard = EngineFuture()
+        try:
+            heard.set_result(work(*arguments))
+        except Exception as error:
+            heard.set_exception(error)
+        return heard
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """For `asyncio.get_running_loop`, `asyncio.sleep`, `asyncio.Event` and `asyncio.Lock`."""
+        before = asyncio._get_running_loop()
+        asyncio._set_running_loop(self)  # type: ignore[arg-type]
+        try:
+            yield
+        finally:
+            asyncio._set_running_loop(before)
+
+
+class SimFiles(RecordingDisk):
+    """Files that may be full, and whose power may fail."""
+
+    def __init__(self, files: dict[str, bytes] | None = None) -> None:
+        super().__init__(files)
+        self.refusal: str | None = None
+        self.power = True
+
+    def _check(self) -> None:
+        if not self.power:
+            raise OSError(errno.EIO, "the power is gone")
+
+    def write(self, number: int, data: bytes) -> None:
+        if self.refusal is not None:
+            raise OSError(errno.ENOSPC, self.refusal)
+        super().write(number, data)
+
+    def sync(self, number: int) -> None:
+        self._check()
+        super().sync(number)
+
+    def truncate(self, name: str, size: int) -> None:
+        self._check()
+        super().truncate(name, size)
+
+    def unlink(self, name: str) -> None:
+        self._check()
+        super().unlink(name)
+
+    def rename(self, old: str, new: str) -> None:
+        self._check()
+        super().rename(old, new)
+
+    def sync_directory(self) -> None:
+        self._check()
+        super().sync_directory()
+
+    def after_power_cut(self, loss: Loss, random: Random) -> SimFiles:
+        return SimFiles(self.crashed(len(self.journal), loss, random))
+
+    def flip(self, name: str, offset: int) -> Callable[[], None]:
+        """A byte changes by itself. Returns what makes it right again."""
+        content = self._files[self._names[name]].content
+        content[offset] ^= 0x40
+
+        def flip_back() -> None:
+            content[offset] ^= 0x40
+
+        return flip_back
+
+
+class EngineVolume:
+    """The disk of a region, in the local engine's files. It outlives the broker."""
+
+    def __init__(self, files: SimFiles | None = None, mirror: MemoryDisk | None = None) -> None:
+        self.files = files or SimFiles()
+        self.disk = mirror or MemoryDisk()
+        """What is known to be durable."""
+        self.deleting: set[int] = set()
+        """On their way out: after a crash they may be there or not."""
+        self.store: EngineStore | None = None
+        self._rot: list[Callable[[], None]] = []
+
+    def start(
+        self,
+        loop: Loop,
+        owner: Owner,
+        sync_us: Callable[[], int],
+        on_create: Callable[[int], None],
+        on_delete: Callable[[int], None],
+    ) -> EngineStore:
+        """The store of a broker that begins."""
+        with EngineLoop(loop).running():
+            self.store = store = EngineStore.on(self.files)
+        store.begin(self, loop, owner, sync_us, on_create, on_delete)
+        return store
+
+    def copy(self) -> EngineVolume:
+        """What a backup of the running machine's disk holds: what is durable."""
+        return EngineVolume(self.files.after_power_cut(Loss.ALL, Random(0)), _copy(self.disk))
+
+    def holds(self, ledger: int, entry: int) -> bool:
+        stored = self.disk.ledgers.get(ledger)
+        return stored is not None and entry < len(stored.entries)
+
+    def rot(self, ledger: int, entry: int) -> None:
+        """A byte of an entry changes by itself."""
+        found = self.store._ledgers.get(ledger) if self.store is not None else None
+        run = found.run_of(entry) if found is not None and entry < found.confirmed else None
+        if run is not None and run.places is not None:
+            place = run.places[entry - run.first]
+            offset = (place >> 32) + RECORD_BYTES + (place & LENGTH_MASK) // 2
+            self._rot.append(self.files.flip(segment_name(run.segment), offset))
+
+    def mend(self) -> None:
+        while self._rot:
+            self._rot.pop()()
+
+    def power_cut(self, random: Random | None) -> str:
+        """What the disk is after it. Says what is wrong with that; empty when nothing is."""
+        self.mend()
+        random = random or Random(0)
+        loss = random.choice(list(Loss)) if random.random() < 0.9 else Loss.ALL
+        self.files = self.files.after_power_cut(loss, random)
+        deleting, self.deleting = self.deleting, set()
+        self.store = None
+        try:
+            with EngineLoop(Loop()).running():
+                found = _contents(self.files)
+        except Exception as error:
+            return f"the engine does not start after a power cut ({loss.name}): {error!r}"
+        for number, stored in self.disk.ledgers.items():
+            left = found.ledgers.get(number)
+            if left is None and number in deleting:
+                continue
+            if left is None:
+                return f"ledger {number} is gone after a power cut ({loss.name})"
+            if left.entries[: len(stored.entries)] != stored.entries:
+                return f"ledger {number} lost entries in a power cut ({loss.name})"
+            if stored.sealed and (not left.sealed or len(left.entries) != len(stored.entries)):
+                return f"ledger {number} was sealed, and is another after a power cut ({loss.name})"
+        found.used |= self.disk.used
+        self.disk = found
+        return ""
+
+
+def _copy(disk: MemoryDisk) -> MemoryDisk:
+    ledgers = {number: StoredLedger(one.fence, list(one.entries), one.sealed) for number, one in disk.ledgers.items()}
+    return MemoryDisk(ledgers, set(disk.used))
+
+
+class SimCommitter(Committer):
+    """The committer without its thread: a group is written and synced when the disk is done with the one before."""
+
+    def __init__(self, store: EngineStore, owner: Owner, loop: Loop, sync_us: Callable[[], int]) -> None:
+        super().__init__(store.log, store._files, _Turns(loop, owner), store._stats, segment_name)  # type: ignore[arg-type]
+        self._owner = owner
+        self._world_loop = loop
+        self._sync_us = sync_us
+        self._under_way: list[Batch] | None = None
+
+    def _flush(self) -> None:
+        super()._flush()
+        self._begin()
+
+    def _begin(self) -> None:
+        if self._under_way is None and not self._queue.empty():
+            group: list[Batch] = []
+            while not self._queue.empty():
+                group += self._queue.get_nowait() or []
+            self._under_way = group
+            self._world_loop.after(self._sync_us(), self._owner, self._finish)
+
+    def _finish(self) -> None:
+        group, self._under_way = self._under_way, None
+        assert group is not None
+        self._commit(group)
+        self._begin()
+
+    def power_cut(self) -> None:
+        """Everything of the group was handed to the disk, and no sync of it came back."""
+        assert isinstance(self._files, SimFiles)
+        self._files.power = False
+        if self._under_way is not None:
+            self._commit(self._under_way)
+
+
+class _Turns:
+    """The loop, for the committer."""
+
+    def __init__(self, loop: Loop, owner: Owner) -> None:
+        self._loop = loop
+        self._owner = owner
+
+    def call_soon(self, callback: Callable[..., None], *arguments: Any) -> None:
+        self._loop.soon(self._owner, lambda: callback(*arguments))
+
+    call_soon_threadsafe = call_soon
+
+
+class EngineWriter(LocalWriter):
+    """Tells the mirror what became durable."""
+
+    def append(self, buffer: bytes, done: AppendDone) -> int:
+        store, ledger = self._store, self._ledger
+        assert isinstance(store, EngineStore)
+        mirror = store.volume.disk
+
+        def heard(result: int | LedgerError) -> None:
+            if isinstance(result, int):
+                assert result == len(mirror.ledgers[ledger.ledger_id].entries), "appends were told out of order"
+                mirror.ledgers[ledger.ledger_id].entries.append(bytes(buffer))
+            done(result)
+
+        return store.log.append(ledger, buffer, heard)
+
+
+class EngineStore(LocalLedgerStore):
+    """`ledgers.store.LedgerStore` over a volume, for the life of one broker."""
+
+    volume: EngineVolume
+
+    _sim: SimCommitter
+    _on_create: Callable[[int], None]
+    _on_delete: Callable[[int], None]
+
+    def begin(
+        self,
+        volume: EngineVolume,
+        loop: Loop,
+        owner: Owner,
+        sync_us: Callable[[], int],
+        on_create: Callable[[int], None],
+        on_delete: Callable[[int], None],
+    ) -> None:
+        """Start to work, in the place of the thread."""
+        self.volume = volume
+        self._on_create = on_create
+        self._on_delete = on_delete
+        self._committer = self._sim = SimCommitter(self, owner, loop, sync_us)
+        loop.spawn(owner, self._upkeep.run(), "ledger upkeep")
+
+    @classmethod
+    def on(cls, files: SimFiles) -> EngineStore:
+        state = recover(files, repair=True)
+        upkeep = UpkeepSettings(CHECKPOINT_BYTES, COMPACTION_BYTES_PER_SECOND)
+        return cls(files, state, EngineStats(), segment_bytes=SEGMENT_BYTES, index_entries=64, upkeep=upkeep)
+
+    async def create(self, ledger_id: int, fence: int) -> LocalWriter:
+        self._on_create(ledger_id)
+        mirror = self.volume.disk
+        await super().create(ledger_id, fence)
+        mirror.used.add(ledger_id)
+        mirror.ledgers[ledger_id] = StoredLedger(fence)
+        return EngineWriter(self, self._ledgers[ledger_id])
+
+    async def recover(self, ledger_id: int, fence: int) -> LedgerInfo:
+        info = await super().recover(ledger_id, fence)
+        self._sealed(self._ledgers[ledger_id])
+        return info
+
+    async def seal(self, ledger: Ledger) -> LedgerInfo:
+        info = await super().seal(ledger)
+        self._sealed(ledger)
+        return info
+
+    def _sealed(self, ledger: Ledger) -> None:
+        stored = self.volume.disk.ledgers.get(ledger.ledger_id)
+        if stored is not None and ledger.sealed:
+            stored.sealed, stored.fence = True, ledger.fence
+
+    async def delete(self, ledger_id: int) -> None:
+        if ledger_id in self._ledgers:
+            self._on_delete(ledger_id)
+            self.volume.deleting.add(ledger_id)
+        await super().delete(ledger_id)
+        self.volume.disk.ledgers.pop(ledger_id, None)
+
+    # -- what the world does to it
+
+    def power_cut(self, _: Random | None) -> None:
+        self._sim.power_cut()
+
+    def fail_writes(self, reason: str) -> None:
+        self.volume.files.refusal = reason
+
+    def repair(self) -> None:
+        self.volume.files.refusal = None
+
+
+def _contents(files: SimFiles) -> MemoryDisk:
+    """Everything that a recovery finds, read through the engine."""
+    store = EngineStore.on(files)
+    found = MemoryDisk()
+    for number, ledger in store._ledgers.items():
+        reader = _now(store.open(number))
+        entries: list[bytes] = []
+        while len(entries) < ledger.confirmed:
+            entries += _now(reader.read(len(entries), ledger.confirmed - 1, 1 << 30))
+        found.ledgers[number] = StoredLedger(ledger.fence, entries, ledger.sealed)
+        found.used.add(number)
+    return found
+
+
+def _now(work: Coroutine[Any, Any, T]) -> T:
+    """The result of something that waits for nothing."""
+    try:
+        work.send(None)
+    except StopIteration as ended:
+        result: T = ended.value
+        return result
+    raise AssertionError("reading from memory waits for something")
