@@ -2,8 +2,8 @@
 """Ports for tests, also for those that start several regions, which want them ten apart.
 
 They lie below the range from which the kernel takes ports for outgoing connections, so that no client connects from the
-port of a broker that is down for a moment. Each process counts on from a place of its own: two that test at the same time
-rarely meet, and a port is not given again soon.
+port of a broker that is down for a moment. Each process counts on from a place of its own: two that test at once rarely
+meet, and a port is not given again soon.
 """
 
 from __future__ import annotations
