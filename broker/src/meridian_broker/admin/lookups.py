@@ -4,25 +4,32 @@
 from __future__ import annotations
 
 from binascii import crc32
+from typing import Final
 
 from aiohttp import web
 
-from meridian_broker.admin.requests import answer, state, topic_of
+from meridian_broker.admin.requests import Refused, answer, state, topic_of
 from meridian_broker.metadata.policies import boundaries
 from meridian_broker.topics.errors import TopicNotFound
 
+LISTENER_HEADER: Final = "X-Pulsar-ListenerName"
+
 
 async def topic(request: web.Request) -> web.Response:
-    """Addresses of the broker that serves the topic."""
+    """Addresses of the broker that serves the topic, as the listener that the client names knows them."""
     admin = state(request)
     await admin.service.check_exists(topic_of(request))
+    listener = request.headers.get(LISTENER_HEADER) or request.query.get("listenerName", "")
+    addresses = admin.gateway.addresses(listener)
+    if addresses is None:
+        raise Refused(503, f"this broker advertises no listener {listener!r}: see advertisedListeners")
     return answer(
         {
-            "brokerUrl": admin.service_url(),
-            "brokerUrlTls": None,
-            "httpUrl": admin.admin_url(),
-            "httpUrlTls": None,
-            "nativeUrl": admin.service_url(),
+            "brokerUrl": addresses.service_url,
+            "brokerUrlTls": addresses.service_url_tls,
+            "httpUrl": addresses.admin_url,
+            "httpUrlTls": addresses.admin_url_tls,
+            "nativeUrl": addresses.service_url,
         }
     )
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import ssl
 import time
 from typing import Any, Final
 
@@ -23,16 +24,17 @@ PATIENCE: Final = 2.0
 
 
 class AdminServer:
-    """A running listener. ``await start(...)``, then ``await close()``."""
+    """What is behind the listeners. ``await start(...)``, ``listen`` once or more, then ``await close()``."""
 
-    def __init__(self, state: AdminState, runner: web.AppRunner, exports: Exports) -> None:
+    def __init__(self, state: AdminState, runner: web.AppRunner, exports: Exports, host: str) -> None:
         self.state = state
         self._runner = runner
         self._exports = exports
+        self._host = host
 
     @classmethod
-    async def start(cls, state: AdminState, host: str, port: int) -> AdminServer:
-        """:raises OSError: the address is taken."""
+    async def start(cls, state: AdminState, host: str) -> AdminServer:
+        """Nobody is let in before ``listen``."""
         exports = Exports(state)
         app = web.Application(middlewares=[refusals, no_web_pages], client_max_size=BODY_BYTES)
         app[STATE] = state
@@ -42,13 +44,12 @@ class AdminServer:
             app.router.add_route(route.method, route.path, route.handler)
         runner = web.AppRunner(app, access_log=None, shutdown_timeout=PATIENCE)
         await runner.setup()
-        await web.TCPSite(runner, host, port).start()
-        return cls(state, runner, exports)
+        return cls(state, runner, exports, host)
 
-    @property
-    def port(self) -> int:
-        """The port it listens on."""
-        address: Any = self._runner.addresses[0]
+    async def listen(self, port: int, tls: ssl.SSLContext | None = None) -> int:
+        """Serve on one more port; 0 lets the system choose. Says which it is. :raises OSError: it is taken."""
+        await web.TCPSite(self._runner, self._host, port, ssl_context=tls).start()
+        address: Any = self._runner.addresses[-1]
         return int(address[1])
 
     async def close(self) -> None:

@@ -13,6 +13,7 @@ from meridian_broker.engines.local.store import LocalLedgerStore
 from meridian_broker.gateway.exchange import ExchangeShell
 from meridian_broker.gateway.pulsar.broker import Broker
 from meridian_broker.gateway.replication import ReplicatorRunner
+from meridian_broker.gateway.tls import ContextSource
 from meridian_broker.metadata.catalog import Catalog
 from meridian_broker.topics.service import TopicService
 
@@ -33,7 +34,8 @@ class AdminState:
     settings: dict[str, Any]
     """The settings in force, by key."""
     data_directory: Path
-    service_url: Callable[[], str]
     admin_url: Callable[[], str]
+    client_tls: ContextSource | None = None
+    """For requests to other regions over ``https://``; None: these are asked over ``http://``."""
     ready: bool = False
     """Everything is open: the health check says ok."""

@@ -82,14 +82,19 @@ async def _origin_here(topic: Topic, position: Position) -> Origin:
 async def _ask(request: web.Request, topic: Topic, region: str, position: Position) -> Origin:
     """The region that the id comes from says which message it means there."""
     cluster = state(request).catalog.cluster(region)
-    if cluster is None or not cluster.service_url:
+    tls = state(request).client_tls
+    where = None if cluster is None else cluster.service_url if tls is None else cluster.service_url_tls
+    if not where:
         raise NotFound(f"{region}/{position} is not stored here, and {region} cannot be asked: it has no admin URL")
     path = "/".join(quote(part, safe="") for part in topic.name.partition("://")[2].split("/", 2))
-    url = f"{cluster.service_url.rstrip('/')}/meridian/v1/topics/{path}/messageid/translate"
+    url = f"{where.rstrip('/')}/meridian/v1/topics/{path}/messageid/translate"
     query = {"from": region, "id": str(position), "here": "true"}
     try:
         timeout = aiohttp.ClientTimeout(total=REMOTE_SECONDS)
-        async with aiohttp.ClientSession(timeout=timeout) as session, session.get(url, params=query) as response:
+        async with (
+            aiohttp.ClientSession(timeout=timeout) as session,
+            session.get(url, params=query, ssl=True if tls is None else tls()) as response,
+        ):
             said: Any = json.loads(await response.read())
     except (aiohttp.ClientError, TimeoutError, ValueError) as error:
         raise Refused(503, f"{region} cannot be asked which message {position} is there: {error!r}") from None

@@ -13,6 +13,7 @@ import json
 import os
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
 import click
@@ -37,6 +38,8 @@ class Job:
     topic: TopicName
     subscription: str
     url: str
+    authorities: Path | None
+    """Whose certificates are believed; None: the system's."""
     kind: pb.CommandSubscribe.SubType
     replicated: bool
     earliest: bool
@@ -87,6 +90,7 @@ def consume(
     patience: float | None,
     no_ack: bool,
     url: str,
+    tls_trust_certs: Path | None,
     as_json: bool,
 ) -> None:
     """Print the messages of TOPIC, one per line, and acknowledge them for a subscription.
@@ -107,6 +111,7 @@ def consume(
         topic=topic,
         subscription=subscription,
         url=url,
+        authorities=tls_trust_certs,
         kind=TYPES[kind],
         replicated=replicated,
         earliest=earliest,
@@ -120,7 +125,7 @@ def consume(
 
 async def _run(job: Job) -> int:
     printer = Printer(job)
-    async with Service(job.url) as service:
+    async with Service(job.url, job.authorities) as service:
         consumers: list[tuple[str, Consumer]] = []
         await until_signal(_consume(service, job, printer, consumers))
         for _, consumer in consumers:

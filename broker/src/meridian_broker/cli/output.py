@@ -17,6 +17,7 @@ from typing import Any, Concatenate, ParamSpec
 import click
 
 from meridian_broker.cli.rest import Admin, AdminRefused, AdminUnreachable, read_token
+from meridian_broker.gateway.tls import ContextSource, TlsFiles, TlsFilesUnusable, client_context
 
 NO = 1
 COULD_NOT_TELL = 2
@@ -62,6 +63,27 @@ class Console:
         click.echo(json.dumps({"done": sentence}) if self.as_json else sentence)
 
 
+trust_option = click.option(
+    "--tls-trust-certs",
+    envvar="MERIDIAN_TLS_TRUST_CERTS",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="PEM file of the authorities to believe, for encrypted addresses. Default: those of the system.",
+)
+
+
+def trusting(authorities: Path | None) -> ContextSource | None:
+    """TLS as ``--tls-trust-certs`` asks for it; None: as the system has it.
+
+    :raises click.BadParameter: there are no certificates in the file.
+    """
+    if authorities is None:
+        return None
+    try:
+        return client_context(TlsFiles(trusted=authorities))
+    except TlsFilesUnusable as error:
+        raise click.BadParameter(str(error), param_hint="--tls-trust-certs") from error
+
+
 def _cell(value: Any) -> str:
     if value is None:
         return "-"
@@ -88,14 +110,21 @@ def with_console(command: Callable[Concatenate[Console, Arguments], None]) -> Ca
         type=click.Path(path_type=Path, dir_okay=False),
         help="File with the token to show. A token is never an argument, because arguments are visible to everybody.",
     )
+    @trust_option
     @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
     @functools.wraps(command)
     def wrapped(
-        url: str, token_file: Path | None, as_json: bool, *args: Arguments.args, **kwargs: Arguments.kwargs
+        url: str,
+        token_file: Path | None,
+        tls_trust_certs: Path | None,
+        as_json: bool,
+        *args: Arguments.args,
+        **kwargs: Arguments.kwargs,
     ) -> None:
         try:
             token = read_token(token_file) if token_file else None
-            command(Console(Admin(url, token), as_json), *args, **kwargs)
+            tls = trusting(tls_trust_certs)
+            command(Console(Admin(url, token, tls() if tls else None), as_json), *args, **kwargs)
         except AdminRefused as refusal:
             click.echo(f"no: {refusal}", err=True)
             raise SystemExit(NO) from None

@@ -10,6 +10,7 @@ import os
 import sys
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Final
 
 import click
@@ -32,6 +33,8 @@ class Job:
 
     topic: TopicName
     url: str
+    authorities: Path | None
+    """Whose certificates are believed; None: the system's."""
     messages: tuple[str, ...]
     """Empty: the lines of standard input."""
     key: str | None
@@ -101,6 +104,7 @@ def produce(
     rate: float | None,
     count: int | None,
     url: str,
+    tls_trust_certs: Path | None,
     as_json: bool,
 ) -> None:
     """Publish messages to TOPIC, made where it is missing.
@@ -120,6 +124,7 @@ def produce(
     job = Job(
         topic=topic,
         url=url,
+        authorities=tls_trust_certs,
         messages=messages,
         key=key,
         properties=dict(properties),
@@ -132,7 +137,7 @@ def produce(
 
 async def _run(job: Job) -> int:
     tally = Tally()
-    async with Service(job.url) as service:
+    async with Service(job.url, job.authorities) as service:
         publisher = Publisher(service, job, tally, await service.topics(str(job.topic)))
         failed: ClientError | None = None
         try:

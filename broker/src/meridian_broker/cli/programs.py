@@ -35,6 +35,9 @@ class UpOptions:
     metadata: MetadataKind
     base_port: int
     base_http_port: int
+    base_port_tls: int = 6651
+    """Used only when the settings name a certificate; so is the next one."""
+    base_http_port_tls: int = 8443
     assignments: tuple[str, ...]
     """Settings that every region gets."""
 
@@ -103,6 +106,8 @@ def _up(programs: Programs) -> click.Command:
     )
     @click.option("--base-port", type=click.IntRange(1, 65535), default=6650, show_default=True)
     @click.option("--base-http-port", type=click.IntRange(1, 65535), default=8080, show_default=True)
+    @click.option("--base-port-tls", type=click.IntRange(1, 65535), default=6651, show_default=True)
+    @click.option("--base-http-port-tls", type=click.IntRange(1, 65535), default=8443, show_default=True)
     @set_option
     @insecure_option
     def up(
@@ -111,12 +116,15 @@ def _up(programs: Programs) -> click.Command:
         metadata: str,
         base_port: int,
         base_http_port: int,
+        base_port_tls: int,
+        base_http_port_tls: int,
         assignments: tuple[str, ...],
         insecure: bool,
     ) -> None:
         """Run several regions on this machine, replicating to each other.
 
-        Region i listens on base-port + 10 i and base-http-port + 10 i. Ctrl-C or SIGTERM stops all of them.
+        Region i listens on base-port + 10 i and base-http-port + 10 i, and on the TLS ports when the settings name a
+        certificate. Ctrl-C or SIGTERM stops all of them.
         """
         options = UpOptions(
             regions=regions,
@@ -124,6 +132,8 @@ def _up(programs: Programs) -> click.Command:
             metadata=cast("MetadataKind", metadata),
             base_port=base_port,
             base_http_port=base_http_port,
+            base_port_tls=base_port_tls,
+            base_http_port_tls=base_http_port_tls,
             assignments=_all_assignments(assignments, insecure),
         )
         raise SystemExit(programs.up(options, click.echo))

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import ssl
 import urllib.error
 import urllib.parse
 import urllib.request
@@ -52,6 +53,8 @@ class Admin:
     url: str
     """For example ``http://127.0.0.1:8080``."""
     token: str | None = None
+    tls: ssl.SSLContext | None = None
+    """For ``https://``; None: the system's trust store."""
 
     def get(self, path: str, query: Mapping[str, str] | None = None) -> Any:
         """The parsed answer of a GET, see ``request``."""
@@ -86,7 +89,8 @@ class Admin:
             headers["Authorization"] = f"Bearer {self.token}"
         try:
             request = urllib.request.Request(where, data=data, headers=headers, method=method)
-            opener = urllib.request.build_opener(_NoRedirect, urllib.request.ProxyHandler({}))
+            https = urllib.request.HTTPSHandler(context=self.tls)
+            opener = urllib.request.build_opener(_NoRedirect, urllib.request.ProxyHandler({}), https)
             try:
                 with opener.open(request, timeout=TIMEOUT_SECONDS) as response:
                     return response.status, None, response.read(ANSWER_BYTES_MAX)

@@ -11,11 +11,12 @@ import asyncio
 import signal
 from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack
+from pathlib import Path
 from typing import Any, Final, Self, TypeVar
 
 import click
 
-from meridian_broker.cli.output import COULD_NOT_TELL, NO
+from meridian_broker.cli.output import COULD_NOT_TELL, NO, trust_option, trusting
 from meridian_broker.gateway.client import MAX_REDIRECTS, PulsarClientConnection
 from meridian_broker.gateway.client_errors import ClientError, ConnectFailed, RequestRefused
 from meridian_broker.gateway.client_options import ClientOptions, split_url
@@ -43,7 +44,7 @@ def service_url(_context: click.Context, _parameter: click.Parameter, text: str)
 
 
 def service_option(command: _Command) -> _Command:
-    """``--url`` as the commands that move messages take it."""
+    """``--url`` and ``--tls-trust-certs`` as the commands that move messages take them."""
     option = click.option(
         "--url",
         envvar="MERIDIAN_SERVICE_URL",
@@ -53,14 +54,18 @@ def service_option(command: _Command) -> _Command:
         callback=service_url,
         help="Service URL of a region.",
     )
-    return option(command)
+    return option(trust_option(command))
 
 
 class Service:
     """Connections to the brokers of a region, one per broker. Use it with ``async with``."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, authorities: Path | None) -> None:
+        """:param authorities: whose certificates are believed; None: the system's.
+        :raises click.BadParameter: there are none in that file.
+        """
         self.url = url
+        self._options = ClientOptions(client_version="meridian-cli", tls=trusting(authorities))
         self._connections: dict[str, PulsarClientConnection] = {}
         self._stack = AsyncExitStack()
 
@@ -93,7 +98,7 @@ class Service:
 
     async def _connect(self, url: str) -> PulsarClientConnection:
         if url not in self._connections:
-            made = await PulsarClientConnection.connect(url, ClientOptions(client_version="meridian-cli"))
+            made = await PulsarClientConnection.connect(url, self._options)
             self._stack.push_async_callback(made.close)
             self._connections[url] = made
         return self._connections[url]

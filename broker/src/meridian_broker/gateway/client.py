@@ -159,7 +159,7 @@ class PulsarClientConnection(asyncio.Protocol):
         problems = []
         for host, port, tls in split_url(url):
             connection = cls(url, options, on_command, on_lost)
-            context = (options.tls or ssl.create_default_context()) if tls else None
+            context = (options.tls or ssl.create_default_context)() if tls else None
             try:
                 async with asyncio.timeout(options.connect_timeout):
                     await connection._loop.create_connection(lambda c=connection: c, host, port, ssl=context)
@@ -269,7 +269,7 @@ class PulsarClientConnection(asyncio.Protocol):
         if answer.response == pb.CommandLookupTopicResponse.Failed:
             raise RequestRefused(answer.error, f"{topic}: {answer.message}")
         tls = self.url.startswith("pulsar+ssl://")
-        url = (answer.brokerServiceUrlTls if tls else answer.brokerServiceUrl) or answer.brokerServiceUrl or self.url
+        url = (answer.brokerServiceUrlTls if tls else answer.brokerServiceUrl) or self.url  # never back to plain text
         redirect = answer.response == pb.CommandLookupTopicResponse.Redirect
         return LookupAnswer(url, redirect, answer.authoritative, answer.proxy_through_service_url)
 

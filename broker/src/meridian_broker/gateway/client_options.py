@@ -3,10 +3,11 @@
 
 from __future__ import annotations
 
-import ssl
 from dataclasses import dataclass, replace
 from typing import Final
 from urllib.parse import urlsplit
+
+from meridian_broker.gateway.tls import ContextSource
 
 PEER_AUTH_METHOD: Final = "meridian-peer"
 """Authentication method with which brokers of one deployment know each other (R7)."""
@@ -30,7 +31,7 @@ class ClientOptions:
     """More requests than this wait for their turn."""
     write_buffer: int = 1024 * 1024
     """Bytes waiting for the socket above which ``drain`` waits."""
-    tls: ssl.SSLContext | None = None
+    tls: ContextSource | None = None
     """For ``pulsar+ssl://``; None: the system's trust store."""
 
 

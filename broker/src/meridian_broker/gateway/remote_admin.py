@@ -15,6 +15,7 @@ from urllib.parse import quote
 import aiohttp
 
 from meridian_broker.gateway.client_errors import ClientError
+from meridian_broker.gateway.tls import ContextSource
 
 TIMEOUT: Final = 10.0
 """Seconds for one request."""
@@ -31,9 +32,11 @@ class RemoteAdminFailed(ClientError):
 class RemoteAdmin:
     """Asks once per (region, topic, count), however many partitions start at the same time."""
 
-    def __init__(self, resolve: Resolver, token: str | None = None) -> None:
+    def __init__(self, resolve: Resolver, token: str | None = None, tls: ContextSource | None = None) -> None:
+        """:param tls: for ``https://``; None: the system's trust store."""
         self._resolve = resolve
         self._token = token
+        self._tls = tls
         self._session: aiohttp.ClientSession | None = None
         self._known: dict[tuple[str, str], int] = {}
         self._locks: dict[tuple[str, str], asyncio.Lock] = {}
@@ -103,7 +106,8 @@ class RemoteAdmin:
             headers["Authorization"] = f"Bearer {self._token}"
         data = None if number is None else str(number)
         try:
-            async with self._session.request(method, url, data=data, headers=headers) as response:
+            tls = True if self._tls is None else self._tls()
+            async with self._session.request(method, url, data=data, headers=headers, ssl=tls) as response:
                 return response.status, await response.text()
         except (aiohttp.ClientError, TimeoutError) as error:
             raise RemoteAdminFailed(f"{method} {url} failed: {error!r}") from error

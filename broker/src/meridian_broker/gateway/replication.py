@@ -78,7 +78,7 @@ class ReplicatorRunner:
         self._jitter = jitter
         self._now_ms = now_ms
         self._queue_size = queue_size
-        self._admin = RemoteAdmin(resolve, admin_token)
+        self._admin = RemoteAdmin(resolve, admin_token, options.tls)
         self._remotes: dict[str, _Remote] = {}
         self._running: dict[str, dict[str, _Run]] = {}
         self._ending: set[asyncio.Future[None]] = set()

@@ -21,13 +21,14 @@ from typing import Final
 
 import uvloop
 
-from meridian_broker.admin.server import AdminServer
 from meridian_broker.admin.state import AdminState
 from meridian_broker.engines.held import HeldLedgers
 from meridian_broker.engines.local.store import LocalLedgerStore
-from meridian_broker.gateway.client_options import peer_options
+from meridian_broker.gateway.addresses import Addresses
+from meridian_broker.gateway.client_errors import ConnectFailed
+from meridian_broker.gateway.client_options import ClientOptions, peer_options
 from meridian_broker.gateway.exchange import ExchangeShell
-from meridian_broker.gateway.pulsar.broker import Broker, listen
+from meridian_broker.gateway.pulsar.broker import Broker
 from meridian_broker.gateway.pulsar.handlers import HANDLERS
 from meridian_broker.gateway.replication import ReplicatorRunner
 from meridian_broker.ledgers.chapters import CacheBudget, LogLimits
@@ -37,6 +38,7 @@ from meridian_broker.metadata.records import ClusterRecord
 from meridian_broker.metadata.store import MetadataError, MetadataStore
 from meridian_broker.positions import HybridClock
 from meridian_broker.replication.exchange import ProgressExchange
+from meridian_broker.server.doors import Doors, client_tls
 from meridian_broker.server.loop import LoopScheduler
 from meridian_broker.server.settings import Settings
 from meridian_broker.topics.service import ServicePolicy, TopicService
@@ -85,7 +87,7 @@ async def _run(settings: Settings) -> None:
         loop.add_signal_handler(name, stop.set)
     async with AsyncExitStack() as stack:
         process = await BrokerProcess.start(settings, stack)
-        log.info("region %s serves %s and %s", process.region, process.service_url(), process.admin_url())
+        log.info("region %s serves %s", process.region, process.doors)
         gc.collect()
         gc.freeze()  # what the broker is made of needs no more looking at
         gc.set_threshold(*GC_THRESHOLD)
@@ -122,8 +124,9 @@ class BrokerProcess:
         self.ledgers: LocalLedgerStore
         self.held: HeldLedgers
         self.gateway: Broker
-        self.admin: AdminServer
-        self._server: asyncio.Server
+        self.admin: AdminState
+        self.doors = Doors(settings)
+        self._client_tls = client_tls(settings)
         self._names = 0
 
     @classmethod
@@ -150,14 +153,14 @@ class BrokerProcess:
         await process._build(fence, stack)
         await process._open_doors(stack)
         await process._bootstrap()
-        await process._server.start_serving()
+        await process.doors.serve()
         process._speak_with_regions()
         await process.exchange.first_contact(CONTACT_SECONDS)
         process.scheduler.spawn(process.service.load_all(), "open the topics on record")
         process.scheduler.spawn(process._follow_policies(), "follow the policies")
         process.scheduler.spawn(process._trim(), "give space back")
         process.scheduler.spawn(process.gateway.watch_keep_alive(), "keep connections alive")
-        process.gateway.ready = process.admin.state.ready = True
+        process.gateway.ready = process.admin.ready = True
         return process
 
     async def _build(self, fence: int, stack: AsyncExitStack) -> None:
@@ -198,7 +201,7 @@ class BrokerProcess:
         )
         token_file = settings.region.peer_token_file
         token = token_file.read_bytes().strip() if token_file is not None else None
-        options = peer_options(token)
+        options = peer_options(token, ClientOptions(tls=self._client_tls))
         jitter = random.Random().random
         self.runner = ReplicatorRunner(
             self._resolve,
@@ -221,8 +224,7 @@ class BrokerProcess:
             service=self.service,
             peers=self.exchange,
             handlers=HANDLERS,
-            service_url=self.service_url,
-            admin_url=self.admin_url,
+            addresses=self.doors.addresses,
             peer_token=token,
             max_message_bytes=settings.network.max_message_size,
             pending_publishes=settings.network.max_pending_publish_requests_per_connection,
@@ -234,10 +236,7 @@ class BrokerProcess:
         stack.push_async_callback(self.exchange.close)
 
     async def _open_doors(self, stack: AsyncExitStack) -> None:
-        network = self.settings.network
-        self._server = await listen(self.gateway, network.bind_address, network.broker_service_port)
-        stack.callback(self._server.close)
-        state = AdminState(
+        self.admin = AdminState(
             region=self.region,
             service=self.service,
             catalog=self.catalog,
@@ -248,26 +247,39 @@ class BrokerProcess:
             gateway=self.gateway,
             settings=dict(self.settings.pairs()),
             data_directory=self.settings.region.data_directory,
-            service_url=self.service_url,
-            admin_url=self.admin_url,
+            admin_url=lambda: self.doors.admin_url,
+            client_tls=self._client_tls,
         )
-        self.admin = await AdminServer.start(state, network.bind_address, network.web_service_port)
-        stack.push_async_callback(self.admin.close)
+        await self.doors.open(self.gateway, self.admin, stack)
 
     async def _bootstrap(self) -> None:
         """Make what every region needs: the clusters, tenant ``public``, namespace ``public/default``."""
-        clusters = {self.region: ClusterRecord(service_url=self.admin_url(), broker_service_url=self.service_url())}
+        mine = self.doors.addresses("") or Addresses()
+        clusters = {
+            self.region: ClusterRecord(
+                mine.admin_url or "", mine.admin_url_tls or "", mine.service_url or "", mine.service_url_tls or ""
+            )
+        }
         if self.settings.region.regions_file is not None:
             listed = json.loads(self.settings.region.regions_file.read_text())["regions"]
             for region in listed:
                 clusters[region["name"]] = ClusterRecord(
-                    service_url=region["admin_url"], broker_service_url=region["service_url"]
+                    service_url=region["admin_url"],
+                    service_url_tls=region.get("admin_url_tls", ""),
+                    broker_service_url=region["service_url"],
+                    broker_service_url_tls=region.get("service_url_tls", ""),
                 )
         await self.catalog.ensure_bootstrap(clusters)
 
     def _resolve(self, region: str) -> tuple[str, str | None] | None:
         cluster = self.catalog.cluster(region)
-        if cluster is None or not cluster.broker_service_url:
+        if cluster is None:
+            return None
+        if self._client_tls is not None:  # never in the clear: the peer token travels there
+            if not cluster.broker_service_url_tls:
+                raise ConnectFailed(f"region {region} has no brokerServiceUrlTls, and brokerClientTlsEnabled is set")
+            return cluster.broker_service_url_tls, cluster.service_url_tls or None
+        if not cluster.broker_service_url:
             return None
         return cluster.broker_service_url, cluster.service_url or None
 
@@ -292,18 +304,10 @@ class BrokerProcess:
         self._names += 1
         return f"{self.region}-{self.service.fence}-{self._names}"
 
-    def service_url(self) -> str:
-        """Where clients connect."""
-        port = self._server.sockets[0].getsockname()[1]
-        return f"pulsar://{self.settings.advertised_address}:{port}"
-
-    def admin_url(self) -> str:
-        return f"http://{self.settings.advertised_address}:{self.admin.port}"
-
     async def drain(self) -> None:
         """Hand everything over in good order."""
         self.gateway.draining = True
-        self._server.close()
+        self.doors.close()
         limit = self.settings.process.broker_shutdown_timeout_ms / 1000
         try:
             async with asyncio.timeout(limit):

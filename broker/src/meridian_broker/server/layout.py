@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from meridian_broker.cli.programs import UpOptions
+from meridian_broker.gateway.addresses import url
 from meridian_broker.server.limits import REGIONS_MAX
 from meridian_broker.server.settings import Given, Settings
 
@@ -35,7 +36,13 @@ class UpFailed(Exception):
 
 
 SET_BY_UP = ("clusterName", "dataDirectory", "metadataStoreUrl", "regionsFile", "peerTokenFile")
-PORTS_BY_UP = ("brokerServicePort", "webServicePort")
+PORTS_BY_UP = ("brokerServicePort", "webServicePort", "brokerServicePortTls", "webServicePortTls")
+
+
+OPTION_OF = dict(
+    zip(PORTS_BY_UP, ("--base-port", "--base-http-port", "--base-port-tls", "--base-http-port-tls"), strict=True)
+)
+"""Of ``meridian up``, by the setting."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,18 +53,30 @@ class RegionPlan:
     directory: Path
     host: str
     """The address that clients are told."""
-    port: int
-    http_port: int
+    ports: Mapping[str, int]
+    """By the key of the setting; those for TLS only when there is a certificate."""
 
     @property
     def service_url(self) -> str:
         """Where Pulsar clients connect."""
-        return f"pulsar://{self.host}:{self.port}"
+        return url("pulsar", self.host, self.ports["brokerServicePort"])
 
     @property
     def admin_url(self) -> str:
         """Where admin tools connect."""
-        return f"http://{self.host}:{self.http_port}"
+        return url("http", self.host, self.ports["webServicePort"])
+
+    @property
+    def service_url_tls(self) -> str:
+        """The same, encrypted; empty when it is not served."""
+        port = self.ports.get("brokerServicePortTls")
+        return "" if port is None else url("pulsar+ssl", self.host, port)
+
+    @property
+    def admin_url_tls(self) -> str:
+        """The same, encrypted; empty when it is not served."""
+        port = self.ports.get("webServicePortTls")
+        return "" if port is None else url("https", self.host, port)
 
     @property
     def log_file(self) -> Path:
@@ -77,21 +96,25 @@ def plan_regions(options: UpOptions, given: Given) -> list[RegionPlan]:
     """
     for key in (*SET_BY_UP, *PORTS_BY_UP):
         if key in given:
-            hint = " (see --base-port and --base-http-port)" if key in PORTS_BY_UP else ""
+            hint = f" (see {OPTION_OF[key]})" if key in PORTS_BY_UP else ""
             raise UpFailed(f"{given[key][1]}: `meridian up` chooses {key} for every region itself{hint}")
     if len(options.regions) > REGIONS_MAX:
         raise UpFailed(f"{len(options.regions)} regions: at most {REGIONS_MAX} run on one machine")
-    host = Settings.build(given).advertised_address
+    settings = Settings.build(given)
+    first = {"brokerServicePort": options.base_port, "webServicePort": options.base_http_port}
+    if settings.tls.is_served:
+        first |= {"brokerServicePortTls": options.base_port_tls, "webServicePortTls": options.base_http_port_tls}
     plans = []
     for index, name in enumerate(options.regions):
         Settings.of({"clusterName": name}, source="--regions")
-        port, http_port = options.base_port + PORT_STEP * index, options.base_http_port + PORT_STEP * index
-        plans.append(RegionPlan(name, options.data_directory.resolve() / name, host, port, http_port))
-    ports = [port for plan in plans for port in (plan.port, plan.http_port)]
+        mine = {key: port + PORT_STEP * index for key, port in first.items()}
+        plans.append(RegionPlan(name, options.data_directory.resolve() / name, settings.advertised_address, mine))
+    ports = [port for plan in plans for port in plan.ports.values()]
     if len(set(ports)) != len(ports) or max(ports) > 65535:
+        begin = " and ".join(f"{port} + {PORT_STEP} i" for port in first.values())
         raise UpFailed(
-            f"the ports {options.base_port} + {PORT_STEP} i and {options.base_http_port} + {PORT_STEP} i of "
-            f"{len(plans)} regions meet each other or pass 65535: choose another --base-port or --base-http-port"
+            f"the ports {begin} of {len(plans)} regions meet each other or pass 65535: choose another "
+            + " or ".join(OPTION_OF[key] for key in first)
         )
     return plans
 
@@ -103,7 +126,7 @@ def require_free_ports(plans: Iterable[RegionPlan], bind_address: str) -> None:
     """
     family = socket.AF_INET6 if ":" in bind_address else socket.AF_INET
     for plan in plans:
-        for port, option in ((plan.port, "--base-port"), (plan.http_port, "--base-http-port")):
+        for key, port in plan.ports.items():
             with socket.socket(family, socket.SOCK_STREAM) as probe:
                 probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 try:
@@ -111,7 +134,7 @@ def require_free_ports(plans: Iterable[RegionPlan], bind_address: str) -> None:
                 except OSError as error:
                     raise UpFailed(
                         f"port {port}, meant for region {plan.name}, cannot be used: {error.strerror}. "
-                        f"Stop the process that has it, or choose another {option}"
+                        f"Stop the process that has it, or choose another {OPTION_OF[key]}"
                     ) from error
 
 
@@ -185,6 +208,8 @@ class Directory:
                 "name": plan.name,
                 "service_url": plan.service_url,
                 "admin_url": plan.admin_url,
+                **({"service_url_tls": plan.service_url_tls} if plan.service_url_tls else {}),
+                **({"admin_url_tls": plan.admin_url_tls} if plan.admin_url_tls else {}),
                 "pid": pids.get(plan.name),
                 "data_directory": str(plan.directory),
                 "config": str(plan.config_file),
@@ -205,8 +230,7 @@ class Directory:
             "metadataStoreUrl": metadata_url,
             "regionsFile": str(self.regions_file),
             "peerTokenFile": str(self.token_file),
-            "brokerServicePort": str(plan.port),
-            "webServicePort": str(plan.http_port),
+            **{key: str(port) for key, port in plan.ports.items()},
         }
         pairs = {key: text for key, (text, _) in given.items()} | chosen
         lines = ["# Written by `meridian up` at every start.", *(f"{key}={text}" for key, text in pairs.items())]

@@ -28,6 +28,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal, Self
 
+from meridian_broker.gateway.addresses import parse_bind_addresses, parse_listeners
+from meridian_broker.server.setting_fields import SettingsError
+from meridian_broker.server.setting_fields import whole as _int
+from meridian_broker.server.settings_tls import TlsSettings
+
+__all__ = ["BY_KEY", "SECTIONS", "Given", "LogLevel", "Setting", "Settings", "SettingsError", "collect", "load"]
+
 ENVIRONMENT_PREFIX: Final = "MERIDIAN_"
 
 Given = Mapping[str, tuple[str, str]]
@@ -35,15 +42,6 @@ Given = Mapping[str, tuple[str, str]]
 
 TopicCreationType = Literal["partitioned", "non-partitioned"]
 LogLevel = Literal["debug", "info", "warning", "error"]
-
-
-class SettingsError(Exception):
-    """What the operator wrote cannot be used. The message names the key, its source and what is expected."""
-
-
-def _int(default: int, minimum: int, maximum: int, *, key: str | None = None) -> Any:
-    """A whole number with inclusive bounds; ``key`` when the snake_case name does not lead back to Pulsar's."""
-    return field(default=default, metadata={"minimum": minimum, "maximum": maximum, "key": key})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,9 +60,10 @@ class RegionSettings:
     `metadata.sqlite` inside the data directory. Every region has a store of its own."""
 
     regions_file: Path | None = None
-    """A JSON file `{"regions": [{"name", "service_url", "admin_url"}, ...]}` that lists every region, this one too. On
-    start the broker makes a cluster for each, and tenant `public` with namespace `public/default` replicated to all.
-    Empty: the same for this region alone; other clusters can be made through the admin API."""
+    """A JSON file `{"regions": [{"name", "service_url", "admin_url"}, ...]}` that lists every region, this one too,
+    with TLS also by `service_url_tls` and `admin_url_tls`. On start the broker makes a cluster for each, and tenant
+    `public` with namespace `public/default` replicated to all. Empty: the same for this region alone; other clusters
+    can be made through the admin API."""
 
     peer_token_file: Path | None = None
     """File that holds the secret with which brokers of other regions show that they are peers. The same content in all
@@ -81,6 +80,17 @@ class NetworkSettings:
 
     advertised_address: str = ""
     """Host name or address that lookups tell clients to connect to. Empty: the bind address."""
+
+    advertised_listeners: str = ""
+    """Named sets of addresses for clients in different networks: `name:scheme://host:port`, separated by commas, with
+    pulsar, pulsar+ssl, http or https. A client that names a listener is sent to its addresses."""
+
+    internal_listener_name: str = ""
+    """The listener whose addresses are told to clients that name none, and to other regions. Empty: the first one."""
+
+    bind_addresses: str = ""
+    """More places to listen on for the Pulsar protocol: `name:scheme://ip:port`, separated by commas, with pulsar or
+    pulsar+ssl. Who comes in there and names no listener is sent to the addresses of this one."""
 
     broker_service_port: int = _int(6650, 0, 65535)
     """Port of the Pulsar protocol. 0 lets the system choose."""
@@ -215,6 +225,7 @@ class Settings:
 
     region: RegionSettings = field(default_factory=RegionSettings)
     network: NetworkSettings = field(default_factory=NetworkSettings)
+    tls: TlsSettings = field(default_factory=TlsSettings)
     topics: TopicSettings = field(default_factory=TopicSettings)
     storage: StorageSettings = field(default_factory=StorageSettings)
     replication: ReplicationSettings = field(default_factory=ReplicationSettings)
@@ -232,6 +243,8 @@ class Settings:
             )
         _check_metadata_url(self.region.metadata_store_url)
         _check_bind_address(self.network)
+        self.tls.check()
+        _check_listeners(self.network, tls=self.tls.is_served)
 
     @property
     def metadata_store_url(self) -> str:
@@ -335,19 +348,44 @@ def _check_metadata_url(url: str) -> None:
 
 
 def _check_bind_address(network: NetworkSettings) -> None:
-    try:
-        address = ipaddress.ip_address(network.bind_address)
-    except ValueError:
-        raise SettingsError(f"bindAddress={network.bind_address!r}: expected an IP address such as 127.0.0.1") from None
-    if not address.is_loopback and not network.insecure:
-        raise SettingsError(
-            f"bindAddress={network.bind_address}: other machines could connect and nothing authenticates them. "
-            "Bind 127.0.0.1, or accept this with --insecure (insecure=true)"
-        )
-    if address.is_unspecified and not network.advertised_address:
+    address = _ip_address("bindAddress", network.bind_address, network)
+    if address.is_unspecified and not (network.advertised_address or network.advertised_listeners):
         raise SettingsError(
             f"bindAddress={network.bind_address} is no address clients can connect to: set advertisedAddress as well"
         )
+
+
+def _ip_address(key: str, text: str, network: NetworkSettings) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
+    try:
+        address = ipaddress.ip_address(text)
+    except ValueError:
+        raise SettingsError(f"{key}={text!r}: expected an IP address such as 127.0.0.1") from None
+    if not address.is_loopback and not network.insecure:
+        raise SettingsError(
+            f"{key}={text}: other machines could connect and nothing authenticates them. "
+            "Bind 127.0.0.1, or accept this with --insecure (insecure=true)"
+        )
+    return address
+
+
+def _check_listeners(network: NetworkSettings, *, tls: bool) -> None:
+    try:
+        listeners = parse_listeners(network.advertised_listeners)
+    except ValueError as error:
+        raise SettingsError(f"advertisedListeners: {error}") from None
+    try:
+        places = parse_bind_addresses(network.bind_addresses)
+    except ValueError as error:
+        raise SettingsError(f"bindAddresses: {error}") from None
+    named = {"internalListenerName": network.internal_listener_name}
+    named |= {f"bindAddresses: {place.listener}": place.listener for place in places}
+    for what, name in named.items():
+        if name and name not in listeners:
+            raise SettingsError(f"{what}: advertisedListeners has no listener {name!r}")
+    for place in places:
+        _ip_address("bindAddresses", place.host, network)
+        if place.tls and not tls:
+            raise SettingsError("bindAddresses: pulsar+ssl needs tlsCertificateFilePath")
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,11 +5,14 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+import ssl
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from meridian_broker.gateway.addresses import AddressBook
 from meridian_broker.gateway.pulsar.connection import Connection, Handler
+from meridian_broker.gateway.tls import HANDSHAKE_SECONDS
 from meridian_broker.topics.service import TopicService
 
 
@@ -33,9 +36,8 @@ class Broker:
     service: TopicService
     peers: Peers
     handlers: dict[int, Handler]
-    service_url: Callable[[], str]
+    addresses: AddressBook
     """Where lookups send clients."""
-    admin_url: Callable[[], str]
     peer_token: bytes | None
     max_message_bytes: int
     pending_publishes: int
@@ -65,7 +67,21 @@ class Broker:
                 connection.keep_alive()
 
 
-async def listen(broker: Broker, host: str, port: int) -> asyncio.Server:
-    """Take the address; nobody is accepted before ``start_serving``. :raises OSError: the address is taken."""
+async def listen(
+    broker: Broker, host: str, port: int, tls: ssl.SSLContext | None = None, listener: str = ""
+) -> asyncio.Server:
+    """Take the address; nobody is accepted before ``start_serving``.
+
+    :param listener: whose addresses those who come in here are told, unless they name another.
+    :raises OSError: the address is taken.
+    """
     loop = asyncio.get_running_loop()
-    return await loop.create_server(lambda: Connection(broker, loop), host, port, backlog=1024, start_serving=False)
+    return await loop.create_server(
+        lambda: Connection(broker, loop, listener),
+        host,
+        port,
+        backlog=1024,
+        ssl=tls,
+        ssl_handshake_timeout=None if tls is None else HANDSHAKE_SECONDS,
+        start_serving=False,
+    )

@@ -57,6 +57,7 @@ class Connection(asyncio.Protocol):
         "client_version",
         "consumers",
         "is_peer",
+        "listener",
         "peer_region",
         "peer_version",
         "producers",
@@ -66,8 +67,10 @@ class Connection(asyncio.Protocol):
         "waiting_producers",
     )
 
-    def __init__(self, broker: Broker, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, broker: Broker, loop: asyncio.AbstractEventLoop, listener: str = "") -> None:
         self.broker = broker
+        self.listener = listener
+        """Whose addresses lookups answer when the client names no listener."""
         self._loop = loop
         self.transport: asyncio.Transport | None = None
         self._decoder = FrameDecoder(broker.max_message_bytes + FRAME_PADDING_BYTES)

@@ -45,10 +45,15 @@ async def _lookup(connection: Connection, asked: pb.CommandLookupTopic) -> None:
     try:
         with _counted(connection.broker):
             await connection.broker.service.check_exists(topic_name.parse(asked.topic))
-        if asked.advertised_listener_name:
-            raise ServiceNotReadyError(f"this broker advertises no listener {asked.advertised_listener_name!r}")
+        listener = asked.advertised_listener_name or connection.listener
+        addresses = connection.broker.addresses(listener)
+        if addresses is None:
+            raise ServiceNotReadyError(f"this broker advertises no listener {listener!r}: see advertisedListeners")
         answer.response = pb.CommandLookupTopicResponse.Connect
-        answer.brokerServiceUrl = connection.broker.service_url()
+        if addresses.service_url is not None:
+            answer.brokerServiceUrl = addresses.service_url
+        if addresses.service_url_tls is not None:
+            answer.brokerServiceUrlTls = addresses.service_url_tls
         answer.authoritative = True
         answer.proxy_through_service_url = False
     except REFUSALS as error:

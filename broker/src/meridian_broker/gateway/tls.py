@@ -1,0 +1,156 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Encryption of connections, both ways: contexts out of PEM files, read again when the files change.
+
+Certificates are renewed while brokers run. So the files are looked at when a handshake begins, at most once per check
+interval, and connections that are open stay as they are. Files that cannot be used, perhaps because they are being
+written at this moment, change nothing: the last good ones stay in force, and the log says so once.
+"""
+
+from __future__ import annotations
+
+import logging
+import ssl
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+HANDSHAKE_SECONDS: Final = 10.0
+"""A TLS handshake takes two round trips. Whoever needs longer keeps a place for nothing."""
+
+log = logging.getLogger(__name__)
+
+ContextSource = Callable[[], ssl.SSLContext]
+"""The context to use for a connection that is made now."""
+
+
+class TlsFilesUnusable(Exception):
+    """Certificates or a key cannot be read, or do not belong together. The message names the files."""
+
+
+@dataclass(frozen=True, slots=True)
+class TlsFiles:
+    """PEM files. ``certificate`` and ``key`` are who we are, ``trusted`` is whom we believe."""
+
+    certificate: Path | None = None
+    """The certificate, then those that lead to its authority."""
+    key: Path | None = None
+    trusted: Path | None = None
+    """Authorities. None: a server asks nobody for a certificate, a client believes what the system believes."""
+
+    def paths(self) -> list[Path]:
+        return [path for path in (self.certificate, self.key, self.trusted) if path is not None]
+
+
+def server_context(
+    files: TlsFiles,
+    *,
+    require_client_certificate: bool,
+    check_seconds: float,
+    now: Callable[[], float] = time.monotonic,
+) -> ssl.SSLContext:
+    """A context for listeners that always hands out the newest certificate.
+
+    :param require_client_certificate: refuse clients that show none; one that is shown is verified in any case.
+    :param check_seconds: how long files are believed to be unchanged.
+    :raises TlsFilesUnusable: now; later such files are reported and not used.
+    """
+
+    def make() -> ssl.SSLContext:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        if files.trusted is not None:
+            context.verify_mode = ssl.CERT_REQUIRED if require_client_certificate else ssl.CERT_OPTIONAL
+        return _filled(context, files)
+
+    source = _Reloading(make, files.paths(), check_seconds, now)
+
+    def newest(connection: ssl.SSLObject, name: str | None, before: ssl.SSLContext) -> None:
+        del name, before
+        connection.context = source()
+
+    context = make()
+    context.sni_callback = newest
+    return context
+
+
+def client_context(
+    files: TlsFiles, *, verify_host: bool = True, check_seconds: float = 0.0, now: Callable[[], float] = time.monotonic
+) -> ContextSource:
+    """Contexts for connections to others.
+
+    :param verify_host: the server's certificate has to be for the host that we meant.
+    :raises TlsFilesUnusable: now; later such files are reported and not used.
+    """
+
+    def make() -> ssl.SSLContext:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.check_hostname = verify_host
+        if files.trusted is None:
+            context.load_default_certs(ssl.Purpose.SERVER_AUTH)
+        return _filled(context, files)
+
+    return _Reloading(make, files.paths(), check_seconds, now)
+
+
+def _filled(context: ssl.SSLContext, files: TlsFiles) -> ssl.SSLContext:
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    try:
+        if files.certificate is not None:
+            # An encrypted key would have OpenSSL ask for its password on the terminal.
+            context.load_cert_chain(files.certificate, files.key, password="")
+        if files.trusted is not None:
+            context.load_verify_locations(files.trusted)
+    except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
+        names = ", ".join(str(path) for path in files.paths())
+        raise TlsFilesUnusable(f"cannot use these TLS files together ({names}): {error}") from error
+    return context
+
+
+class _Reloading:
+    """Makes a context anew when one of the files is another than before."""
+
+    def __init__(
+        self,
+        make: Callable[[], ssl.SSLContext],
+        paths: Iterable[Path],
+        check_seconds: float,
+        now: Callable[[], float],
+    ) -> None:
+        self._make = make
+        self._paths = list(paths)
+        self._check_seconds = check_seconds
+        self._now = now
+        self._seen = self._look()
+        self._looked_at = now()
+        self._context = make()
+
+    def __call__(self) -> ssl.SSLContext:
+        now = self._now()
+        if now - self._looked_at >= self._check_seconds:
+            self._looked_at = now
+            seen = self._look()
+            if seen != self._seen:
+                self._seen = seen
+                self._reload()
+        return self._context
+
+    def _look(self) -> list[tuple[int, int, int] | None]:
+        return [_identity(path) for path in self._paths]
+
+    def _reload(self) -> None:
+        try:
+            self._context = self._make()
+        except TlsFilesUnusable as error:
+            log.warning("%s. What was read before stays in force", error)
+        else:
+            log.info("read %s again", ", ".join(str(path) for path in self._paths))
+
+
+def _identity(path: Path) -> tuple[int, int, int] | None:
+    """What differs once a file was written or replaced; None when it is gone."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_mtime_ns, found.st_size

@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The addresses on which this process listens, and those that it tells clients.
+
+Addresses are taken first and served later: a port that somebody else has ends the start before anything was done, and
+nobody gets in before the broker is ready for him.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from contextlib import AsyncExitStack
+from dataclasses import replace
+
+from meridian_broker.admin.server import AdminServer
+from meridian_broker.admin.state import AdminState
+from meridian_broker.gateway import tls
+from meridian_broker.gateway.addresses import Addresses, parse_bind_addresses, parse_listeners, url
+from meridian_broker.gateway.pulsar.broker import Broker, listen
+from meridian_broker.server.setting_fields import SettingsError
+from meridian_broker.server.settings import Settings
+
+
+class Doors:
+    """The listeners of one process. ``open`` them, let clients in with ``serve``, and ``close`` them to new ones."""
+
+    def __init__(self, settings: Settings) -> None:
+        """:raises SettingsError: the certificate or its key cannot be used."""
+        self._settings = settings
+        self._tls = _server_tls(settings)
+        self._listeners = parse_listeners(settings.network.advertised_listeners)
+        self._internal = settings.network.internal_listener_name or next(iter(self._listeners), "")
+        self._servers: list[asyncio.Server] = []
+        self._own = Addresses()
+
+    async def open(self, gateway: Broker, state: AdminState, stack: AsyncExitStack) -> None:
+        """Take all addresses; HTTP is served from now on.
+
+        :raises OSError: an address is taken.
+        """
+        network, ports = self._settings.network, self._settings.tls
+        stack.callback(self.close)
+        plain = await self._listen(gateway, network.bind_address, network.broker_service_port)
+        secure = None
+        if self._tls is not None:
+            secure = await self._listen(gateway, network.bind_address, ports.broker_service_port_tls, self._tls)
+        for place in parse_bind_addresses(network.bind_addresses):
+            context = self._tls if place.tls else None
+            await self._listen(gateway, place.host, place.port, context, place.listener)
+        admin = await AdminServer.start(state, network.bind_address)
+        stack.push_async_callback(admin.close)
+        http = await admin.listen(network.web_service_port)
+        https = None if self._tls is None else await admin.listen(ports.web_service_port_tls, self._tls)
+        host = self._settings.advertised_address
+        self._own = Addresses(
+            url("pulsar", host, plain),
+            None if secure is None else url("pulsar+ssl", host, secure),
+            url("http", host, http),
+            None if https is None else url("https", host, https),
+        )
+
+    async def _listen(
+        self, gateway: Broker, host: str, port: int, context: ssl.SSLContext | None = None, listener: str = ""
+    ) -> int:
+        server = await listen(gateway, host, port, context, listener)
+        self._servers.append(server)
+        return int(server.sockets[0].getsockname()[1])
+
+    async def serve(self) -> None:
+        """Let clients in."""
+        for server in self._servers:
+            await server.start_serving()
+
+    def close(self) -> None:
+        """Let no more clients in; those that are in stay."""
+        for server in self._servers:
+            server.close()
+
+    def addresses(self, listener: str) -> Addresses | None:
+        """What a client is told, see ``gateway.addresses.AddressBook``."""
+        name = listener or self._internal
+        if not name:
+            return self._own
+        found = self._listeners.get(name)
+        if found is None or found.admin_url is not None or found.admin_url_tls is not None:
+            return found
+        return replace(found, admin_url=self._own.admin_url, admin_url_tls=self._own.admin_url_tls)
+
+    def __str__(self) -> str:
+        own = self._own
+        return ", ".join(filter(None, (own.service_url, own.service_url_tls, own.admin_url, own.admin_url_tls)))
+
+    @property
+    def admin_url(self) -> str:
+        """The admin API of this very process."""
+        return self._own.admin_url or ""
+
+
+def _server_tls(settings: Settings) -> ssl.SSLContext | None:
+    chosen = settings.tls
+    if not chosen.is_served:
+        return None
+    try:
+        return tls.server_context(
+            chosen.server_files,
+            require_client_certificate=chosen.tls_require_trusted_client_cert_on_connect,
+            check_seconds=chosen.tls_cert_refresh_check_duration_sec,
+        )
+    except tls.TlsFilesUnusable as error:
+        raise SettingsError(str(error)) from error
+
+
+def client_tls(settings: Settings) -> tls.ContextSource | None:
+    """For connections to other regions; None: they are not encrypted.
+
+    :raises SettingsError: its files cannot be used.
+    """
+    chosen = settings.tls
+    if not chosen.broker_client_tls_enabled:
+        return None
+    try:
+        return tls.client_context(
+            chosen.client_files,
+            verify_host=chosen.tls_hostname_verification_enabled,
+            check_seconds=chosen.tls_cert_refresh_check_duration_sec,
+        )
+    except tls.TlsFilesUnusable as error:
+        raise SettingsError(str(error)) from error

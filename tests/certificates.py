@@ -1,0 +1,46 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Certificates for tests: an authority of our own, and what it says of hosts and clients, as PEM files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+import trustme
+
+
+class Pair(NamedTuple):
+    """A certificate and its key."""
+
+    certificate: Path
+    key: Path
+
+
+class Authority:
+    """Issues certificates into a directory."""
+
+    def __init__(self, directory: Path, name: str = "authority") -> None:
+        self._directory = directory
+        self._authority = trustme.CA()
+        self.trusted = directory / f"{name}.pem"
+        """What those who believe it are given."""
+        self._authority.cert_pem.write_to_path(str(self.trusted))
+
+    def issue(self, name: str, *hosts: str) -> Pair:
+        """Write ``name.pem`` and ``name.key``, in place of older ones; without hosts they are for loopback."""
+        made = self._authority.issue_cert(*(hosts or ("127.0.0.1", "localhost")))
+        pair = Pair(self._directory / f"{name}.pem", self._directory / f"{name}.key")
+        made.private_key_pem.write_to_path(str(pair.key))
+        pair.certificate.write_bytes(b"".join(blob.bytes() for blob in made.cert_chain_pems))
+        return pair
+
+
+def served(pair: Pair, port: int, http_port: int) -> dict[str, str]:
+    """Settings of a broker that serves TLS with it and looks at the files for every connection."""
+    return {
+        "tlsCertificateFilePath": str(pair.certificate),
+        "tlsKeyFilePath": str(pair.key),
+        "tlsCertRefreshCheckDurationSec": "0",
+        "brokerServicePortTls": str(port),
+        "webServicePortTls": str(http_port),
+    }
