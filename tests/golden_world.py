@@ -18,7 +18,9 @@ from meridian_broker.engines.sqlite.metadata import SqliteMetadataStore
 from meridian_broker.ledgers import entry
 from meridian_broker.metadata import counters
 from meridian_broker.metadata.catalog import Catalog
-from meridian_broker.metadata.policies import NamespaceRecord, Retention
+from meridian_broker.metadata.policies import NamespaceRecord
+from meridian_broker.metadata.policy_table import MESSAGE_TTL, RETENTION
+from meridian_broker.metadata.policy_values import Retention
 from meridian_broker.metadata.records import ClusterRecord, LedgerRecord, SchemaRecord, TopicRecord
 from meridian_broker.positions.ackset import AckSet
 from meridian_broker.positions.clock import ZERO, HybridClock, Stamp
@@ -234,7 +236,7 @@ TOPIC_RECORD = TopicRecord(
     topic_epoch=3,
 )
 SCHEMA = SchemaRecord("JSON", b'{"type":"record","name":"Order","fields":[]}', {"by": "hand"}, TIME_MS)
-POLICIES = NamespaceRecord(frozenset(REGIONS), retention=Retention(60, -1), message_ttl_seconds=3600)
+POLICIES = NamespaceRecord(frozenset(REGIONS), own={RETENTION: Retention(60, -1), MESSAGE_TTL: 3600})
 
 
 async def write_metadata(file: Path) -> None:

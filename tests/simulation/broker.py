@@ -16,11 +16,12 @@ from meridian_broker.ledgers.store import LedgerError
 from meridian_broker.metadata import keys
 from meridian_broker.metadata.catalog import Catalog
 from meridian_broker.metadata.records import ClusterRecord, TopicRecord, decode
+from meridian_broker.metadata.rules import Rules
 from meridian_broker.metadata.store import MetadataError
 from meridian_broker.positions import HybridClock
 from meridian_broker.replication.exchange import ProgressExchange
 from meridian_broker.topics.errors import TopicError
-from meridian_broker.topics.service import ServicePolicy, TopicService
+from meridian_broker.topics.service import TopicService
 from meridian_broker.topics.topic import Topic, TopicLimits
 from meridian_broker.wire.pulsar import topic_name
 from meridian_broker.wire.pulsar.errors import WireError
@@ -94,7 +95,7 @@ class SimBroker:
             scheduler=self.scheduler,
             clock=clock,
             fence=fence,
-            policy=ServicePolicy(),
+            defaults=Rules(),
             topic_limits=TopicLimits(failover_delay_seconds=0.2),
             log_limits=LogLimits(max_entries=world.ledger_entries, max_bytes=1 << 20, tail_bytes=4096),
             cache=CacheBudget(1 << 20),

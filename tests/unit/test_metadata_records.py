@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from meridian_broker.metadata import keys
+from meridian_broker.metadata import keys, policy_table
 from meridian_broker.metadata.errors import Invalid
 from meridian_broker.metadata.limits import (
     BadRequest,
@@ -19,13 +19,19 @@ from meridian_broker.metadata.limits import (
     check_prefix,
     collect_children,
 )
-from meridian_broker.metadata.policies import (
+from meridian_broker.metadata.policies import NamespaceRecord, boundaries
+from meridian_broker.metadata.policy_values import (
+    INACTIVE_MODES,
     QUOTA_KINDS,
     QUOTA_POLICIES,
+    SUBSCRIPTION_TYPES,
+    AutoSubscriptionCreation,
+    AutoTopicCreation,
     BacklogQuota,
-    NamespaceRecord,
+    DelayedDelivery,
+    InactiveTopics,
+    PublishRate,
     Retention,
-    boundaries,
 )
 from meridian_broker.metadata.records import (
     ClusterRecord,
@@ -70,17 +76,37 @@ ledgers = st.builds(
     positions,
     st.dictionaries(names, positions, max_size=3),
 )
+levels = st.fixed_dictionaries(
+    {},
+    optional={
+        policy_table.RETENTION: st.builds(Retention, st.integers(1, 2**31), st.integers(-1, 2**31).filter(bool)),
+        policy_table.MESSAGE_TTL: st.integers(0, 2**31),
+        policy_table.DEDUPLICATION: st.booleans(),
+        policy_table.MAX_MESSAGE_SIZE: st.integers(0, 2**31),
+        policy_table.BACKLOG_QUOTAS: st.dictionaries(
+            st.sampled_from(QUOTA_KINDS),
+            st.builds(BacklogQuota, st.integers(-1, 2**50), st.integers(-1, 2**31), st.sampled_from(QUOTA_POLICIES)),
+            min_size=1,
+        ),
+        policy_table.PUBLISH_RATE: st.dictionaries(
+            entities, st.builds(PublishRate, st.integers(-1, 2**31), st.integers(-1, 2**50)), min_size=1, max_size=3
+        ),
+        policy_table.DELAYED_DELIVERY: st.builds(
+            DelayedDelivery, st.booleans(), st.integers(1, 2**31), st.integers(0, 2**40)
+        ),
+        policy_table.INACTIVE_TOPICS: st.builds(
+            InactiveTopics, st.booleans(), st.sampled_from(INACTIVE_MODES), st.integers(1, 2**31)
+        ),
+        policy_table.ENABLED_TYPES: st.frozensets(st.sampled_from(SUBSCRIPTION_TYPES), min_size=1),
+        policy_table.AUTO_TOPICS: st.builds(AutoTopicCreation, st.booleans(), st.just(True), st.integers(1, 1000)),
+        policy_table.AUTO_SUBSCRIPTIONS: st.builds(AutoSubscriptionCreation, st.booleans()),
+    },
+)
 namespaces = st.builds(
     NamespaceRecord,
     replication_clusters=st.frozensets(entities, max_size=4),
     allowed_clusters=st.frozensets(entities, max_size=4),
-    retention=st.none() | st.builds(Retention, st.integers(1, 2**31), st.integers(-1, 2**31).filter(bool)),
-    message_ttl_seconds=st.none() | st.integers(0, 2**31),
-    deduplication=st.none() | st.booleans(),
-    backlog_quotas=st.dictionaries(
-        st.sampled_from(QUOTA_KINDS),
-        st.builds(BacklogQuota, st.integers(-1, 2**50), st.integers(-1, 2**31), st.sampled_from(QUOTA_POLICIES)),
-    ),
+    own=levels,
     bundles=st.integers(1, 1024),
     extra=st.dictionaries(names.map(lambda name: "x-" + name), set_values, max_size=3),
     deleting=st.booleans(),
@@ -172,7 +198,7 @@ def test_what_this_version_does_not_know_is_kept() -> None:
     assert ClusterRecord.from_json(cluster).to_json().items() >= cluster.items()
     partitioned = {"partitions": 3, "properties": {}, "shape": "round"}
     assert PartitionedTopicRecord.from_json(partitioned).to_json() == partitioned
-    policies = {"replication_clusters": ["a"], "max_producers_per_topic": 7, "publishMaxMessageRate": {"a": {}}}
+    policies = {"replication_clusters": ["a"], "max_things": 7, "clusterDispatchRate": {"a": {}}}
     assert NamespaceRecord.from_json(policies).to_json().items() >= policies.items()
 
 
@@ -215,7 +241,7 @@ def test_a_tree_becomes_another_by_writing_only_what_differs(before: NamespaceRe
 
 
 def test_lists_of_regions_have_one_path_per_element() -> None:
-    leaves = unfold_namespace(NamespaceRecord(frozenset({"us-east", "eu"}), message_ttl_seconds=5))
+    leaves = unfold_namespace(NamespaceRecord(frozenset({"us-east", "eu"}), own={"message_ttl_in_seconds": 5}))
     assert leaves == {
         "": {},
         "/policies/replication_clusters/us-east": True,
@@ -255,9 +281,9 @@ def test_impossible_policies_are_refused_with_a_sentence(policies: Any, message:
 
 def test_one_policy_is_set_and_taken_away() -> None:
     record = NamespaceRecord(frozenset({"a"}), deleting=True, stamp=Stamp(1, 2, "a"))
-    with_ttl = record.with_policy("message_ttl_in_seconds", 60).with_policy("max_consumers_per_topic", 3)
-    assert (with_ttl.message_ttl_seconds, with_ttl.extra) == (60, {"max_consumers_per_topic": 3})
-    assert with_ttl.with_policy("message_ttl_in_seconds", None).with_policy("max_consumers_per_topic", None) == record
+    with_ttl = record.with_policy("message_ttl_in_seconds", 60).with_policy("max_things", 3)
+    assert (with_ttl.own, with_ttl.extra) == ({"message_ttl_in_seconds": 60}, {"max_things": 3})
+    assert with_ttl.with_policy("message_ttl_in_seconds", None).with_policy("max_things", None) == record
 
 
 def test_bundles_divide_the_hash_range_as_pulsar_writes_it() -> None:

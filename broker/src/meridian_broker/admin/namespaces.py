@@ -96,82 +96,6 @@ async def set_allowed_clusters(request: web.Request) -> web.Response:
     return await _set(request, policies.ALLOWED_CLUSTERS, wanted)
 
 
-async def get_retention(request: web.Request) -> web.Response:
-    """How long acknowledged messages stay; empty when the broker's default holds."""
-    return await _policy(request, policies.RETENTION)
-
-
-async def set_retention(request: web.Request) -> web.Response:
-    """Set how long acknowledged messages stay."""
-    return await _set(request, policies.RETENTION, await body(request))
-
-
-async def remove_retention(request: web.Request) -> web.Response:
-    """Let the broker's default hold."""
-    return await _set(request, policies.RETENTION, None)
-
-
-async def get_message_ttl(request: web.Request) -> web.Response:
-    """Seconds after which messages expire; empty when not set."""
-    return await _policy(request, policies.MESSAGE_TTL)
-
-
-async def set_message_ttl(request: web.Request) -> web.Response:
-    """Set the seconds after which messages expire."""
-    return await _set(request, policies.MESSAGE_TTL, await body(request))
-
-
-async def remove_message_ttl(request: web.Request) -> web.Response:
-    """Let messages not expire."""
-    return await _set(request, policies.MESSAGE_TTL, None)
-
-
-async def get_deduplication(request: web.Request) -> web.Response:
-    """Whether producers' repeats are dropped; empty when the broker's default holds."""
-    return await _policy(request, policies.DEDUPLICATION)
-
-
-async def set_deduplication(request: web.Request) -> web.Response:
-    """Set whether producers' repeats are dropped."""
-    return await _set(request, policies.DEDUPLICATION, await body(request))
-
-
-async def remove_deduplication(request: web.Request) -> web.Response:
-    """Let the broker's default hold."""
-    return await _set(request, policies.DEDUPLICATION, None)
-
-
-async def get_max_producers(request: web.Request) -> web.Response:
-    """How many producers a topic may have; empty when the broker's default holds."""
-    return await _policy(request, policies.MAX_PRODUCERS)
-
-
-async def set_max_producers(request: web.Request) -> web.Response:
-    """Set how many producers a topic may have; 0 is no limit."""
-    return await _set(request, policies.MAX_PRODUCERS, await body(request))
-
-
-async def remove_max_producers(request: web.Request) -> web.Response:
-    """Let the broker's default hold."""
-    return await _set(request, policies.MAX_PRODUCERS, None)
-
-
-async def get_backlog_quotas(request: web.Request) -> web.Response:
-    """Backlog quotas by kind."""
-    record = await _record(request)
-    return answer({kind: quota.to_json() for kind, quota in record.backlog_quotas.items()})
-
-
-async def set_backlog_quota(request: web.Request) -> web.Response:
-    """Set the backlog quota of one kind (``?backlogQuotaType=``)."""
-    return await _change_quota(request, await body(request))
-
-
-async def remove_backlog_quota(request: web.Request) -> web.Response:
-    """Remove the backlog quota of one kind."""
-    return await _change_quota(request, None)
-
-
 async def get_bundles(request: web.Request) -> web.Response:
     """Into which parts of the hash range the namespace's topics are dealt."""
     return answer((await _record(request)).to_json()[policies.BUNDLES])
@@ -239,24 +163,8 @@ async def _record(request: web.Request) -> NamespaceRecord:
     return await state(request).catalog.namespaces.get(namespace_of(request))
 
 
-async def _policy(request: web.Request, policy: str) -> web.Response:
-    value = (await _record(request)).policies().get(policy)
-    return done() if value is None else answer(value)
-
-
 async def _set(request: web.Request, policy: str, value: Any) -> web.Response:
     await state(request).catalog.namespaces.set_policy(namespace_of(request), policy, value)
-    return done()
-
-
-async def _change_quota(request: web.Request, value: Any) -> web.Response:
-    kind = request.query.get("backlogQuotaType", policies.QUOTA_KINDS[0])
-
-    def change(record: NamespaceRecord) -> NamespaceRecord:
-        quotas = {name: quota.to_json() for name, quota in record.backlog_quotas.items() if name != kind}
-        return record.with_policy(policies.BACKLOG_QUOTAS, quotas if value is None else quotas | {kind: value})
-
-    await state(request).catalog.namespaces.update(namespace_of(request), change)
     return done()
 
 

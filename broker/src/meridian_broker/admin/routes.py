@@ -15,6 +15,7 @@ from meridian_broker.admin import (
     lookups,
     metrics,
     namespaces,
+    policies,
     regions,
     schemas,
     stats,
@@ -70,6 +71,15 @@ _OWN_SUBSCRIPTION: Final = (
     f"{_OWN}/subscriptions/{{domain:persistent|non-persistent}}/{{tenant}}/{{namespace}}/{{topic}}/{{subscription}}"
 )
 
+
+def _policies(level: str, base: str) -> list[Route]:
+    return [
+        _get(f"{base}/{path}", handler) if method == "GET" else _write(method, f"{base}/{path}", handler)
+        for of, method, path, handler in policies.handlers()
+        if of == level
+    ]
+
+
 ROUTES: Final[tuple[Route, ...]] = (
     _get("/admin/v2/clusters", clusters.listed),
     _get(_CLUSTER, clusters.get),
@@ -89,21 +99,7 @@ ROUTES: Final[tuple[Route, ...]] = (
     _write("POST", f"{_NAMESPACE}/replication", namespaces.set_replication),
     _get(f"{_NAMESPACE}/allowedClusters", namespaces.get_allowed_clusters),
     _write("POST", f"{_NAMESPACE}/allowedClusters", namespaces.set_allowed_clusters),
-    _get(f"{_NAMESPACE}/retention", namespaces.get_retention),
-    _write("POST", f"{_NAMESPACE}/retention", namespaces.set_retention),
-    _write("DELETE", f"{_NAMESPACE}/retention", namespaces.remove_retention),
-    _get(f"{_NAMESPACE}/messageTTL", namespaces.get_message_ttl),
-    _write("POST", f"{_NAMESPACE}/messageTTL", namespaces.set_message_ttl),
-    _write("DELETE", f"{_NAMESPACE}/messageTTL", namespaces.remove_message_ttl),
-    _get(f"{_NAMESPACE}/deduplication", namespaces.get_deduplication),
-    _write("POST", f"{_NAMESPACE}/deduplication", namespaces.set_deduplication),
-    _write("DELETE", f"{_NAMESPACE}/deduplication", namespaces.remove_deduplication),
-    _get(f"{_NAMESPACE}/maxProducersPerTopic", namespaces.get_max_producers),
-    _write("POST", f"{_NAMESPACE}/maxProducersPerTopic", namespaces.set_max_producers),
-    _write("DELETE", f"{_NAMESPACE}/maxProducersPerTopic", namespaces.remove_max_producers),
-    _get(f"{_NAMESPACE}/backlogQuotaMap", namespaces.get_backlog_quotas),
-    _write("POST", f"{_NAMESPACE}/backlogQuota", namespaces.set_backlog_quota),
-    _write("DELETE", f"{_NAMESPACE}/backlogQuota", namespaces.remove_backlog_quota),
+    *_policies("namespace", _NAMESPACE),
     _get(f"{_NAMESPACE}/bundles", namespaces.get_bundles),
     _get(f"{_NAMESPACE}/permissions", namespaces.get_permissions),
     _write("POST", f"{_NAMESPACE}/permissions/{{role}}", namespaces.change_permissions),
@@ -129,6 +125,7 @@ ROUTES: Final[tuple[Route, ...]] = (
     _write("PUT", f"{_TOPIC}/properties", topics.set_properties),
     _write("DELETE", f"{_TOPIC}/properties", topics.remove_property),
     _write("PUT", f"{_TOPIC}/unload", topics.unload),
+    *_policies("topic", _TOPIC),
     _get(f"{_TOPIC}/lastMessageId", topics.last_message_id),
     _get(f"{_TOPIC}/messageid/{{timestamp}}", topics.message_id_by_time),
     _get(f"{_TOPIC}/subscriptions", subscriptions.listed),

@@ -18,13 +18,14 @@ from meridian_broker.metadata.counters import BrokerEpochs, LedgerIds
 from meridian_broker.metadata.errors import AlreadyExists, Invalid, NotFound
 from meridian_broker.metadata.policies import NamespaceRecord
 from meridian_broker.metadata.records import ClusterRecord, TenantRecord
+from meridian_broker.metadata.rules import Rules, rules
 from meridian_broker.metadata.schema_catalog import Schemas
 from meridian_broker.metadata.store import MetadataError, MetadataStore
 from meridian_broker.metadata.tenancy import Clusters, Namespaces, Tenants
-from meridian_broker.metadata.topic_catalog import Deletions, PartitionedTopics, Topics
+from meridian_broker.metadata.topic_catalog import Deletions, PartitionedTopics, PoliciesOfTopics, Topics
 from meridian_broker.metadata.view import Changed
 from meridian_broker.positions.clock import HybridClock, Stamp
-from meridian_broker.wire.pulsar.topic_name import DEFAULT_NAMESPACE, DEFAULT_TENANT
+from meridian_broker.wire.pulsar.topic_name import DEFAULT_NAMESPACE, DEFAULT_TENANT, TopicName
 
 RETRY_SECONDS = 1.0
 """Pause before the catalog watches again after its watch broke."""
@@ -54,6 +55,7 @@ class Catalog:
         self.namespaces = Namespaces(self._access, self.clusters)
         self.partitioned = PartitionedTopics(self._access, deletions)
         self.topics = Topics(self._access, deletions)
+        self.topic_policies = PoliciesOfTopics(self._access)
         self.schemas = Schemas(self._access)
 
     @property
@@ -65,6 +67,17 @@ class Catalog:
     def namespace(self, name: str) -> NamespaceRecord | None:
         """``tenant/namespace`` as last seen; None when it does not exist."""
         return self._access.view.namespace(name)
+
+    def rules(self, broker: Rules, topic: TopicName) -> Rules:
+        """What rules a topic, as last seen: its own policies over its namespace's over the broker's settings."""
+        namespace, own = self.namespace(topic.namespace_name), self._access.view.topic_policies(topic)
+        levels = [one.own for one in (namespace, own) if one is not None]
+        return rules(broker, self.region, *levels)
+
+    @property
+    def revision(self) -> int:
+        """Another number whenever what is answered from memory may have changed."""
+        return self._access.news
 
     def tenant(self, name: str) -> TenantRecord | None:
         return self._access.view.tenant(name)

@@ -28,6 +28,7 @@ NAMESPACES: Final = "/geo/namespaces"
 PARTITIONED: Final = "/geo/partitioned"
 SCHEMAS: Final = "/geo/schemas"
 DELETIONS: Final = "/geo/deletions"
+TOPIC_POLICIES: Final = "/geo/topic-policies"
 TOPICS: Final = "/local/topics"
 SCHEMA_VERSIONS: Final = "/local/schema-versions"
 LEDGER_IDS: Final = "/local/ledger-ids"
@@ -73,6 +74,11 @@ def partitioned_topics_of(namespace_name: str, domain: str) -> str:
 def deletion(topic: TopicName) -> str:
     """The stamp of the topic's last deletion (R8)."""
     return f"{DELETIONS}/{_topic(topic)}"
+
+
+def topic_policies(topic: TopicName) -> str:
+    """What a topic sets itself lies below; its partitions share it."""
+    return f"{TOPIC_POLICIES}/{_topic(topic.base)}"
 
 
 def topic(topic: TopicName) -> str:

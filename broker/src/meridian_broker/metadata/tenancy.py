@@ -198,9 +198,12 @@ class Namespaces:
         await self._access.change(path, changing)
         return wanted
 
-    async def set_policy(self, name: str, policy: str, value: Any) -> NamespaceRecord:
-        """Set one policy, by Pulsar's name, to a JSON value; None takes it away. Raises as ``update`` does."""
-        return await self.update(name, lambda record: record.with_policy(policy, value))
+    async def set_policy(self, name: str, policy: str, value: Any, element: str | None = None) -> NamespaceRecord:
+        """Set one policy, by Pulsar's name, or one element of it, to a JSON value; None takes it away.
+
+        Raises as ``update`` does.
+        """
+        return await self.update(name, lambda record: record.with_policy(policy, value, element))
 
     async def delete(self, name: str) -> None:
         """:raises NotFound: there is none of that name.

@@ -10,12 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import Any
 
 from meridian_broker.metadata import keys
 from meridian_broker.metadata.access import Access, check_namespace
 from meridian_broker.metadata.errors import AlreadyExists, Invalid, NotFound
+from meridian_broker.metadata.policies import TopicPolicies
 from meridian_broker.metadata.records import PartitionedTopicRecord, TopicRecord, decode, encode
 from meridian_broker.metadata.store import ABSENT, Check, Delete, Put
+from meridian_broker.metadata.trees import Tree, fold_topic_policies, unfold_topic_policies
 from meridian_broker.positions.clock import Stamp
 from meridian_broker.wire.pulsar.topic_name import PERSISTENT, TopicName
 
@@ -163,9 +166,9 @@ class PartitionedTopics:
             if not version:
                 raise NotFound(f"partitioned topic {topic} does not exist")
             check, put, mark = await self._deletions.marking(topic, stamp)
-            return (
-                mark if await self._access.store.transact([Check(path, version), check], [Delete(path), put]) else None
-            )
+            forgotten = await _policies_to_forget(self._access, topic)
+            done = await self._access.store.transact([Check(path, version), check], [Delete(path), put, *forgotten])
+            return mark if done else None
 
         return await self._access.retry(f"deleting {topic}", attempt)
 
@@ -251,9 +254,38 @@ class Topics:
                 raise NotFound(f"topic {topic} does not exist in {self._access.region}")
             check, put, mark = await self._deletions.marking(topic, stamp)
             checks = [Check(path, found.version), check]
-            return mark if await self._access.store.transact(checks, [Delete(path), put]) else None
+            forgotten = [] if topic.partition >= 0 else await _policies_to_forget(self._access, topic)
+            return mark if await self._access.store.transact(checks, [Delete(path), put, *forgotten]) else None
 
         return await self._access.retry(f"deleting {topic}", attempt)
+
+
+class PoliciesOfTopics:
+    """What topics set themselves, over what their namespaces say. They go when the topic is deleted."""
+
+    def __init__(self, access: Access) -> None:
+        self._access = access
+
+    async def get(self, topic: TopicName) -> TopicPolicies:
+        """Empty when it sets nothing."""
+        return fold_topic_policies(await self._access.tree(keys.topic_policies(topic))) or TopicPolicies()
+
+    async def set_policy(self, topic: TopicName, policy: str, value: Any, element: str | None = None) -> None:
+        """Set one policy, or one element of it, to a JSON value; None takes it away. Others' changes of others stand.
+
+        :raises Invalid: the value is not what it should be.
+        """
+
+        def changing(tree: Tree) -> dict[str, Any]:
+            present = fold_topic_policies(tree) or TopicPolicies()
+            return unfold_topic_policies(present.with_policy(policy, value, element))
+
+        await self._access.change(keys.topic_policies(topic), changing)
+
+
+async def _policies_to_forget(access: Access, topic: TopicName) -> list[Delete]:
+    tree = await access.tree(keys.topic_policies(topic))
+    return [Delete(tree.path + leaf) for leaf in tree.records]
 
 
 async def list_topics(access: Access, namespace: str, domain: str, folder: str) -> list[TopicName]:

@@ -13,7 +13,8 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from meridian_broker.metadata.keys import escape, unescape
-from meridian_broker.metadata.policies import NAME_SETS, NamespaceRecord
+from meridian_broker.metadata.policies import NAME_SETS, NamespaceRecord, TopicPolicies
+from meridian_broker.metadata.policy_table import TABLE, parse_level, show_level
 from meridian_broker.metadata.records import TenantRecord, decode, encode
 from meridian_broker.metadata.store import Check, Delete, Put, Record
 from meridian_broker.positions.clock import Stamp
@@ -87,11 +88,11 @@ def fold_tenant(tree: Tree) -> TenantRecord | None:
 def unfold_namespace(record: NamespaceRecord) -> dict[str, Any]:
     leaves: dict[str, Any] = {BASE: {"deleting": True} if record.deleting else {}}
     for policy, value in record.policies().items():
-        at = POLICIES + escape(policy)
         if policy in NAME_SETS:
+            at = POLICIES + escape(policy)
             leaves.update({f"{at}/{escape(element)}": True for element in value})
         else:
-            leaves[at] = value
+            leaves.update(_unfold(POLICIES, policy, value))
     return leaves
 
 
@@ -99,16 +100,47 @@ def fold_namespace(tree: Tree) -> NamespaceRecord | None:
     """:raises MetadataError: a stored policy is not what it should be."""
     if not tree.exists:
         return None
-    policies: dict[str, Any] = {}
-    for leaf, value in tree.leaves().items():
-        if not leaf.startswith(POLICIES):
-            continue
-        policy, separator, element = leaf.removeprefix(POLICIES).partition("/")
-        if separator:
-            policies.setdefault(unescape(policy), []).append(unescape(element))
-        else:
-            policies[unescape(policy)] = value
+    policies = _fold(tree, POLICIES)
+    for policy in NAME_SETS & policies.keys():
+        policies[policy] = list(policies[policy])
     return replace(NamespaceRecord.from_json(policies), deleting=_deleting(tree), stamp=tree.stamp())
+
+
+def unfold_topic_policies(record: TopicPolicies) -> dict[str, Any]:
+    leaves: dict[str, Any] = {}
+    for policy, value in show_level(record.own).items():
+        leaves.update(_unfold("/", policy, value))
+    return leaves
+
+
+def fold_topic_policies(tree: Tree) -> TopicPolicies | None:
+    """None when the topic sets nothing itself. :raises MetadataError: a policy is not what it should be."""
+    return TopicPolicies(parse_level(_fold(tree, "/"))) if tree.records else None
+
+
+def _unfold(prefix: str, policy: str, value: Any) -> dict[str, Any]:
+    """One path per policy, or per element of one that is made of several."""
+    at = prefix + escape(policy)
+    if policy in TABLE and TABLE[policy].each:
+        return {f"{at}/{escape(element)}": one for element, one in value.items()}
+    return {at: value}
+
+
+def _fold(tree: Tree, prefix: str) -> dict[str, Any]:
+    """Policies by name; those with one path per element as a map, whatever is stored for the whole below it."""
+    whole: dict[str, Any] = {}
+    elements: dict[str, dict[str, Any]] = {}
+    for leaf, value in tree.leaves().items():
+        if not leaf.startswith(prefix):
+            continue
+        policy, separator, element = leaf.removeprefix(prefix).partition("/")
+        if separator:
+            elements.setdefault(unescape(policy), {})[unescape(element)] = value
+        else:
+            whole[unescape(policy)] = value
+    for policy, found in elements.items():
+        whole[policy] = {**whole.get(policy, {}), **found}
+    return whole
 
 
 def _below(tree: Tree, prefix: str) -> list[str]:

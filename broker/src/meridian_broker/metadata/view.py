@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The region's clusters, tenants and namespaces in memory, for decisions that cannot wait for the store.
+"""Clusters, tenants, namespaces and topics' policies in memory, for decisions that cannot wait for the store.
 
 The view holds what the store holds at the paths it knows, by version: news that is older than what is known changes
 nothing. A namespace's record is put together when it is first asked for, and again after one of its paths changed.
@@ -12,12 +12,13 @@ from dataclasses import dataclass
 from typing import Final, Generic, Literal, TypeVar
 
 from meridian_broker.metadata import keys
-from meridian_broker.metadata.policies import NamespaceRecord
+from meridian_broker.metadata.policies import NamespaceRecord, TopicPolicies
 from meridian_broker.metadata.records import ClusterRecord, TenantRecord, decode
 from meridian_broker.metadata.store import Change, Record
-from meridian_broker.metadata.trees import Tree, fold_namespace, fold_tenant
+from meridian_broker.metadata.trees import Tree, fold_namespace, fold_tenant, fold_topic_policies
+from meridian_broker.wire.pulsar.topic_name import TopicName
 
-Kind = Literal["cluster", "tenant", "namespace", "partitioned", "schema", "deletion", "everything"]
+Kind = Literal["cluster", "tenant", "namespace", "partitioned", "schema", "deletion", "topic policies", "everything"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +39,7 @@ _KINDS: Final[dict[str, tuple[Kind, int]]] = {
     "partitioned": ("partitioned", 4),
     "schemas": ("schema", 3),
     "deletions": ("deletion", 4),
+    "topic-policies": ("topic policies", 4),
 }
 """Of each folder below ``/geo``: the kind, and how many segments name one of it."""
 
@@ -56,7 +58,7 @@ def split(path: str) -> tuple[Kind, str, str] | None:
 def name_of(kind: Kind, base: str) -> str:
     """What a base path is about."""
     segments = [keys.unescape(segment) for segment in base.split("/")[3:]]
-    if kind in ("partitioned", "deletion"):
+    if kind in ("partitioned", "deletion", "topic policies"):
         del segments[2]  # the domain
     return "/".join(segments)
 
@@ -97,6 +99,9 @@ class _Shelf(Generic[T]):
         return sorted(base for base, tree in self._trees.items() if "" in tree)
 
 
+_AnyShelf = _Shelf[ClusterRecord] | _Shelf[TenantRecord] | _Shelf[NamespaceRecord] | _Shelf[TopicPolicies]
+
+
 class View:
     """See the module's text. Changes come through ``apply``, whole states through ``of``."""
 
@@ -104,6 +109,7 @@ class View:
         self._clusters: _Shelf[ClusterRecord] = _Shelf(_fold_cluster)
         self._tenants: _Shelf[TenantRecord] = _Shelf(fold_tenant)
         self._namespaces: _Shelf[NamespaceRecord] = _Shelf(fold_namespace)
+        self._topic_policies: _Shelf[TopicPolicies] = _Shelf(fold_topic_policies)
 
     @classmethod
     def of(cls, found: Iterable[tuple[str, Record]]) -> View:
@@ -148,11 +154,16 @@ class View:
     def namespaces(self) -> list[str]:
         return [name_of("namespace", base) for base in self._namespaces.bases()]
 
-    def _shelf(self, kind: Kind) -> _Shelf[ClusterRecord] | _Shelf[TenantRecord] | _Shelf[NamespaceRecord] | None:
+    def topic_policies(self, topic: TopicName) -> TopicPolicies | None:
+        return self._topic_policies.get(keys.topic_policies(topic))
+
+    def _shelf(self, kind: Kind) -> _AnyShelf | None:
         if kind == "cluster":
             return self._clusters
         if kind == "tenant":
             return self._tenants
+        if kind == "topic policies":
+            return self._topic_policies
         return self._namespaces if kind == "namespace" else None
 
 

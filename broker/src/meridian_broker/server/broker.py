@@ -34,14 +34,16 @@ from meridian_broker.gateway.replication import ReplicatorRunner
 from meridian_broker.ledgers.chapters import CacheBudget, LogLimits
 from meridian_broker.ledgers.store import LedgerError
 from meridian_broker.metadata.catalog import Catalog
+from meridian_broker.metadata.policy_values import AutoSubscriptionCreation, AutoTopicCreation, Retention
 from meridian_broker.metadata.records import ClusterRecord
+from meridian_broker.metadata.rules import Rules
 from meridian_broker.metadata.store import MetadataError, MetadataStore
 from meridian_broker.positions import HybridClock
 from meridian_broker.replication.exchange import ProgressExchange
 from meridian_broker.server.doors import Doors, client_tls
 from meridian_broker.server.loop import LoopScheduler
 from meridian_broker.server.settings import Settings
-from meridian_broker.topics.service import ServicePolicy, TopicService
+from meridian_broker.topics.service import TopicService
 from meridian_broker.topics.topic import TopicLimits
 
 log = logging.getLogger(__name__)
@@ -173,16 +175,7 @@ class BrokerProcess:
             scheduler=self.scheduler,
             clock=self.clock,
             fence=fence,
-            policy=ServicePolicy(
-                auto_create_topics=topics.allow_auto_topic_creation,
-                auto_create_partitioned=topics.allow_auto_topic_creation_type == "partitioned",
-                default_partitions=topics.default_num_partitions,
-                auto_create_subscriptions=topics.allow_auto_subscription_creation,
-                retention_minutes=storage.default_retention_time_in_minutes,
-                retention_mb=storage.default_retention_size_in_mb,
-                deduplication=topics.broker_deduplication_enabled,
-                max_producers=topics.max_producers_per_topic,
-            ),
+            defaults=_defaults(settings),
             topic_limits=TopicLimits(
                 message_bytes=settings.network.max_message_size,
                 unacked_per_consumer=topics.max_unacked_messages_per_consumer or UNLIMITED,
@@ -326,6 +319,22 @@ class BrokerProcess:
             await self.scheduler.answer(lambda ready: self.exchange.flush(topic, subscription, lambda: ready(None)))
 
         await asyncio.gather(*(flush(topic, subscription) for topic, subscription in self.service.replicated()))
+
+
+def _defaults(settings: Settings) -> Rules:
+    """What holds for topics when neither they nor their namespaces say otherwise."""
+    topics, storage = settings.topics, settings.storage
+    return Rules(
+        retention=Retention(storage.default_retention_time_in_minutes, storage.default_retention_size_in_mb),
+        deduplication=topics.broker_deduplication_enabled,
+        max_producers=topics.max_producers_per_topic,
+        auto_topic_creation=AutoTopicCreation(
+            topics.allow_auto_topic_creation,
+            topics.allow_auto_topic_creation_type == "partitioned",
+            topics.default_num_partitions,
+        ),
+        auto_subscription_creation=AutoSubscriptionCreation(topics.allow_auto_subscription_creation),
+    )
 
 
 def _monotonic_ms() -> int:

@@ -20,6 +20,7 @@ from meridian_broker.ledgers.store import LedgerError, LedgerStore
 from meridian_broker.metadata.catalog import Catalog
 from meridian_broker.metadata.errors import AlreadyExists
 from meridian_broker.metadata.records import TopicRecord
+from meridian_broker.metadata.rules import Rules
 from meridian_broker.metadata.store import MetadataError
 from meridian_broker.metadata.topic_catalog import MAX_PARTITIONS
 from meridian_broker.positions import HybridClock, Progress
@@ -52,21 +53,6 @@ class GeoReplication(Protocol):
     def stop(self, topic_name: str, remote: str | None = None, /) -> object: ...
 
 
-@dataclass(frozen=True, slots=True)
-class ServicePolicy:
-    """What the broker does when nobody said."""
-
-    auto_create_topics: bool = True
-    auto_create_partitioned: bool = False
-    default_partitions: int = 1
-    auto_create_subscriptions: bool = True
-    retention_minutes: int = 0
-    retention_mb: int = 0
-    deduplication: bool = False
-    max_producers: int = 0
-    """Of one topic; 0: no limit but the broker's own."""
-
-
 @dataclass
 class TopicService:
     """See the module's text."""
@@ -77,7 +63,8 @@ class TopicService:
     scheduler: Scheduler
     clock: HybridClock
     fence: int
-    policy: ServicePolicy
+    defaults: Rules
+    """What the broker's settings say; namespaces and topics may say otherwise."""
     topic_limits: TopicLimits
     log_limits: LogLimits
     cache: CacheBudget
@@ -86,6 +73,8 @@ class TopicService:
     replication: GeoReplication | None = None
     topics: dict[str, Topic] = field(default_factory=dict)
     closing: bool = False
+    _followed: int = -1
+    """The catalog's revision that open topics go by."""
     _surveyed: bool = False
     """The topics on record are known: before that, one that is not open may be one that was not opened yet."""
     _unopened: set[str] = field(default_factory=set)
@@ -161,8 +150,8 @@ class TopicService:
         topic.metadata = metadata
         topic.admission.epoch = metadata.record.topic_epoch
         topic.recover(await topic.progress_log.open(list(metadata.record.progress_ledgers)))
-        self._limit_producers(topic)
-        await topic.deduplication.open(self._deduplicates(topic))
+        topic.rules = self.rules(name)
+        await topic.deduplication.open(topic.rules.deduplication)
         if name.partition >= 0:
             partitioned = await self.catalog.partitioned.find(name.base)
             topic.partitions = growing_to or (None if partitioned is None else partitioned.partitions)
@@ -171,7 +160,7 @@ class TopicService:
         topic.on_fenced = self._fenced
         self.topics[str(name)] = topic
         self._unopened.discard(str(name))
-        self._replicate(topic)
+        self._follow(topic)
         return topic
 
     async def _may_create(self, name: TopicName, create: bool) -> None:
@@ -181,7 +170,7 @@ class TopicService:
                 if name.partition >= record.partitions:
                     raise TopicNotFound(f"{name.base} has {record.partitions} partitions, not {name.partition + 1}")
                 return
-        if not create or not self.policy.auto_create_topics:
+        if not create or not self.defaults.auto_topic_creation.allowed:
             raise TopicNotFound(f"topic {name} does not exist")
 
     def _fenced(self, topic: Topic) -> None:
@@ -229,11 +218,11 @@ class TopicService:
             return record.partitions
         if str(name) in self.topics or await self.catalog.topics.find(name) is not None:
             return 0
-        if not create or not self.policy.auto_create_topics:
+        if not create or not self.defaults.auto_topic_creation.allowed:
             raise TopicNotFound(f"topic {name} does not exist")
-        if self.policy.auto_create_partitioned:
-            await self.create_partitioned(name, self.policy.default_partitions, {})
-            return self.policy.default_partitions
+        if self.defaults.auto_topic_creation.partitioned:
+            await self.create_partitioned(name, self.defaults.auto_topic_creation.partitions, {})
+            return self.defaults.auto_topic_creation.partitions
         await self.topic(name, create=True)
         return 0
 
@@ -331,24 +320,18 @@ class TopicService:
             await topic.close("this broker is shutting down: look the topic up again")
 
     async def trim_all(self) -> None:
-        """Give back the space of ledgers nobody needs (retention of each namespace, or the broker's default)."""
+        """Give back the space of ledgers nobody needs (by the retention that rules each topic)."""
         now = self.scheduler.now_ms()
         for topic in list(self.topics.values()):
             if topic.failure is not None:
                 continue
-            minutes, megabytes = self._retention(topic_name.parse(topic.name))
-            keep_since = None if minutes < 0 else now - minutes * 60_000
-            keep_bytes = None if megabytes < 0 else megabytes << 20
+            retention = topic.rules.retention
+            keep_since = None if retention.time_minutes < 0 else now - retention.time_minutes * 60_000
+            keep_bytes = None if retention.size_mb < 0 else retention.size_mb << 20
             topic.deduplication.tidy()
             await topic.log.trim(topic.needed_from(), keep_bytes, keep_since)
             if now - topic.last_used_ms > 60_000:
                 topic.log.drop_tail()
-
-    def _retention(self, name: TopicName) -> tuple[int, int]:
-        namespace = self.catalog.namespace(name.namespace_name)
-        if namespace is not None and namespace.retention is not None:
-            return namespace.retention.time_minutes, namespace.retention.size_mb
-        return self.policy.retention_minutes, self.policy.retention_mb
 
     # -- subscriptions and schemas -------------------------------------------------------------------------------
 
@@ -370,7 +353,7 @@ class TopicService:
                 replicated=replicated,
                 initial=initial,
                 properties=properties,
-                may_create=self.policy.auto_create_subscriptions,
+                may_create=self.defaults.auto_subscription_creation.allowed,
                 ready=ready,
             )
         )
@@ -398,30 +381,27 @@ class TopicService:
                 topic.replicated_positions.setdefault(remote, EARLIEST)
                 self.replication.start(topic, remote)
 
+    def rules(self, name: TopicName) -> Rules:
+        """What holds for a topic, as last seen in the metadata. An open topic keeps it as ``topic.rules``."""
+        return self.catalog.rules(self.defaults, name)
+
     def follow_policies(self) -> None:
-        """Do what the namespaces' policies say now: regions of a topic, deduplication, numbers of producers."""
+        """Do what policies say now, when any changed: a topic's regions, and whatever rules it."""
+        if self._followed == self.catalog.revision:
+            return
+        self._followed = self.catalog.revision
         for topic in list(self.topics.values()):
-            if topic.failure is not None:
-                continue
-            self._replicate(topic)
-            self._limit_producers(topic)
-            topic.deduplication.follow(self._deduplicates(topic))
-            for remote in topic.remotes - self.regions_of(topic.name):
-                topic.remotes.discard(remote)
-                topic.replicated_positions.pop(remote, None)
-                if self.replication is not None:
-                    self.replication.stop(topic.name, remote)
+            if topic.failure is None:
+                self._follow(topic)
 
-    def _limit_producers(self, topic: Topic) -> None:
-        namespace = self.catalog.namespace(topic_name.parse(topic.name).namespace_name)
-        own = None if namespace is None else namespace.max_producers
-        wanted = self.policy.max_producers if own is None else own
-        topic.admission.limit = min(wanted, self.topic_limits.producers) or self.topic_limits.producers
-
-    def _deduplicates(self, topic: Topic) -> bool:
-        namespace = self.catalog.namespace(topic_name.parse(topic.name).namespace_name)
-        own = None if namespace is None else namespace.deduplication
-        return self.policy.deduplication if own is None else own
+    def _follow(self, topic: Topic) -> None:
+        self._replicate(topic)
+        for remote in topic.remotes - self.regions_of(topic.name):
+            topic.remotes.discard(remote)
+            topic.replicated_positions.pop(remote, None)
+            if self.replication is not None:
+                self.replication.stop(topic.name, remote)
+        topic.follow(self.rules(topic_name.parse(topic.name)))
 
     def regions_of(self, topic: str) -> frozenset[str]:
         """Regions of a topic, this one included."""

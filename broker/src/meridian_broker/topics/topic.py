@@ -17,6 +17,7 @@ from meridian_broker.ledgers.entry import BATCH, CHUNK, EntryHeader, pack_extras
 from meridian_broker.ledgers.log import Stored, TopicLog
 from meridian_broker.ledgers.pending import OwnEntry
 from meridian_broker.ledgers.scheduling import Scheduler
+from meridian_broker.metadata.rules import Rules
 from meridian_broker.positions import HybridClock, Progress, Stamp
 from meridian_broker.positions.position import EARLIEST, LATEST, Position
 from meridian_broker.topics.admission import Admission
@@ -111,6 +112,8 @@ class Topic:
         self.exchange = exchange
         self.progress_log = progress_log(self)
         self.progress_log.on_failure = self.fence
+        self.rules = Rules()
+        """What holds for it: its own policies, its namespace's, the broker's settings."""
         self.producers: dict[str, Producer] = {}
         self.admission = Admission(self)
         self.deduplication = Deduplication(self)
@@ -168,6 +171,12 @@ class Topic:
                 subscription.first_hand.join(Progress.decode(payload))
         for subscription in self.subscriptions.values():
             subscription.start_cursor()
+
+    def follow(self, rules: Rules) -> None:
+        """These rules hold from now on."""
+        self.rules = rules
+        self.admission.limit = min(rules.max_producers, self.limits.producers) or self.limits.producers
+        self.deduplication.follow(rules.deduplication)
 
     def snapshot(self) -> list[tuple[Kind, str, bytes]]:
         """Everything the progress log must begin a ledger with."""

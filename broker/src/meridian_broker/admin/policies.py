@@ -1,0 +1,202 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Policies of namespaces and of topics, each at a path of its own: read, set, taken away.
+
+One table says which there are; the handlers are made from it. What a topic sets goes before what its namespace sets,
+and that before the broker's settings; ``?applied=true`` on a topic shows what holds in the end. Policies belong to a
+partitioned topic, not to its partitions.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+from aiohttp import web
+
+from meridian_broker.admin.errors import Handler
+from meridian_broker.admin.requests import Refused, answer, body, done, flag, namespace_of, number, state, topic_of
+from meridian_broker.metadata import policy_table as policies
+from meridian_broker.metadata.policy_table import TABLE, Level
+from meridian_broker.metadata.policy_values import QUOTA_KINDS
+from meridian_broker.topics.errors import TopicNotFound
+from meridian_broker.wire.pulsar.topic_name import TopicName
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """Where one policy is read and set. An empty path: not at that level."""
+
+    policy: str
+    namespace: str
+    topic: str
+    what: str
+    """It holds ..."""
+
+
+ENDPOINTS: Final = (
+    Endpoint(policies.RETENTION, "retention", "retention", "how long acknowledged messages stay"),
+    Endpoint(policies.MESSAGE_TTL, "messageTTL", "messageTTL", "the seconds after which messages expire"),
+    Endpoint(policies.DEDUPLICATION, "deduplication", "deduplicationEnabled", "whether producers' repeats are dropped"),
+    Endpoint(policies.MAX_PRODUCERS, "maxProducersPerTopic", "maxProducers", "how many producers a topic may have"),
+    Endpoint(policies.PUBLISH_RATE, "publishRate", "publishRate", "what may be published a second, in this region"),
+    Endpoint(
+        policies.DELAYED_DELIVERY, "delayedDelivery", "delayedDelivery", "whether and how much messages may be delayed"
+    ),
+    Endpoint(
+        policies.INACTIVE_TOPICS, "inactiveTopicPolicies", "inactiveTopicPolicies", "when unused topics are removed"
+    ),
+    Endpoint(
+        policies.COMPACTION_THRESHOLD,
+        "compactionThreshold",
+        "compactionThreshold",
+        "the bytes not compacted yet at which a topic is compacted",
+    ),
+)
+
+
+class _OfNamespace:
+    """The policies of the namespace in the path."""
+
+    @staticmethod
+    async def own(request: web.Request) -> Level:
+        """:raises NotFound: there is no such namespace."""
+        return (await state(request).catalog.namespaces.get(namespace_of(request))).own
+
+    @staticmethod
+    async def set(request: web.Request, policy: str, value: Any, element: str | None) -> None:
+        await state(request).catalog.namespaces.set_policy(namespace_of(request), policy, value, element)
+
+
+class _OfTopic:
+    """The policies of the topic in the path."""
+
+    @staticmethod
+    async def own(request: web.Request) -> Level:
+        """:raises TopicNotFound: there is no such topic."""
+        return (await state(request).catalog.topic_policies.get(await _existing(request))).own
+
+    @staticmethod
+    async def set(request: web.Request, policy: str, value: Any, element: str | None) -> None:
+        await state(request).catalog.topic_policies.set_policy(await _existing(request), policy, value, element)
+
+
+_Place = type[_OfNamespace] | type[_OfTopic]
+
+
+async def _existing(request: web.Request) -> TopicName:
+    """:raises TopicNotFound: there is no such topic. :raises Refused: it is a partition."""
+    name, catalog = topic_of(request), state(request).catalog
+    if name.partition >= 0:
+        raise Refused(412, f"policies belong to the whole topic, {name.base}, not to its partitions")
+    if await catalog.partitioned.find(name) is None and await catalog.topics.find(name) is None:
+        raise TopicNotFound(f"topic {name} does not exist")
+    return name
+
+
+def _applied(request: web.Request, policy: str) -> Any:
+    """What holds for the topic in the path."""
+    rules = state(request).service.rules(topic_of(request))
+    return getattr(rules, TABLE[policy].attribute)
+
+
+def _element(request: web.Request, policy: str) -> str | None:
+    """Which part of the policy this request is about, where it is made of several."""
+    return state(request).region if TABLE[policy].each == "region" else None
+
+
+def reading(place: _Place, endpoint: Endpoint) -> Handler:
+    """How the policy is read."""
+
+    async def read(request: web.Request) -> web.Response:
+        own = await place.own(request)
+        if place is _OfTopic and flag(request, "applied"):
+            return answer(TABLE[endpoint.policy].show(_applied(request, endpoint.policy)))
+        value = own.get(endpoint.policy)
+        element = _element(request, endpoint.policy)
+        if value is not None and element is not None:
+            value = value.get(element)
+        return done() if value is None else answer(TABLE[endpoint.policy].show(value))
+
+    read.__doc__ = f"Read {endpoint.what}; empty when that is not set here."
+    return read
+
+
+def setting(place: _Place, endpoint: Endpoint) -> Handler:
+    """How the policy is set."""
+
+    async def set_it(request: web.Request) -> web.Response:
+        if place is _OfTopic and endpoint.policy == policies.MESSAGE_TTL and "messageTTL" in request.query:
+            value: Any = number(request.query["messageTTL"], "?messageTTL")
+        else:
+            value = await body(request)
+        await place.set(request, endpoint.policy, value, _element(request, endpoint.policy))
+        return done()
+
+    set_it.__doc__ = f"Set {endpoint.what}."
+    return set_it
+
+
+def removing(place: _Place, endpoint: Endpoint) -> Handler:
+    """How the policy is taken away."""
+
+    async def remove(request: web.Request) -> web.Response:
+        await place.set(request, endpoint.policy, None, _element(request, endpoint.policy))
+        return done()
+
+    remove.__doc__ = f"Do not set here any more {endpoint.what}."
+    return remove
+
+
+def quotas(place: _Place) -> Handler:
+    """How backlog quotas are read."""
+
+    async def read(request: web.Request) -> web.Response:
+        """Backlog quotas by kind."""
+        own = (await place.own(request)).get(policies.BACKLOG_QUOTAS, {})
+        if place is _OfTopic and flag(request, "applied"):
+            own = _applied(request, policies.BACKLOG_QUOTAS)
+        return answer(policies.show(policies.BACKLOG_QUOTAS, own))
+
+    return read
+
+
+def _quota_kind(request: web.Request) -> str:
+    return request.query.get("backlogQuotaType", QUOTA_KINDS[0])
+
+
+def setting_quota(place: _Place) -> Handler:
+    """How a backlog quota is set."""
+
+    async def set_it(request: web.Request) -> web.Response:
+        """Set the backlog quota of one kind (``?backlogQuotaType=``)."""
+        await place.set(request, policies.BACKLOG_QUOTAS, await body(request), _quota_kind(request))
+        return done()
+
+    return set_it
+
+
+def removing_quota(place: _Place) -> Handler:
+    """How a backlog quota is taken away."""
+
+    async def remove(request: web.Request) -> web.Response:
+        """Remove the backlog quota of one kind."""
+        await place.set(request, policies.BACKLOG_QUOTAS, None, _quota_kind(request))
+        return done()
+
+    return remove
+
+
+def handlers() -> list[tuple[str, str, str, Handler]]:
+    """``namespace`` or ``topic``, verb, last part of the path, and who answers."""
+    found: list[tuple[str, str, str, Handler]] = []
+    for level, place in (("namespace", _OfNamespace), ("topic", _OfTopic)):
+        for endpoint in ENDPOINTS:
+            path = endpoint.namespace if place is _OfNamespace else endpoint.topic
+            if path:
+                found.append((level, "GET", path, reading(place, endpoint)))
+                found.append((level, "POST", path, setting(place, endpoint)))
+                found.append((level, "DELETE", path, removing(place, endpoint)))
+        found.append((level, "GET", "backlogQuotaMap", quotas(place)))
+        found.append((level, "POST", "backlogQuota", setting_quota(place)))
+        found.append((level, "DELETE", "backlogQuota", removing_quota(place)))
+    return found

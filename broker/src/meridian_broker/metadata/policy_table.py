@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every policy this broker acts on that a topic, a namespace or the broker may set, in one table.
+
+A *level* is what a namespace or topic has set itself: values by the names of Pulsar's ``Policies``. A policy that is
+made of several that are set by themselves (a quota of each kind, a rate in each region) is a map here and has one path
+per element in the metadata (R41).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+from meridian_broker.metadata.errors import Invalid
+from meridian_broker.metadata.policy_values import (
+    QUOTA_KINDS,
+    SUBSCRIPTION_TYPES,
+    AutoSubscriptionCreation,
+    AutoTopicCreation,
+    BacklogQuota,
+    DelayedDelivery,
+    InactiveTopics,
+    PublishRate,
+    Retention,
+)
+from meridian_broker.metadata.records import Json, mapping, take
+
+RETENTION: Final = "retention_policies"
+MESSAGE_TTL: Final = "message_ttl_in_seconds"
+DEDUPLICATION: Final = "deduplicationEnabled"
+MAX_PRODUCERS: Final = "max_producers_per_topic"
+MAX_CONSUMERS: Final = "max_consumers_per_topic"
+MAX_CONSUMERS_PER_SUBSCRIPTION: Final = "max_consumers_per_subscription"
+MAX_SUBSCRIPTIONS: Final = "max_subscriptions_per_topic"
+MAX_TOPICS: Final = "max_topics_per_namespace"
+MAX_UNACKED_PER_CONSUMER: Final = "max_unacked_messages_per_consumer"
+MAX_UNACKED_PER_SUBSCRIPTION: Final = "max_unacked_messages_per_subscription"
+MAX_MESSAGE_SIZE: Final = "max_message_size"
+BACKLOG_QUOTAS: Final = "backlog_quota_map"
+PUBLISH_RATE: Final = "publishMaxMessageRate"
+DELAYED_DELIVERY: Final = "delayed_delivery_policies"
+INACTIVE_TOPICS: Final = "inactive_topic_policies"
+COMPACTION_THRESHOLD: Final = "compaction_threshold"
+SUBSCRIPTION_EXPIRATION: Final = "subscription_expiration_time_minutes"
+ENABLED_TYPES: Final = "subscription_types_enabled"
+AUTO_TOPICS: Final = "autoTopicCreationOverride"
+AUTO_SUBSCRIPTIONS: Final = "autoSubscriptionCreationOverride"
+
+Level = Mapping[str, Any]
+
+
+def _as_it_is(value: Any) -> Any:
+    return value
+
+
+def _to_json(value: Any) -> Any:
+    return value.to_json()
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """One policy: what it is called, and how its values are read and shown."""
+
+    name: str
+    """In Pulsar's ``Policies`` and in the metadata."""
+    attribute: str
+    """Of ``Rules``."""
+    parse: Callable[[Any], Any]
+    show: Callable[[Any], Any] = _to_json
+    each: Literal["", "kind", "region"] = ""
+    """A map with a value for each of these."""
+
+
+def _number(name: str, attribute: str) -> Policy:
+    def parse(value: Any) -> Any:
+        found = take({name: value}, name, int)
+        if found < 0:
+            raise Invalid(f"{name} is {found}: it cannot be negative, 0 is for no limit")
+        return found
+
+    return Policy(name, attribute, parse, _as_it_is)
+
+
+def _truth(value: Any) -> Any:
+    return take({DEDUPLICATION: value}, DEDUPLICATION, bool)
+
+
+def _types(value: Any) -> frozenset[str]:
+    """:raises Invalid: something in it is no subscription type."""
+    if not isinstance(value, list) or not value or not set(map(str, value)) <= set(SUBSCRIPTION_TYPES):
+        raise Invalid(f"{ENABLED_TYPES} is {value!r}: one or several of {', '.join(SUBSCRIPTION_TYPES)} are wanted")
+    return frozenset(value)
+
+
+TABLE: Final[Mapping[str, Policy]] = {
+    policy.name: policy
+    for policy in (
+        Policy(RETENTION, "retention", Retention.from_json),
+        _number(MESSAGE_TTL, "message_ttl_seconds"),
+        Policy(DEDUPLICATION, "deduplication", _truth, _as_it_is),
+        _number(MAX_PRODUCERS, "max_producers"),
+        _number(MAX_CONSUMERS, "max_consumers"),
+        _number(MAX_CONSUMERS_PER_SUBSCRIPTION, "max_consumers_per_subscription"),
+        _number(MAX_SUBSCRIPTIONS, "max_subscriptions"),
+        _number(MAX_TOPICS, "max_topics"),
+        _number(MAX_UNACKED_PER_CONSUMER, "max_unacked_per_consumer"),
+        _number(MAX_UNACKED_PER_SUBSCRIPTION, "max_unacked_per_subscription"),
+        _number(MAX_MESSAGE_SIZE, "max_message_bytes"),
+        Policy(BACKLOG_QUOTAS, "backlog_quotas", BacklogQuota.from_json, each="kind"),
+        Policy(PUBLISH_RATE, "publish_rate", PublishRate.from_json, each="region"),
+        Policy(DELAYED_DELIVERY, "delayed_delivery", DelayedDelivery.from_json),
+        Policy(INACTIVE_TOPICS, "inactive_topics", InactiveTopics.from_json),
+        _number(COMPACTION_THRESHOLD, "compaction_threshold_bytes"),
+        _number(SUBSCRIPTION_EXPIRATION, "subscription_expiration_minutes"),
+        Policy(ENABLED_TYPES, "subscription_types", _types, sorted),
+        Policy(AUTO_TOPICS, "auto_topic_creation", AutoTopicCreation.from_json),
+        Policy(AUTO_SUBSCRIPTIONS, "auto_subscription_creation", AutoSubscriptionCreation.from_json),
+    )
+}
+
+
+def parse_level(data: Mapping[str, Any]) -> dict[str, Any]:
+    """What JSON sets of the policies in the table; null sets nothing, other keys are not looked at.
+
+    :raises Invalid: a value is not what it should be.
+    """
+    level: dict[str, Any] = {}
+    for name, value in data.items():
+        policy = TABLE.get(name)
+        if policy is None or value is None:
+            continue
+        if not policy.each:
+            level[name] = policy.parse(value)
+            continue
+        elements = {key: policy.parse(one) for key, one in mapping(value, name).items() if one is not None}
+        if policy.each == "kind" and not elements.keys() <= set(QUOTA_KINDS):
+            raise Invalid(f"{name} has {sorted(elements)}: {' and '.join(QUOTA_KINDS)} are the kinds")
+        if elements:
+            level[name] = elements
+    return level
+
+
+def show(name: str, value: Any) -> Any:
+    """A policy's value as JSON."""
+    policy = TABLE[name]
+    return {key: policy.show(one) for key, one in value.items()} if policy.each else policy.show(value)
+
+
+def show_level(level: Level) -> Json:
+    """What a level sets, as JSON."""
+    return {name: show(name, value) for name, value in level.items()}
+
+
+def with_value(level: Level, name: str, value: Any, element: str | None = None) -> Json:
+    """The level as JSON, with one policy, or one element of it, set to a JSON value; None takes it away."""
+    shown = show_level(level)
+    if element is None:
+        return {**shown, name: value}
+    return {**shown, name: {**shown.get(name, {}), element: value}}

@@ -1,0 +1,185 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What policies hold, as values checked when they are set, and as Pulsar's JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from meridian_broker.metadata.errors import Invalid
+from meridian_broker.metadata.records import Json, mapping, take
+
+QUOTA_POLICIES: Final = ("producer_request_hold", "producer_exception", "consumer_backlog_eviction")
+QUOTA_KINDS: Final = ("destination_storage", "message_age")
+SUBSCRIPTION_TYPES: Final = ("Exclusive", "Shared", "Failover", "Key_Shared")
+TOPIC_TYPES: Final = ("non-partitioned", "partitioned")
+
+WITHOUT_SUBSCRIPTIONS: Final = "delete_when_no_subscriptions"
+CAUGHT_UP: Final = "delete_when_subscriptions_caught_up"
+INACTIVE_MODES: Final = (WITHOUT_SUBSCRIPTIONS, CAUGHT_UP)
+
+
+def at_least(data: Mapping[str, Any], key: str, least: int, default: int) -> int:
+    """A whole number. :raises Invalid: it is something else, or too small."""
+    value: int = take(data, key, int, default)
+    if value < least:
+        raise Invalid(f"{key} is {value}: {least} is the least")
+    return value
+
+
+def one_of(data: Mapping[str, Any], key: str, known: tuple[str, ...], default: str) -> str:
+    """One of some words. :raises Invalid: it is something else."""
+    value: str = take(data, key, str, default)
+    if value not in known:
+        raise Invalid(f"{key} is {value!r}: {', '.join(known)} are possible")
+    return value
+
+
+@dataclass(frozen=True, slots=True)
+class Retention:
+    """How long acknowledged messages stay. -1 is without limit; 0 in both: they go once every subscription has them."""
+
+    time_minutes: int
+    size_mb: int
+
+    def to_json(self) -> Json:
+        return {"retentionTimeInMinutes": self.time_minutes, "retentionSizeInMB": self.size_mb}
+
+    @classmethod
+    def from_json(cls, source: Any) -> Retention:
+        """:raises Invalid: a field is wrong, or exactly one of the two limits is 0."""
+        data = mapping(source, "retention")
+        time_minutes = take(data, "retentionTimeInMinutes", int, 0)
+        size_mb = take(data, "retentionSizeInMB", int, 0)
+        if min(time_minutes, size_mb) < -1:
+            raise Invalid(f"retention: {time_minutes} minutes, {size_mb} MB: -1 is the least, for no limit")
+        if (time_minutes == 0) != (size_mb == 0):
+            raise Invalid("retention: time and size are both 0 or neither is, else one would make the other void")
+        return cls(time_minutes, size_mb)
+
+
+@dataclass(frozen=True, slots=True)
+class BacklogQuota:
+    """How much may wait for a subscription, and what happens beyond that."""
+
+    limit_bytes: int
+    """-1: no limit by size."""
+    limit_seconds: int
+    """-1: no limit by age."""
+    policy: str
+
+    def to_json(self) -> Json:
+        return {"limitSize": self.limit_bytes, "limitTime": self.limit_seconds, "policy": self.policy}
+
+    @classmethod
+    def from_json(cls, source: Any) -> BacklogQuota:
+        """``limit`` is the older name of ``limitSize``. :raises Invalid: a field is wrong."""
+        data = mapping(source, "a backlog quota")
+        policy = take(data, "policy", str, QUOTA_POLICIES[0])
+        if policy not in QUOTA_POLICIES:
+            raise Invalid(f"{policy!r} is no backlog quota policy: {', '.join(QUOTA_POLICIES)} are")
+        return cls(take(data, "limitSize", int, take(data, "limit", int, -1)), take(data, "limitTime", int, -1), policy)
+
+
+@dataclass(frozen=True, slots=True)
+class PublishRate:
+    """What producers of one topic may publish a second, all together; 0 or less: no limit."""
+
+    messages: int = 0
+    bytes: int = 0
+
+    def to_json(self) -> Json:
+        return {"publishThrottlingRateInMsg": self.messages, "publishThrottlingRateInByte": self.bytes}
+
+    @classmethod
+    def from_json(cls, source: Any) -> PublishRate:
+        """:raises Invalid: a field is wrong."""
+        data = mapping(source, "a publish rate")
+        messages = take(data, "publishThrottlingRateInMsg", int, 0)
+        return cls(messages, take(data, "publishThrottlingRateInByte", int, 0))
+
+
+@dataclass(frozen=True, slots=True)
+class DelayedDelivery:
+    """Whether messages may ask to be delivered later, and how much later."""
+
+    active: bool = True
+    tick_ms: int = 1000
+    """Kept for tools: messages come when they are due, whatever the tick."""
+    max_delay_ms: int = 0
+    """A message that asks for more is refused; 0: no limit."""
+
+    def to_json(self) -> Json:
+        return {"active": self.active, "tickTime": self.tick_ms, "maxDeliveryDelayInMillis": self.max_delay_ms}
+
+    @classmethod
+    def from_json(cls, source: Any) -> DelayedDelivery:
+        """:raises Invalid: a field is wrong."""
+        data = mapping(source, "delayed delivery")
+        tick, longest = at_least(data, "tickTime", 1, 1000), at_least(data, "maxDeliveryDelayInMillis", 0, 0)
+        return cls(take(data, "active", bool, False), tick, longest)
+
+
+@dataclass(frozen=True, slots=True)
+class InactiveTopics:
+    """When a topic that nobody uses is removed."""
+
+    remove: bool = False
+    mode: str = WITHOUT_SUBSCRIPTIONS
+    seconds: int = 60
+    """It must have been unused for so long."""
+
+    def to_json(self) -> Json:
+        return {
+            "inactiveTopicDeleteMode": self.mode,
+            "maxInactiveDurationSeconds": self.seconds,
+            "deleteWhileInactive": self.remove,
+        }
+
+    @classmethod
+    def from_json(cls, source: Any) -> InactiveTopics:
+        """:raises Invalid: a field is wrong."""
+        data = mapping(source, "inactive topics")
+        mode = one_of(data, "inactiveTopicDeleteMode", INACTIVE_MODES, WITHOUT_SUBSCRIPTIONS)
+        remove = take(data, "deleteWhileInactive", bool, False)
+        return cls(remove, mode, at_least(data, "maxInactiveDurationSeconds", 1, 60))
+
+
+@dataclass(frozen=True, slots=True)
+class AutoTopicCreation:
+    """Whether a client that names a topic which does not exist makes it, and what is made."""
+
+    allowed: bool = True
+    partitioned: bool = False
+    partitions: int = 1
+
+    def to_json(self) -> Json:
+        result: Json = {"allowAutoTopicCreation": self.allowed, "topicType": TOPIC_TYPES[self.partitioned]}
+        return result | ({"defaultNumPartitions": self.partitions} if self.partitioned else {})
+
+    @classmethod
+    def from_json(cls, source: Any) -> AutoTopicCreation:
+        """:raises Invalid: a field is wrong, or the number of partitions is missing."""
+        data = mapping(source, "automatic topic creation")
+        allowed = take(data, "allowAutoTopicCreation", bool, False)
+        partitioned = one_of(data, "topicType", TOPIC_TYPES, TOPIC_TYPES[0]) == "partitioned"
+        if allowed and partitioned and data.get("defaultNumPartitions") is None:
+            raise Invalid("defaultNumPartitions is missing: topics of type partitioned need it")
+        return cls(allowed, partitioned, at_least(data, "defaultNumPartitions", 1, 1) if partitioned else 1)
+
+
+@dataclass(frozen=True, slots=True)
+class AutoSubscriptionCreation:
+    """Whether a consumer that names a subscription which does not exist makes it."""
+
+    allowed: bool = True
+
+    def to_json(self) -> Json:
+        return {"allowAutoSubscriptionCreation": self.allowed}
+
+    @classmethod
+    def from_json(cls, source: Any) -> AutoSubscriptionCreation:
+        """:raises Invalid: a field is wrong."""
+        data = mapping(source, "automatic subscription creation")
+        return cls(take(data, "allowAutoSubscriptionCreation", bool, False))

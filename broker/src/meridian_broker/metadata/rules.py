@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What rules a topic: its own policies over its namespace's over the broker's settings.
+
+``rules`` is the one place where that is decided. It is pure, so whoever asks twice hears the same twice; the topic
+service keeps the answer on each open topic and renews it when a policy changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from meridian_broker.metadata.policy_table import TABLE, Level
+from meridian_broker.metadata.policy_values import (
+    SUBSCRIPTION_TYPES,
+    AutoSubscriptionCreation,
+    AutoTopicCreation,
+    BacklogQuota,
+    DelayedDelivery,
+    InactiveTopics,
+    PublishRate,
+    Retention,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rules:
+    """What holds for one topic. The defaults are those of a broker whose settings say nothing."""
+
+    retention: Retention = field(default=Retention(0, 0))
+    message_ttl_seconds: int = 0
+    """0: messages never expire."""
+    deduplication: bool = False
+    max_producers: int = 0
+    """0 here and in the other numbers: no limit but the broker's own."""
+    max_consumers: int = 0
+    max_consumers_per_subscription: int = 0
+    max_subscriptions: int = 0
+    max_topics: int = 0
+    """Of the namespace."""
+    max_unacked_per_consumer: int = 50_000
+    max_unacked_per_subscription: int = 200_000
+    max_message_bytes: int = 0
+    backlog_quotas: Mapping[str, BacklogQuota] = field(default_factory=dict)
+    """By kind: ``destination_storage`` (size), ``message_age``."""
+    publish_rate: PublishRate = field(default=PublishRate())
+    """In this region."""
+    delayed_delivery: DelayedDelivery = field(default=DelayedDelivery())
+    inactive_topics: InactiveTopics = field(default=InactiveTopics())
+    compaction_threshold_bytes: int = 0
+    """Backlog of compaction at which the topic is compacted; 0: never by itself."""
+    subscription_expiration_minutes: int = 0
+    subscription_types: frozenset[str] = frozenset(SUBSCRIPTION_TYPES)
+    auto_topic_creation: AutoTopicCreation = field(default=AutoTopicCreation())
+    auto_subscription_creation: AutoSubscriptionCreation = field(default=AutoSubscriptionCreation())
+
+
+def rules(broker: Rules, region: str, *levels: Level) -> Rules:
+    """What holds where these levels do, the later over the earlier, all over the broker's settings.
+
+    :param levels: what the namespace set, then what the topic set.
+    """
+    found: dict[str, Any] = {}
+    for level in levels:
+        for name, value in level.items():
+            policy = TABLE[name]
+            if policy.each == "kind":
+                found[policy.attribute] = {**found.get(policy.attribute, getattr(broker, policy.attribute)), **value}
+            elif policy.each == "region":
+                if region in value:
+                    found[policy.attribute] = value[region]
+            else:
+                found[policy.attribute] = value
+    return replace(broker, **found) if found else broker
