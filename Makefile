@@ -30,7 +30,7 @@ test: setup ## unit, simulation, integration and scenario tests, JOBS=3 files at
 check: setup ## lint, format, types, import contracts, generated files
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
-	@$(BIN)/mypy broker/src verifier/src
+	@$(BIN)/mypy broker/src operator/src verifier/src
 	@$(BIN)/lint-imports
 	@scripts/generated check
 

@@ -29,6 +29,14 @@ INTERRUPTED: Final = 130
 @click.option("--token-file", type=click.Path(exists=True, dir_okay=False), help="A file with the super-user's token.")
 @click.option("--master", default="local[2]", show_default=True, help="The Spark master.")
 @click.option(
+    "--spark-conf", multiple=True, metavar="KEY=VALUE", help="A setting of Spark, over this program's own. Repeat."
+)
+@click.option(
+    "--verdict-configmap",
+    metavar="NAME",
+    help="In a pod: write the verdict to ConfigMap meridian-verdict-NAME of its namespace, for the operator.",
+)
+@click.option(
     "--json", "as_json", is_flag=True, help="Print the verdict as one JSON object, progress on standard error."
 )
 def verify(
@@ -39,6 +47,8 @@ def verify(
     report_dir: Path | None,
     token_file: str | None,
     master: str,
+    spark_conf: tuple[str, ...],
+    verdict_configmap: str | None,
     as_json: bool,
 ) -> None:
     """Prove with Spark, from what the regions export, that every subscription stands at the same place in every region.
@@ -48,6 +58,7 @@ def verify(
     console = Console(stderr=True, highlight=False)
     try:
         named = _named(regions_file, regions)
+        settings = _spark_settings(spark_conf)
         check_java()
     except (RegionsError, JavaMissing) as error:
         console.print(f"[red]cannot verify:[/] {error}", soft_wrap=True)
@@ -55,11 +66,12 @@ def verify(
     # Spark's classes take a second to load: not before it is certain that they are needed.
     from meridian_verifier.job import Request
     from meridian_verifier.job import verify as run
+    from meridian_verifier.report.configmap import NotPublished, document, publish
     from meridian_verifier.report.page import page
     from meridian_verifier.report.summary import summary
     from meridian_verifier.report.terminal import show
 
-    request = Request(named, topics, round(max_lag * 1000), master, token_file)
+    request = Request(named, topics, round(max_lag * 1000), master, token_file, settings)
     try:
         with console.status("starting") as status:
 
@@ -85,7 +97,23 @@ def verify(
         show(verdict, Console())
         if written:
             click.echo(f"report: {written}")
+    if verdict_configmap is not None:
+        try:
+            publish(verdict_configmap, document(verdict, datetime.now(UTC)))
+        except NotPublished as error:
+            console.print(f"[red]the verdict was not published:[/] {error}", soft_wrap=True)
+            raise SystemExit(COULD_NOT_TELL) from None
     raise SystemExit(verdict.exit_code)
+
+
+def _spark_settings(given: tuple[str, ...]) -> dict[str, str]:
+    settings = {}
+    for one in given:
+        key, equals, value = one.partition("=")
+        if not equals or not key.startswith("spark."):
+            raise click.BadParameter(f"{one!r}: expected spark.KEY=VALUE", param_hint="--spark-conf")
+        settings[key] = value
+    return settings
 
 
 def _named(regions_file: Path | None, regions: str | None) -> list[Region]:

@@ -7,8 +7,8 @@ import dataclasses
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
@@ -40,6 +40,8 @@ class Request:
     """How far regions may be behind one another: the time between the two snapshots."""
     master: str = "local[2]"
     token_file: str | None = None
+    spark_settings: Mapping[str, str] = field(default_factory=dict)
+    """Of Spark, over our own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +61,7 @@ def verify(request: Request, tell: Tell) -> tuple[Verdict, Timing]:
     begun = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="meridian-verify-", ignore_cleanup_errors=True) as scratch:
         tell(f"starting Spark ({request.master})")
-        spark = start_session(request.master, Path(scratch))
+        spark = start_session(request.master, Path(scratch), request.spark_settings)
         try:
             started = time.monotonic()
             verdict, timing = verify_in(spark, request, tell)

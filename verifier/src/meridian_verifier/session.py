@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import warnings
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
@@ -77,8 +78,9 @@ def check_java() -> str:
     return found[1] + found[2]
 
 
-def start_session(master: str, scratch: Path) -> SparkSession:
+def start_session(master: str, scratch: Path, given: Mapping[str, str] | None = None) -> SparkSession:
     """Start a session. ``scratch`` takes Spark's temporary files and what its Java process says; it must outlive it.
+    ``given`` are settings that come before our own.
 
     Workers run this very interpreter: Spark's own choice would be whichever ``python3`` is first on the PATH.
 
@@ -96,6 +98,7 @@ def start_session(master: str, scratch: Path) -> SparkSession:
     if master.startswith("local"):
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
         settings |= {"spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1"}
+    settings |= given or {}
     conf = SparkConf().setMaster(master).setAppName("meridian-verify").setAll(list(settings.items()))
     said = scratch / "spark.log"
     try:

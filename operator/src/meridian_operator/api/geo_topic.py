@@ -1,0 +1,202 @@
+# SPDX-License-Identifier: Apache-2.0
+"""GeoTopic: one topic that lives in several regions at once."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from meridian_operator.api.quantities import Duration, Size
+from meridian_operator.api.shared import (
+    AGE_COLUMN,
+    MESSAGE_COLUMN,
+    READY_COLUMN,
+    DeletionPolicy,
+    Kind,
+    Model,
+    PrinterColumn,
+    RegionName,
+    Regions,
+    Status,
+    StatusModel,
+    TopicName,
+    rule,
+)
+
+
+class SyncMode(StrEnum):
+    """How a subscription's place travels: Exact, by every acknowledgement, or Snapshot, as Apache Pulsar (PIP-33)."""
+
+    EXACT = "Exact"
+    SNAPSHOT = "Snapshot"
+
+
+class Retention(Model):
+    """How long messages stay that every subscription has acknowledged. -1: without limit."""
+
+    time: Duration | Literal["-1"] = Field(default="0s", description="A duration such as 72h, or -1 for no limit.")
+    size: Size | Literal["-1"] = Field(default="0", description="A size such as 10Gi, or -1 for no limit.")
+
+
+class BacklogQuota(Model):
+    """What happens when a subscription's backlog grows too large or too old."""
+
+    rules = (rule("has(self.size) || has(self.time)", "say size, time or both: a quota without a limit does nothing"),)
+
+    size: Size | None = Field(default=None, description="Largest backlog of a subscription.")
+    time: Duration | None = Field(default=None, description="Greatest age of a subscription's oldest message.")
+    policy: Literal["ProducerRequestHold", "ProducerException", "ConsumerBacklogEviction"] = Field(
+        default="ProducerRequestHold",
+        description="Hold producers back, refuse them, or drop the oldest messages of the slowest subscription.",
+    )
+
+
+class Schema(Model):
+    """The topic's schema. Changing it adds a version in every region."""
+
+    type: Literal["STRING", "JSON", "AVRO", "PROTOBUF", "PROTOBUF_NATIVE", "KEY_VALUE"] = "AVRO"
+    definition: str = Field(default="", max_length=65536, description="The schema's text, for Avro and JSON its JSON.")
+    compatibility: (
+        Literal[
+            "UNDEFINED",
+            "ALWAYS_INCOMPATIBLE",
+            "ALWAYS_COMPATIBLE",
+            "BACKWARD",
+            "FORWARD",
+            "FULL",
+            "BACKWARD_TRANSITIVE",
+            "FORWARD_TRANSITIVE",
+            "FULL_TRANSITIVE",
+        ]
+        | None
+    ) = Field(default=None, description="What a new version must be compatible with; absent: the namespace's rule.")
+
+
+class SubscriptionSync(Model):
+    """How replicated subscriptions of this topic are kept at the same place."""
+
+    rules = (
+        rule(
+            "self.mode == 'Snapshot' || !has(self.snapshotInterval)",
+            "snapshotInterval has a meaning with mode Snapshot only",
+            field=".snapshotInterval",
+        ),
+    )
+
+    mode: SyncMode = SyncMode.EXACT
+    snapshot_interval: Duration | None = None
+    snapshot_timeout: Duration | None = None
+    snapshot_cache_size: Annotated[int, Field(ge=3, le=1000)] | None = None
+
+
+class GeoTopicSpec(Model):
+    """What shall be."""
+
+    rules = (
+        rule(
+            "has(self.partitions) == has(oldSelf.partitions) && "
+            "(!has(self.partitions) || self.partitions >= oldSelf.partitions)",
+            "partitions only grow: keys would change their partition and messages would be lost with one that goes. "
+            "A topic also does not become partitioned, or cease to be",
+            field=".partitions",
+        ),
+    )
+
+    topic: Annotated[
+        TopicName,
+        Field(
+            json_schema_extra={
+                "x-kubernetes-validations": [
+                    rule("self == oldSelf", "the topic's name cannot change: make another GeoTopic"),
+                    rule(
+                        "!self.matches('-partition-[0-9]+$')",
+                        "name the topic, not one of its partitions",
+                    ),
+                ]
+            }
+        ),
+    ]
+    regions: Annotated[Regions, Field(min_length=2, description="Where the topic lives; two regions or more.")]
+    partitions: Annotated[int, Field(ge=1, le=1000)] | None = Field(
+        default=None, description="Number of partitions; absent: the topic is not partitioned."
+    )
+    retention: Retention | None = None
+    message_ttl: Duration | None = Field(
+        default=None, alias="messageTTL", description="Messages older than this are dropped unread."
+    )
+    backlog_quota: BacklogQuota | None = None
+    deduplication: bool | None = Field(default=None, description="Store once what a producer sends again.")
+    topic_schema: Schema | None = Field(default=None, alias="schema")
+    subscription_sync: SubscriptionSync = Field(default_factory=SubscriptionSync)
+    deletion_policy: DeletionPolicy = DeletionPolicy.RETAIN
+
+
+class RemoteStatus(StatusModel):
+    """The link from one region to another."""
+
+    region: RegionName
+    connected: bool = False
+    backlog: int = Field(default=0, description="Entries that the other region does not have yet.")
+    lag_seconds: int = Field(default=0, description="Age of the oldest of them, in seconds.")
+
+
+class GeoTopicRegion(StatusModel):
+    """The topic in one region."""
+
+    name: RegionName
+    url: str = Field(default="", max_length=512, description="The region's admin URL.")
+    reachable: bool = False
+    partitions: int = Field(default=0, description="0: the topic is not partitioned.")
+    message: str = Field(default="", max_length=1024, description="What is wrong there, in a sentence.")
+    remotes: Annotated[
+        list[RemoteStatus],
+        Field(
+            max_length=16,
+            json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["region"]},
+        ),
+    ] = Field(default_factory=list)
+
+
+class GeoTopicStatus(Status):
+    """What is."""
+
+    regions_ready: str = Field(default="", max_length=16, description="Regions as they shall be, of all: 2/3.")
+    regions: Annotated[
+        list[GeoTopicRegion],
+        Field(
+            max_length=16,
+            json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]},
+        ),
+    ] = Field(default_factory=list)
+    max_lag_seconds: int = Field(default=0, description="Largest lag of any link, in seconds.")
+    managed: Annotated[
+        list[Annotated[str, Field(max_length=64)]],
+        Field(max_length=32, json_schema_extra={"x-kubernetes-list-type": "set"}),
+    ] = Field(
+        default_factory=list,
+        description="Policies that this object has set; one that leaves the spec is taken back. Others are left alone.",
+    )
+    plan: Annotated[list[Annotated[str, Field(max_length=512)]], Field(max_length=64)] = Field(
+        default_factory=list, description="What would be done, while annotation meridian.dev/dry-run is true."
+    )
+
+
+GEO_TOPIC = Kind(
+    kind="GeoTopic",
+    plural="geotopics",
+    short_names=("gt",),
+    description="One topic that lives in several regions at once.",
+    spec=GeoTopicSpec,
+    status=GeoTopicStatus,
+    columns=(
+        PrinterColumn(name="Topic", path=".spec.topic"),
+        PrinterColumn(name="Regions", path=".status.regionsReady"),
+        PrinterColumn(name="Partitions", path=".spec.partitions", type="integer"),
+        READY_COLUMN,
+        PrinterColumn(name="Lag", path=".status.maxLagSeconds", type="integer", priority=1),
+        MESSAGE_COLUMN,
+        AGE_COLUMN,
+    ),
+)

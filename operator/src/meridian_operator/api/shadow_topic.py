@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""ShadowTopic: a read-only topic that reads its source's ledgers and has its own cursors (PIP-180)."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+from meridian_operator.api.shared import (
+    AGE_COLUMN,
+    MESSAGE_COLUMN,
+    READY_COLUMN,
+    DeletionPolicy,
+    Kind,
+    Model,
+    PrinterColumn,
+    RegionName,
+    Status,
+    TopicName,
+    rule,
+)
+
+
+class ShadowTopicSpec(Model):
+    """What shall be."""
+
+    rules = (rule("self.source != self.topic", "a topic cannot be its own shadow", field=".source"),)
+
+    source: Annotated[str, Field(min_length=1, max_length=600)] = Field(
+        description="Name of a GeoTopic in this namespace, or the full name of a topic.",
+        json_schema_extra={
+            "x-kubernetes-validations": [rule("self == oldSelf", "the source cannot change: make another ShadowTopic")]
+        },
+    )
+    region: RegionName = Field(description="The region in which source and shadow live.")
+    topic: Annotated[
+        TopicName,
+        Field(
+            json_schema_extra={
+                "x-kubernetes-validations": [
+                    rule("self == oldSelf", "the topic's name cannot change: make another ShadowTopic")
+                ]
+            }
+        ),
+    ]
+    auto_reset_backlog_entries: Annotated[int, Field(ge=0, le=1_000_000_000)] = Field(
+        default=0, description="A subscription further behind than this begins anew at the end. 0: never."
+    )
+    hold_source_ledgers: bool = Field(
+        default=True, description="The source keeps what a subscription of the shadow still has to read."
+    )
+    deletion_policy: DeletionPolicy = DeletionPolicy.RETAIN
+
+
+class ShadowTopicStatus(Status):
+    """What is."""
+
+    state: str = Field(default="", max_length=32)
+    lag_entries: int = 0
+
+
+SHADOW_TOPIC = Kind(
+    kind="ShadowTopic",
+    plural="shadowtopics",
+    short_names=("shtopic",),
+    description="A read-only topic that shares its source's storage and has its own subscriptions.",
+    spec=ShadowTopicSpec,
+    status=ShadowTopicStatus,
+    columns=(
+        PrinterColumn(name="Source", path=".spec.source"),
+        PrinterColumn(name="Region", path=".spec.region"),
+        PrinterColumn(name="State", path=".status.state"),
+        PrinterColumn(name="Lag", path=".status.lagEntries", type="integer"),
+        READY_COLUMN,
+        MESSAGE_COLUMN,
+        AGE_COLUMN,
+    ),
+)

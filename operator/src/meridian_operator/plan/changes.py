@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Everything the operator ever does to a region. Each change has a sentence for Events and dry runs."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from meridian_operator.plan.observed import TopicName
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One call of a region's admin API."""
+
+    region: str
+    topic: TopicName
+
+    def sentence(self) -> str:
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, slots=True)
+class CreateTopic(Change):
+    """Make the topic, with ``partitions`` partitions or, when 0, without."""
+
+    partitions: int
+
+    def sentence(self) -> str:
+        how = f"with {self.partitions} partitions" if self.partitions else "without partitions"
+        return f"{self.region}: make topic {self.topic} {how}"
+
+
+@dataclass(frozen=True, slots=True)
+class GrowTopic(Change):
+    """Add partitions."""
+
+    partitions: int
+
+    def sentence(self) -> str:
+        return f"{self.region}: grow topic {self.topic} to {self.partitions} partitions"
+
+
+@dataclass(frozen=True, slots=True)
+class SetPolicy(Change):
+    """Set one topic-level policy; its path's last part, and the body of the call."""
+
+    policy: str
+    value: Any
+
+    def sentence(self) -> str:
+        return f"{self.region}: set {self.policy} of {self.topic} to {json.dumps(self.value, sort_keys=True)}"
+
+
+@dataclass(frozen=True, slots=True)
+class RemovePolicy(Change):
+    """Take one topic-level policy back, so that the namespace's holds again."""
+
+    policy: str
+
+    def sentence(self) -> str:
+        return f"{self.region}: remove {self.policy} of {self.topic}"
+
+
+@dataclass(frozen=True, slots=True)
+class AddSchema(Change):
+    """Add a version of the topic's schema."""
+
+    type: str
+    definition: str
+
+    def sentence(self) -> str:
+        return f"{self.region}: add a {self.type} schema to {self.topic}"
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteTopic(Change):
+    """Delete the topic with its messages."""
+
+    partitioned: bool
+
+    def sentence(self) -> str:
+        return f"{self.region}: delete topic {self.topic}"
+
+
+@dataclass(frozen=True, slots=True)
+class CreateSubscription(Change):
+    """Make a replicated subscription at one end of the topic."""
+
+    subscription: str
+    earliest: bool
+
+    def sentence(self) -> str:
+        where = "earliest" if self.earliest else "latest"
+        return f"{self.region}: make subscription {self.subscription} on {self.topic} at the {where} message"
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicateSubscription(Change):
+    """Keep the subscription's place the same in all regions."""
+
+    subscription: str
+
+    def sentence(self) -> str:
+        return f"{self.region}: replicate subscription {self.subscription} on {self.topic}"
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteSubscription(Change):
+    """Delete the subscription with its progress."""
+
+    subscription: str
+
+    def sentence(self) -> str:
+        return f"{self.region}: delete subscription {self.subscription} on {self.topic}"

@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A plan, and conditions: what is told to people and to ``kubectl wait``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Final, Literal
+
+from meridian_operator.api.shared import Condition
+from meridian_operator.plan.changes import Change
+
+Truth = Literal["True", "False", "Unknown"]
+
+READY: Final = "Ready"
+PROGRESSING: Final = "Progressing"
+DEGRADED: Final = "Degraded"
+REPLICATING: Final = "Replicating"
+ALIGNED: Final = "Aligned"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One condition before it has a time: the time is kept from the last status as long as the truth is the same."""
+
+    type: str
+    status: Truth
+    reason: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What to change, and what is wrong that no change of ours mends."""
+
+    changes: tuple[Change, ...] = ()
+    problems: tuple[tuple[str, str, str], ...] = ()
+    """Region, reason (one word) and sentence."""
+    waiting: tuple[str, ...] = field(default=())
+    """What will come by itself, a sentence each."""
+
+    @property
+    def settled(self) -> bool:
+        return not self.changes and not self.problems and not self.waiting
+
+
+def judge(plan: Plan, regions: Sequence[str], failures: Iterable[tuple[str, str]] = ()) -> list[Finding]:
+    """Ready, Progressing and Degraded.
+
+    :param regions: all that the object names.
+    :param failures: changes that a region refused: region and sentence.
+    """
+    failed = tuple(failures)
+    wrong = {region for region, _, _ in plan.problems} | {region for region, _ in failed}
+    sentences = [sentence for _, _, sentence in plan.problems] + [sentence for _, sentence in failed]
+    if sentences:
+        reason = plan.problems[0][1] if plan.problems else "ChangeRefused"
+        text = "; ".join(sentences)[:4000]
+        return [
+            Finding(READY, "False", reason, text),
+            Finding(PROGRESSING, "True", "Retrying", "the operator tries again by itself"),
+            Finding(DEGRADED, "True", reason, f"{len(wrong)} of {len(regions)} regions: {text}"[:4000]),
+        ]
+    if plan.changes or plan.waiting:
+        text = "; ".join([*(change.sentence() for change in plan.changes), *plan.waiting])[:4000]
+        return [
+            Finding(READY, "False", "Progressing", text),
+            Finding(PROGRESSING, "True", "Changing" if plan.changes else "Waiting", text),
+            Finding(DEGRADED, "False", "AllRegionsAnswer", "every region answers"),
+        ]
+    return [
+        Finding(READY, "True", "AsSpecified", f"all {len(regions)} regions are as specified"),
+        Finding(PROGRESSING, "False", "Settled", "nothing is left to do"),
+        Finding(DEGRADED, "False", "AllRegionsAnswer", "every region answers"),
+    ]
+
+
+def merged(before: Sequence[Condition], found: Iterable[Finding], generation: int, now: str) -> list[Condition]:
+    """The conditions to write. Types nobody speaks of any more go; a time changes only when the truth does."""
+    known = {condition.type: condition for condition in before}
+    return [
+        Condition(
+            type=one.type,
+            status=one.status,
+            observed_generation=generation,
+            last_transition_time=(
+                known[one.type].last_transition_time
+                if one.type in known and known[one.type].status == one.status
+                else now
+            ),
+            reason=one.reason,
+            message=one.message,
+        )
+        for one in found
+    ]

@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""ReplicatedSubscription: the plan.
+
+A new subscription is made in one region only; from there it appears in the others, at the same place (R15). Making it
+in each would begin it at as many places as there are regions.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from meridian_operator.api.replicated_subscription import ReplicatedSubscriptionSpec
+from meridian_operator.plan.changes import Change, CreateSubscription, DeleteSubscription, ReplicateSubscription
+from meridian_operator.plan.observed import RegionSeen, TopicName
+from meridian_operator.plan.outcome import ALIGNED, Finding, Plan, Truth
+
+
+def plan(spec: ReplicatedSubscriptionSpec, seen: Sequence[RegionSeen]) -> Plan:
+    """What to do so that every region in ``seen`` has the subscription, replicated."""
+    topic = TopicName.parse(spec.topic)
+    changes: list[Change] = []
+    problems: list[tuple[str, str, str]] = []
+    waiting: list[str] = []
+    for region in seen:
+        if not region.reachable:
+            problems.append((region.name, "RegionUnreachable", f"{region.name} could not be asked: {region.problem}"))
+        elif region.topic is None:
+            problems.append(
+                (region.name, "TopicNotFound", f"{region.name} has no topic {topic} yet: a GeoTopic makes it")
+            )
+    if spec.sync_mode != "Exact" or spec.dispatch_scope != "Local":
+        asked = f"syncMode {spec.sync_mode.value}, dispatchScope {spec.dispatch_scope}"
+        problems.append(
+            (seen[0].name if seen else "", "NotSupported", f"{asked}: this version has Exact and Local only")
+        )
+    holding = [region for region in seen if region.topic is not None]
+    having = [region for region in holding if region.subscription is not None]
+    if holding and not having:
+        earliest = spec.initial_position == "Earliest"
+        changes.append(CreateSubscription(holding[0].name, topic, spec.subscription, earliest))
+    if having and not any(region.subscription.replicated for region in having if region.subscription):
+        changes.append(ReplicateSubscription(having[0].name, topic, spec.subscription))
+    else:
+        waiting += [
+            f"{region.name} hears of subscription {spec.subscription} from another region"
+            for region in holding
+            if having and (region.subscription is None or not region.subscription.replicated)
+        ]
+    return Plan(tuple(changes), tuple(problems), tuple(waiting))
+
+
+def deletion(spec: ReplicatedSubscriptionSpec, seen: Sequence[RegionSeen]) -> Plan:
+    """What to do when the object is deleted with policy Delete: one region tells the others."""
+    topic = TopicName.parse(spec.topic)
+    having = [region for region in seen if region.subscription is not None]
+    changes = [DeleteSubscription(having[0].name, topic, spec.subscription)] if having else []
+    problems = [
+        (region.name, "RegionUnreachable", f"{region.name} could not be asked: {region.problem}")
+        for region in seen
+        if not region.reachable
+    ]
+    return Plan(tuple(changes), tuple(problems))
+
+
+_CONDITIONS: Final[dict[str, tuple[Truth, str]]] = {
+    "aligned": ("True", "Aligned"),
+    "misaligned": ("False", "Misaligned"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What the verifier said of one subscription."""
+
+    verdict: str
+    """aligned, misaligned or unknown."""
+    time: str
+    detail: str
+
+
+def verdict_of(documents: Iterable[Mapping[str, str]], topic: str, subscription: str) -> Verdict | None:
+    """The newest verdict on a subscription in the verifier's ConfigMaps.
+
+    A ConfigMap holds one document, ``verdict.json``; one that cannot be read says nothing.
+    """
+    newest: Verdict | None = None
+    for data in documents:
+        try:
+            document = json.loads(data["verdict.json"])
+            rows = [
+                row
+                for row in document["subscriptions"]
+                if row["subscription"] == subscription and _base(row["topic"]) == topic
+            ]
+            if not rows:
+                continue
+            worst = max(rows, key=lambda row: ("aligned", "unknown", "misaligned").index(row["verdict"]))
+            detail = "; ".join(row["detail"] for row in rows if row["verdict"] == worst["verdict"] and row["detail"])
+            found = Verdict(worst["verdict"], str(document["time"]), detail[:4000])
+        except (KeyError, ValueError, TypeError):
+            continue
+        if newest is None or found.time > newest.time:
+            newest = found
+    return newest
+
+
+def aligned(verdict: Verdict | None) -> Finding:
+    """The condition Aligned."""
+    if verdict is None:
+        return Finding(ALIGNED, "Unknown", "NotVerifiedYet", "no verifier has spoken of this subscription yet")
+    truth, reason = _CONDITIONS.get(verdict.verdict, ("Unknown", "RegionUnknown"))
+    told = verdict.detail or "every region stands at the same place"
+    return Finding(ALIGNED, truth, reason, f"{told} (verified {verdict.time})")
+
+
+def _base(topic: str) -> str:
+    """The topic's name without its partition."""
+    head, separator, number = topic.rpartition("-partition-")
+    return head if separator and number.isdigit() else topic
