@@ -11,6 +11,7 @@ from aiohttp import web
 
 from meridian_broker.admin.errors import no_web_pages, refusals
 from meridian_broker.admin.export import Exports
+from meridian_broker.admin.gatekeeping import gatekeeper
 from meridian_broker.admin.rates import Rates
 from meridian_broker.admin.requests import EXPORTS, STATE, STATS
 from meridian_broker.admin.routes import ROUTES
@@ -36,7 +37,7 @@ class AdminServer:
     async def start(cls, state: AdminState, host: str) -> AdminServer:
         """Nobody is let in before ``listen``."""
         exports = Exports(state)
-        app = web.Application(middlewares=[refusals, no_web_pages], client_max_size=BODY_BYTES)
+        app = web.Application(middlewares=[refusals, no_web_pages, gatekeeper], client_max_size=BODY_BYTES)
         app[STATE] = state
         app[EXPORTS] = exports
         app[STATS] = TopicStats(state, Rates(time.monotonic))

@@ -13,14 +13,13 @@ import json
 import os
 import sys
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final
 
 import click
 
 from meridian_broker.cli.names import TopicName, topic_name
 from meridian_broker.cli.output import COULD_NOT_TELL, NO
-from meridian_broker.cli.service import Service, finish, service_option, until_signal
+from meridian_broker.cli.service import Access, Service, finish, service_option, until_signal
 from meridian_broker.gateway.roles import RECEIVER_QUEUE, Consumer, Delivery, Received, UnreadablePayload
 from meridian_broker.wire.proto import pulsar_pb2 as pb
 
@@ -37,9 +36,7 @@ class Job:
 
     topic: TopicName
     subscription: str
-    url: str
-    authorities: Path | None
-    """Whose certificates are believed; None: the system's."""
+    access: Access
     kind: pb.CommandSubscribe.SubType
     replicated: bool
     earliest: bool
@@ -89,8 +86,7 @@ def consume(
     count: int | None,
     patience: float | None,
     no_ack: bool,
-    url: str,
-    tls_trust_certs: Path | None,
+    access: Access,
     as_json: bool,
 ) -> None:
     """Print the messages of TOPIC, one per line, and acknowledge them for a subscription.
@@ -110,8 +106,7 @@ def consume(
     job = Job(
         topic=topic,
         subscription=subscription,
-        url=url,
-        authorities=tls_trust_certs,
+        access=access,
         kind=TYPES[kind],
         replicated=replicated,
         earliest=earliest,
@@ -125,7 +120,7 @@ def consume(
 
 async def _run(job: Job) -> int:
     printer = Printer(job)
-    async with Service(job.url, job.authorities) as service:
+    async with Service(job.access) as service:
         consumers: list[tuple[str, Consumer]] = []
         await until_signal(_consume(service, job, printer, consumers))
         for _, consumer in consumers:

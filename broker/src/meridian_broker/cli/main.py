@@ -12,7 +12,7 @@ from typing import Final
 
 import click
 
-from meridian_broker.cli import nouns, programs, subscriptions
+from meridian_broker.cli import nouns, programs, subscriptions, tokens
 from meridian_broker.cli.output import COULD_NOT_TELL
 
 ENTRY_POINT_GROUP: Final = "meridian.commands"
@@ -53,7 +53,14 @@ def build(factory: programs.Programs) -> click.Group:
     click.version_option(version("meridian-broker"), message="meridian %(version)s")(group)
     for command in programs.commands(factory):
         group.add_command(command)
-    for noun in (nouns.tenants, nouns.namespaces, nouns.topics, nouns.regions, subscriptions.subscriptions):
+    for noun in (
+        nouns.tenants,
+        nouns.namespaces,
+        nouns.topics,
+        nouns.regions,
+        subscriptions.subscriptions,
+        tokens.tokens,
+    ):
         group.add_command(noun)
     return group
 

@@ -10,14 +10,13 @@ import os
 import sys
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Final
 
 import click
 
 from meridian_broker.cli.names import TopicName, topic_name
 from meridian_broker.cli.output import COULD_NOT_TELL, NO
-from meridian_broker.cli.service import Service, finish, service_option, until_signal
+from meridian_broker.cli.service import Access, Service, finish, service_option, until_signal
 from meridian_broker.gateway.client_errors import ClientError, ConnectionLost, RequestRefused
 from meridian_broker.gateway.roles import Producer
 from meridian_broker.positions.position import Position
@@ -32,9 +31,7 @@ class Job:
     """What was asked for."""
 
     topic: TopicName
-    url: str
-    authorities: Path | None
-    """Whose certificates are believed; None: the system's."""
+    access: Access
     messages: tuple[str, ...]
     """Empty: the lines of standard input."""
     key: str | None
@@ -103,8 +100,7 @@ def produce(
     properties: tuple[tuple[str, str], ...],
     rate: float | None,
     count: int | None,
-    url: str,
-    tls_trust_certs: Path | None,
+    access: Access,
     as_json: bool,
 ) -> None:
     """Publish messages to TOPIC, made where it is missing.
@@ -123,8 +119,7 @@ def produce(
     """
     job = Job(
         topic=topic,
-        url=url,
-        authorities=tls_trust_certs,
+        access=access,
         messages=messages,
         key=key,
         properties=dict(properties),
@@ -137,7 +132,7 @@ def produce(
 
 async def _run(job: Job) -> int:
     tally = Tally()
-    async with Service(job.url, job.authorities) as service:
+    async with Service(job.access) as service:
         publisher = Publisher(service, job, tally, await service.topics(str(job.topic)))
         failed: ClientError | None = None
         try:
@@ -145,7 +140,7 @@ async def _run(job: Job) -> int:
             async with asyncio.timeout(LAST_RECEIPTS_SECONDS):
                 await publisher.close()
         except TimeoutError:
-            failed = ClientError(f"{job.url} sent no receipt within {LAST_RECEIPTS_SECONDS:g} s")
+            failed = ClientError(f"{job.access.url} sent no receipt within {LAST_RECEIPTS_SECONDS:g} s")
         except ClientError as error:
             failed = error
     return _conclude(job, tally, tally.failure or failed)

@@ -8,20 +8,22 @@ came back could not be told.
 from __future__ import annotations
 
 import asyncio
+import functools
 import signal
 from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final, Self, TypeVar
+from typing import Any, Final, Self
 
 import click
 
 from meridian_broker.cli.output import COULD_NOT_TELL, NO, trust_option, trusting
+from meridian_broker.cli.rest import AdminUnreachable, read_token
+from meridian_broker.gateway.authentication import METHOD
 from meridian_broker.gateway.client import MAX_REDIRECTS, PulsarClientConnection
 from meridian_broker.gateway.client_errors import ClientError, ConnectFailed, RequestRefused
 from meridian_broker.gateway.client_options import ClientOptions, split_url
-
-_Command = TypeVar("_Command", bound=Callable[..., None])
 
 _ADMIN_SCHEMES: Final = ("http://", "https://")
 
@@ -43,9 +45,32 @@ def service_url(_context: click.Context, _parameter: click.Parameter, text: str)
     return text
 
 
-def service_option(command: _Command) -> _Command:
-    """``--url`` and ``--tls-trust-certs`` as the commands that move messages take them."""
-    option = click.option(
+@dataclass(frozen=True, slots=True)
+class Access:
+    """A region, and what is shown and believed there."""
+
+    url: str
+    token: str | None
+    authorities: Path | None
+    """Whose certificates are believed; None: the system's."""
+
+    def options(self) -> ClientOptions:
+        """How connections are made.
+
+        :raises click.BadParameter: there are no certificates in that file.
+        """
+        options = ClientOptions(client_version="meridian-cli", tls=trusting(self.authorities))
+        if self.token is None:
+            return options
+        return replace(options, auth_method=METHOD, auth_data=self.token.encode())
+
+
+def service_option(command: Callable[..., None]) -> Callable[..., None]:
+    """``--url``, ``--token-file`` and ``--tls-trust-certs`` as the commands that move messages take them; all come as
+    one ``access``."""
+
+    @trust_option
+    @click.option(
         "--url",
         envvar="MERIDIAN_SERVICE_URL",
         default="pulsar://127.0.0.1:6650",
@@ -54,18 +79,30 @@ def service_option(command: _Command) -> _Command:
         callback=service_url,
         help="Service URL of a region.",
     )
-    return option(trust_option(command))
+    @click.option(
+        "--token-file",
+        type=click.Path(path_type=Path, dir_okay=False),
+        help="File with the token to show. A token is never an argument, because arguments are visible to everybody.",
+    )
+    @functools.wraps(command)
+    def wrapped(*args: Any, url: str, token_file: Path | None, tls_trust_certs: Path | None, **kwargs: Any) -> None:
+        try:
+            token = read_token(token_file) if token_file else None
+        except AdminUnreachable as problem:
+            click.echo(f"could not tell: {problem}", err=True)
+            raise SystemExit(COULD_NOT_TELL) from None
+        command(*args, access=Access(url, token, tls_trust_certs), **kwargs)
+
+    return wrapped
 
 
 class Service:
     """Connections to the brokers of a region, one per broker. Use it with ``async with``."""
 
-    def __init__(self, url: str, authorities: Path | None) -> None:
-        """:param authorities: whose certificates are believed; None: the system's.
-        :raises click.BadParameter: there are none in that file.
-        """
-        self.url = url
-        self._options = ClientOptions(client_version="meridian-cli", tls=trusting(authorities))
+    def __init__(self, access: Access) -> None:
+        """:raises click.BadParameter: there are no certificates in the file of authorities."""
+        self.url = access.url
+        self._options = access.options()
         self._connections: dict[str, PulsarClientConnection] = {}
         self._stack = AsyncExitStack()
 

@@ -25,6 +25,7 @@ from meridian_broker.admin.state import AdminState
 from meridian_broker.engines.held import HeldLedgers
 from meridian_broker.engines.local.store import LocalLedgerStore
 from meridian_broker.gateway.addresses import Addresses
+from meridian_broker.gateway.authentication import Authentication, read_secret_key
 from meridian_broker.gateway.client_errors import ConnectFailed
 from meridian_broker.gateway.client_options import ClientOptions, peer_options
 from meridian_broker.gateway.exchange import ExchangeShell
@@ -202,6 +203,7 @@ class BrokerProcess:
             jitter=jitter,
             now_ms=self.scheduler.now_ms,
             queue_size=replication.replication_producer_queue_size,
+            admin_token=None if token is None else token.decode(),
         )
         core = ProgressExchange(
             self.service,
@@ -218,7 +220,7 @@ class BrokerProcess:
             peers=self.exchange,
             handlers=HANDLERS,
             addresses=self.doors.addresses,
-            peer_token=token,
+            authentication=_authentication(settings, token),
             max_message_bytes=settings.network.max_message_size,
             pending_publishes=settings.network.max_pending_publish_requests_per_connection,
             concurrent_lookups=settings.network.max_concurrent_lookup_request,
@@ -335,6 +337,13 @@ def _defaults(settings: Settings) -> Rules:
         ),
         auto_subscription_creation=AutoSubscriptionCreation(topics.allow_auto_subscription_creation),
     )
+
+
+def _authentication(settings: Settings, peer_token: bytes | None) -> Authentication:
+    asked = settings.authentication
+    key = read_secret_key(asked.token_secret_key) if asked.authentication_enabled else None
+    roles = frozenset(role.strip() for role in asked.super_user_roles.split(",") if role.strip())
+    return Authentication(key, roles, peer_token)
 
 
 def _monotonic_ms() -> int:

@@ -75,8 +75,8 @@ class NetworkSettings:
     """Addresses, ports, and what one connection may ask for."""
 
     bind_address: str = "127.0.0.1"
-    """IP address on which both ports listen. Anything but loopback is refused unless `insecure` is set, because this
-    broker does not authenticate clients yet."""
+    """IP address on which both ports listen. Anything but loopback is refused while nothing authenticates clients:
+    set `authenticationEnabled`, or `insecure`."""
 
     advertised_address: str = ""
     """Host name or address that lookups tell clients to connect to. Empty: the bind address."""
@@ -115,6 +115,22 @@ class NetworkSettings:
     max_pending_publish_requests_per_connection: int = _int(1000, 1, 1_000_000)
     """Messages of one connection that wait to be durable. At this number the broker stops reading from the connection
     until half are stored."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuthenticationSettings:
+    """Who clients are."""
+
+    authentication_enabled: bool = False
+    """Clients, and users of the admin API, show a signed token (a JSON Web Token). Probes and metrics stay open."""
+
+    token_secret_key: str = ""
+    """File with the secret key that signs tokens, at least 32 bytes: `file:///PATH` or a path. `meridian tokens
+    create-secret-key` makes one, `meridian tokens create` a token."""
+
+    super_user_roles: str = ""
+    """Roles that may use the whole admin API, with commas between. Others may only connect, and look up what their
+    clients need."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -226,6 +242,7 @@ class Settings:
     region: RegionSettings = field(default_factory=RegionSettings)
     network: NetworkSettings = field(default_factory=NetworkSettings)
     tls: TlsSettings = field(default_factory=TlsSettings)
+    authentication: AuthenticationSettings = field(default_factory=AuthenticationSettings)
     topics: TopicSettings = field(default_factory=TopicSettings)
     storage: StorageSettings = field(default_factory=StorageSettings)
     replication: ReplicationSettings = field(default_factory=ReplicationSettings)
@@ -242,9 +259,14 @@ class Settings:
                 "digits, '-', '_' or '.'"
             )
         _check_metadata_url(self.region.metadata_store_url)
-        _check_bind_address(self.network)
+        open_to_all = not (self.network.insecure or self.authentication.authentication_enabled)
+        _check_bind_address(self.network, loopback_only=open_to_all)
         self.tls.check()
-        _check_listeners(self.network, tls=self.tls.is_served)
+        _check_listeners(self.network, tls=self.tls.is_served, loopback_only=open_to_all)
+        if self.authentication.authentication_enabled and not self.authentication.token_secret_key:
+            raise SettingsError(
+                "authenticationEnabled=true: set tokenSecretKey too (meridian tokens create-secret-key makes one)"
+            )
 
     @property
     def metadata_store_url(self) -> str:
@@ -347,28 +369,28 @@ def _check_metadata_url(url: str) -> None:
         raise SettingsError(f"metadataStoreUrl={url!r}: expected sqlite:PATH or etcd:http://HOST:PORT")
 
 
-def _check_bind_address(network: NetworkSettings) -> None:
-    address = _ip_address("bindAddress", network.bind_address, network)
+def _check_bind_address(network: NetworkSettings, *, loopback_only: bool) -> None:
+    address = _ip_address("bindAddress", network.bind_address, loopback_only=loopback_only)
     if address.is_unspecified and not (network.advertised_address or network.advertised_listeners):
         raise SettingsError(
             f"bindAddress={network.bind_address} is no address clients can connect to: set advertisedAddress as well"
         )
 
 
-def _ip_address(key: str, text: str, network: NetworkSettings) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
+def _ip_address(key: str, text: str, *, loopback_only: bool) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
     try:
         address = ipaddress.ip_address(text)
     except ValueError:
         raise SettingsError(f"{key}={text!r}: expected an IP address such as 127.0.0.1") from None
-    if not address.is_loopback and not network.insecure:
+    if loopback_only and not address.is_loopback:
         raise SettingsError(
             f"{key}={text}: other machines could connect and nothing authenticates them. "
-            "Bind 127.0.0.1, or accept this with --insecure (insecure=true)"
+            "Bind 127.0.0.1, switch authenticationEnabled on, or accept this with --insecure (insecure=true)"
         )
     return address
 
 
-def _check_listeners(network: NetworkSettings, *, tls: bool) -> None:
+def _check_listeners(network: NetworkSettings, *, tls: bool, loopback_only: bool) -> None:
     try:
         listeners = parse_listeners(network.advertised_listeners)
     except ValueError as error:
@@ -383,7 +405,7 @@ def _check_listeners(network: NetworkSettings, *, tls: bool) -> None:
         if name and name not in listeners:
             raise SettingsError(f"{what}: advertisedListeners has no listener {name!r}")
     for place in places:
-        _ip_address("bindAddresses", place.host, network)
+        _ip_address("bindAddresses", place.host, loopback_only=loopback_only)
         if place.tls and not tls:
             raise SettingsError("bindAddresses: pulsar+ssl needs tlsCertificateFilePath")
 

@@ -4,13 +4,13 @@
 from __future__ import annotations
 
 import asyncio
-import hmac
 import ssl
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from meridian_broker.gateway.addresses import AddressBook
+from meridian_broker.gateway.authentication import Authentication
 from meridian_broker.gateway.pulsar.connection import Connection, Handler
 from meridian_broker.gateway.tls import HANDSHAKE_SECONDS
 from meridian_broker.topics.service import TopicService
@@ -38,7 +38,7 @@ class Broker:
     handlers: dict[int, Handler]
     addresses: AddressBook
     """Where lookups send clients."""
-    peer_token: bytes | None
+    authentication: Authentication
     max_message_bytes: int
     pending_publishes: int
     concurrent_lookups: int
@@ -51,10 +51,6 @@ class Broker:
     lookups: int = 0
     """Lookups and partition queries under way."""
     connections: set[Connection] = field(default_factory=set)
-
-    def is_peer_token(self, token: bytes) -> bool:
-        """Does this token show a broker of another region?"""
-        return self.peer_token is not None and hmac.compare_digest(token, self.peer_token)
 
     def peer_gone(self, connection: Connection) -> None:
         self.peers.gone(connection)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
+from meridian_broker.gateway.authentication import METHOD, NotAuthenticated
 from meridian_broker.wire.proto import pulsar_pb2 as pb
 from meridian_broker.wire.pulsar import encode
 from meridian_broker.wire.pulsar.errors import ServerError
@@ -30,13 +31,15 @@ def connect(connection: Connection, command: Any) -> None:
         _turn_away(connection, ServerError.SERVICE_NOT_READY, "this broker is shutting down: look the topic up again")
         return
     if asked.auth_method_name == PEER_METHOD:
-        if not broker.is_peer_token(asked.auth_data):
+        if not broker.authentication.is_peer(asked.auth_data):
             text = "the peer token is not this region's: all regions need the same peerTokenFile"
             _turn_away(connection, ServerError.AUTHENTICATION, text)
             return
         connection.is_peer = True
     elif not broker.ready:
         _turn_away(connection, ServerError.SERVICE_NOT_READY, "this broker is starting: try again in a moment")
+        return
+    elif broker.authentication.required and not _authenticated(connection, asked):
         return
     connection.started = True
     connection.client_version = asked.client_version
@@ -52,6 +55,18 @@ def connect(connection: Connection, command: Any) -> None:
         feature_flags=features,
     )
     connection.write(encode.simple(3, answer))
+
+
+def _authenticated(connection: Connection, asked: pb.CommandConnect) -> bool:
+    """Is this client who it says? If not, it has been told so."""
+    try:
+        if asked.auth_method_name != METHOD:
+            raise NotAuthenticated(f"this region asks for authentication by {METHOD}: give the client a token")
+        connection.broker.authentication.role(asked.auth_data)
+    except NotAuthenticated as error:
+        _turn_away(connection, ServerError.AUTHENTICATION, str(error))
+        return False
+    return True
 
 
 def _turn_away(connection: Connection, code: ServerError, text: str) -> None:
