@@ -1,0 +1,164 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who may come in: the real client with a signed token, without one, with a wrong one; the admin API by role; regions
+that know each other by the peer token; nothing secret in the log."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pulsar
+import pytest
+from broker_process import MERIDIAN, BrokerProcess, http, wait_until
+from free_ports import free_port
+from meridian_broker.wire.proto import pulsar_pb2 as pb
+from raw_connection import RawConnection, T
+
+TOPIC = "persistent://public/default/guarded"
+
+
+class Guarded:
+    """Two regions that ask everybody for a token."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.key = directory / "secret.key"
+        run("tokens", "create-secret-key", str(self.key))
+        self.admin = self.token("admin")
+        self.app = self.token("app")
+        peer = directory / "peer"
+        peer.write_text("brokers know this")
+        self.peer = "brokers know this"
+        ports = {name: (free_port(), free_port()) for name in ("east", "west")}
+        regions = directory / "regions.json"
+        listed = [
+            {"name": name, "service_url": f"pulsar://127.0.0.1:{port}", "admin_url": f"http://127.0.0.1:{web}"}
+            for name, (port, web) in ports.items()
+        ]
+        regions.write_text(json.dumps({"regions": listed}))
+        self.brokers = {
+            name: BrokerProcess(
+                name,
+                directory / name,
+                port=port,
+                http_port=web,
+                regions_file=regions,
+                peer_token_file=peer,
+                settings={
+                    "authenticationEnabled": "true",
+                    "tokenSecretKey": f"file://{self.key}",
+                    "superUserRoles": "admin,other",
+                },
+            )
+            for name, (port, web) in ports.items()
+        }
+
+    def token(self, subject: str, *options: str) -> str:
+        return run("tokens", "create", "--secret-key", str(self.key), "--subject", subject, *options).strip()
+
+    def client(self, region: str, token: str | None) -> pulsar.Client:
+        shown = None if token is None else pulsar.AuthenticationToken(token)
+        return pulsar.Client(
+            self.brokers[region].service_url,
+            authentication=shown,
+            operation_timeout_seconds=10,
+            logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error),
+        )
+
+    def ask(self, path: str, token: str | None = None, method: str = "GET") -> int:
+        headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+        return http(method, self.brokers["east"].admin_url + path, headers=headers).status
+
+
+def run(*arguments: str) -> str:
+    return subprocess.run([*MERIDIAN, *arguments], capture_output=True, text=True, check=True, timeout=60).stdout
+
+
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
+    regions = Guarded(tmp_path_factory.mktemp("guarded"))
+    for broker in regions.brokers.values():
+        broker.start()
+    yield regions
+    for broker in regions.brokers.values():
+        broker.stop()
+
+
+def test_a_client_with_a_token_is_served_in_both_regions(guarded: Guarded) -> None:
+    east, west = guarded.client("east", guarded.app), guarded.client("west", guarded.app)
+    consumer = west.subscribe(TOPIC, "s", initial_position=pulsar.InitialPosition.Earliest)
+    east.create_producer(TOPIC).send(b"for those who may")
+    assert consumer.receive(20_000).data() == b"for those who may"
+    east.close()
+    west.close()
+
+
+@pytest.mark.parametrize("wrong", ["none", "damaged", "foreign", "expired", "peer"])
+async def test_others_are_turned_away(guarded: Guarded, wrong: str, tmp_path: Path) -> None:
+    run("tokens", "create-secret-key", str(tmp_path / "foreign"))
+    shown = {
+        "none": None,
+        "damaged": guarded.app[:-3] + "xyz",
+        "foreign": run("tokens", "create", "--secret-key", str(tmp_path / "foreign"), "--subject", "admin").strip(),
+        "expired": guarded.token("admin", "--expires", "0s"),
+        "peer": guarded.peer,
+    }[wrong]
+    connection = RawConnection(*await asyncio.open_connection("127.0.0.1", guarded.brokers["east"].port))
+    method, data = ("token", shown.encode()) if shown else ("", b"")
+    connection.say(T.CONNECT, pb.CommandConnect(client_version="raw", auth_method_name=method, auth_data=data))
+    told = await connection.hear(T.ERROR)
+    assert told.error == pb.AuthenticationError
+    assert await connection.ended()
+    await connection.close()
+    # Brokers of other regions show their token on the admin port, too.
+    assert guarded.ask("/admin/v2/tenants", shown) == (200 if wrong == "peer" else 401)
+
+
+def test_the_admin_api_is_for_super_users(guarded: Guarded) -> None:
+    assert guarded.ask("/admin/v2/tenants", guarded.admin) == 200
+    assert guarded.ask("/admin/v2/tenants", guarded.token("other")) == 200
+    assert guarded.ask("/admin/v2/tenants", guarded.app) == 403
+    assert guarded.ask("/admin/v2/tenants/stolen", guarded.app, "PUT") == 403
+    assert guarded.ask("/meridian/v1/regions", guarded.app) == 403
+    assert guarded.ask("/admin/v2/tenants/../brokers/ready") in (401, 404)
+    assert guarded.ask("/nothing/there") == 401
+
+
+def test_clients_may_look_up_and_probes_may_probe(guarded: Guarded) -> None:
+    for path in ("/lookup/v2/topic/persistent/public/default/guarded", "/admin/v2/namespaces/public/default/topics"):
+        assert guarded.ask(path, guarded.app) == 200
+        assert guarded.ask(path) == 401
+    assert guarded.ask("/admin/v2/persistent/public/default/guarded/partitions", guarded.app, "POST") == 403
+    for path in ("/admin/v2/brokers/ready", "/admin/v2/brokers/health", "/status.html", "/metrics"):
+        assert guarded.ask(path) == 200
+
+
+def test_the_command_line_shows_its_token_and_no_log_holds_one(guarded: Guarded) -> None:
+    file = guarded.directory / "app.jwt"
+    run("tokens", "create", "--secret-key", str(guarded.key), "--subject", "app", "--to", str(file))
+    assert file.stat().st_mode & 0o077 == 0
+    url = guarded.brokers["east"].service_url
+    run("produce", "by-hand", "-m", "hello", "--url", url, "--token-file", str(file))
+    told = run("consume", "by-hand", "-s", "s", "--earliest", "--count", "1", "--url", url, "--token-file", str(file))
+    assert "hello" in told
+    refused = subprocess.run([*MERIDIAN, "produce", "by-hand", "-m", "x", "--url", url], capture_output=True, text=True)
+    assert refused.returncode != 0
+    assert "token" in refused.stderr
+    log = guarded.brokers["east"].log_file.read_text()
+    signature = guarded.app.rsplit(".", 1)[1]
+    assert signature not in log
+    assert guarded.peer not in log
+
+
+def test_partitions_are_made_in_the_other_region_by_the_peer_token(guarded: Guarded) -> None:
+    path = "/admin/v2/persistent/public/default/parted/partitions"
+    headers = {"Authorization": f"Bearer {guarded.admin}"}
+    assert http("PUT", guarded.brokers["east"].admin_url + path, 3, headers=headers).status == 204
+    client = guarded.client("east", guarded.app)
+    client.create_producer("persistent://public/default/parted").send(b"x")
+    west = guarded.brokers["west"].admin_url + path
+    wait_until(lambda: http("GET", west, headers=headers).json.get("partitions") == 3, "partitions in the west")
+    client.close()
