@@ -110,14 +110,14 @@ def test_the_lock_holds_every_direct_dependency() -> None:
     lock = (ROOT / "requirements.lock").read_text(encoding="utf-8")
     locked = {name.lower() for name in re.findall(r"^([\w.-]+)==", lock, re.MULTILINE)}
     wanted: list[str] = []
-    for project in ("pyproject.toml", "broker/pyproject.toml", "verifier/pyproject.toml"):
+    for project in ("pyproject.toml", "broker/pyproject.toml", "operator/pyproject.toml", "verifier/pyproject.toml"):
         tables = tomllib.loads((ROOT / project).read_text(encoding="utf-8"))
         wanted += tables["project"]["dependencies"]
         wanted += [entry for group in tables["project"].get("optional-dependencies", {}).values() for entry in group]
         wanted += [entry for group in tables.get("dependency-groups", {}).values() for entry in group]
         wanted += tables.get("build-system", {}).get("requires", [])
     names = {re.split(r"[^\w.-]", entry)[0].lower() for entry in wanted}
-    missing = sorted(names - locked - {"meridian-broker", "meridian-verifier"})
+    missing = sorted(names - locked - {"meridian-broker", "meridian-operator", "meridian-verifier"})
     assert_none(missing, "CONTRIBUTING.md says how to write requirements.lock again")
 
 
