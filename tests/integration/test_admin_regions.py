@@ -219,3 +219,23 @@ def test_metrics_count_what_clients_do(regions: RegionsProcess, clients: dict[st
     assert (metric(regions, "east", "process_resident_memory_bytes") or 0) > 0
     assert metric(regions, "west", "meridian_replicated_in_messages_total", topic=topic) == 6
     consumer.close()
+
+
+def test_a_topic_chooses_its_regions(regions: RegionsProcess, clients: dict[str, pulsar.Client]) -> None:
+    """The namespace lives in both regions; this topic in the east alone, until it is told otherwise."""
+    path = f"{BASE}/homebody"
+    assert regions.http("east", "PUT", path).status == 204
+    assert regions.http("east", "GET", f"{path}/replication").status == 204
+    assert regions.http("east", "GET", f"{path}/replication?applied=true").json == ["east", "west"]
+    assert regions.http("east", "POST", f"{path}/replication", ["west"]).status == 409
+    assert regions.http("east", "POST", f"{path}/replication", ["east", "nowhere"]).status == 403
+    assert regions.http("east", "POST", f"{path}/replication", "east").status == 412
+    assert regions.http("east", "POST", f"{path}/replication", ["east"]).status == 204
+    assert regions.http("east", "GET", f"{path}/replication").json == ["east"]
+    wait_until(lambda: not stats(regions, "east", "homebody")["replication"], "the replicator to stop")
+    publish(clients["east"], "homebody", 3)
+    assert entries(regions, "west", "homebody") == 0
+    assert regions.http("east", "POST", f"{path}/replication", ["west", "east"]).status == 204
+    wait_until(lambda: entries(regions, "west", "homebody") == 3, "what was published before, too")
+    assert regions.http("east", "DELETE", f"{path}/replication").status == 204
+    assert regions.http("east", "GET", f"{path}/replication").status == 204

@@ -144,3 +144,14 @@ def test_quotas_that_an_earlier_version_stored_at_one_path_are_read() -> None:
 def test_impossible_values_are_refused_with_a_sentence(policy: str, value: Any, message: str) -> None:
     with pytest.raises(Invalid, match=message):
         TopicPolicies().with_policy(policy, value)
+
+
+def test_members_of_a_set_have_a_path_each() -> None:
+    """Two people who add a region each do not undo one another (R41)."""
+    chosen = TopicPolicies().with_policy("replicationClusters", {"us": True, "eu": True})
+    assert sorted(unfold_topic_policies(chosen)) == ["/replicationClusters/eu", "/replicationClusters/us"]
+    grown = chosen.with_policy("replicationClusters", True, "ap")
+    assert rules(Rules(), "us", grown.own).regions == {"us", "eu", "ap"}
+    assert rules(Rules(), "us", TopicPolicies().own).regions is None
+    with pytest.raises(Invalid):
+        chosen.with_policy("replicationClusters", "perhaps", "ap")

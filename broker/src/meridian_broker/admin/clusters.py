@@ -3,9 +3,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from aiohttp import web
 
 from meridian_broker.admin.requests import Refused, answer, body, done, part, state
+from meridian_broker.admin.state import AdminState
 from meridian_broker.metadata.errors import NotEmpty
 from meridian_broker.metadata.records import ClusterRecord
 
@@ -44,3 +47,14 @@ async def delete(request: web.Request) -> web.Response:
     except NotEmpty as used:
         raise Refused(412, str(used)) from None
     return done()
+
+
+async def check_allowed(admin: AdminState, tenant: str, wanted: Collection[str]) -> None:
+    """:raises Refused: a cluster is not known, or not allowed to the tenant."""
+    allowed = (await admin.catalog.tenants.get(tenant)).allowed_clusters
+    known = set(await admin.catalog.clusters.names())
+    for cluster in sorted(wanted):
+        if cluster not in known:
+            raise Refused(403, f"cluster {cluster} is not known here: create it first")
+        if cluster not in allowed:
+            raise Refused(403, f"cluster {cluster} is not among the tenant's allowed clusters: allow it there first")

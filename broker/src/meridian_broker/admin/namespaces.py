@@ -3,11 +3,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from typing import Any, Final
 
 from aiohttp import web
 
+from meridian_broker.admin.clusters import check_allowed
 from meridian_broker.admin.requests import (
     Refused,
     answer,
@@ -45,7 +45,7 @@ async def create(request: web.Request) -> web.Response:
     """Make a namespace; the body holds its first policies."""
     given = await body(request, default=None)
     record = NamespaceRecord.from_json({} if given is None else given)
-    await _check_allowed(request, record.replication_clusters)
+    await check_allowed(state(request), part(request, "tenant"), record.replication_clusters)
     await state(request).catalog.namespaces.create(namespace_of(request), record)
     return done()
 
@@ -80,7 +80,7 @@ async def get_replication(request: web.Request) -> web.Response:
 async def set_replication(request: web.Request) -> web.Response:
     """Let the namespace's topics live in exactly these clusters."""
     wanted = await names(request, "replication clusters")
-    await _check_allowed(request, wanted)
+    await check_allowed(state(request), part(request, "tenant"), wanted)
     return await _set(request, policies.REPLICATION_CLUSTERS, wanted)
 
 
@@ -92,7 +92,7 @@ async def get_allowed_clusters(request: web.Request) -> web.Response:
 async def set_allowed_clusters(request: web.Request) -> web.Response:
     """Set the clusters that the namespace may be replicated to."""
     wanted = await names(request, "allowed clusters")
-    await _check_allowed(request, wanted)
+    await check_allowed(state(request), part(request, "tenant"), wanted)
     return await _set(request, policies.ALLOWED_CLUSTERS, wanted)
 
 
@@ -166,17 +166,6 @@ async def _record(request: web.Request) -> NamespaceRecord:
 async def _set(request: web.Request, policy: str, value: Any) -> web.Response:
     await state(request).catalog.namespaces.set_policy(namespace_of(request), policy, value)
     return done()
-
-
-async def _check_allowed(request: web.Request, wanted: Collection[str]) -> None:
-    """:raises Refused: a cluster is not known, or not allowed to the tenant."""
-    tenant = await state(request).catalog.tenants.get(part(request, "tenant"))
-    known = set(await state(request).catalog.clusters.names())
-    for cluster in sorted(wanted):
-        if cluster not in known:
-            raise Refused(403, f"cluster {cluster} is not known here: create it first")
-        if cluster not in tenant.allowed_clusters:
-            raise Refused(403, f"cluster {cluster} is not among the tenant's allowed clusters: allow it there first")
 
 
 async def _open_topics(request: web.Request) -> list[Topic]:

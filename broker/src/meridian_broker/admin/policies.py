@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from aiohttp import web
 
+from meridian_broker.admin.clusters import check_allowed
 from meridian_broker.admin.errors import Handler
 from meridian_broker.admin.requests import Refused, answer, body, done, flag, namespace_of, number, state, topic_of
 from meridian_broker.metadata import policy_table as policies
@@ -160,6 +161,35 @@ def quotas(place: _Place) -> Handler:
     return read
 
 
+async def topic_regions(request: web.Request) -> web.Response:
+    """Regions that the topic has chosen for itself; empty when it lives where its namespace does."""
+    if flag(request, "applied"):
+        return answer(sorted(state(request).service.regions_of(str(await _existing(request)))))
+    own = (await _OfTopic.own(request)).get(policies.REPLICATION)
+    return done() if own is None else answer(sorted(own))
+
+
+async def set_topic_regions(request: web.Request) -> web.Response:
+    """Choose the topic's regions; the body is a list of clusters, this one among them."""
+    admin, name = state(request), await _existing(request)
+    given = await body(request)
+    if not isinstance(given, list) or not given or not all(isinstance(one, str) for one in given):
+        raise Refused(412, 'the body is a list of clusters, for example ["us-east", "us-west"]')
+    if admin.region not in given:
+        raise Refused(
+            409, f"{admin.region}, where you ask, is not among {', '.join(given)}: delete the topic there instead"
+        )
+    await check_allowed(admin, name.tenant, given)
+    await admin.catalog.topic_policies.set_policy(name, policies.REPLICATION, dict.fromkeys(given, True))
+    return done()
+
+
+async def remove_topic_regions(request: web.Request) -> web.Response:
+    """Let the topic live where its namespace does."""
+    await _OfTopic.set(request, policies.REPLICATION, None, None)
+    return done()
+
+
 def _quota_kind(request: web.Request) -> str:
     return request.query.get("backlogQuotaType", QUOTA_KINDS[0])
 
@@ -196,6 +226,10 @@ def handlers() -> list[tuple[str, str, str, Handler]]:
                 found.append((level, "GET", path, reading(place, endpoint)))
                 found.append((level, "POST", path, setting(place, endpoint)))
                 found.append((level, "DELETE", path, removing(place, endpoint)))
+        if place is _OfTopic:
+            found.append((level, "GET", "replication", topic_regions))
+            found.append((level, "POST", "replication", set_topic_regions))
+            found.append((level, "DELETE", "replication", remove_topic_regions))
         found.append((level, "GET", "backlogQuotaMap", quotas(place)))
         found.append((level, "POST", "backlogQuota", setting_quota(place)))
         found.append((level, "DELETE", "backlogQuota", removing_quota(place)))

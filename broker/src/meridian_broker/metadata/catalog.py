@@ -17,6 +17,7 @@ from meridian_broker.metadata.access import Access
 from meridian_broker.metadata.counters import BrokerEpochs, LedgerIds
 from meridian_broker.metadata.errors import AlreadyExists, Invalid, NotFound
 from meridian_broker.metadata.policies import NamespaceRecord
+from meridian_broker.metadata.policy_table import REPLICATION
 from meridian_broker.metadata.records import ClusterRecord, TenantRecord
 from meridian_broker.metadata.rules import Rules, rules
 from meridian_broker.metadata.schema_catalog import Schemas
@@ -73,6 +74,14 @@ class Catalog:
         namespace, own = self.namespace(topic.namespace_name), self._access.view.topic_policies(topic)
         levels = [one.own for one in (namespace, own) if one is not None]
         return rules(broker, self.region, *levels)
+
+    def regions(self, topic: TopicName) -> frozenset[str]:
+        """Regions of a topic, as last seen: its own choice, else its namespace's."""
+        own = self._access.view.topic_policies(topic)
+        if own is not None and REPLICATION in own.own:
+            return frozenset(own.own[REPLICATION])
+        namespace = self.namespace(topic.namespace_name)
+        return frozenset() if namespace is None else namespace.replication_clusters
 
     @property
     def revision(self) -> int:

@@ -26,6 +26,8 @@ from meridian_broker.metadata.policy_values import (
 )
 from meridian_broker.metadata.records import Json, mapping, take
 
+REPLICATION: Final = "replicationClusters"
+"""Of a topic. A namespace has its own list, which every namespace has."""
 RETENTION: Final = "retention_policies"
 MESSAGE_TTL: Final = "message_ttl_in_seconds"
 DEDUPLICATION: Final = "deduplicationEnabled"
@@ -68,8 +70,8 @@ class Policy:
     """Of ``Rules``."""
     parse: Callable[[Any], Any]
     show: Callable[[Any], Any] = _to_json
-    each: Literal["", "kind", "region"] = ""
-    """A map with a value for each of these."""
+    each: Literal["", "kind", "region", "member"] = ""
+    """A map with a value for each of these. A set of members is a map of theirs to true."""
 
 
 def _number(name: str, attribute: str) -> Policy:
@@ -86,6 +88,10 @@ def _truth(value: Any) -> Any:
     return take({DEDUPLICATION: value}, DEDUPLICATION, bool)
 
 
+def _member(value: Any) -> Any:
+    return take({REPLICATION: value}, REPLICATION, bool)
+
+
 def _types(value: Any) -> frozenset[str]:
     """:raises Invalid: something in it is no subscription type."""
     if not isinstance(value, list) or not value or not set(map(str, value)) <= set(SUBSCRIPTION_TYPES):
@@ -96,6 +102,7 @@ def _types(value: Any) -> frozenset[str]:
 TABLE: Final[Mapping[str, Policy]] = {
     policy.name: policy
     for policy in (
+        Policy(REPLICATION, "regions", _member, _as_it_is, each="member"),
         Policy(RETENTION, "retention", Retention.from_json),
         _number(MESSAGE_TTL, "message_ttl_seconds"),
         Policy(DEDUPLICATION, "deduplication", _truth, _as_it_is),

@@ -28,6 +28,8 @@ from meridian_broker.metadata.policy_values import (
 class Rules:
     """What holds for one topic. The defaults are those of a broker whose settings say nothing."""
 
+    regions: frozenset[str] | None = None
+    """Where the topic lives by its own choice; None: where its namespace does."""
     retention: Retention = field(default=Retention(0, 0))
     message_ttl_seconds: int = 0
     """0: messages never expire."""
@@ -67,6 +69,8 @@ def rules(broker: Rules, region: str, *levels: Level) -> Rules:
             policy = TABLE[name]
             if policy.each == "kind":
                 found[policy.attribute] = {**found.get(policy.attribute, getattr(broker, policy.attribute)), **value}
+            elif policy.each == "member":
+                found[policy.attribute] = frozenset(member for member, in_it in value.items() if in_it)
             elif policy.each == "region":
                 if region in value:
                     found[policy.attribute] = value[region]

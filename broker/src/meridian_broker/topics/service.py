@@ -405,8 +405,7 @@ class TopicService:
 
     def regions_of(self, topic: str) -> frozenset[str]:
         """Regions of a topic, this one included."""
-        namespace = self.catalog.namespace(topic_name.parse(topic).namespace_name)
-        return frozenset((self.region, *(namespace.replication_clusters if namespace is not None else ())))
+        return self.catalog.regions(topic_name.parse(topic)) | {self.region}
 
     def _subscription(self, topic: str, subscription: str) -> Subscription | None:
         found = self.topics.get(topic)
