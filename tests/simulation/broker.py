@@ -2,8 +2,9 @@
 """A broker in the simulator: the real topic service, progress exchange and replicators, on simulated shells.
 
 One ``SimBroker`` is one life of a process. What outlives it (volume, metadata) belongs to its ``SimRegion``. The shells
-here stand where ``gateway/`` stands in a real broker; a region has one broker, and asks ``broker_of`` which, so that
-several can come later.
+here stand where ``gateway/`` stands in a real broker. A region has one broker that is found when somebody asks for one
+(``broker_of``: with ownership by leases it will depend on the topic). Earlier ones may live on beside it, with their
+clients and links, and believe that they own the topics: nothing but fencing keeps them from writing.
 """
 
 from __future__ import annotations
@@ -66,6 +67,11 @@ class SimBroker:
     @property
     def region(self) -> str:
         return self.home.name
+
+    @property
+    def is_owner(self) -> bool:
+        """No later broker of the region has begun."""
+        return self.home.broker is self
 
     def mono_ms(self) -> int:
         """A monotone clock, as the exchange wants."""
@@ -146,12 +152,14 @@ class SimRegion:
         self.disk_us = 0
         """A sync takes so much longer."""
         self.broker: SimBroker | None = None
+        self.earlier: list[SimBroker] = []
+        """Brokers that live on although a later one has begun."""
         self.saved: tuple[Volume | EngineVolume, MetadataVolume, int] | None = None
         self.lives = 0
         self.is_trimming = False
         self._ledgers: dict[str, set[int]] = {}
         self.restores = 0
-        self.restored_us = -HEARD_US
+        self.restored_us = self._alone_since_us = -HEARD_US
 
     def wall_ms(self) -> int:
         return WORLD_BEGAN_MS + self.world.loop.now_us // 1000 + self.skew_ms
@@ -193,8 +201,33 @@ class SimRegion:
         self.broker = broker = SimBroker(self.world, self)
         self.world.loop.spawn(broker, broker.start(), f"start {self.name}")
 
+    def second(self) -> bool:
+        """Another broker begins on the same volume, and is found from now on; the one before lives on."""
+        broker = self.broker_of("")
+        if broker is None or isinstance(self.volume, EngineVolume):
+            return False
+        self.earlier.append(broker)
+        self.broker = None
+        self.start()
+        return True
+
+    def retire(self) -> None:
+        """The brokers of earlier end."""
+        for broker in self.earlier:
+            self._alone_since_us = self.world.loop.now_us
+            broker.alive = False
+            broker.store.power_cut(self.world.weather.random)
+            self.world.network.lost(broker)
+        self.earlier.clear()
+
+    @property
+    def is_one(self) -> bool:
+        """Whoever hears of the region, or heard of it lately, hears of its one broker."""
+        return not self.earlier and self.world.loop.now_us - self._alone_since_us >= HEARD_US
+
     def crash(self) -> None:
         """Power cut. What was not synced is gone, save what had reached the disk all the same."""
+        self.retire()
         broker = self.broker
         if broker is None or not broker.alive:
             return

@@ -485,7 +485,9 @@ class ConsumerServer:
         model = self._model
         if entry[1] & MARKER:
             model.violate("a client saw a marker", f"{self._broker.region} sent {position}")
-        model.delivering(self._broker.home, self._client.topic, consumer.subscription.name, position, entry, missing)
+        if self._broker.is_owner:  # nothing but a lease of its own keeps an earlier owner from what it has in memory
+            home, name = self._broker.home, consumer.subscription.name
+            model.delivering(home, self._client.topic, name, position, entry, missing)
         held = Held(position, messages, missing, consumer.epoch)
         self.connection.send(1, lambda: self._client.receive(self, held))
 

@@ -3,6 +3,9 @@
 
 A sync covers what was written before it began; what comes meanwhile is the next sync's. A crash keeps some prefix of
 what was not synced, in order, as a torn tail does: the engine cuts the rest at its next start.
+
+Two brokers may have a volume at once, as with a storage that is not on one machine: each has a store, and what one of
+them fences the other cannot write any more, not even what it has handed over already.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ from meridian_broker.engines.memory.ledgers import (
     _Handle,
     _Write,
 )
-from meridian_broker.ledgers.store import LedgerCorrupt, LedgerError, LedgerInfo
+from meridian_broker.ledgers.store import AppendDone, LedgerCorrupt, LedgerError
 from simulation.loop import Future, Loop, Owner
 
 
@@ -31,6 +34,8 @@ class Volume:
     disk: MemoryDisk = field(default_factory=MemoryDisk)
     rotten: set[tuple[int, int]] = field(default_factory=set)
     """Entries whose bytes changed by themselves."""
+    stores: list[SimStore] = field(default_factory=list)
+    """Of the brokers that have it now."""
 
     def copy(self) -> Volume:
         ledgers = {
@@ -47,7 +52,11 @@ class Volume:
         on_delete: Callable[[int], None],
     ) -> SimStore:
         """The store of a broker that begins."""
-        return SimStore(self, loop, owner, sync_us, on_create, on_delete)
+        store = SimStore(self, loop, owner, sync_us, on_create, on_delete)
+        if self.stores:
+            store._handles = self.stores[0]._handles
+        self.stores.append(store)
+        return store
 
     def rot(self, ledger: int, entry: int) -> None:
         self.rotten.add((ledger, entry))
@@ -102,6 +111,9 @@ class SimStore(MemoryLedgerStore):
         self._sync_us = sync_us
         self._on_create = on_create
         self._on_delete = on_delete
+        self._target: _Handle | None = None
+        self._targets: list[_Handle | None] = []
+        """Of each queued write the ledger it appends to."""
 
     def _begin(self, _: Callable[[], None]) -> None:
         self._loop.soon(self._owner, self._begun)
@@ -125,6 +137,30 @@ class SimStore(MemoryLedgerStore):
             if write.refusal is None and self._failure is None:
                 write.apply()
         self.crash()
+        self._volume.stores.remove(self)
+
+    # -- two owners
+
+    def append(self, handle: _Handle, buffer: bytes, done: AppendDone) -> int:
+        self._target = handle
+        entry = super().append(handle, buffer, done)
+        self._target = None
+        return entry
+
+    def _add(self, write: _Write) -> None:
+        self._targets.append(self._target)
+        super()._add(write)
+
+    def sync(self, writes: int | None = None) -> int:
+        count = super().sync(writes)
+        del self._targets[:count]
+        return count
+
+    def _refuse(self, handle: _Handle) -> None:
+        """The ledger was taken over: what is queued for it is not written."""
+        for target, write in zip(self._targets, self._queue, strict=True):
+            if target is handle and write.refusal is None:
+                write.refusal = handle.refusal
 
     async def _write(self, apply: Callable[[], None]) -> None:
         heard: Future[None] = Future()
@@ -150,5 +186,8 @@ class SimStore(MemoryLedgerStore):
             self._on_delete(ledger_id)
         await super().delete(ledger_id)
 
-    async def recover(self, ledger_id: int, fence: int) -> LedgerInfo:
-        return await super().recover(ledger_id, fence)
+    async def _seal(self, handle: _Handle) -> None:
+        for store in self._volume.stores:
+            if store is not self:
+                store._refuse(handle)
+        await super()._seal(handle)

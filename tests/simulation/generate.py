@@ -59,6 +59,7 @@ class Generator:
             "reset": random.choice((0.0, 1.0, 3.0)),
             "crash": random.choice((0.0, 1.0, 3.0)),
             "stop": random.choice((0.0, 0.5)),
+            "second": random.choice((0.0, 0.0, 0.0, 1.5)),
             "start": 2.0,
             "heal": 2.0,
             "disk": random.choice((0.0, 0.5)),
@@ -208,6 +209,21 @@ class Generator:
         region = self._region()
         self.say(f"stop {region}")
         self._down.add(region)
+
+    def _second(self) -> None:
+        """A region is taken over by another broker, and the one before lives on for a while."""
+        region = self._region()
+        if self.random.random() < 0.5:
+            self.say(f"disk {region} {self.random.choice((5, 50))}")
+        self.say(f"second {region}")
+        self.say(f"tick {self.random.choice((1, 3, 10, 30, 200, 2000))}")
+        if self.random.random() < 0.5:
+            self._produce()
+            self._ack()
+            self.say(f"tick {self.random.choice((1, 100, 3000))}")
+        if self.random.random() < 0.5:
+            self.say(f"retire {region}")
+        self.say(f"disk {region} 0")
 
     def _start(self) -> None:
         if self._down:

@@ -321,7 +321,9 @@ class Model:
 
         def done(result: WaitResult) -> None:
             regions = self._world.regions
-            self._spread(known, frozenset(r for r in result.confirmed if regions[r].restores == restores.get(r)))
+            same = {region for region in result.confirmed if regions[region].restores == restores.get(region)}
+            if home.is_one:
+                self._spread(known, frozenset(region for region in same if regions[region].is_one))
             self._complete("flush", home, result)
 
         return done
@@ -332,7 +334,8 @@ class Model:
 
         def done(result: WaitResult) -> None:
             for region in result.confirmed:
-                self._spread(known[region], frozenset((home.name,)))
+                if home.is_one and self._world.regions[region].is_one:
+                    self._spread(known[region], frozenset((home.name,)))
             self._complete("barrier", home, result)
 
         return done

@@ -38,6 +38,7 @@ Trouble::
     stall us>eu / flow us>eu    nothing arrives on that way
     crash us / start us         power cut; what was not synced is lost
     stop us                     drain, as SIGTERM does
+    second us / retire us       another broker takes the region over, and the one before does not know / ends
     disk us 20                  a sync takes so much longer
     full us / room us           the disk refuses writes / takes them again
     metadata us away / back     the metadata store does not answer
@@ -388,6 +389,15 @@ class Story:
             self.world.crash(region)
 
         self.world.loop.spawn(broker, work(), "drain")
+
+    def do_second(self, region: str) -> None:
+        self.world.trouble()
+        if not self.world.regions[region].second():
+            self.say(f"{region} is down, or its volume is one machine's")
+
+    def do_retire(self, region: str) -> None:
+        self.world.trouble()
+        self.world.regions[region].retire()
 
     def do_disk(self, region: str, ms: str) -> None:
         self.world.trouble()

@@ -95,7 +95,7 @@ class World:
         """Nothing was wrong for a while, and nothing is."""
         troubled = self.network.cuts or self.network.stalls or self.loop.now_us - self.trouble_us < CALM_US
         return not troubled and all(
-            region.broker_of("") is not None and not region.disk_us and not region.metadata.away
+            region.broker_of("") is not None and region.is_one and not region.disk_us and not region.metadata.away
             for region in self.regions.values()
         )
 
@@ -172,6 +172,7 @@ class World:
             region.disk_us = 0
             region.metadata.away = False
             region.volume.mend()
+            region.retire()
             broker = region.broker
             if broker is not None and broker.alive:
                 broker.store.repair()
@@ -234,6 +235,8 @@ class World:
                     continue
                 joined = self._joined(source, target, topic)
                 lacks = {o for o in have[source] - have[target] if o.region == source and o.position >= joined}
+                if self.regions[target].restores:
+                    lacks -= model.trimmed[source, topic]  # it had them once, and so they were given back
                 if not lacks:
                     continue
                 hold = self.hold(source, target, topic)
