@@ -158,7 +158,7 @@ class SimRegion:
         self.lives = 0
         self.is_trimming = False
         self._ledgers: dict[str, set[int]] = {}
-        self.restores = 0
+        self.restores: int = 0
         self.restored_us = self._alone_since_us = -HEARD_US
 
     def wall_ms(self) -> int:

@@ -59,7 +59,7 @@ class Generator:
             "reset": random.choice((0.0, 1.0, 3.0)),
             "crash": random.choice((0.0, 1.0, 3.0)),
             "stop": random.choice((0.0, 0.5)),
-            "second": random.choice((0.0, 0.0, 0.0, 1.5)),
+            "second": random.choice((0.0, 0.0, 0.0, 2.0)),
             "start": 2.0,
             "heal": 2.0,
             "disk": random.choice((0.0, 0.5)),
@@ -212,13 +212,19 @@ class Generator:
 
     def _second(self) -> None:
         """A region is taken over by another broker, and the one before lives on for a while."""
-        region = self._region()
+        region, topic = self._region(), self._topic()
+        if self.random.random() < 0.5:  # nothing is open for writing
+            self._crash_now(region)
+            self.say("tick 2500")
         if self.random.random() < 0.5:
             self.say(f"disk {region} {self.random.choice((5, 50))}")
+        if self.random.random() < 0.7:
+            self.say(f"produce {region} {topic} x{self._few(6)}")
+            self._ack()
         self.say(f"second {region}")
         self.say(f"tick {self.random.choice((1, 3, 10, 30, 200, 2000))}")
-        if self.random.random() < 0.5:
-            self._produce()
+        if self.random.random() < 0.7:
+            self.say(f"produce {region} {topic} x{self._few(6)}")
             self._ack()
             self.say(f"tick {self.random.choice((1, 100, 3000))}")
         if self.random.random() < 0.5:

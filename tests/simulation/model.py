@@ -29,7 +29,7 @@ from meridian_broker.wire.pulsar import topic_name
 from simulation.names import HEARD_US, full_name
 
 if TYPE_CHECKING:
-    from simulation.broker import SimRegion
+    from simulation.broker import SimBroker, SimRegion
     from simulation.world import World
 
 Key = tuple[str, str]
@@ -56,6 +56,8 @@ class Acked:
     heard: frozenset[Stamp] = frozenset()
     """Rewinds its region had heard of. One that it had not may take the ack back, whatever its stamp says."""
     known: dict[str, int] = field(default_factory=dict)
+    heard_by: dict[str, SimBroker] = field(default_factory=dict)
+    """Region -> the broker that has it, durable or not."""
 
 
 @dataclass(slots=True)
@@ -96,11 +98,12 @@ class SubscriptionFacts:
                 bits |= ack.bits[origin]
         return bits
 
-    def surely_acked(self, origin: Origin, region: str) -> int:
-        """Bits that count as acked, durably, in the region."""
+    def surely_acked(self, origin: Origin, region: str, broker: SimBroker | None) -> int:
+        """Bits that count as acked in the region: durably, or in the mind of that broker."""
         bits = 0
         for ack in self.by_origin.get(origin, ()):
-            if region in ack.known and not any(
+            is_known = region in ack.known or (broker is not None and ack.heard_by.get(region) is broker)
+            if is_known and not any(
                 origin in r.perhaps and (later(r.stamp, ack.epoch) or r.stamp not in ack.heard) for r in self.rewinds
             ):
                 bits |= ack.bits[origin]
@@ -329,16 +332,31 @@ class Model:
         return done
 
     def barrier_begun(self, home: SimRegion, topic_name: str, name: str) -> Callable[[WaitResult], None]:
-        """What is durable now in a region that answers is durable here then."""
+        """What is durable now in a region that answers is known here then, and durable here as soon as can be."""
         known = {region: self._known(region, topic_name, name) for region in self._world.names}
 
         def done(result: WaitResult) -> None:
             for region in result.confirmed:
                 if home.is_one and self._world.regions[region].is_one:
-                    self._spread(known[region], frozenset((home.name,)))
+                    self._hear(home, topic_name, known[region])
             self._complete("barrier", home, result)
 
         return done
+
+    def _hear(self, home: SimRegion, topic_name: str, known: list[Acked | Rewound]) -> None:
+        broker = home.broker
+        topic = None if broker is None else broker.service.topics.get(topic_name)
+        if broker is None or topic is None:
+            return
+        for one in known:
+            if isinstance(one, Acked) and one.known:
+                one.heard_by[home.name] = broker
+
+        def durable(error: LedgerError | None) -> None:
+            if error is None:
+                self._spread(known, frozenset((home.name,)))
+
+        topic.progress_log.when_durable(durable)
 
     def _complete(self, what: str, home: SimRegion, result: WaitResult) -> None:
         if result.missing and self._world.calm():
@@ -362,7 +380,7 @@ class Model:
         """The power is gone: look at what is left."""
         self.check_replicas(home)
         for topic in {topic for topic, _ in self.facts}:
-            self.check_known(home, topic, durable_progress(home, topic), "on its disk")
+            self.check_known(home, topic, durable_progress(home, topic))
 
     def check_open(self) -> None:
         """What regions were told and confirmed, they have in memory too."""
@@ -372,23 +390,29 @@ class Model:
                 opened = broker.topic(topic) if broker is not None else None
                 if opened is not None:
                     progress = {name: one.progress for name, one in opened.subscriptions.items()}
-                    self.check_known(home, topic, progress, "in memory")
+                    self.check_known(home, topic, progress, broker)
 
-    def check_known(self, home: SimRegion, topic: str, progress: dict[str, Progress], where: str) -> None:
-        """Every acknowledgement that the region confirmed, to a client or to another region, is there."""
+    def check_known(
+        self, home: SimRegion, topic: str, progress: dict[str, Progress], broker: SimBroker | None = None
+    ) -> None:
+        """Every acknowledgement that the region confirmed, to a client or to another region, is there.
+
+        :param broker: whose memory it is; None: it is the disk.
+        """
         for (known, name), facts in self.facts.items():
             if known != topic:
                 continue
             have = progress.get(name)
             for origin in facts.by_origin:
-                bits = facts.surely_acked(origin, home.name)
+                bits = facts.surely_acked(origin, home.name, broker)
                 if not bits:
                     continue
                 left = have.remaining(origin.region, origin.position, bits.bit_length()) if have is not None else None
                 if bits if left is None else left & bits:
                     self.violate(
                         "an acknowledgement was lost",
-                        f"{home.name} confirmed {self._world.shown(origin)} of {topic}/{name} and has it not {where}",
+                        f"{home.name} confirmed {self._world.shown(origin)} of {topic}/{name} and has it not "
+                        + ("on its disk" if broker is None else "in memory"),
                     )
                     return
 
@@ -426,6 +450,8 @@ class Model:
             for one in facts.all():
                 if one.known.get(home.name, -1) > saved_us:
                     del one.known[home.name]
+                    if isinstance(one, Acked):
+                        one.heard_by.pop(home.name, None)
         for (region, _), places in self._replicated.items():
             if region == home.name:
                 places.clear()
@@ -449,7 +475,7 @@ class Model:
         facts = self.facts.get((topic, name))
         if facts is None:
             return
-        again = facts.surely_acked(origin, home.name) & bits
+        again = facts.surely_acked(origin, home.name, home.broker) & bits
         if again:
             what = f"{self._world.shown(origin)} of {topic}/{name} (bits {again:b})"
             self.violate("acked and delivered again", f"{home.name} sends {what}, acked and durable there")

@@ -133,7 +133,8 @@ class ReplicationRun:
             if self._stopped:
                 return None
             if core.connected(1, place, end, source.last_own(), self._broker.mono_ms()):
-                world.model.replica_place(self._broker.home, self.remote, source.name, place.last)
+                if target.restores == target.home.restores:
+                    world.model.replica_place(self._broker.home, self.remote, source.name, place.last)
                 self._tell_source()
                 await self._stream(connection, server)
             return self._ended

@@ -223,6 +223,8 @@ class TopicRecord:
     stamp: Stamp | None = None
     topic_epoch: int | None = None
     """Counts the producers that had the topic for themselves alone; None while there was none."""
+    owner: int = 0
+    """The epoch of the broker that opened the topic last: its ledgers' fence (R10)."""
 
     def to_json(self) -> Json:
         return {
@@ -234,6 +236,7 @@ class TopicRecord:
             "lastOrigins": {region: str(position) for region, position in self.last_origins.items()},
             "terminated": None if self.terminated is None else str(self.terminated),
             "topicEpoch": self.topic_epoch,
+            "owner": self.owner,
             **self.extra,
         }
 
@@ -250,6 +253,7 @@ class TopicRecord:
             last_origins=_positions(data, "lastOrigins"),
             terminated=None if data.get("terminated") is None else _position(data, "terminated"),
             topic_epoch=take(data, "topicEpoch", int),
+            owner=take(data, "owner", int, 0),
             extra=without(data, *_TOPIC_FIELDS),
             stamp=stamp,
         )
@@ -264,6 +268,7 @@ _TOPIC_FIELDS: Final = (
     "lastOrigins",
     "terminated",
     "topicEpoch",
+    "owner",
 )
 
 

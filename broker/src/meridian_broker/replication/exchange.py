@@ -235,7 +235,8 @@ class ProgressExchange:
     def barrier(self, topic: str, subscription: str, now_ms: int, done: Callable[[BarrierResult], None]) -> None:
         """Pull the newest progress of every reachable region.
 
-        ``done`` is called once all of it is durable here, or after ``barrier_ms``, or at once when nobody can be asked.
+        ``done`` is called once all of it is joined here, or after ``barrier_ms``, or at once when nobody can be asked.
+        What the answers brought is durable then; what came in a delta just before may still be on its way to the disk.
         """
         self._context.now_ms = now_ms
         self.counters.barriers += 1

@@ -2,7 +2,9 @@
 """What the metadata store keeps of one topic, and the one writer of it.
 
 A topic's record lists its ledgers and its progress ledgers. Only the topic's owner writes it, always against the
-version it read or wrote last, so an owner that was replaced meanwhile fails here instead of overwriting (R10).
+version it read or wrote last, so an owner that was replaced meanwhile fails here instead of overwriting (R10). Whoever
+opens a topic writes the record first, before it looks at any ledger: from then on the one before can begin no ledger,
+and those it has are taken from it by recovery.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from meridian_broker.metadata.catalog import Catalog
 from meridian_broker.metadata.records import LedgerRecord, TopicRecord
 from meridian_broker.metadata.store import ABSENT, MetadataUnavailable, VersionConflict
 from meridian_broker.positions.position import Position
+from meridian_broker.topics.errors import TopicFenced
 from meridian_broker.wire.pulsar.topic_name import TopicName
 
 ATTEMPTS: Final = 20
@@ -38,17 +41,31 @@ class TopicMetadata:
         self._version = ABSENT
         self.record = TopicRecord()
 
-    async def load(self) -> bool:
-        """Read the record; says whether there is one."""
-        found = await self._catalog.topics.find(self._name)
-        if found is None:
-            return False
-        self.record, self._version = found
-        return True
+    async def claim(self, fence: int) -> bool:
+        """Read the record and become its owner; says whether there is one.
 
-    async def create(self) -> None:
+        :raises TopicFenced: a later owner has it.
+        """
+        for _ in range(ATTEMPTS):
+            found = await self._catalog.topics.find(self._name)
+            if found is None:
+                return False
+            self.record, self._version = found
+            if self.record.owner > fence:
+                raise TopicFenced(
+                    f"{self._name} belongs to owner epoch {self.record.owner}, and {fence} is older: look it up again"
+                )
+            try:
+                async with self._lock:
+                    await self._write(replace(self.record, owner=fence))
+                return True
+            except VersionConflict:
+                continue  # the one before wrote something meanwhile
+        raise TopicFenced(f"{self._name} is written by others all the time: look it up again")
+
+    async def create(self, fence: int) -> None:
         """:raises AlreadyExists: somebody else made it."""
-        self.record, self._version = await self._catalog.topics.create(self._name)
+        self.record, self._version = await self._catalog.topics.create(self._name, TopicRecord(owner=fence))
 
     async def allocate_ledger_id(self) -> int:
         for _ in range(ATTEMPTS):

@@ -210,8 +210,9 @@ class ProgressLog:
         """Begin a ledger with a snapshot of everything, then forget the ones before it."""
         try:
             ledger_id = await self._metadata.allocate_ledger_id()
-            await self._metadata.save_progress_ledgers([*self.ledgers, ledger_id])
             writer = await self._store.create(ledger_id, self._fence)
+            # Only now: a next owner that finds it on record must find it in the store, or it could not fence it.
+            await self._metadata.save_progress_ledgers([*self.ledgers, ledger_id])
         except Exception as error:
             failure = error if isinstance(error, LedgerError) else LedgerError(f"no new progress ledger: {error}")
             self._fail(failure)

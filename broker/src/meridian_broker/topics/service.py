@@ -119,7 +119,7 @@ class TopicService:
 
     async def _open(self, name: TopicName, create: bool, incarnation: str | None, growing_to: int) -> Topic:
         metadata = TopicMetadata(self.catalog, name, self.new_lock(), self.scheduler)
-        if not await metadata.load():
+        if not await metadata.claim(self.fence):
             if not growing_to:
                 await self._may_create(name, create)
             if incarnation is not None and incarnation != (deleted := await self.catalog.topics.incarnation(name)):
@@ -127,7 +127,7 @@ class TopicService:
                     f"{name} was deleted in {self.region} ({deleted or 'never'}), and the other region knows of "
                     f"another deletion ({incarnation or 'none'}): it is not made again from there (R8)"
                 )
-            await metadata.create()
+            await metadata.create(self.fence)
         topic_log = TopicLog(self.region, self.store, metadata, self.fence, self.log_limits, self.scheduler, self.cache)
         record = metadata.record
         await topic_log.open(metadata.spans(), record.last_own, record.last_origins)
