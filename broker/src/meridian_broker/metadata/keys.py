@@ -11,6 +11,7 @@ Names are escaped as in URLs, so a segment never holds ``/`` and a path is alway
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Final
 from urllib.parse import quote, unquote
 
@@ -35,6 +36,7 @@ LEDGER_IDS: Final = "/local/ledger-ids"
 BROKERS: Final = "/local/brokers"
 
 
+@lru_cache(maxsize=4096)
 def escape(name: str) -> str:
     """A name as one segment of a path."""
     return quote(name, safe="=:")
