@@ -41,6 +41,15 @@ ENDPOINTS: Final = (
     Endpoint(policies.MAX_PRODUCERS, "maxProducersPerTopic", "maxProducers", "how many producers a topic may have"),
     Endpoint(policies.PUBLISH_RATE, "publishRate", "publishRate", "what may be published a second, in this region"),
     Endpoint(
+        policies.DISPATCH_RATE, "dispatchRate", "dispatchRate", "what may be sent to all consumers, in this region"
+    ),
+    Endpoint(
+        policies.SUBSCRIPTION_DISPATCH_RATE,
+        "subscriptionDispatchRate",
+        "subscriptionDispatchRate",
+        "what may be sent to the consumers of each subscription, in this region",
+    ),
+    Endpoint(
         policies.DELAYED_DELIVERY, "delayedDelivery", "delayedDelivery", "whether and how much messages may be delayed"
     ),
     Endpoint(

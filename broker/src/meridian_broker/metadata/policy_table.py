@@ -20,6 +20,7 @@ from meridian_broker.metadata.policy_values import (
     AutoTopicCreation,
     BacklogQuota,
     DelayedDelivery,
+    DispatchRate,
     InactiveTopics,
     PublishRate,
     Retention,
@@ -41,6 +42,8 @@ MAX_UNACKED_PER_SUBSCRIPTION: Final = "max_unacked_messages_per_subscription"
 MAX_MESSAGE_SIZE: Final = "max_message_size"
 BACKLOG_QUOTAS: Final = "backlog_quota_map"
 PUBLISH_RATE: Final = "publishMaxMessageRate"
+DISPATCH_RATE: Final = "topicDispatchRate"
+SUBSCRIPTION_DISPATCH_RATE: Final = "subscriptionDispatchRate"
 DELAYED_DELIVERY: Final = "delayed_delivery_policies"
 INACTIVE_TOPICS: Final = "inactive_topic_policies"
 COMPACTION_THRESHOLD: Final = "compaction_threshold"
@@ -116,6 +119,8 @@ TABLE: Final[Mapping[str, Policy]] = {
         _number(MAX_MESSAGE_SIZE, "max_message_bytes"),
         Policy(BACKLOG_QUOTAS, "backlog_quotas", BacklogQuota.from_json, each="kind"),
         Policy(PUBLISH_RATE, "publish_rate", PublishRate.from_json, each="region"),
+        Policy(DISPATCH_RATE, "dispatch_rate", DispatchRate.from_json, each="region"),
+        Policy(SUBSCRIPTION_DISPATCH_RATE, "subscription_dispatch_rate", DispatchRate.from_json, each="region"),
         Policy(DELAYED_DELIVERY, "delayed_delivery", DelayedDelivery.from_json),
         Policy(INACTIVE_TOPICS, "inactive_topics", InactiveTopics.from_json),
         _number(COMPACTION_THRESHOLD, "compaction_threshold_bytes"),

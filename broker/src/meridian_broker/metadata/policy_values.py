@@ -101,6 +101,33 @@ class PublishRate:
 
 
 @dataclass(frozen=True, slots=True)
+class DispatchRate:
+    """What may be sent in a period; 0 or less: no limit."""
+
+    messages: int = -1
+    bytes: int = -1
+    period_seconds: int = 1
+    relative_to_publish_rate: bool = False
+    """Kept for tools: the rate is what it says, however fast messages come in."""
+
+    def to_json(self) -> Json:
+        return {
+            "dispatchThrottlingRateInMsg": self.messages,
+            "dispatchThrottlingRateInByte": self.bytes,
+            "relativeToPublishRate": self.relative_to_publish_rate,
+            "ratePeriodInSecond": self.period_seconds,
+        }
+
+    @classmethod
+    def from_json(cls, source: Any) -> DispatchRate:
+        """:raises Invalid: a field is wrong."""
+        data = mapping(source, "a dispatch rate")
+        messages = take(data, "dispatchThrottlingRateInMsg", int, -1)
+        size, period = take(data, "dispatchThrottlingRateInByte", int, -1), at_least(data, "ratePeriodInSecond", 1, 1)
+        return cls(messages, size, period, take(data, "relativeToPublishRate", bool, False))
+
+
+@dataclass(frozen=True, slots=True)
 class DelayedDelivery:
     """Whether messages may ask to be delivered later, and how much later."""
 

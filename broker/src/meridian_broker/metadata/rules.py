@@ -18,6 +18,7 @@ from meridian_broker.metadata.policy_values import (
     AutoTopicCreation,
     BacklogQuota,
     DelayedDelivery,
+    DispatchRate,
     InactiveTopics,
     PublishRate,
     Retention,
@@ -47,7 +48,11 @@ class Rules:
     backlog_quotas: Mapping[str, BacklogQuota] = field(default_factory=dict)
     """By kind: ``destination_storage`` (size), ``message_age``."""
     publish_rate: PublishRate = field(default=PublishRate())
-    """In this region."""
+    """In this region; so are the next two."""
+    dispatch_rate: DispatchRate = field(default=DispatchRate())
+    """Of all subscriptions together."""
+    subscription_dispatch_rate: DispatchRate = field(default=DispatchRate())
+    """Of each subscription."""
     delayed_delivery: DelayedDelivery = field(default=DelayedDelivery())
     inactive_topics: InactiveTopics = field(default=InactiveTopics())
     compaction_threshold_bytes: int = 0

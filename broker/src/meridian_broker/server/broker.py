@@ -35,7 +35,13 @@ from meridian_broker.gateway.replication import ReplicatorRunner
 from meridian_broker.ledgers.chapters import CacheBudget, LogLimits
 from meridian_broker.ledgers.store import LedgerError
 from meridian_broker.metadata.catalog import Catalog
-from meridian_broker.metadata.policy_values import AutoSubscriptionCreation, AutoTopicCreation, Retention
+from meridian_broker.metadata.policy_values import (
+    AutoSubscriptionCreation,
+    AutoTopicCreation,
+    DispatchRate,
+    PublishRate,
+    Retention,
+)
 from meridian_broker.metadata.records import ClusterRecord
 from meridian_broker.metadata.rules import Rules
 from meridian_broker.metadata.store import MetadataError, MetadataStore
@@ -45,6 +51,7 @@ from meridian_broker.server.doors import Doors, client_tls
 from meridian_broker.server.loop import LoopScheduler
 from meridian_broker.server.settings import Settings
 from meridian_broker.topics.service import TopicService
+from meridian_broker.topics.throttling import Rate, Throttle
 from meridian_broker.topics.topic import TopicLimits
 
 log = logging.getLogger(__name__)
@@ -169,6 +176,10 @@ class BrokerProcess:
     async def _build(self, fence: int, stack: AsyncExitStack) -> None:
         settings = self.settings
         topics, storage, replication = settings.topics, settings.storage, settings.replication
+        limits = settings.limits
+        everybody = Rate(
+            limits.broker_publisher_throttling_max_message_rate, limits.broker_publisher_throttling_max_byte_rate
+        )
         self.service = TopicService(
             region=self.region,
             catalog=self.catalog,
@@ -192,6 +203,8 @@ class BrokerProcess:
             ),
             cache=CacheBudget(storage.managed_ledger_cache_size_mb << 20),
             new_lock=asyncio.Lock,
+            loading=asyncio.Semaphore(limits.max_concurrent_topic_load_request),
+            publishing=Throttle(everybody, self.scheduler.now_ms()) if everybody.is_limited else None,
         )
         token_file = settings.region.peer_token_file
         token = token_file.read_bytes().strip() if token_file is not None else None
@@ -223,6 +236,9 @@ class BrokerProcess:
             authentication=_authentication(settings, token),
             max_message_bytes=settings.network.max_message_size,
             pending_publishes=settings.network.max_pending_publish_requests_per_connection,
+            publish_bytes_max=(limits.max_message_publish_buffer_size_in_mb << 20) or UNLIMITED,
+            connections_max=limits.broker_max_connections,
+            connections_per_address_max=limits.broker_max_connections_per_ip,
             concurrent_lookups=settings.network.max_concurrent_lookup_request,
             keep_alive_seconds=settings.network.keep_alive_interval_seconds,
             producer_name=self._producer_name,
@@ -325,8 +341,18 @@ class BrokerProcess:
 
 def _defaults(settings: Settings) -> Rules:
     """What holds for topics when neither they nor their namespaces say otherwise."""
-    topics, storage = settings.topics, settings.storage
+    topics, storage, limits = settings.topics, settings.storage, settings.limits
     return Rules(
+        publish_rate=PublishRate(
+            limits.max_publish_rate_per_topic_in_messages, limits.max_publish_rate_per_topic_in_bytes
+        ),
+        dispatch_rate=DispatchRate(
+            limits.dispatch_throttling_rate_per_topic_in_msg, limits.dispatch_throttling_rate_per_topic_in_byte
+        ),
+        subscription_dispatch_rate=DispatchRate(
+            limits.dispatch_throttling_rate_per_subscription_in_msg,
+            limits.dispatch_throttling_rate_per_subscription_in_byte,
+        ),
         retention=Retention(storage.default_retention_time_in_minutes, storage.default_retention_size_in_mb),
         deduplication=topics.broker_deduplication_enabled,
         max_producers=topics.max_producers_per_topic,

@@ -31,6 +31,7 @@ from typing import Any, Final, Literal, Self
 from meridian_broker.gateway.addresses import parse_bind_addresses, parse_listeners
 from meridian_broker.server.setting_fields import SettingsError
 from meridian_broker.server.setting_fields import whole as _int
+from meridian_broker.server.settings_limits import LimitSettings
 from meridian_broker.server.settings_tls import TlsSettings
 
 __all__ = ["BY_KEY", "SECTIONS", "Given", "LogLevel", "Setting", "Settings", "SettingsError", "collect", "load"]
@@ -243,6 +244,7 @@ class Settings:
     network: NetworkSettings = field(default_factory=NetworkSettings)
     tls: TlsSettings = field(default_factory=TlsSettings)
     authentication: AuthenticationSettings = field(default_factory=AuthenticationSettings)
+    limits: LimitSettings = field(default_factory=LimitSettings)
     topics: TopicSettings = field(default_factory=TopicSettings)
     storage: StorageSettings = field(default_factory=StorageSettings)
     replication: ReplicationSettings = field(default_factory=ReplicationSettings)

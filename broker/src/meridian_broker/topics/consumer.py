@@ -104,4 +104,5 @@ class Consumer:
     @property
     def ready(self) -> bool:
         """May an entry be sent to it now?"""
-        return self.permits > 0 and not self.blocked and self.port.writable()
+        pace = self.subscription.pace
+        return self.permits > 0 and not self.blocked and (pace is None or not pace.held) and self.port.writable()

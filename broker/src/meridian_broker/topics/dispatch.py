@@ -80,6 +80,8 @@ class Dispatcher:
         """The next entries from memory; None while they are fetched (the pump runs again then), [] at the end."""
         if self._reading:
             return None
+        if self.subscription.pace is not None:
+            limit = self.subscription.pace.allowance(limit)
         log = self.subscription.topic.log
         found = log.tail_after(self.read, limit, TURN_BYTES)
         if found is None:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
 from meridian_broker.ledgers.store import LedgerError
@@ -33,6 +34,10 @@ class ProducerPort(Protocol):
 
     def refused(self, producer: Producer, send: Send, error: Exception) -> None:
         """The entry was not stored: send the error. Nothing else of the connection is disturbed."""
+        ...
+
+    def hold(self, wait_ms: Callable[[], int]) -> None:
+        """Publishing went faster than a rate allows: take nothing more from the client until ``wait_ms()`` is 0."""
         ...
 
     def disconnect_producer(self, producer: Producer) -> None:

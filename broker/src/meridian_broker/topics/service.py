@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -37,6 +37,7 @@ from meridian_broker.topics.ownership import TopicMetadata
 from meridian_broker.topics.progress_log import ProgressLog
 from meridian_broker.topics.schemas import SchemaBook
 from meridian_broker.topics.subscription import Subscription
+from meridian_broker.topics.throttling import Throttle
 from meridian_broker.topics.topic import Exchange, Topic, TopicLimits, decode_record, encode_record
 from meridian_broker.wire.proto import pulsar_pb2 as pb
 from meridian_broker.wire.pulsar import topic_name
@@ -69,6 +70,10 @@ class TopicService:
     log_limits: LogLimits
     cache: CacheBudget
     new_lock: Callable[[], AbstractAsyncContextManager[Any]]
+    loading: AbstractAsyncContextManager[Any] = field(default_factory=nullcontext)
+    """Held while a topic is opened: bounds how many are at the same time."""
+    publishing: Throttle | None = None
+    """Of all topics together."""
     exchange: Exchange | None = None
     replication: GeoReplication | None = None
     topics: dict[str, Topic] = field(default_factory=dict)
@@ -115,7 +120,8 @@ class TopicService:
                 return found
             if found is not None:
                 await self._drop(found)
-            return await self._open(name, create, incarnation, growing_to)
+            async with self.loading:
+                return await self._open(name, create, incarnation, growing_to)
 
     async def _open(self, name: TopicName, create: bool, incarnation: str | None, growing_to: int) -> Topic:
         metadata = TopicMetadata(self.catalog, name, self.new_lock(), self.scheduler)
@@ -147,6 +153,7 @@ class TopicService:
             self.topic_limits,
             self.exchange,
         )
+        topic.pacing.of_broker(self.publishing)
         topic.metadata = metadata
         topic.admission.epoch = metadata.record.topic_epoch
         topic.recover(await topic.progress_log.open(list(metadata.record.progress_ledgers)))

@@ -26,6 +26,7 @@ from meridian_broker.topics.dispatch import Dispatcher, SharedDispatcher, Single
 from meridian_broker.topics.errors import ConsumerBusy, TopicFenced
 from meridian_broker.topics.key_ranges import KeySharedPolicy
 from meridian_broker.topics.key_shared import KeySharedDispatcher
+from meridian_broker.topics.pacing import Pace
 from meridian_broker.topics.progress_log import Kind
 
 if TYPE_CHECKING:
@@ -79,6 +80,7 @@ class Subscription:
         "last_acked_ms",
         "mark_delete",
         "messages_out",
+        "pace",
         "progress",
         "record",
         "topic",
@@ -101,6 +103,8 @@ class Subscription:
         """True while dispatch waits for the newest progress of the other regions (R20)."""
         self.messages_out = 0
         self.bytes_out = 0
+        self.pace: Pace | None = topic.pacing.pace(self)
+        """The rates that it keeps; None: there are none."""
         self.unacked_messages = 0
         """Shared: sent to all consumers and not yet acked."""
         self.last_acked_ms = 0
@@ -229,6 +233,8 @@ class Subscription:
         consumer.bytes_out += len(entry)
         self.messages_out += messages
         self.bytes_out += len(entry)
+        if self.pace is not None:
+            self.pace.sent(messages, len(entry))
         remaining: int | None = None
         if messages > 1 and self.durable:
             place = self.topic.log.place(position)

@@ -34,6 +34,7 @@ from meridian_broker.topics.errors import (
     TopicFenced,
 )
 from meridian_broker.topics.key_ranges import KeySharedPolicy
+from meridian_broker.topics.pacing import Pacing
 from meridian_broker.topics.producer import Producer
 from meridian_broker.topics.progress_log import Change, Kind, ProgressLog
 from meridian_broker.topics.subscription import Confirmed, Subscription, SubscriptionRecord, SubscriptionType
@@ -112,6 +113,7 @@ class Topic:
         self.exchange = exchange
         self.progress_log = progress_log(self)
         self.progress_log.on_failure = self.fence
+        self.pacing = Pacing(self)
         self.rules = Rules()
         """What holds for it: its own policies, its namespace's, the broker's settings."""
         self.producers: dict[str, Producer] = {}
@@ -177,6 +179,7 @@ class Topic:
         self.rules = rules
         self.admission.limit = min(rules.max_producers, self.limits.producers) or self.limits.producers
         self.deduplication.follow(rules.deduplication)
+        self.pacing.follow(rules)
 
     def snapshot(self) -> list[tuple[Kind, str, bytes]]:
         """Everything the progress log must begin a ledger with."""
@@ -224,8 +227,10 @@ class Topic:
             del self.producers[producer.name]
         self.admission.gone(producer)
 
-    def publish(self, producer: Producer, sends: list[Send]) -> None:
+    def publish(self, producer: Producer, sends: list[Send]) -> int:
         """Store messages of a client, in order. The producer's port hears the outcome of each.
+
+        Returns how many bytes of them are on their way to the disk.
 
         They come as one read of the connection brought them: what is paid per call is paid once for all of them.
         """
@@ -259,12 +264,15 @@ class Topic:
             messages, size = sum(send.num_messages for send in taken), sum(len(send.body) for send in taken)
             done = producer.gate.done
         if not taken:
-            return
+            return 0
         producer.messages_in += messages
         producer.bytes_in += size
         self.messages_in += messages
         self.bytes_in += size
         self.log.append_own(entries, done, taken)
+        if self.pacing.publish:
+            self.pacing.published(producer, messages, size)
+        return size
 
     def publish_foreign(self, producer: Producer, send: Send) -> None:
         """Store an entry of another region, once and in its origin's order.

@@ -5,15 +5,20 @@ from __future__ import annotations
 
 import asyncio
 import ssl
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from meridian_broker.gateway.addresses import AddressBook
 from meridian_broker.gateway.authentication import Authentication
 from meridian_broker.gateway.pulsar.connection import Connection, Handler
+from meridian_broker.gateway.pulsar.flow import BYTES
 from meridian_broker.gateway.tls import HANDSHAKE_SECONDS
 from meridian_broker.topics.service import TopicService
+
+LONG_ANSWERS: Final = 4
+"""Lists of topics and schemas made at the same time; each may be megabytes."""
 
 
 class Peers(Protocol):
@@ -41,6 +46,12 @@ class Broker:
     authentication: Authentication
     max_message_bytes: int
     pending_publishes: int
+    publish_bytes_max: int
+    """Bytes of messages that are not durable yet, of all connections, at which those that add to them wait."""
+    connections_max: int
+    """0: no limit."""
+    connections_per_address_max: int
+    """0: no limit."""
     concurrent_lookups: int
     keep_alive_seconds: float
     producer_name: Callable[[], str]
@@ -50,7 +61,41 @@ class Broker:
     draining: bool = False
     lookups: int = 0
     """Lookups and partition queries under way."""
+    long_answers: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(LONG_ANSWERS))
+    """Held while an answer is made that may be long."""
+    publish_bytes: int = 0
+    held_back: set[Connection] = field(default_factory=set)
+    """Not read from until ``publish_bytes`` is less."""
     connections: set[Connection] = field(default_factory=set)
+    addresses_connected: Counter[str] = field(default_factory=Counter)
+
+    def connected(self, connection: Connection) -> str | None:
+        """One more. Says why it may not stay, if so."""
+        address = connection.address
+        self.connections.add(connection)
+        self.addresses_connected[address] += 1
+        if 0 < self.connections_max < len(self.connections):
+            return f"this broker has {self.connections_max} connections, the limit (brokerMaxConnections)"
+        if 0 < self.connections_per_address_max < self.addresses_connected[address]:
+            return (
+                f"{address} has {self.connections_per_address_max} connections, the limit (brokerMaxConnectionsPerIp)"
+            )
+        return None
+
+    def disconnected(self, connection: Connection) -> None:
+        self.connections.discard(connection)
+        self.held_back.discard(connection)
+        address = connection.address
+        self.addresses_connected[address] -= 1
+        if not self.addresses_connected[address]:
+            del self.addresses_connected[address]
+
+    def let_on(self) -> None:
+        """Read on from those that were held back, once half of the bytes are durable."""
+        if self.publish_bytes <= self.publish_bytes_max // 2:
+            held_back, self.held_back = self.held_back, set()
+            for connection in held_back:
+                connection.read_on(BYTES)
 
     def peer_gone(self, connection: Connection) -> None:
         self.peers.gone(connection)

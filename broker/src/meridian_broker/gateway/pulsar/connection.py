@@ -2,8 +2,12 @@
 """One client connection: bytes in, commands to their handlers, bytes out once per turn of the loop.
 
 The connection is the unit of failure. A bad frame, a handler that raises, a client that does not answer: each ends this
-connection and nothing else. It is also the unit of flow control in both directions: it stops reading when too many of
-its messages wait to be durable, and its consumers pause while the client does not take what was written.
+connection and nothing else. It is also the unit of flow control. Nothing more is read from a client while
+
+- as many of its messages as allowed wait to be durable, or those of all clients are too many bytes,
+- it published faster than a rate allows,
+- as many of its requests as allowed are under way,
+- it does not take what was written to it (Pulsar's PIP-434); its consumers pause then, too.
 """
 
 from __future__ import annotations
@@ -13,6 +17,7 @@ import logging
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any, Final, cast
 
+from meridian_broker.gateway.pulsar.flow import BYTES, PENDING, UNANSWERED, WRITE_BYTES, FlowControl
 from meridian_broker.gateway.pulsar.refusals import code_of
 from meridian_broker.positions.position import Position
 from meridian_broker.topics.consumer import Consumer
@@ -20,7 +25,7 @@ from meridian_broker.topics.errors import TopicError
 from meridian_broker.topics.producer import Producer
 from meridian_broker.wire.proto import pulsar_pb2 as pb
 from meridian_broker.wire.pulsar import encode
-from meridian_broker.wire.pulsar.errors import ChecksumError
+from meridian_broker.wire.pulsar.errors import ChecksumError, ServerError
 from meridian_broker.wire.pulsar.frames import SEND, FrameDecoder, FrameError, Send
 from meridian_broker.wire.pulsar.limits import FRAME_PADDING_BYTES
 from meridian_broker.wire.pulsar.metadata import BodyError
@@ -28,8 +33,10 @@ from meridian_broker.wire.pulsar.metadata import BodyError
 if TYPE_CHECKING:
     from meridian_broker.gateway.pulsar.broker import Broker
 
-WRITE_BYTES: Final = 256 << 10
-"""Written and not yet taken by the client at which its consumers pause."""
+REQUESTS: Final = 1000
+"""Requests of one connection under way at which nothing more is read from it; a client waits for far fewer."""
+FIRST_FRAME_BYTES: Final = 128 << 10
+"""Largest frame of somebody who has not said CONNECT, which carries credentials at most."""
 CLOSED_REMEMBERED: Final = 1000
 """Ids of closed producers and consumers whose late commands are passed over in silence."""
 
@@ -38,7 +45,7 @@ log = logging.getLogger(__name__)
 Handler = Callable[["Connection", Any], None]
 
 
-class Connection(asyncio.Protocol):
+class Connection(FlowControl):
     """One accepted connection. Handlers are in the modules beside this one."""
 
     __slots__ = (
@@ -46,13 +53,12 @@ class Connection(asyncio.Protocol):
         "_decoder",
         "_flushing",
         "_heard",
-        "_loop",
         "_out",
-        "_out_bytes",
-        "_paused_reading",
         "_pending",
+        "_pending_bytes",
         "_tasks",
-        "_writable",
+        "_was_new",
+        "address",
         "broker",
         "client_version",
         "consumers",
@@ -63,24 +69,23 @@ class Connection(asyncio.Protocol):
         "producers",
         "protocol_version",
         "started",
-        "transport",
         "waiting_producers",
     )
 
     def __init__(self, broker: Broker, loop: asyncio.AbstractEventLoop, listener: str = "") -> None:
+        super().__init__(loop)
         self.broker = broker
         self.listener = listener
         """Whose addresses lookups answer when the client names no listener."""
-        self._loop = loop
-        self.transport: asyncio.Transport | None = None
-        self._decoder = FrameDecoder(broker.max_message_bytes + FRAME_PADDING_BYTES)
+        self._decoder = FrameDecoder(FIRST_FRAME_BYTES)
         self._out: list[bytes | memoryview] = []
-        self._out_bytes = 0
         self._flushing = False
-        self._writable = True
         self._pending = 0
-        self._paused_reading = False
+        self._pending_bytes = 0
         self._heard = True
+        self._was_new = False
+        self.address = ""
+        """Where the client is, without its port."""
         self._tasks: set[asyncio.Task[None]] | None = None
         self._closed_ids: dict[int, None] | None = None
         self.producers: dict[int, Producer | None] | None = None
@@ -100,12 +105,18 @@ class Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast("asyncio.Transport", transport)  # uvloop's class is not asyncio's
         self.transport.set_write_buffer_limits(high=WRITE_BYTES)
-        self.broker.connections.add(self)
+        self.address = str((transport.get_extra_info("peername") or ("",))[0])
+        problem = self.broker.connected(self)
+        if problem is not None:
+            self.write(encode.error(-1, ServerError.NOT_ALLOWED, problem))
+            self.end(problem)
 
     def connection_lost(self, exc: Exception | None) -> None:
         del exc
-        self.broker.connections.discard(self)
+        self.broker.disconnected(self)
+        self._ended = True
         self.transport = None
+        self._wake_writers()
         for task in tuple(self._tasks or ()):
             task.cancel()
         for producer in (self.producers or {}).values():
@@ -131,7 +142,7 @@ class Connection(asyncio.Protocol):
 
     def _handle(self, commands: list[Any]) -> None:
         at = 0
-        while at < len(commands) and self.transport is not None:
+        while at < len(commands) and not self._ended:
             command = commands[at]
             at += 1
             kind = command[0]
@@ -156,9 +167,10 @@ class Connection(asyncio.Protocol):
                 return
 
     def end(self, reason: str) -> None:
-        """Close after what was written is sent; says why in the log."""
-        if self.transport is not None:
+        """Close after what was written is sent; says why in the log. Nothing more of the client is heard."""
+        if self.transport is not None and not self._ended:
             log.info("%s: closing, %s", self, reason)
+            self._ended = True
             self._flush()
             self.transport.close()
 
@@ -167,17 +179,16 @@ class Connection(asyncio.Protocol):
             return "a closed connection"
         return f"connection of {self.transport.get_extra_info('peername')}"
 
-    def pause_writing(self) -> None:
-        self._writable = False
+    def started_with(self, max_message_bytes: int) -> None:
+        """CONNECT was heard: from now on frames may be as large as messages are."""
+        self.started = True
+        self._decoder.max_frame_bytes = max_message_bytes + FRAME_PADDING_BYTES
 
     def resume_writing(self) -> None:
-        self._writable = True
+        super().resume_writing()
         for consumer in (self.consumers or {}).values():
             if consumer is not None:
                 consumer.resume()
-
-    def writable(self) -> bool:
-        return self._writable and self._out_bytes < WRITE_BYTES
 
     def write(self, data: bytes | memoryview) -> None:
         """Queue bytes; all of one turn of the loop leave together."""
@@ -201,13 +212,23 @@ class Connection(asyncio.Protocol):
                 self.resume_writing()
 
     def keep_alive(self) -> None:
-        """Called every keep-alive interval: ping a silent client, close one that did not answer."""
-        if self._heard:
+        """Called every keep-alive interval: ping a silent client, close one that did not answer.
+
+        A connection that is not read from cannot answer. Bytes without a CONNECT are no sign of life.
+        """
+        if self._ended:
+            if self.transport is not None:
+                self.transport.abort()  # it does not take what was to be sent before the end
+        elif not self.started:
+            if self._was_new:
+                self.end("no CONNECT in time")
+            self._was_new = True
+        elif self._heard or self._paused:
             self._heard = False
-            if self.started:
+            if self.writable():
                 self.write(encode.PING)
         else:
-            self.end("no answer to a ping" if self.started else "no CONNECT in time")
+            self.end("no answer to a ping")
 
     def run(self, work: Coroutine[Any, Any, None]) -> None:
         """Run a handler's slow part; it ends with the connection."""
@@ -215,11 +236,15 @@ class Connection(asyncio.Protocol):
             self._tasks = set()
         task = self._loop.create_task(work)
         self._tasks.add(task)
+        if len(self._tasks) >= REQUESTS:
+            self.pause(UNANSWERED)
         task.add_done_callback(self._task_done)
 
     def _task_done(self, task: asyncio.Task[None]) -> None:
         if self._tasks is not None:
             self._tasks.discard(task)
+            if len(self._tasks) <= REQUESTS // 2:
+                self.read_on(UNANSWERED)
             if not self._tasks:
                 self._tasks = None
         if not task.cancelled() and (error := task.exception()) is not None:
@@ -252,32 +277,41 @@ class Connection(asyncio.Protocol):
             for send in sends:
                 if not send.checksum_ok:
                     self.refused(producer, send, error)
+        broker = self.broker
+        size = 0
         if producer.remote_region is None:
-            producer.topic.publish(producer, sound)
+            size = producer.topic.publish(producer, sound)
         else:
             for send in sound:
                 try:
                     producer.topic.publish_foreign(producer, send)
+                    size += len(send.body)
                 except (TopicError, BodyError) as error:
                     self.refused(producer, send, error)
-        if self._pending >= self.broker.pending_publishes and not self._paused_reading and self.transport is not None:
-            self._paused_reading = True
-            self.transport.pause_reading()
+        if self._pending:
+            self._pending_bytes += size
+            broker.publish_bytes += size
+        if self._pending >= broker.pending_publishes:
+            self.pause(PENDING)
+        if broker.publish_bytes >= broker.publish_bytes_max:
+            self.pause(BYTES)
+            broker.held_back.add(self)
 
     def dropped(self, sends: list[Send]) -> None:
         """Messages will have no receipt: their topic was fenced, their client resends them."""
         self._settled(len(sends))
 
     def _settled(self, count: int) -> None:
-        self._pending -= count
-        if self._paused_reading:
-            self._resume_reading()
-
-    def _resume_reading(self) -> None:
-        if self._pending <= self.broker.pending_publishes // 2:
-            self._paused_reading = False
-            if self.transport is not None:
-                self.transport.resume_reading()
+        """So many were stored, or will not be. Their bytes are taken for average ones: adding up costs each message."""
+        broker, pending = self.broker, self._pending
+        released = self._pending_bytes * count // pending if count < pending else self._pending_bytes
+        self._pending = pending - count
+        self._pending_bytes -= released
+        broker.publish_bytes -= released
+        if broker.held_back:
+            broker.let_on()
+        if self._paused and self._pending <= broker.pending_publishes // 2:
+            self.read_on(PENDING)
 
     def stored(self, producer: Producer, sends: list[Send], first: Position) -> None:
         self._settled(len(sends))

@@ -41,7 +41,7 @@ def connect(connection: Connection, command: Any) -> None:
         return
     elif broker.authentication.required and not _authenticated(connection, asked):
         return
-    connection.started = True
+    connection.started_with(broker.max_message_bytes)
     connection.client_version = asked.client_version
     connection.protocol_version = min(asked.protocol_version, PROTOCOL_VERSION)
     features = pb.FeatureFlags(supports_get_partitioned_metadata_without_auto_creation=True)

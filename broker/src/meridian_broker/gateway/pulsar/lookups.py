@@ -4,8 +4,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 from crc32c import crc32c
@@ -81,17 +81,33 @@ async def _partitions(connection: Connection, asked: pb.CommandPartitionedTopicM
     connection.write(encode.simple(22, answer))
 
 
+@asynccontextmanager
+async def _long_answer(connection: Connection) -> AsyncIterator[None]:
+    """The moment for an answer that may be long: the client took the ones before, and few others are being made."""
+    while True:
+        await connection.room()
+        async with connection.broker.long_answers:
+            if connection.transport is None or connection.writable():
+                yield
+                return
+
+
 def topics_of_namespace(connection: Connection, command: Any) -> None:
-    """GET_TOPICS_OF_NAMESPACE."""
+    """GET_TOPICS_OF_NAMESPACE. The answer may be long, so it is made once the client took the ones before."""
     connection.run(_topics_of_namespace(connection, command.message))
 
 
 async def _topics_of_namespace(connection: Connection, asked: pb.CommandGetTopicsOfNamespace) -> None:
-    try:
-        names = await connection.broker.service.topic_names(asked.namespace)
-    except REFUSALS as error:
-        connection.fail(asked.request_id, error)
-        return
+    async with _long_answer(connection):
+        try:
+            names = await connection.broker.service.topic_names(asked.namespace)
+        except REFUSALS as error:
+            connection.fail(asked.request_id, error)
+            return
+        connection.write(encode.simple(33, _topic_list(asked, names)))
+
+
+def _topic_list(asked: pb.CommandGetTopicsOfNamespace, names: list[str]) -> pb.CommandGetTopicsOfNamespaceResponse:
     filtered = False
     if asked.HasField("topics_pattern") and len(asked.topics_pattern) <= PATTERN_LENGTH:
         try:
@@ -109,7 +125,7 @@ async def _topics_of_namespace(connection: Connection, asked: pb.CommandGetTopic
         answer.changed = False
     else:
         answer.topics.extend(names)
-    connection.write(encode.simple(33, answer))
+    return answer
 
 
 def get_schema(connection: Connection, command: Any) -> None:
@@ -119,18 +135,19 @@ def get_schema(connection: Connection, command: Any) -> None:
 
 async def _get_schema(connection: Connection, asked: pb.CommandGetSchema) -> None:
     answer = pb.CommandGetSchemaResponse(request_id=asked.request_id)
-    try:
-        version = asked.schema_version if asked.HasField("schema_version") else None
-        found = await connection.broker.service.schema(topic_name.parse(asked.topic), version)
-        if found is None:
-            answer.error_code = ServerError.TOPIC_NOT_FOUND
-            answer.error_message = f"{asked.topic} has no such schema"
-        else:
-            answer.schema.CopyFrom(found[0])
-            answer.schema_version = found[1]
-    except REFUSALS as error:
-        answer.error_code, answer.error_message = code_of(error), str(error)
-    connection.write(encode.simple(35, answer))
+    async with _long_answer(connection):
+        try:
+            version = asked.schema_version if asked.HasField("schema_version") else None
+            found = await connection.broker.service.schema(topic_name.parse(asked.topic), version)
+            if found is None:
+                answer.error_code = ServerError.TOPIC_NOT_FOUND
+                answer.error_message = f"{asked.topic} has no such schema"
+            else:
+                answer.schema.CopyFrom(found[0])
+                answer.schema_version = found[1]
+        except REFUSALS as error:
+            answer.error_code, answer.error_message = code_of(error), str(error)
+        connection.write(encode.simple(35, answer))
 
 
 def get_or_create_schema(connection: Connection, command: Any) -> None:

@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""When a connection is read from and written to, and when not.
+
+There may be several reasons at once to read nothing more from a client; it is read on from when the last one is gone.
+TCP then holds the client back, so nothing has to be refused and nothing piles up here. All its producers and requests
+wait: that is the price of one connection for many of them, in Pulsar as well.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Final
+
+WRITE_BYTES: Final = 256 << 10
+"""Written and not yet taken by the client at which its consumers pause."""
+HOLD_SECONDS_MAX: Final = 1.0
+"""A rate may be changed while its wait is on, so it is asked this often."""
+
+PENDING: Final = 1
+"""Why nothing is read from a connection; each reason is a bit. This one: too many messages that are not durable yet."""
+BYTES: Final = 2
+RATE: Final = 4
+UNANSWERED: Final = 8
+UNREAD: Final = 16
+
+
+class FlowControl(asyncio.Protocol):
+    """The part of a connection that says how fast it goes."""
+
+    __slots__ = ("_ended", "_holds", "_loop", "_out_bytes", "_paused", "_room_wanted", "_writable", "transport")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.transport: asyncio.Transport | None = None
+        self._loop = loop
+        self._ended = False
+        """It is being closed: nothing is read or resumed any more."""
+        self._out_bytes = 0
+        """Queued in this turn of the loop."""
+        self._writable = True
+        self._paused = 0
+        """Reasons to read nothing."""
+        self._holds: set[Callable[[], int]] | None = None
+        self._room_wanted: list[asyncio.Future[None]] | None = None
+
+    def pause(self, reason: int) -> None:
+        """Read nothing more, for this reason too."""
+        if not self._paused and self.transport is not None and not self._ended:
+            self.transport.pause_reading()
+        self._paused |= reason
+
+    def read_on(self, reason: int) -> None:
+        """This reason to read nothing is gone."""
+        if self._paused & reason:
+            self._paused &= ~reason
+            if not self._paused and self.transport is not None and not self._ended:
+                self.transport.resume_reading()
+
+    def pause_writing(self) -> None:
+        self._writable = False
+        self.pause(UNREAD)
+
+    def resume_writing(self) -> None:
+        self._writable = True
+        self.read_on(UNREAD)
+        self._wake_writers()
+
+    def writable(self) -> bool:
+        return self._writable and self._out_bytes < WRITE_BYTES
+
+    async def room(self) -> None:
+        """Wait until the client took what was written; before an answer is made that may be long."""
+        while self.transport is not None and not self.writable():
+            if self._room_wanted is None:
+                self._room_wanted = []
+            wanted = self._loop.create_future()
+            self._room_wanted.append(wanted)
+            await wanted
+
+    def _wake_writers(self) -> None:
+        wanted, self._room_wanted = self._room_wanted, None
+        for one in wanted or ():
+            if not one.done():
+                one.set_result(None)
+
+    def hold(self, wait_ms: Callable[[], int]) -> None:
+        """More was published than a rate allows: read nothing until ``wait_ms`` says 0."""
+        if self._holds is None:
+            self._holds = set()
+            self.pause(RATE)
+            self._loop.call_later(min(wait_ms() / 1000, HOLD_SECONDS_MAX), self._look_at_holds)
+        self._holds.add(wait_ms)
+
+    def _look_at_holds(self) -> None:
+        wait = max(wait_ms() for wait_ms in self._holds or ())
+        if wait > 0 and self.transport is not None:
+            self._loop.call_later(min(wait / 1000, HOLD_SECONDS_MAX), self._look_at_holds)
+        else:
+            self._holds = None
+            self.read_on(RATE)

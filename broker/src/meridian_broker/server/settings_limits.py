@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Settings of what clients may ask for in all, so that many of them cannot take the broker from each other."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from meridian_broker.server.setting_fields import whole
+
+_RATE_MAX = 1 << 50
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LimitSettings:
+    """Connections, rates and memory of all clients together. A client that publishes faster than a rate allows is not
+    read from for a while; nothing is refused."""
+
+    broker_max_connections: int = whole(0, 0, 1_000_000)
+    """Connections to the Pulsar ports. One more is told so and closed. 0: no limit."""
+
+    broker_max_connections_per_ip: int = whole(0, 0, 1_000_000)
+    """The same for connections from one address. 0: no limit."""
+
+    max_message_publish_buffer_size_in_mb: int = whole(256, 0, 1_000_000, key="maxMessagePublishBufferSizeInMB")
+    """Mebibytes of messages, of all clients together, that wait to be durable. Whoever adds to them at this point is
+    not read from until half are stored. 0: no limit."""
+
+    max_concurrent_topic_load_request: int = whole(5000, 1, 100_000)
+    """Topics that are opened at the same time; others wait for their turn."""
+
+    broker_publisher_throttling_max_message_rate: int = whole(0, 0, _RATE_MAX)
+    """Messages a second that all clients together may publish. 0: no limit."""
+
+    broker_publisher_throttling_max_byte_rate: int = whole(0, 0, _RATE_MAX)
+    """Bytes a second that all clients together may publish. 0: no limit."""
+
+    max_publish_rate_per_topic_in_messages: int = whole(0, 0, _RATE_MAX)
+    """Messages a second that clients may publish to one topic or partition. Policies of the topic or its namespace come
+    first. 0: no limit."""
+
+    max_publish_rate_per_topic_in_bytes: int = whole(0, 0, _RATE_MAX)
+    """The same in bytes a second."""
+
+    dispatch_throttling_rate_per_topic_in_msg: int = whole(0, 0, _RATE_MAX)
+    """Messages a second sent to all consumers of one topic or partition. Policies come first. 0: no limit."""
+
+    dispatch_throttling_rate_per_topic_in_byte: int = whole(0, 0, _RATE_MAX)
+    """The same in bytes a second."""
+
+    dispatch_throttling_rate_per_subscription_in_msg: int = whole(0, 0, _RATE_MAX)
+    """Messages a second sent to the consumers of one subscription. Policies come first. 0: no limit."""
+
+    dispatch_throttling_rate_per_subscription_in_byte: int = whole(0, 0, _RATE_MAX)
+    """The same in bytes a second."""

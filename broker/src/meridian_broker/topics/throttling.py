@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rates that are kept: so many messages and so many bytes in a period.
+
+A token bucket that may go into debt. What is counted has happened already (a message was read from its connection, an
+entry was sent), so counting never refuses; it says how long to wait before the next. A large message therefore passes,
+and is paid for by the wait after it. In the long run the rate holds exactly; at most one period's worth is saved up
+while nobody asks.
+
+Pure: the time is passed in, as milliseconds of a clock that may be set. When it goes back, nothing is gained or lost.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Rate(NamedTuple):
+    """0 or less: not limited."""
+
+    messages: int = 0
+    bytes: int = 0
+    period_ms: int = 1000
+
+    @property
+    def is_limited(self) -> bool:
+        return self.messages > 0 or self.bytes > 0
+
+
+class TokenBucket:
+    """``amount`` a period."""
+
+    __slots__ = ("_amount", "_at_ms", "_level", "_period_ms")
+
+    def __init__(self, amount: int, period_ms: int, now_ms: int) -> None:
+        self._amount = amount
+        self._period_ms = period_ms
+        self._level = amount * period_ms
+        """Tokens times the period: whole numbers, so nothing is lost by rounding. Below zero: a debt."""
+        self._at_ms = now_ms
+
+    def take(self, count: int, now_ms: int) -> None:
+        """``count`` were used."""
+        self._fill(now_ms)
+        self._level -= count * self._period_ms
+
+    def wait_ms(self, now_ms: int) -> int:
+        """How long to wait before the next; 0: it may come now."""
+        self._fill(now_ms)
+        return 0 if self._level > 0 else -self._level // self._amount + 1
+
+    def available(self, now_ms: int) -> int:
+        """What may be used now without a debt; at least 1 when nobody has to wait."""
+        self._fill(now_ms)
+        return -(-self._level // self._period_ms) if self._level > 0 else 0
+
+    def _fill(self, now_ms: int) -> None:
+        passed = now_ms - self._at_ms
+        self._at_ms = now_ms
+        if passed > 0:
+            self._level = min(self._level + passed * self._amount, self._amount * self._period_ms)
+
+
+class Throttle:
+    """A ``Rate`` and what was used of it."""
+
+    __slots__ = ("_buckets", "_bytes", "_messages", "rate")
+
+    def __init__(self, rate: Rate, now_ms: int) -> None:
+        self.rate = rate
+        self._messages = TokenBucket(rate.messages, rate.period_ms, now_ms) if rate.messages > 0 else None
+        self._bytes = TokenBucket(rate.bytes, rate.period_ms, now_ms) if rate.bytes > 0 else None
+        self._buckets = [bucket for bucket in (self._messages, self._bytes) if bucket is not None]
+
+    def take(self, messages: int, size: int, now_ms: int) -> int:
+        """So much happened; says how long to wait now, in milliseconds."""
+        if self._messages is not None:
+            self._messages.take(messages, now_ms)
+        if self._bytes is not None:
+            self._bytes.take(size, now_ms)
+        return self.wait_ms(now_ms)
+
+    def wait_ms(self, now_ms: int) -> int:
+        """How long to wait before the next; 0: it may come now."""
+        return max([bucket.wait_ms(now_ms) for bucket in self._buckets], default=0)
+
+    def messages_available(self, now_ms: int, most: int) -> int:
+        """How many messages may come now, at most ``most``."""
+        return most if self._messages is None else min(most, self._messages.available(now_ms))

@@ -1,0 +1,28 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A whole broker inside the test's own loop, reached over real sockets: for what one has to see while it happens."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+
+from free_ports import free_port
+from meridian_broker.server.broker import BrokerProcess
+from meridian_broker.server.settings import Settings
+
+
+@asynccontextmanager
+async def broker_inside(directory: Path, **settings: object) -> AsyncIterator[BrokerProcess]:
+    """Started, and drained at the end."""
+    pairs = {
+        "clusterName": "inside",
+        "dataDirectory": str(directory),
+        "brokerServicePort": str(free_port()),
+        "webServicePort": str(free_port()),
+        **{key: str(value) for key, value in settings.items()},
+    }
+    async with AsyncExitStack() as stack:
+        process = await BrokerProcess.start(Settings.of(pairs), stack)
+        yield process
+        await process.drain()

@@ -1,0 +1,222 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What one connection may do: frame and message sizes, silence, memory, how many there may be."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import struct
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+
+import pytest
+from broker_inside import broker_inside
+from broker_process import BrokerProcess
+from meridian_broker.gateway.pulsar.connection import Connection
+from meridian_broker.gateway.pulsar.flow import WRITE_BYTES
+from meridian_broker.metadata.records import TopicRecord
+from meridian_broker.server.broker import BrokerProcess as Inside
+from meridian_broker.wire.proto import pulsar_pb2 as pb
+from meridian_broker.wire.pulsar import encode, topic_name
+from meridian_broker.wire.pulsar.errors import ServerError
+from raw_connection import RawConnection
+
+T = pb.BaseCommand
+LARGEST = 100_000
+TOPIC = "persistent://public/default/limits"
+PATIENCE = 15.0
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
+    settings = {"maxMessageSize": str(LARGEST), "keepAliveIntervalSeconds": "1", "maxConcurrentLookupRequest": "1"}
+    with BrokerProcess("one", tmp_path_factory.mktemp("broker"), settings=settings) as process:
+        yield process
+
+
+@contextlib.asynccontextmanager
+async def raw(port: int) -> AsyncIterator[RawConnection]:
+    connection = await RawConnection.open(port)
+    yield connection
+    await connection.close()
+
+
+async def closed(reader: asyncio.StreamReader) -> bytes:
+    """What the broker says until it closes the connection."""
+    async with asyncio.timeout(PATIENCE):
+        with contextlib.suppress(ConnectionError):
+            return await reader.read()
+        return b""
+
+
+async def test_a_message_that_is_too_large_is_refused_alone(broker: BrokerProcess) -> None:
+    async with raw(broker.port) as connection:
+        await connection.producer(TOPIC)
+        connection.send("p", 0, bytes(LARGEST + 5000))
+        connection.send("p", 1, bytes(LARGEST - 100))
+        refused = await connection.hear(T.SEND_ERROR)
+        assert (refused.sequence_id, refused.error) == (0, ServerError.NOT_ALLOWED)
+        assert await connection.receipt() == (1, True)
+
+
+async def test_a_frame_that_is_too_large_ends_its_connection_alone(broker: BrokerProcess) -> None:
+    async with raw(broker.port) as other:
+        for beyond in (0, 1):
+            reader, writer = await asyncio.open_connection("127.0.0.1", broker.port)
+            writer.write(encode.simple(T.CONNECT, pb.CommandConnect(client_version="raw", protocol_version=21)))
+            connected = await reader.readexactly(4)
+            answer = pb.BaseCommand.FromString((await reader.readexactly(int.from_bytes(connected, "big")))[4:])
+            assert answer.connected.max_message_size == LARGEST
+            writer.write(struct.pack(">II", LARGEST + 10 * 1024 + beyond, 100))
+            if beyond:
+                await closed(reader)
+            else:
+                writer.write(encode.PING)  # inside the announced frame: nothing can be said of it yet
+                other.say(T.PING, pb.CommandPing())
+                await other.hear(T.PONG)
+            writer.close()
+        other.say(T.PING, pb.CommandPing())
+        await other.hear(T.PONG)
+
+
+async def test_who_has_not_said_connect_gets_no_memory_and_no_time(broker: BrokerProcess) -> None:
+    large, writer = await asyncio.open_connection("127.0.0.1", broker.port)
+    writer.write(struct.pack(">II", LARGEST + 40_000, 100))
+    assert await closed(large) == b""
+    writer.close()
+    dripped, dripping = await asyncio.open_connection("127.0.0.1", broker.port)
+    ended = asyncio.ensure_future(closed(dripped))
+    dripping.write(struct.pack(">II", 1000, 900))
+    while not ended.done():  # a byte at a time is no sign of life
+        with contextlib.suppress(ConnectionError):
+            dripping.write(b"\0")
+            await dripping.drain()
+        await asyncio.wait([ended], timeout=0.05)
+    assert await ended == b""
+    dripping.close()
+
+
+async def test_silence_is_asked_about_and_then_ended(broker: BrokerProcess) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", broker.port)
+    writer.write(encode.simple(T.CONNECT, pb.CommandConnect(client_version="raw", protocol_version=21)))
+    async with raw(broker.port) as answering:
+        heard = asyncio.ensure_future(answering.hear(T.PONG))  # it answers pings by the way
+        said = await closed(reader)
+        assert said.endswith(encode.PING)
+        answering.say(T.PING, pb.CommandPing())
+        await heard
+    writer.close()
+
+
+async def test_lookups_beyond_the_limit(broker: BrokerProcess) -> None:
+    async with raw(broker.port) as connection:
+        for number in range(10):
+            asked = pb.CommandPartitionedTopicMetadata(topic=f"{TOPIC}-{number}", request_id=number)
+            connection.say(T.PARTITIONED_METADATA, asked)
+        answers = [await connection.hear(T.PARTITIONED_METADATA_RESPONSE) for _ in range(10)]
+        refused = [answer.error for answer in answers if answer.response == answer.Failed]
+        assert refused and set(refused) == {ServerError.TOO_MANY_REQUESTS}
+        assert len(refused) < 10
+        retried = pb.CommandPartitionedTopicMetadata(topic=f"{TOPIC}-9", request_id=11)
+        connection.say(T.PARTITIONED_METADATA, retried)
+        assert (await connection.hear(T.PARTITIONED_METADATA_RESPONSE)).response == answers[0].Success
+
+
+async def test_so_many_connections_and_no_more(tmp_path: Path) -> None:
+    async def come(address: str) -> tuple[asyncio.StreamWriter, pb.BaseCommand]:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port, local_addr=(address, 0))
+        writer.write(encode.simple(T.CONNECT, pb.CommandConnect(client_version="raw", protocol_version=21)))
+        size = int.from_bytes(await reader.readexactly(4), "big")
+        return writer, pb.BaseCommand.FromString((await reader.readexactly(size))[4:])
+
+    async with broker_inside(tmp_path, brokerMaxConnections=3, brokerMaxConnectionsPerIp=2) as inside:
+        port = inside.settings.network.broker_service_port
+        first, answer = await come("127.0.0.1")
+        assert answer.type == T.CONNECTED
+        second, answer = await come("127.0.0.1")
+        assert answer.type == T.CONNECTED
+        third, answer = await come("127.0.0.1")
+        assert (answer.error.error, "brokerMaxConnectionsPerIp" in answer.error.message) == (
+            ServerError.NOT_ALLOWED,
+            True,
+        )
+        fourth, answer = await come("127.0.0.2")
+        assert answer.type == T.CONNECTED
+        fifth, answer = await come("127.0.0.3")
+        assert (answer.error.error, "brokerMaxConnections)" in answer.error.message) == (ServerError.NOT_ALLOWED, True)
+        second.close()
+        await until(lambda: len(inside.gateway.connections) == 2)
+        sixth, answer = await come("127.0.0.1")
+        assert answer.type == T.CONNECTED
+        for writer in (first, third, fourth, fifth, sixth):
+            writer.close()
+        await until(lambda: not inside.gateway.connections)
+        assert not inside.gateway.addresses_connected
+
+
+async def until(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(PATIENCE):
+        while not condition():  # noqa: ASYNC110 - no event tells of it
+            await asyncio.sleep(0)
+
+
+def only_connection(inside: Inside) -> Connection:
+    (connection,) = inside.gateway.connections
+    return connection
+
+
+async def test_messages_on_their_way_to_the_disk_are_bounded(tmp_path: Path) -> None:
+    """200 messages of 100 kB are there at once; a mebibyte of them, and what one read brings, is taken at a time."""
+    async with (
+        broker_inside(tmp_path, maxMessagePublishBufferSizeInMB=1) as inside,
+        raw(inside.settings.network.broker_service_port) as connection,
+    ):
+        await connection.producer(TOPIC)
+        for number in range(200):
+            connection.send("p", number, bytes(LARGEST))
+        most = 0
+
+        async def look() -> None:
+            nonlocal most
+            while True:
+                most = max(most, inside.gateway.publish_bytes)
+                await asyncio.sleep(0)
+
+        looking = asyncio.ensure_future(look())
+        for number in range(200):
+            assert await connection.receipt() == (number, True)
+        looking.cancel()
+        assert 1 << 20 <= most <= (1 << 20) + (256 << 10) + LARGEST
+        assert inside.gateway.publish_bytes == 0
+        assert not inside.gateway.held_back
+
+
+async def test_a_client_that_takes_nothing_is_not_read_from(tmp_path: Path) -> None:
+    """And what was asked before is answered once it reads: nothing is lost, nothing piles up in the broker."""
+    questions = 5000
+    async with broker_inside(tmp_path, keepAliveIntervalSeconds=1) as inside:
+        namespace = "public/default"
+        for number in range(20):
+            name = f"persistent://{namespace}/{'n' * 200}{number}"
+            await inside.catalog.topics.create(topic_name.parse(name), TopicRecord())
+        reader, writer = await asyncio.open_connection(
+            "127.0.0.1", inside.settings.network.broker_service_port, limit=1 << 12
+        )
+        writer.write(encode.simple(T.CONNECT, pb.CommandConnect(client_version="raw", protocol_version=21)))
+        for number in range(questions):
+            asked = pb.CommandGetTopicsOfNamespace(namespace=namespace, request_id=number)
+            writer.write(encode.simple(T.GET_TOPICS_OF_NAMESPACE, asked))
+        await until(lambda: inside.gateway.connections and not only_connection(inside).writable())
+        transport = only_connection(inside).transport
+        assert transport is not None
+        most, end = 0, asyncio.get_running_loop().time() + 2.5
+        while asyncio.get_running_loop().time() < end:  # two keep-alive intervals: not being read from is no silence
+            most = max(most, transport.get_write_buffer_size())
+            await asyncio.sleep(0.01)
+        assert WRITE_BYTES <= most <= 3 * WRITE_BYTES
+        answers = 0
+        while answers < questions:
+            size = int.from_bytes(await reader.readexactly(4), "big")
+            command = pb.BaseCommand.FromString((await reader.readexactly(size))[4:])
+            answers += command.type == T.GET_TOPICS_OF_NAMESPACE_RESPONSE
+        writer.close()

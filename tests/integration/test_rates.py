@@ -1,0 +1,161 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rates of publishing and dispatch, by policies and settings, as the real client and the wire feel them.
+
+The clock decides here, so each test takes a burst far above the rate and measures that it took as long as it must.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pulsar
+import pytest
+from broker_process import BrokerProcess, wait_until
+from meridian_broker.wire.proto import pulsar_pb2 as pb
+from raw_connection import RawConnection
+
+T = pb.BaseCommand
+TOPICS = "/admin/v2/persistent/public/default"
+NS = "/admin/v2/namespaces/public/default"
+_numbers = itertools.count()
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
+    """A broker whose clients may publish 4 MB a second all together, and whose keep-alive is short."""
+    settings = {"brokerPublisherThrottlingMaxByteRate": "4000000", "keepAliveIntervalSeconds": "1"}
+    with BrokerProcess("paced", tmp_path_factory.mktemp("rates"), settings=settings) as process:
+        yield process
+
+
+@pytest.fixture(scope="module")
+def client(broker: BrokerProcess) -> Iterator[pulsar.Client]:
+    made = pulsar.Client(broker.service_url, logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error))
+    yield made
+    made.close()
+
+
+def new_topic(broker: BrokerProcess, **policies: Any) -> str:
+    """A topic with these policies, once they hold."""
+    name = f"rates-{next(_numbers)}"
+    assert broker.http("PUT", f"{TOPICS}/{name}").status == 204
+    for policy, value in policies.items():
+        assert broker.http("POST", f"{TOPICS}/{name}/{policy}", value).status == 204
+    return name
+
+
+def settled(broker: BrokerProcess, topic: str) -> None:
+    """Policies are followed once a second: wait until those of a moment ago hold."""
+    applied = f"{TOPICS}/{topic}/publishRate?applied=true"
+    wait_until(lambda: broker.http("GET", applied).status == 200, "the policy to be known")
+    time.sleep(1.1)  # nothing tells that an open topic went over its policies
+
+
+async def test_publishing_ahead_of_the_topics_rate_waits(broker: BrokerProcess) -> None:
+    """10 a second: 10 pass at once, and what a read brought with them; of 60 the last come 3 s later or more.
+
+    The connection is held meanwhile, longer than two keep-alive intervals, and so is its other producer; another
+    connection is not.
+    """
+    topic = new_topic(broker, publishRate={"publishThrottlingRateInMsg": 10, "publishThrottlingRateInByte": -1})
+    settled(broker, topic)
+    free = f"persistent://public/default/{new_topic(broker)}"
+    held, other = await RawConnection.open(broker.port), await RawConnection.open(broker.port)
+    await held.producer(f"persistent://public/default/{topic}", 1)
+    await held.producer(free, 2)
+    await other.producer(free, 1)
+    began = time.monotonic()
+    for number in range(40):
+        held.send("a", number, b"x")
+    for number in range(40):
+        assert await held.receipt() == (number, True)
+    held.send("b", 0, b"y", producer_id=2)
+    other.send("c", 0, b"z")
+    assert await other.receipt() == (0, True)
+    assert time.monotonic() - began < 2, "another connection is not held"
+    assert await held.receipt() == (0, True)
+    assert time.monotonic() - began >= 2.9, "the connection waits, with all its producers"
+    for connection in (held, other):
+        await connection.close()
+
+
+def test_a_rate_of_bytes_over_all_topics(broker: BrokerProcess, client: pulsar.Client) -> None:
+    """4 MB a second for everybody: 10 MB to two topics take at least a second and a half."""
+    producers = [client.create_producer(new_topic(broker), batching_enabled=False) for _ in range(2)]
+    body = bytes(500_000)
+    began = time.monotonic()
+    for number in range(20):
+        producers[number % 2].send_async(body, lambda result, _: results.append(result))
+    results: list[pulsar.Result] = []
+    for producer in producers:
+        producer.flush()
+        producer.close()
+    assert time.monotonic() - began >= 1.2
+    assert results == [pulsar.Result.Ok] * 20
+
+
+@pytest.mark.parametrize(
+    ("policy", "kind"),
+    [
+        ("dispatchRate", pulsar.ConsumerType.Exclusive),
+        ("subscriptionDispatchRate", pulsar.ConsumerType.Shared),
+        ("dispatchRate", pulsar.ConsumerType.KeyShared),
+    ],
+)
+def test_dispatch_keeps_its_rate(
+    broker: BrokerProcess, client: pulsar.Client, policy: str, kind: pulsar.ConsumerType
+) -> None:
+    """20 a second: of 60 messages the last come two seconds after the first, and each comes once."""
+    rate = {"dispatchThrottlingRateInMsg": 20, "dispatchThrottlingRateInByte": -1, "ratePeriodInSecond": 1}
+    topic = new_topic(broker, **{policy: rate})
+    settled(broker, topic)
+    producer = client.create_producer(topic, batching_enabled=False)
+    for number in range(60):
+        producer.send_async(b"%d" % number, None)
+    producer.flush()
+    consumer = client.subscribe(topic, "all", kind, initial_position=pulsar.InitialPosition.Earliest)
+    began = time.monotonic()
+    got = [consumer.receive(20_000) for _ in range(60)]
+    assert time.monotonic() - began >= 1.9, "20 at once, 20 more in each second after it"
+    assert sorted(int(message.data()) for message in got) == list(range(60))
+    consumer.close()
+    producer.close()
+
+
+def test_a_namespaces_rate_and_its_end(broker: BrokerProcess, client: pulsar.Client) -> None:
+    """One a minute: the third message waits until the policy is taken away."""
+    rate = {"dispatchThrottlingRateInMsg": 1, "dispatchThrottlingRateInByte": -1, "ratePeriodInSecond": 60}
+    assert broker.http("POST", f"{NS}/dispatchRate", rate).status == 204
+    assert broker.http("GET", f"{NS}/dispatchRate").json == rate | {"relativeToPublishRate": False}
+    topic = new_topic(broker)
+    settled(broker, topic)
+    producer = client.create_producer(topic, batching_enabled=False)
+    consumer = client.subscribe(topic, "all")
+    for number in range(3):
+        producer.send(b"%d" % number)
+    assert [consumer.receive(10_000).data() for _ in range(2)] == [b"0", b"1"]
+    with pytest.raises(pulsar.Timeout):
+        consumer.receive(1500)
+    assert broker.http("DELETE", f"{NS}/dispatchRate").status == 204
+    assert consumer.receive(10_000).data() == b"2"
+
+
+async def test_a_rate_that_is_raised_ends_the_wait(broker: BrokerProcess) -> None:
+    rate = {"publishThrottlingRateInMsg": 1, "publishThrottlingRateInByte": -1}
+    topic = new_topic(broker, publishRate=rate)
+    settled(broker, topic)
+    connection = await RawConnection.open(broker.port)
+    await connection.producer(f"persistent://public/default/{topic}")
+    for number in range(100):
+        connection.send("p", number, b"x")
+    for number in range(100):
+        assert await connection.receipt() == (number, True)
+    began = time.monotonic()
+    connection.send("p", 100, b"x")  # a minute and a half from now
+    assert broker.http("DELETE", f"{TOPICS}/{topic}/publishRate").status == 204
+    assert await connection.receipt() == (100, True)
+    assert time.monotonic() - began < 20
+    await connection.close()
