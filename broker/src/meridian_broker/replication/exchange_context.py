@@ -176,6 +176,9 @@ class ExchangeContext:
             settled(REFUSED, reason, None)
 
         self._merged_at.setdefault(topic, {})[region] = self.now_ms
+        for other in self.peers.values():
+            if other.region != region:  # it may not have heard of this, and not learn of it from whoever acked
+                other.even.discard(topic)
         self._undurable[topic] += 1
         self.book.mark(topic, subscription)
         try:

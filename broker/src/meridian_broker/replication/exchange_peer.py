@@ -6,9 +6,9 @@ Three ledgers of debt stand here:
 * **Pending and in flight.** Acks that wait are joined per subscription, so what waits never grows with traffic. A DELTA
   leaves at once when none is in flight, else when the one in flight is confirmed or ``coalesce_ms`` after its first
   ack, whichever is earlier (R19).
-* **Even topics.** A topic is *even* with a peer when its digest was seen to equal ours and nothing offered since was
-  given up. Only then does "all deltas are confirmed" mean "the peer has every ack made here", which is what a flush
-  promises.
+* **Even topics.** A topic is *even* with a peer when its digest was seen to equal ours, and since then nothing offered
+  was given up and nothing was heard of it from third regions. Only then does "all deltas are confirmed" mean "the peer
+  has all that is acked here", which is what a flush promises.
 * **Wanted and fetching.** Subscriptions the peer has more of than we do.
 
 Whatever is given up (link down, window or queue full, no confirmation) only costs evenness: digests heal it.
