@@ -288,9 +288,6 @@ def test_entries_are_skipped_and_consumers_go_on(broker: BrokerProcess, client: 
         pass
     consumer.close()
     assert broker.http("POST", f"{path}/skip/none").status == 400
-    refused = broker.http("POST", f"{path}/expireMessages/10")
-    assert refused.status == 501
-    assert "skip" in refused.reason
 
 
 def test_a_namespace_is_cleared(broker: BrokerProcess, client: pulsar.Client) -> None:

@@ -129,6 +129,21 @@ def run(*arguments: str, started: Started | None = None, env: dict[str, str] | N
             "POST /admin/v2/persistent/public/default/x/subscription/s/resetcursor/1700000000000",
             None,
         ),
+        (
+            "subscriptions expire x s --older-than 60",
+            "POST /admin/v2/persistent/public/default/x/subscription/s/expireMessages/60",
+            None,
+        ),
+        (
+            "subscriptions expire x s --up-to 7:9 --all-regions",
+            "POST /admin/v2/persistent/public/default/x/subscription/s/expireMessages?allRegions=true",
+            {"ledgerId": 7, "entryId": 9, "partitionIndex": -1},
+        ),
+        (
+            "subscriptions expire x --older-than 0",
+            "POST /admin/v2/persistent/public/default/x/all_subscription/expireMessages/0",
+            None,
+        ),
     ],
 )
 def test_a_change_is_one_request(server: AdminServer, line: str, request_line: str, body: Any) -> None:
@@ -266,6 +281,9 @@ def test_a_file_without_a_token(server: AdminServer, tmp_path: Path, content: st
         "namespaces create t/n/x",
         "subscriptions reset x s --to yesterday",
         "subscriptions create x s --from 1700000000000",
+        "subscriptions expire x s",
+        "subscriptions expire x --up-to 7:9",
+        "subscriptions expire x s --up-to 1700000000000",
         "topics create x --partitions 0",
         "up --regions a,,b",
         "up --regions a,a",

@@ -19,6 +19,8 @@ DROPS = [
     for upto in PLACES
     if after < upto and upto.entry >= 0
 ]
+bounds = st.sampled_from([place for place in PLACES if place.entry >= 0 or place == EARLIEST])
+"""A rewind's bounds are entries of the chain."""
 plans = st.lists(st.integers(0, len(DROPS) - 1).map(DROPS.__getitem__), max_size=8)
 many = settings(max_examples=500, deadline=None)
 
@@ -75,6 +77,28 @@ def test_garbage_is_refused_with_value_error(plan: list[tuple[Any, ...]], data: 
         except ValueError:
             continue
         assert Dropped.decode(dropped.encode()) == dropped
+
+
+@many
+@given(plans, bounds, bounds, plans)
+def test_a_rewind_takes_back_what_it_rules_and_nothing_else(
+    plan: list[tuple[Any, ...]], one: Position, two: Position, later: list[tuple[Any, ...]]
+) -> None:
+    low, high = sorted((one, two))
+    dropped, before = build(plan), build(plan)
+    changed = dropped.take_back({"us-west": (low, high)})
+    places = [place for place in PLACES if place.entry >= 0]
+    for place in places:
+        assert dropped.cause("us-east", place) == before.cause("us-east", place)
+        ruled = low < place <= high
+        assert dropped.cause("us-west", place) == (None if ruled else before.cause("us-west", place))
+        assert dropped.contains("us-west", place) == (dropped.cause("us-west", place) is not None)
+    if any(low < place <= high and before.contains("us-west", place) for place in places):
+        assert changed
+    assert Dropped.decode(dropped.encode()) == dropped
+    dropped.join(build(later))
+    for place in places:
+        assert dropped.contains("us-west", place) == (dropped.cause("us-west", place) is not None)
 
 
 def test_drops_cannot_be_joined_as_acks() -> None:

@@ -26,9 +26,9 @@ class Standing:
 
     mark_delete: Position
     backlog: int
-    """Entries not acked."""
+    """Entries neither acked nor dropped."""
     holes: list[tuple[Position, Position]]
-    """Ranges ``(after, upto]`` acked beyond mark-delete, in this region's positions; the first ones."""
+    """Ranges ``(after, upto]`` acked or dropped beyond mark-delete, in this region's positions; the first ones."""
 
 
 async def standing(subscription: Subscription, holes_kept: int = HOLES_KEPT) -> Standing:
@@ -62,7 +62,7 @@ async def _look(subscription: Subscription, holes_kept: int) -> Standing:
                 index = log.index(ledger) or await log.load_index(ledger)
             except LedgerNotFound:
                 break  # trimmed meanwhile
-            for entry in _not_acked(subscription, index, first, upto):
+            for entry in _owed(subscription, index, first, upto):
                 backlog += 1
                 before = Position(ledger, entry - 1) if entry else last
                 if before != unacked and len(holes) < holes_kept:
@@ -79,6 +79,6 @@ async def _look(subscription: Subscription, holes_kept: int) -> Standing:
     return Standing(mark_delete, backlog + log.distance(last, end), holes)
 
 
-def _not_acked(subscription: Subscription, index: LedgerIndex, first: int, upto: int) -> Iterator[int]:
-    is_acked = subscription.progress.is_acked
-    return (entry for entry, region, origin in index.origins(first, upto - 1) if not is_acked(region, origin))
+def _owed(subscription: Subscription, index: LedgerIndex, first: int, upto: int) -> Iterator[int]:
+    is_settled = subscription.is_settled
+    return (entry for entry, region, origin in index.origins(first, upto - 1) if not is_settled(region, origin))

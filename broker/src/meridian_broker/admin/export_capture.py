@@ -89,6 +89,8 @@ async def capture_subscription(captured: Captured, subscription: Subscription) -
         "backlog": stands.backlog,
         "progress": progress,
     }
+    if subscription.dropped is not None:
+        line["dropped"] = subscription.dropped.encode()
     if not subscription.replicated:
         line["firsthand"] = progress  # nobody else can have acked anything of it
     elif subscription.first_hand is not None:

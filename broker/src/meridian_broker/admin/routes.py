@@ -10,6 +10,7 @@ from aiohttp import web
 
 from meridian_broker.admin import (
     clusters,
+    expiring,
     exporting,
     health,
     lookups,
@@ -135,9 +136,9 @@ ROUTES: Final[tuple[Route, ...]] = (
     _write("POST", f"{_SUBSCRIPTION}/resetcursor/{{timestamp}}", subscriptions.reset_to_time),
     _write("POST", f"{_SUBSCRIPTION}/skip_all", subscriptions.skip_all),
     _write("POST", f"{_SUBSCRIPTION}/skip/{{count}}", subscriptions.skip_some),
-    _write("POST", f"{_SUBSCRIPTION}/expireMessages", subscriptions.expire),
-    _write("POST", f"{_SUBSCRIPTION}/expireMessages/{{seconds}}", subscriptions.expire),
-    _write("POST", f"{_TOPIC}/all_subscription/expireMessages/{{seconds}}", subscriptions.expire),
+    _write("POST", f"{_SUBSCRIPTION}/expireMessages", expiring.by_id),
+    _write("POST", f"{_SUBSCRIPTION}/expireMessages/{{seconds}}", expiring.by_age),
+    _write("POST", f"{_TOPIC}/all_subscription/expireMessages/{{seconds}}", expiring.by_age_in_all),
     _get(f"{_SUBSCRIPTION}/replicatedSubscriptionStatus", subscriptions.get_replicated),
     _write("POST", f"{_SUBSCRIPTION}/replicatedSubscriptionStatus", subscriptions.set_replicated),
     _get(f"{_SCHEMAS}/schema", schemas.newest),

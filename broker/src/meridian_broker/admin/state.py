@@ -37,5 +37,7 @@ class AdminState:
     admin_url: Callable[[], str]
     client_tls: ContextSource | None = None
     """For requests to other regions over ``https://``; None: these are asked over ``http://``."""
+    peer_token: str | None = None
+    """Shown to the admin APIs of other regions; None: they are asked as anybody would."""
     ready: bool = False
     """Everything is open: the health check says ok."""

@@ -33,8 +33,6 @@ from meridian_broker.topics.errors import SubscriptionExists, SubscriptionNotFou
 from meridian_broker.topics.subscription import Subscription
 from meridian_broker.topics.topic import Topic
 
-NO_EXPIRY = "messages cannot be expired by hand yet: skip them, or move the subscription to a time"
-
 
 async def named(request: web.Request) -> list[Subscription]:
     """The subscription in the path, of the topic or of all partitions that have it.
@@ -63,7 +61,7 @@ async def create(request: web.Request) -> web.Response:
     topics = await opened(request)
     if all(name in topic.subscriptions for topic in topics):
         raise SubscriptionExists(f"subscription {name!r} exists already on {topics[0].name}")
-    targets = [(topic, LATEST) for topic in topics] if given is None else _places(topics, given)
+    targets = [(topic, LATEST) for topic in topics] if given is None else places(topics, given)
     for topic, place in targets:
         if name not in topic.subscriptions:
             await make_subscription(topic, name, place, replicated=replicated, properties=having)
@@ -99,7 +97,7 @@ async def reset_to_id(request: web.Request) -> web.Response:
     given = await body(request)
     found = {subscription.topic.name: subscription for subscription in await named(request)}
     excluded = isinstance(given, Mapping) and given.get("isExcluded") is True
-    for topic, place in _places([one.topic for one in found.values()], given):
+    for topic, place in places([one.topic for one in found.values()], given):
         if excluded and place not in (EARLIEST, LATEST):
             place = Position(place.ledger, place.entry + 1)
         await move_subscription(found[topic.name], place)
@@ -119,12 +117,6 @@ async def skip_some(request: web.Request) -> web.Response:
     for subscription in await named(request):
         await skip(subscription, count)
     return done()
-
-
-async def expire(request: web.Request) -> web.Response:
-    """Refused: not possible yet."""
-    await opened(request)
-    raise Refused(501, NO_EXPIRY)
 
 
 async def get_replicated(request: web.Request) -> web.Response:
@@ -148,7 +140,7 @@ async def replicate(request: web.Request, wanted: bool) -> None:
         await replicate_subscription(subscription, wanted)
 
 
-def _places(topics: list[Topic], given: object) -> list[tuple[Topic, Position]]:
+def places(topics: list[Topic], given: object) -> list[tuple[Topic, Position]]:
     """Which topics a message id is about, and where it leads there.
 
     :raises Refused: an id of one message, for several partitions.

@@ -122,7 +122,7 @@ class TopicStats:
             "type": kind,
             "activeConsumerName": active.name if active is not None else None,
             "msgRateExpired": 0.0,
-            "totalMsgExpired": 0,
+            "totalMsgExpired": subscription.entries_dropped,
             "lastAckedTimestamp": subscription.last_acked_ms,
             "consumers": consumers if with_consumers else [],
             "isDurable": subscription.durable,

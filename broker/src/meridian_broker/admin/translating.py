@@ -3,21 +3,16 @@
 
 from __future__ import annotations
 
-import json
-from typing import Any
 from urllib.parse import quote
 
-import aiohttp
 from aiohttp import web
 
+from meridian_broker.admin.everywhere import ask, reason
 from meridian_broker.admin.requests import Refused, answer, flag, id_json, state
 from meridian_broker.admin.topics import opened_one
 from meridian_broker.metadata.errors import Invalid, NotFound
 from meridian_broker.positions.position import EARLIEST, Origin, Position, parse_position
 from meridian_broker.topics.topic import Topic
-
-REMOTE_SECONDS = 5.0
-"""How long the region that an id comes from may take to say which message it means."""
 
 
 async def translate(request: web.Request) -> web.Response:
@@ -80,24 +75,13 @@ async def _origin_here(topic: Topic, position: Position) -> Origin:
 
 
 async def _ask(request: web.Request, topic: Topic, region: str, position: Position) -> Origin:
-    """The region that the id comes from says which message it means there."""
-    cluster = state(request).catalog.cluster(region)
-    tls = state(request).client_tls
-    where = None if cluster is None else cluster.service_url if tls is None else cluster.service_url_tls
-    if not where:
-        raise NotFound(f"{region}/{position} is not stored here, and {region} cannot be asked: it has no admin URL")
+    """The region that the id comes from says which message it means there.
+
+    :raises Refused: it cannot be asked, or does not know.
+    """
     path = "/".join(quote(part, safe="") for part in topic.name.partition("://")[2].split("/", 2))
-    url = f"{where.rstrip('/')}/meridian/v1/topics/{path}/messageid/translate"
-    query = {"from": region, "id": str(position), "here": "true"}
-    try:
-        timeout = aiohttp.ClientTimeout(total=REMOTE_SECONDS)
-        async with (
-            aiohttp.ClientSession(timeout=timeout) as session,
-            session.get(url, params=query, ssl=True if tls is None else tls()) as response,
-        ):
-            said: Any = json.loads(await response.read())
-    except (aiohttp.ClientError, TimeoutError, ValueError) as error:
-        raise Refused(503, f"{region} cannot be asked which message {position} is there: {error!r}") from None
-    if response.status != 200:
-        raise Refused(response.status, f"{region} says: {said.get('reason', response.status)}")
+    query = f"from={quote(region, safe='')}&id={position}&here=true"
+    status, said = await ask(state(request), region, "GET", f"/meridian/v1/topics/{path}/messageid/translate?{query}")
+    if status != 200:
+        raise Refused(status, f"{region} says: {reason(said)}")
     return Origin(str(said["origin"]["region"]), *parse_position(str(said["origin"]["id"])))

@@ -106,3 +106,32 @@ def subscriptions_reset(console: Console, topic: TopicName, subscription: str, p
     else:
         console.admin.request("POST", path, body=place)
     console.done(f"moved subscription {subscription} of {topic}")
+
+
+@subscriptions.command("expire")
+@click.argument("topic", type=topic_name)
+@click.argument("subscription", required=False)
+@click.option("--older-than", type=click.IntRange(min=0), help="Seconds since the messages were published.")
+@click.option("--up-to", "place", type=place_in_topic, help="LEDGER:ENTRY, the last message that goes, or latest.")
+@click.option("--all-regions", is_flag=True, help="In every region of the topic, not in this one alone.")
+@with_console
+def subscriptions_expire(
+    console: Console,
+    topic: TopicName,
+    subscription: str | None,
+    older_than: int | None,
+    place: dict[str, int] | int | None,
+    all_regions: bool,
+) -> None:
+    """Let go of unacknowledged messages of SUBSCRIPTION, or of all subscriptions when none is named."""
+    if (older_than is None) == (place is None) or isinstance(place, int):
+        raise click.UsageError("say which messages go: --older-than SECONDS, or --up-to LEDGER:ENTRY")
+    if subscription is None and place is not None:
+        raise click.UsageError("--up-to is for one subscription: name it")
+    where = f"{topic.path}/all_subscription" if subscription is None else subscription_path(topic, subscription)
+    query = {"allRegions": "true"} if all_regions else {}
+    if place is not None:
+        console.admin.request("POST", f"{where}/expireMessages", query, body=place)
+    else:
+        console.admin.request("POST", f"{where}/expireMessages/{older_than}", query)
+    console.done(f"expired messages of {'all subscriptions' if subscription is None else subscription} of {topic}")

@@ -3,17 +3,18 @@
 
 Drops look like acks and must never become some: expiry in one region says nothing about the others, which may still
 hold the message and owe it to a consumer. So they are kept in a set of their own, of another type, that no ``Progress``
-can join. Each region applies its own.
+can join. Each region applies its own. Only a rewind takes drops back: what it rules is owed again (R12), and is told
+once more as long as it is stored.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from enum import IntEnum
 from typing import Final
 
 from meridian_broker.positions.ackset import AckSet
-from meridian_broker.positions.position import Position
+from meridian_broker.positions.position import LATEST, Position
 from meridian_broker.positions.varints import Reader, put_name, put_number
 
 FORMAT_VERSION: Final = 1
@@ -33,12 +34,14 @@ class Cause(IntEnum):
 
 
 class Dropped:
-    """What one region dropped of a subscription's entries. Only grows; changed in place."""
+    """What one region dropped of a subscription's entries. Grows until a rewind; changed in place."""
 
-    __slots__ = ("_ranges",)
+    __slots__ = ("_anyhow", "_ranges")
 
     def __init__(self) -> None:
         self._ranges: dict[tuple[str, Cause], AckSet] = {}
+        self._anyhow: dict[str, AckSet] = {}
+        """By region, whatever the cause. Derived: dispatch asks for every entry."""
 
     def add(self, cause: Cause, region: str, after: Position, upto: Position) -> bool:
         """Note that the origin's entries in ``(after, upto]`` were dropped, except for those acked before.
@@ -53,11 +56,16 @@ class Dropped:
             if fresh.is_empty:
                 return False
             self._ranges[region, cause] = fresh
+            self._count(region, fresh)
             return True
-        return ranges.claim(after, upto)
+        if not ranges.claim(after, upto):
+            return False
+        self._anyhow[region].claim(after, upto)
+        return True
 
     def contains(self, region: str, position: Position) -> bool:
-        return self.cause(region, position) is not None
+        ranges = self._anyhow.get(region)
+        return ranges is not None and ranges.contains(position)
 
     def cause(self, region: str, position: Position) -> Cause | None:
         """Why an entry was dropped; of several causes the first of ``Cause``. None: it was not."""
@@ -74,9 +82,27 @@ class Dropped:
             mine = self._ranges.get(key)
             if mine is None:
                 self._ranges[key] = theirs.copy()
-                changed = True
-            else:
-                changed |= mine.join(theirs)
+            elif not mine.join(theirs):
+                continue
+            changed = True
+            self._count(key[0], theirs)
+        return changed
+
+    def take_back(self, rules: Mapping[str, tuple[Position, Position]]) -> bool:
+        """A rewind rules ``(low, high]`` of these regions: what was dropped there is owed again (R12).
+
+        The bounds are entries, or ``EARLIEST``.
+
+        :returns: whether anything was dropped there.
+        """
+        kept = Dropped()
+        for cause, region, after, upto in self.runs():
+            low, high = rules.get(region, (LATEST, LATEST))
+            for start, end in ((after, min(upto, low)), (max(after, high), upto)):
+                if start < end and end.entry >= 0:
+                    kept.add(cause, region, start, end)
+        changed = kept != self
+        self._ranges, self._anyhow = kept._ranges, kept._anyhow
         return changed
 
     def runs(self) -> Iterator[tuple[Cause, str, Position, Position]]:
@@ -92,7 +118,15 @@ class Dropped:
     def copy(self) -> Dropped:
         other = Dropped()
         other._ranges = {key: ranges.copy() for key, ranges in self._ranges.items()}
+        other._anyhow = {region: ranges.copy() for region, ranges in self._anyhow.items()}
         return other
+
+    def _count(self, region: str, ranges: AckSet) -> None:
+        known = self._anyhow.get(region)
+        if known is None:
+            self._anyhow[region] = ranges.copy()
+        else:
+            known.join(ranges)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Dropped):
@@ -134,5 +168,6 @@ class Dropped:
             if ranges.is_empty or (region, cause) in result._ranges or any(True for _ in ranges.partials()):
                 raise reader.broken("ranges are empty, come twice, or hold batches")
             result._ranges[region, cause] = ranges
+            result._count(region, ranges)
         reader.end()
         return result

@@ -50,6 +50,7 @@ from meridian_broker.replication.exchange import ProgressExchange
 from meridian_broker.server.doors import Doors, client_tls
 from meridian_broker.server.loop import LoopScheduler
 from meridian_broker.server.settings import Settings
+from meridian_broker.topics import upkeep
 from meridian_broker.topics.service import TopicService
 from meridian_broker.topics.throttling import Rate, Throttle
 from meridian_broker.topics.topic import TopicLimits
@@ -138,6 +139,7 @@ class BrokerProcess:
         self.doors = Doors(settings)
         self._client_tls = client_tls(settings)
         self._names = 0
+        self._peer_token: str | None = None
 
     @classmethod
     async def start(cls, settings: Settings, stack: AsyncExitStack) -> BrokerProcess:
@@ -169,6 +171,7 @@ class BrokerProcess:
         process.scheduler.spawn(process.service.load_all(), "open the topics on record")
         process.scheduler.spawn(process._follow_policies(), "follow the policies")
         process.scheduler.spawn(process._trim(), "give space back")
+        process.scheduler.spawn(process._expire(), "expire old messages")
         process.scheduler.spawn(process.gateway.watch_keep_alive(), "keep connections alive")
         process.gateway.ready = process.admin.ready = True
         return process
@@ -208,6 +211,7 @@ class BrokerProcess:
         )
         token_file = settings.region.peer_token_file
         token = token_file.read_bytes().strip() if token_file is not None else None
+        self._peer_token = None if token is None else token.decode()
         options = peer_options(token, ClientOptions(tls=self._client_tls))
         jitter = random.Random().random
         self.runner = ReplicatorRunner(
@@ -216,7 +220,7 @@ class BrokerProcess:
             jitter=jitter,
             now_ms=self.scheduler.now_ms,
             queue_size=replication.replication_producer_queue_size,
-            admin_token=None if token is None else token.decode(),
+            admin_token=self._peer_token,
         )
         core = ProgressExchange(
             self.service,
@@ -260,6 +264,7 @@ class BrokerProcess:
             data_directory=self.settings.region.data_directory,
             admin_url=lambda: self.doors.admin_url,
             client_tls=self._client_tls,
+            peer_token=self._peer_token,
         )
         await self.doors.open(self.gateway, self.admin, stack)
 
@@ -311,6 +316,11 @@ class BrokerProcess:
             except (LedgerError, MetadataError) as error:
                 log.warning("space could not be given back, next try in a while: %s", error)
 
+    async def _expire(self) -> None:
+        while True:
+            await asyncio.sleep(self.settings.storage.message_expiry_check_interval_in_minutes * 60)
+            await upkeep.expire_all(self.service)
+
     def _producer_name(self) -> str:
         self._names += 1
         return f"{self.region}-{self.service.fence}-{self._names}"
@@ -354,6 +364,7 @@ def _defaults(settings: Settings) -> Rules:
             limits.dispatch_throttling_rate_per_subscription_in_byte,
         ),
         retention=Retention(storage.default_retention_time_in_minutes, storage.default_retention_size_in_mb),
+        message_ttl_seconds=storage.ttl_duration_default_in_seconds,
         deduplication=topics.broker_deduplication_enabled,
         max_producers=topics.max_producers_per_topic,
         auto_topic_creation=AutoTopicCreation(

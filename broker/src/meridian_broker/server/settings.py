@@ -183,7 +183,7 @@ class TopicSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StorageSettings:
-    """Ledgers, and how long acknowledged messages stay. Unacknowledged messages always stay."""
+    """Ledgers, and how long messages stay. Unacknowledged ones stay unless a time to live or a quota says otherwise."""
 
     default_retention_time_in_minutes: int = _int(0, -1, 10 * 366 * 24 * 60)
     """Minutes for which messages that every subscription has acknowledged are kept. -1: for ever. A namespace's own
@@ -192,6 +192,13 @@ class StorageSettings:
     default_retention_size_in_mb: int = _int(0, -1, 1_000_000_000, key="defaultRetentionSizeInMB")
     """Mebibytes of such messages kept per topic. -1: no limit. A message goes as soon as either limit is passed; with
     one of the two at 0 and the other not, none is kept."""
+
+    ttl_duration_default_in_seconds: int = _int(0, 0, 100 * 366 * 24 * 3600, key="ttlDurationDefaultInSeconds")
+    """Seconds after which messages that nobody acknowledged go, in each region by itself. 0: never. A namespace's own
+    policy comes first."""
+
+    message_expiry_check_interval_in_minutes: int = _int(5, 1, 1_000_000)
+    """Minutes between two looks for messages that are older than that. A changed policy works within a second."""
 
     retention_check_interval_in_seconds: int = _int(120, 1, 86_400)
     """Seconds between two looks for ledgers whose space can be given back."""

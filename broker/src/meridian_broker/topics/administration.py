@@ -71,7 +71,7 @@ async def skip(subscription: Subscription, entries: int | None) -> None:
 async def _next(
     subscription: Subscription, after: Position, end: Position, most: int
 ) -> tuple[list[Position], Position]:
-    """Entries in ``(after, end]`` that are not acked, and how far was looked: ``LOOK`` entries at most."""
+    """Entries in ``(after, end]`` that are owed, and how far was looked: ``LOOK`` entries at most."""
     log = subscription.topic.log
     found: list[Position] = []
     looked = 0
@@ -82,7 +82,7 @@ async def _next(
         looked += 1
         index = log.index(following.ledger) or await log.load_index(following.ledger)
         place = index.place(following.entry)
-        if place is not None and not subscription.progress.is_acked(place.region, place.origin):
+        if place is not None and not subscription.is_settled(place.region, place.origin):
             found.append(following)
         after = following
     return found, after

@@ -3,18 +3,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final
 
 from meridian_broker.ledgers.log import TopicLog
-from meridian_broker.positions import Progress
+from meridian_broker.positions import Dropped, Progress, Stamp
 from meridian_broker.positions.position import Position
 
 BACKLOG_WALK: Final = 20_000
 """Entries looked at one by one for an exact backlog; of those beyond, acknowledged ones still count."""
 
 
-def backlog(log: TopicLog, progress: Progress, mark_delete: Position) -> int:
-    """Entries not acknowledged.
+def backlog(log: TopicLog, is_settled: Callable[[str, Position], bool], mark_delete: Position) -> int:
+    """Entries neither acknowledged nor dropped.
 
     Exact for the first ``BACKLOG_WALK`` entries whose ledgers' indexes are in memory; every entry beyond counts.
     """
@@ -25,27 +26,47 @@ def backlog(log: TopicLog, progress: Progress, mark_delete: Position) -> int:
         if following is None or index is None:
             break
         place = index.place(following.entry)
-        if place is not None and not progress.is_acked(place.region, place.origin):
+        if place is not None and not is_settled(place.region, place.origin):
             open_entries += 1
         position = following
         following = log.after(position)
     return open_entries + log.distance(position, log.last_confirmed)
 
 
-def rewound(log: TopicLog, progress: Progress, upto: Position) -> dict[str, tuple[Position, Position]]:
+def rewound(
+    log: TopicLog, progress: Progress, dropped: Dropped | None, upto: Position
+) -> dict[str, tuple[Position, Position]]:
     """What a rewind to right behind ``upto`` rules (R12): per origin ``(prev of its first entry there, its last]``.
 
-    Empty when nothing there is acknowledged, for then there is nothing to take back. The indexes are in memory.
+    Empty when nothing there is acknowledged or dropped, for then there is nothing to take back. The indexes are in
+    memory.
     """
     ranges: dict[str, tuple[Position, Position]] = {}
-    is_anything_acked = False
+    is_anything_settled = False
     following = log.after(upto)
     while following is not None:
         place = log.place(following)
         if place is not None:
             low = ranges[place.region][0] if place.region in ranges else place.prev
             ranges[place.region] = (low, place.origin)
-            if not is_anything_acked:  # a batch acknowledged in part counts
-                is_anything_acked = progress.remaining(place.region, place.origin, log.messages(following)) is not None
+            if not is_anything_settled:  # a batch acknowledged in part counts
+                remaining = progress.remaining(place.region, place.origin, log.messages(following))
+                is_dropped = dropped is not None and dropped.contains(place.region, place.origin)
+                is_anything_settled = is_dropped or remaining is not None
         following = log.after(following)
-    return ranges if is_anything_acked else {}
+    return ranges if is_anything_settled else {}
+
+
+def claim_between(
+    log: TopicLog, delta: Progress, epoch: Stamp, after: Position, upto: Position, unless: Dropped | None = None
+) -> None:
+    """Claim each entry of ``(after, upto]`` in this region's order. The indexes are in memory.
+
+    :param unless: but not what was dropped: the consumer was never sent it, and other regions may owe it still.
+    """
+    following = log.after(after)
+    while following is not None and following <= upto:
+        place = log.place(following)
+        if place is not None and (unless is None or not unless.contains(place.region, place.origin)):
+            delta.ack(epoch, place.region, place.prev, place.origin)
+        following = log.after(following)

@@ -25,6 +25,7 @@ from meridian_broker.metadata.store import MetadataError
 from meridian_broker.metadata.topic_catalog import MAX_PARTITIONS
 from meridian_broker.positions import HybridClock, Progress
 from meridian_broker.positions.position import EARLIEST, Position
+from meridian_broker.topics import drops, upkeep
 from meridian_broker.topics.errors import (
     InvalidName,
     NotAllowed,
@@ -336,7 +337,12 @@ class TopicService:
             keep_since = None if retention.time_minutes < 0 else now - retention.time_minutes * 60_000
             keep_bytes = None if retention.size_mb < 0 else retention.size_mb << 20
             topic.deduplication.tidy()
-            await topic.log.trim(topic.needed_from(), keep_bytes, keep_since)
+            needed = topic.needed_from()
+            try:  # an entry goes only when what settled it is on disk, else a crash would owe what is gone
+                await drops.durable(topic)
+            except TopicFenced:
+                continue
+            await topic.log.trim(min(needed, topic.needed_from()), keep_bytes, keep_since)
             if now - topic.last_used_ms > 60_000:
                 topic.log.drop_tail()
 
@@ -408,7 +414,10 @@ class TopicService:
             topic.replicated_positions.pop(remote, None)
             if self.replication is not None:
                 self.replication.stop(topic.name, remote)
+        before = topic.rules.message_ttl_seconds
         topic.follow(self.rules(topic_name.parse(topic.name)))
+        if topic.rules.message_ttl_seconds != before:
+            self.scheduler.spawn(upkeep.expire(topic), "expire old messages")
 
     def regions_of(self, topic: str) -> frozenset[str]:
         """Regions of a topic, this one included."""

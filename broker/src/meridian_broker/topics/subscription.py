@@ -10,7 +10,7 @@ wherever they were acked. All acknowledgements of one turn of the loop become on
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import TYPE_CHECKING, Final
@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Final
 from meridian_broker.ledgers.entry import MARKER
 from meridian_broker.ledgers.index import Place
 from meridian_broker.ledgers.store import LedgerError, LedgerNotFound
-from meridian_broker.positions import ZERO, Progress, Stamp
+from meridian_broker.positions import ZERO, Dropped, Progress, Stamp
 from meridian_broker.positions.position import EARLIEST, Position
-from meridian_broker.topics import cursor
+from meridian_broker.topics import cursor, drops
 from meridian_broker.topics.consumer import Consumer
 from meridian_broker.topics.dispatch import Dispatcher, SharedDispatcher, SingleDispatcher
 from meridian_broker.topics.errors import ConsumerBusy, TopicFenced
@@ -75,7 +75,9 @@ class Subscription:
         "barrier",
         "bytes_out",
         "dispatcher",
+        "dropped",
         "durable",
+        "entries_dropped",
         "first_hand",
         "last_acked_ms",
         "mark_delete",
@@ -95,6 +97,10 @@ class Subscription:
         self.durable = durable
         self.first_hand: Progress | None = None
         """What this region's own clients acked: evidence for the verifier (R60)."""
+        self.dropped: Dropped | None = None
+        """What is not owed here any more although nobody acked it (R14)."""
+        self.entries_dropped = 0
+        """How many entries that were, since the topic was opened."""
         self.mark_delete: Position = EARLIEST
         self.type: SubscriptionType | None = None
         self.dispatcher: Dispatcher | None = None
@@ -220,10 +226,16 @@ class Subscription:
         origin = None if index is None else index.origin(position.entry)
         if origin is None:
             return position <= self.mark_delete
-        if self.progress.is_acked(*origin):
+        if self.progress.is_acked(*origin) or (self.dropped is not None and self.dropped.contains(*origin)):
             self._passed_over = True
             return True
         return False
+
+    def is_settled(self, region: str, origin: Position) -> bool:
+        """Is nothing owed of an entry any more: acked in whatever region, or dropped in this one (R14)?"""
+        if self.progress.is_acked(region, origin):
+            return True
+        return self.dropped is not None and self.dropped.contains(region, origin)
 
     def send(self, consumer: Consumer, position: Position, entry: bytes, redeliveries: int) -> None:
         """Hand an entry to a consumer and account for it."""
@@ -300,6 +312,7 @@ class Subscription:
         parts: list[Position] = []
         for position in positions:
             if not log.holds(position):
+                self._settle(consumer, position)  # given back: it was acked elsewhere, or dropped
                 continue
             place = log.place(position)
             part = batches.get(position) if batches else None
@@ -360,7 +373,7 @@ class Subscription:
             self.topic.scheduler.spawn(work, "load an index for an acknowledgement")
             return
         delta = self._open_delta()
-        self._claim_between(delta, consumer.epoch, self.mark_delete, upto)
+        cursor.claim_between(log, delta, consumer.epoch, self.mark_delete, upto, self.dropped)
         if part is not None and log.holds(position):
             place = log.place(position)
             if place is not None:
@@ -371,16 +384,6 @@ class Subscription:
         size = self.topic.log.messages(position)
         acked = ~remaining & (1 << size) - 1
         delta.ack_batch(epoch, place.region, place.origin, size, acked, place.prev)
-
-    def _claim_between(self, delta: Progress, epoch: Stamp, after: Position, upto: Position) -> None:
-        """Claim each entry of ``(after, upto]`` in this region's order. The indexes are in memory."""
-        log = self.topic.log
-        following = log.after(after)
-        while following is not None and following <= upto:
-            place = log.place(following)
-            if place is not None:
-                delta.ack(epoch, place.region, place.prev, place.origin)
-            following = log.after(following)
 
     def _index_missing(self, after: Position, upto: Position) -> int | None:
         """A ledger within ``(after, upto]`` whose index is not in memory."""
@@ -426,7 +429,7 @@ class Subscription:
         delta, self._delta = self._delta, None
         confirmations, self._confirmations = self._confirmations, None
         self.last_acked_ms = self.topic.scheduler.now_ms()
-        if delta is None or not self.progress.join(delta):
+        if delta is None or not drops.join(self.progress, self.dropped, delta):
             if confirmations:
                 self.topic.progress_log.when_durable(lambda error: _tell(confirmations, error))
             return
@@ -458,8 +461,8 @@ class Subscription:
     # -- the cursor ----------------------------------------------------------------------------------------------
 
     def advance(self) -> None:
-        """Move mark-delete over what is acked; loads an index when the way leads through one not in memory."""
-        log, progress = self.topic.log, self.progress
+        """Move mark-delete over what is settled; loads an index when the way leads through one not in memory."""
+        log, progress, dropped = self.topic.log, self.progress, self.dropped
         position = self.mark_delete
         following = log.after(position)
         while following is not None:
@@ -471,14 +474,33 @@ class Subscription:
                     self.topic.scheduler.spawn(work, "load an index for a cursor")
                 break
             origin = index.origin(following.entry)
-            if origin is not None and not progress.is_acked(*origin):
-                break
-            position = following
-            following = log.after(position)
+            if origin is None or progress.is_acked(*origin) or (dropped is not None and dropped.contains(*origin)):
+                position = following
+                following = log.after(position)
+                continue
+            break
         self.mark_delete = position
         dispatcher = self.dispatcher
         if dispatcher is not None and dispatcher.read < position:
             dispatcher.read = position
+
+    def pass_over(self, position: Position) -> None:
+        """A reader is owed nothing up to here any more."""
+        self.mark_delete = max(self.mark_delete, position)
+        if self.dispatcher is not None:
+            self.dispatcher.read = max(self.dispatcher.read, position)
+            self.dispatch_soon()
+
+    def let_go(self, positions: Iterable[Position]) -> None:
+        """These entries were dropped: consumers that hold them have room for others, and the cursor goes on."""
+        for position in positions:
+            self.entries_dropped += 1
+            for consumer in self.consumers:
+                if consumer.unacked is not None and position in consumer.unacked:
+                    self._settle(consumer, position)
+                    self._unblock(consumer)
+        self.advance()
+        self.dispatch_soon()
 
     async def _load_and_advance(self, ledger: int) -> None:
         try:
@@ -497,7 +519,7 @@ class Subscription:
         if self._delta is not None:
             self.flush()
         rewinds = self.progress.rewinds()
-        if not self.progress.join(delta):
+        if not drops.join(self.progress, self.dropped, delta):
             self.topic.progress_log.when_durable(lambda error: done(None if error is None else str(error)))
             return
         self.topic.progress_log.append(
@@ -525,13 +547,13 @@ class Subscription:
             self.mark_delete = upto
             return
         delta = self.progress.empty_delta()
-        rules = cursor.rewound(log, self.progress, upto)
-        self._claim_between(delta, self.progress.epoch, log.before(log.first), upto)
+        rules = cursor.rewound(log, self.progress, self.dropped, upto)
+        cursor.claim_between(log, delta, self.progress.epoch, log.before(log.first), upto)
         if rules:
             epoch = self.topic.clock.next(self.progress.epoch)
             delta.rewind(epoch, rules)
         self.disconnect_consumers()
-        self.progress.join(delta)
+        drops.join(self.progress, self.dropped, delta)
         self._write(Kind.ACKED, delta)
         if self.replicated:
             self.first_hand = self.first_hand or Progress()
@@ -546,11 +568,11 @@ class Subscription:
                 await self.topic.log.load_index(ledger)
 
     def backlog(self) -> int:
-        """Entries not acked, as far as can be told at once: see ``cursor.backlog``."""
+        """Entries owed, as far as can be told at once: see ``cursor.backlog``."""
         log = self.topic.log
         if not self.durable:
             return log.distance(self.mark_delete, log.last_confirmed)
-        return cursor.backlog(log, self.progress, self.mark_delete)
+        return cursor.backlog(log, self.is_settled, self.mark_delete)
 
     def check_open(self) -> None:
         """:raises TopicFenced: the topic is closing."""

@@ -18,8 +18,9 @@ from meridian_broker.ledgers.log import Stored, TopicLog
 from meridian_broker.ledgers.pending import OwnEntry
 from meridian_broker.ledgers.scheduling import Scheduler
 from meridian_broker.metadata.rules import Rules
-from meridian_broker.positions import HybridClock, Progress, Stamp
+from meridian_broker.positions import Dropped, HybridClock, Progress, Stamp
 from meridian_broker.positions.position import EARLIEST, LATEST, Position
+from meridian_broker.topics import drops
 from meridian_broker.topics.admission import Admission
 from meridian_broker.topics.consumer import Consumer, ConsumerPort
 from meridian_broker.topics.dedup import Deduplication
@@ -162,7 +163,7 @@ class Topic:
                 continue
             elif kind in (Kind.ACKED, Kind.MERGED, Kind.PROGRESS):
                 delta = Progress.decode(payload)
-                subscription.progress.join(delta)
+                drops.join(subscription.progress, subscription.dropped, delta)
                 if kind == Kind.ACKED:
                     subscription.last_acked_ms = time_ms
                     if subscription.replicated:
@@ -171,6 +172,9 @@ class Topic:
             elif kind == Kind.FIRST_HAND:
                 subscription.first_hand = subscription.first_hand or Progress()
                 subscription.first_hand.join(Progress.decode(payload))
+            elif kind == Kind.DROPPED:
+                subscription.dropped = subscription.dropped or Dropped()
+                subscription.dropped.join(Dropped.decode(payload))
         for subscription in self.subscriptions.values():
             subscription.start_cursor()
 
@@ -190,6 +194,8 @@ class Topic:
                 records.append((Kind.PROGRESS, name, subscription.progress.encode()))
                 if subscription.first_hand is not None:
                     records.append((Kind.FIRST_HAND, name, subscription.first_hand.encode()))
+                if subscription.dropped is not None:  # behind its rewinds, which would take them back
+                    records.append((Kind.DROPPED, name, subscription.dropped.encode()))
         return records
 
     def fence(self, reason: str) -> None:

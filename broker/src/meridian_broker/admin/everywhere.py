@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Requests that this region passes on to the topic's other regions, because the caller asked for all of them (R14)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from typing import Any, Final
+
+import aiohttp
+from yarl import URL
+
+from meridian_broker.admin.requests import Refused
+from meridian_broker.admin.state import AdminState
+
+SECONDS: Final = 30.0
+"""How long another region may take: it may have a long backlog to go through."""
+NOTHING_THERE: Final = (404, 409)
+"""The other region has no such subscription, or nothing in its backlog: there is nothing to do."""
+
+
+async def ask(admin: AdminState, region: str, method: str, path: str, body: object = None) -> tuple[int, Any]:
+    """One request to another region's admin REST; ``path`` is quoted already. Says the status and the JSON answer.
+
+    :raises Refused: the region cannot be reached.
+    """
+    cluster, tls = admin.catalog.cluster(region), admin.client_tls
+    where = None if cluster is None else cluster.service_url if tls is None else cluster.service_url_tls
+    if not where:
+        raise Refused(503, f"{region} cannot be asked: it has no admin URL")
+    url = URL(where.rstrip("/") + path, encoded=True)
+    headers = {} if admin.peer_token is None else {"Authorization": f"Bearer {admin.peer_token}"}
+    timeout = aiohttp.ClientTimeout(total=SECONDS)
+    try:
+        async with (
+            aiohttp.ClientSession(timeout=timeout) as session,
+            session.request(method, url, json=body, headers=headers, ssl=True if tls is None else tls()) as response,
+        ):
+            text = await response.read()
+    except (aiohttp.ClientError, TimeoutError) as error:
+        raise Refused(503, f"{region} cannot be asked: {error!r}") from None
+    try:
+        return response.status, json.loads(text) if text else None
+    except ValueError:
+        return response.status, None
+
+
+async def ask_all(admin: AdminState, regions: Iterable[str], method: str, path: str) -> None:
+    """The same request to several regions.
+
+    :raises Refused: not all of them did it; it says which did not. Asking again does no harm.
+    """
+    problems = []
+    for region in sorted(regions):
+        try:
+            status, said = await ask(admin, region, method, path)
+        except Refused as refused:
+            problems.append(str(refused))
+            continue
+        if status >= 300 and status not in NOTHING_THERE:
+            problems.append(f"{region} answered {status}: {reason(said)}")
+    if problems:
+        raise Refused(503, f"done in {admin.region}, but not everywhere: {'; '.join(problems)}; ask again")
+
+
+def reason(said: Any) -> str:
+    """The sentence of a refusal."""
+    return str(said.get("reason", "no reason given")) if isinstance(said, dict) else "no reason given"

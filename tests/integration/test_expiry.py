@@ -1,0 +1,215 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Messages that go without an acknowledgement, through the unmodified client and real HTTP: TTL and expireMessages."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pulsar
+import pyarrow as pa
+import pytest
+from broker_process import BrokerProcess, wait_until
+
+QUIET_MS = 300
+SHARED = pulsar.ConsumerType.Shared
+EARLIEST = pulsar.InitialPosition.Earliest
+_numbers = itertools.count()
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
+    settings = {"managedLedgerMaxEntriesPerLedger": "10", "retentionCheckIntervalInSeconds": "1"}
+    with BrokerProcess("one", tmp_path_factory.mktemp("expiry") / "data", settings=settings) as process:
+        yield process
+
+
+@contextlib.contextmanager
+def connected(broker: BrokerProcess) -> Iterator[pulsar.Client]:
+    made = pulsar.Client(broker.service_url, logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error))
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def client(broker: BrokerProcess) -> Iterator[pulsar.Client]:
+    with connected(broker) as made:
+        yield made
+
+
+def restart(broker: BrokerProcess) -> None:
+    broker.kill()
+    broker.start()
+
+
+@pytest.fixture
+def space(broker: BrokerProcess) -> str:
+    """A namespace of its own, for policies. What is acknowledged or dropped in it stays stored."""
+    name = f"public/expiry-{next(_numbers)}"
+    assert broker.http("PUT", f"/admin/v2/namespaces/{name}", {}).status == 204
+    keep = {"retentionTimeInMinutes": -1, "retentionSizeInMB": -1}
+    assert broker.http("POST", f"/admin/v2/namespaces/{name}/retention", keep).status == 204
+    return name
+
+
+def publish(client: pulsar.Client, topic: str, *bodies: bytes) -> list[pulsar.MessageId]:
+    producer = client.create_producer(topic, batching_enabled=False)
+    ids = [producer.send(body) for body in bodies]
+    producer.close()
+    return ids
+
+
+def rest(consumer: pulsar.Consumer, first_ms: int = QUIET_MS) -> list[bytes]:
+    """Everything that comes until it is quiet, acknowledged."""
+    found: list[bytes] = []
+    while True:
+        try:
+            message = consumer.receive(QUIET_MS if found else first_ms)
+        except pulsar.Timeout:
+            return found
+        found.append(message.data())
+        consumer.acknowledge(message)
+
+
+def path(topic: str) -> str:
+    return f"/admin/v2/{topic.replace('://', '/')}"
+
+
+def expire(broker: BrokerProcess, topic: str, subscription: str, what: str, body: Any = ...) -> int:
+    return broker.http("POST", f"{path(topic)}/subscription/{subscription}/expireMessages{what}", body).status
+
+
+def backlog(broker: BrokerProcess, topic: str, subscription: str) -> int:
+    return int(broker.http("GET", f"{path(topic)}/stats").json["subscriptions"][subscription]["msgBacklog"])
+
+
+def set_ttl(broker: BrokerProcess, space: str, seconds: int) -> None:
+    assert broker.http("POST", f"/admin/v2/namespaces/{space}/messageTTL", seconds).status == 204
+
+
+def dropped(broker: BrokerProcess, topic: str) -> list[tuple[str, str, int, int]]:
+    """What the export says was dropped: subscription, cause, entries of one ledger ``(after, upto]``."""
+    snapshot = broker.http("POST", "/meridian/v1/export", {"topics": topic}).json["snapshot"]
+    answer = broker.http("GET", f"/meridian/v1/export/{snapshot}/dropped")
+    rows = pa.ipc.open_stream(answer.body).read_all().to_pylist()
+    return [(row["subscription"], row["cause"], row["after_entry"], row["upto_entry"]) for row in rows]
+
+
+def test_what_is_older_than_the_ttl_goes_and_the_rest_stays(
+    broker: BrokerProcess, client: pulsar.Client, space: str
+) -> None:
+    topic = f"persistent://{space}/ttl"
+    for name in ("idle", "half"):
+        client.subscribe(topic, name).close()
+    publish(client, topic, b"0", b"1", b"2")
+    half = client.subscribe(topic, "half", consumer_type=SHARED)
+    messages = [half.receive(5000) for _ in range(3)]
+    half.acknowledge(messages[1])
+    time.sleep(1.2)  # the messages have to grow old
+    publish(client, topic, b"young")
+    set_ttl(broker, space, 1)
+    wait_until(lambda: backlog(broker, topic, "idle") == 1, "old messages to go")
+    set_ttl(broker, space, 3600)
+    assert rest(half, 5000) == [b"young"]
+    half.negative_acknowledge(messages[2])  # it came before it was dropped, and does not come again
+    assert rest(half) == []
+    idle = client.subscribe(topic, "idle", consumer_type=SHARED)
+    assert rest(idle, 5000) == [b"young"]
+    stats = broker.http("GET", f"{path(topic)}/stats").json["subscriptions"]
+    assert {name: one["totalMsgExpired"] for name, one in stats.items()} == {"idle": 3, "half": 2}
+    assert {name: one["unackedMessages"] for name, one in stats.items()} == {"idle": 0, "half": 0}
+    assert sorted(dropped(broker, topic)) == [("half", "ttl", -1, 2), ("idle", "ttl", -1, 2)]
+
+
+def test_a_late_acknowledgement_and_a_reader_of_expired_messages(
+    broker: BrokerProcess, client: pulsar.Client, space: str
+) -> None:
+    topic = f"persistent://{space}/reader"
+    consumer = client.subscribe(topic, "s", consumer_type=SHARED)
+    ids = publish(client, topic, b"0", b"1", b"2", b"3")
+    message = consumer.receive(5000)
+    reader = client.create_reader(topic, pulsar.MessageId.earliest, receiver_queue_size=1)
+    assert reader.read_next(5000).data() == b"0"
+    last = {"ledgerId": ids[2].ledger_id(), "entryId": ids[2].entry_id()}
+    assert expire(broker, topic, "s", "", last) == 204
+    consumer.acknowledge(message)  # counts as an acknowledgement, and moves nothing
+    assert reader.read_next(5000).data() == b"1", "a reader has its own place"
+    assert broker.http("POST", f"{path(topic)}/all_subscription/expireMessages/0").status == 204
+    wait_until(lambda: backlog(broker, topic, "s") == 0, "everything to expire")
+    publish(client, topic, b"4")
+    found = [reader.read_next(5000).data()]
+    while found[-1] != b"4":
+        found.append(reader.read_next(5000).data())
+    assert b"3" not in found, "what is older than everything is passed over, save what was on its way"
+
+
+def test_drops_survive_kill_9_and_a_seek_takes_them_back(broker: BrokerProcess, space: str) -> None:
+    topic = f"persistent://{space}/again"
+    with connected(broker) as client:
+        client.subscribe(topic, "s").close()
+        ids = publish(client, topic, *(b"%d" % number for number in range(25)))
+    place = {"ledgerId": ids[20].ledger_id(), "entryId": ids[20].entry_id(), "isExcluded": True}
+    assert expire(broker, topic, "s", "", place) == 204
+    assert backlog(broker, topic, "s") == 5
+    restart(broker)
+    assert backlog(broker, topic, "s") == 5
+    back = {"ledgerId": ids[15].ledger_id(), "entryId": ids[15].entry_id()}
+    assert broker.http("POST", f"{path(topic)}/subscription/s/resetcursor", back).status == 204
+    with connected(broker) as client:
+        assert rest(client.subscribe(topic, "s"), 10_000) == [b"%d" % number for number in range(15, 25)]
+    restart(broker)
+    assert backlog(broker, topic, "s") == 0
+    assert broker.http("POST", f"{path(topic)}/subscription/s/resetcursor/0").status == 204
+    assert dropped(broker, topic) == []
+    with connected(broker) as client:
+        assert rest(client.subscribe(topic, "s"), 10_000) == [b"%d" % number for number in range(25)]
+
+
+def test_expiring_by_hand(broker: BrokerProcess, client: pulsar.Client, space: str) -> None:
+    topic = f"persistent://{space}/hand"
+    for name in ("a", "b"):
+        client.subscribe(topic, name).close()
+    ids = publish(client, topic, b"0", b"1", b"2")
+    assert expire(broker, topic, "a", "/3600") == 204, "nothing is so old: nothing happens"
+    assert backlog(broker, topic, "a") == 3
+    first = {"ledgerId": ids[0].ledger_id(), "entryId": ids[0].entry_id(), "partitionIndex": -1}
+    assert expire(broker, topic, "a", "", first) == 204
+    assert (backlog(broker, topic, "a"), backlog(broker, topic, "b")) == (2, 3)
+    assert expire(broker, topic, "a", "/0") == 204
+    assert (backlog(broker, topic, "a"), backlog(broker, topic, "b")) == (0, 3)
+    assert expire(broker, topic, "a", "/0") == 409, "there is no backlog"
+    assert expire(broker, topic, "nobody", "/0") == 404
+    assert expire(broker, topic, "b", "/many") == 400
+    assert broker.http("POST", f"{path(topic)}/all_subscription/expireMessages/0").status == 204
+    assert backlog(broker, topic, "b") == 0
+
+
+def test_partitions_expire_together(broker: BrokerProcess, client: pulsar.Client, space: str) -> None:
+    topic = f"persistent://{space}/parts"
+    assert broker.http("PUT", f"{path(topic)}/partitions", 2).status == 204
+    client.subscribe(topic, "s").close()
+    publish(client, topic, *(b"%d" % number for number in range(6)))
+    where = {"ledgerId": 1, "entryId": 1, "partitionIndex": -1}
+    assert expire(broker, topic, "s", "", where) == 412, "ids differ by partition"
+    assert expire(broker, topic, "s", "/0") == 204
+    partitions = [f"{topic}-partition-{number}" for number in range(2)]
+    assert [backlog(broker, one, "s") for one in partitions] == [0, 0]
+
+
+def test_expired_messages_give_their_space_back(broker: BrokerProcess, client: pulsar.Client) -> None:
+    topic = "persistent://public/default/expired-space"
+    client.subscribe(topic, "s").close()
+    publish(client, topic, *(b"%d" % number for number in range(40)))
+
+    def ledgers() -> int:
+        return len(broker.http("GET", f"{path(topic)}/internalStats").json["ledgers"])
+
+    assert ledgers() >= 4
+    assert expire(broker, topic, "s", "/0") == 204
+    wait_until(lambda: ledgers() <= 1, "the ledgers to go")
+    assert sum(upto - after for _, _, after, upto in dropped(broker, topic)) >= 9, "the record of it stays"
+    publish(client, topic, b"new")
+    assert rest(client.subscribe(topic, "s"), 5000) == [b"new"]

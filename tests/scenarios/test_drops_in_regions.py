@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Drops are each region's own: never acknowledgements elsewhere, in all regions only when asked (R14)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pulsar
+import pytest
+from broker_process import RegionsProcess, wait_until
+from region_clients import (
+    EXCLUSIVE,
+    backlog,
+    client,
+    new_topic,
+    numbered,
+    publish,
+    stored,
+    subscribe,
+    take,
+    take_numbers,
+    wait_for_backlog,
+)
+from verifier_live import live_findings
+
+EAST, WEST = REGIONS = ("us-east", "us-west")
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(150)]
+
+
+@pytest.fixture(scope="module")
+def regions(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RegionsProcess]:
+    with RegionsProcess(REGIONS, tmp_path_factory.mktemp("drops") / "data") as up:
+        yield up
+
+
+def path(topic: str) -> str:
+    return f"/admin/v2/{topic.replace('://', '/')}"
+
+
+def expire(regions: RegionsProcess, region: str, topic: str, what: str = "/0", body: Any = ...) -> int:
+    return regions.http(region, "POST", f"{path(topic)}/subscription/s/expireMessages{what}", body).status
+
+
+def prepared(regions: RegionsProcess, topic: str, count: int) -> list[pulsar.MessageId]:
+    """Both regions hold so many messages, all of them owed to subscription s."""
+    with client(regions, EAST) as east:
+        subscribe(east, topic).close()
+        ids = publish(east, topic, numbered(range(count)))
+    stored(regions, WEST, topic, count)
+    for region in REGIONS:
+        wait_for_backlog(regions, region, topic, count)
+    return ids
+
+
+def test_what_one_region_drops_the_other_still_owes(regions: RegionsProcess) -> None:
+    topic = new_topic("drops-here")
+    ids = prepared(regions, topic, 30)
+    upto = {"ledgerId": ids[19].ledger_id(), "entryId": ids[19].entry_id()}
+    assert expire(regions, EAST, topic, "", upto) == 204
+    assert backlog(regions, EAST, topic) == 10
+    with client(regions, EAST) as east:
+        consumer = subscribe(east, topic, kind=EXCLUSIVE)
+        messages = take(consumer, 5)
+        assert [int(one.data()) for one in messages] == list(range(20, 25))
+        consumer.acknowledge_cumulative(messages[-1])
+        consumer.close()
+    wait_for_backlog(regions, WEST, topic, 25)
+    assert live_findings({region: regions.admin_url(region) for region in REGIONS}, topic) == []
+    with client(regions, WEST) as west:
+        take_numbers(subscribe(west, topic), [*range(20), *range(25, 30)])
+    for region in REGIONS:
+        wait_for_backlog(regions, region, topic, 0)
+
+
+def test_all_regions_drop_when_asked(regions: RegionsProcess) -> None:
+    by_age, by_id = new_topic("all-by-age"), new_topic("all-by-id")
+    prepared(regions, by_age, 5)
+    assert expire(regions, WEST, by_age, "/0?allRegions=true") == 204
+    assert [backlog(regions, region, by_age) for region in REGIONS] == [0, 0]
+    ids = prepared(regions, by_id, 5)
+    upto = {"ledgerId": ids[3].ledger_id(), "entryId": ids[3].entry_id(), "isExcluded": True}
+    assert expire(regions, EAST, by_id, "?allRegions=true", upto) == 204
+    assert [backlog(regions, region, by_id) for region in REGIONS] == [2, 2]
+
+
+def test_a_region_that_cannot_be_asked_is_named(regions: RegionsProcess) -> None:
+    topic = new_topic("all-but-one")
+    prepared(regions, topic, 3)
+    regions.kill_region(WEST)
+    try:
+        answer = regions.http(EAST, "POST", f"{path(topic)}/subscription/s/expireMessages/0?allRegions=true")
+        assert answer.status == 503
+        assert "done in us-east, but not everywhere: us-west cannot be asked" in answer.reason
+        assert backlog(regions, EAST, topic) == 0
+    finally:
+        regions.bring_back(WEST)
+    wait_until(lambda: backlog(regions, WEST, topic) == 3, "the other region to owe what it did not drop")
+    assert expire(regions, EAST, topic, "/0?allRegions=true") == 204, "asking again does it everywhere"
+    assert backlog(regions, WEST, topic) == 0

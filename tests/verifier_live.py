@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The verifier's rules on what live regions export, without Spark: for tests of one topic, in a second or two."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from meridian_verifier.align.completeness import completeness
+from meridian_verifier.align.containment import missing_acks
+from meridian_verifier.align.facts import World
+from meridian_verifier.align.findings import Finding
+from meridian_verifier.align.gather import gather
+from meridian_verifier.align.loss import losses
+from meridian_verifier.source.client import RegionClient
+from meridian_verifier.source.regions import Region
+from meridian_verifier.source.snapshots import Moment, take_moment
+from meridian_verifier.source.tables import TABLES, combined, conform
+
+
+def live_findings(admin_urls: Mapping[str, str], topic: str) -> list[Finding]:
+    """Everything that is wrong with one topic, in regions that are quiet: losses, missing acks, missing entries."""
+    clients = [RegionClient(Region(name, url)) for name, url in admin_urls.items()]
+    first, second = take_moment(clients, topic), take_moment(clients, topic)
+    assert not first.unreachable and not second.unreachable
+    world = World(tuple(admin_urls), first.states, second.states, {}, 0)
+    entries = _table(clients, second, "entries", TABLES["entries"], {})
+    ranges = pa.concat_tables(
+        [
+            _table(clients, first, "progress", combined(["ranges"]), {"taken": 1, "table": "progress"}),
+            _table(clients, second, "ranges", combined(["ranges"]), {"taken": 2}),
+        ]
+    )
+    found: list[Finding] = []
+    for origin in admin_urls:
+        of_origin = ranges.filter(
+            pc.or_kleene(pc.equal(ranges["origin_region"], origin), pc.equal(ranges["table"], "passed"))
+        )
+        evidence = gather(topic, origin, world, entries.filter(pc.equal(entries["origin_region"], origin)), of_origin)
+        found += [*completeness(evidence)[0], *missing_acks(evidence), *losses(evidence)]
+    return found
+
+
+def _table(
+    clients: list[RegionClient], moment: Moment, table: str, schema: pa.Schema, constants: Mapping[str, object]
+) -> pa.Table:
+    batches = [
+        conform(batch, schema, **constants)
+        for client in clients
+        for partition in range(moment.taken[client.region.name].partitions[table])
+        for batch in client.rows(moment.taken[client.region.name].snapshot, table, partition)
+    ]
+    return pa.Table.from_batches(batches, schema)
