@@ -31,7 +31,7 @@ from meridian_broker.replication import exchange_codec
 from meridian_broker.replication import exchange_messages as peer
 from meridian_broker.topics import progress_log, sequences
 from meridian_broker.topics.progress_log import Kind
-from meridian_broker.topics.subscription import SubscriptionRecord
+from meridian_broker.topics.subscription_record import SubscriptionRecord
 from meridian_broker.wire.pulsar.topic_name import parse
 
 REGIONS = ("us-east", "us-west", "eu-central")

@@ -77,8 +77,12 @@ class SubscriptionFacts:
     rewinds: list[Rewound] = field(default_factory=list)
     made: dict[str, Stamp] = field(default_factory=dict)
     """Region -> stamp of the creation there, where it was made before another region told of it."""
-    skipped: dict[str, Position] = field(default_factory=dict)
-    """Origin region -> up to here it may count as acked, for the subscription began later."""
+    places: dict[Stamp, dict[str, Position]] = field(default_factory=dict)
+    """Of each creation: origin region -> up to here nothing need come, for the subscription began later."""
+    asked: dict[str, dict[str, Position]] = field(default_factory=dict)
+    """Region -> the same of a creation that has begun there."""
+    is_a_creation_forgotten: bool = False
+    """By a restore: it may live on in other regions, or not."""
 
     def all(self) -> list[Acked | Rewound]:
         return [*self.acks, *self.rewinds]
@@ -90,13 +94,22 @@ class SubscriptionFacts:
 
     def perhaps_acked(self, origin: Origin) -> int:
         """Bits that may count as acked."""
-        if origin.position <= self.skipped.get(origin.region, EARLIEST):
+        if self.lies_before(origin):
             return -1
         bits = 0
         for ack in self.by_origin.get(origin, ()):
             if not any(r.known and later(r.stamp, ack.epoch) and origin in r.surely for r in self.rewinds):
                 bits |= ack.bits[origin]
         return bits
+
+    def lies_before(self, origin: Origin) -> bool:
+        """Whether the subscription began after it: the earliest creation counts (R15)."""
+        counting = list(self.made.values())
+        for one in list(counting):
+            counting = [other for other in counting if not later(other, one)]
+        if self.is_a_creation_forgotten or not counting:
+            counting = list(self.places)
+        return any(origin.position <= self.places[one].get(origin.region, EARLIEST) for one in counting)
 
     def surely_acked(self, origin: Origin, region: str, broker: SimBroker | None) -> int:
         """Bits that count as acked in the region: durably, or in the mind of that broker."""
@@ -241,18 +254,20 @@ class Model:
     # -- acknowledgements
 
     def subscription_made(self, home: SimRegion, topic: str, name: str, initial: Position) -> None:
+        places: dict[str, Position] = {}
         if initial == LATEST:
             broker = home.broker_of(topic)
             opened = broker.topic(topic) if broker is not None else None
             if opened is not None:
-                skipped = self.facts[topic, name].skipped
-                for region, last in (*opened.log.last_origin.items(), (home.name, opened.log.last_own)):
-                    skipped[region] = max(skipped.get(region, EARLIEST), last)
+                places = {**opened.log.last_origin, home.name: opened.log.last_own}
+        self.facts[topic, name].asked[home.name] = places
 
     def subscription_seen(self, home: SimRegion, topic: str, name: str, created: Stamp) -> None:
         """What a region thinks when it has just found or made it."""
+        facts = self.facts[topic, name]
         if created.region == home.name:
-            self.facts[topic, name].made.setdefault(home.name, created)
+            facts.made.setdefault(home.name, created)
+            facts.places.setdefault(created, facts.asked.get(home.name, {}))
 
     def check_record(self, topic: str, name: str, created: Stamp) -> None:
         """Of several creations the earliest counts (R15)."""
@@ -446,7 +461,8 @@ class Model:
                     if Origin(region, *position) not in self.trimmed[region, topic]:
                         del receipts[position]
         for facts in self.facts.values():
-            facts.made.pop(home.name, None)
+            if facts.made.pop(home.name, None) is not None:
+                facts.is_a_creation_forgotten = True
             for one in facts.all():
                 if one.known.get(home.name, -1) > saved_us:
                     del one.known[home.name]

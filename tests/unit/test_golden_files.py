@@ -30,7 +30,7 @@ from meridian_broker.positions.position import Position
 from meridian_broker.positions.progress import Progress
 from meridian_broker.replication import exchange_codec
 from meridian_broker.topics import progress_log, sequences
-from meridian_broker.topics.topic import decode_record, encode_record
+from meridian_broker.topics.subscription_record import decode_record, encode_record
 from meridian_broker.wire.pulsar.frames import FrameDecoder
 from meridian_broker.wire.pulsar.topic_name import parse
 
@@ -128,20 +128,20 @@ def test_peer_messages_are_read(expected: object) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "read"),
+    ("name", "read", "newer"),
     [
-        ("progress.bin", Progress.decode),
-        ("dropped.bin", Dropped.decode),
-        ("entry-own.bin", entry.unpack),
-        ("entry-foreign.bin", entry.unpack),
-        ("progress-record-acked.bin", progress_log.decode),
+        ("progress.bin", Progress.decode, 3),
+        ("dropped.bin", Dropped.decode, 2),
+        ("entry-own.bin", entry.unpack, 2),
+        ("entry-foreign.bin", entry.unpack, 2),
+        ("progress-record-acked.bin", progress_log.decode, 2),
     ],
 )
-def test_a_newer_value_is_refused_with_a_sentence(name: str, read: Callable[[bytes], object]) -> None:
+def test_a_newer_value_is_refused_with_a_sentence(name: str, read: Callable[[bytes], object], newer: int) -> None:
     data = golden(name)
     assert data[0] == 1
-    with pytest.raises(ValueError, match=r"format 2.* newer broker wrote it"):
-        read(b"\x02" + data[1:])
+    with pytest.raises(ValueError, match=rf"format {newer}.* newer broker wrote it"):
+        read(bytes((newer,)) + data[1:])
 
 
 def test_newer_sequence_ids_are_refused_with_a_sentence() -> None:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
-from meridian_broker.positions import EARLIEST, ZERO, AckSet, Position, Progress, Stamp
+from meridian_broker.positions import EARLIEST, ZERO, AckSet, Beginning, Position, Progress, Stamp
 
 REGIONS = ("us-east", "us-west")
 LEDGERS, ENTRIES = 2, 4
@@ -47,12 +47,25 @@ REWINDS: list[tuple[Any, ...]] = [({}, None, {}), ({}, 0, {}), *(a_rewind(Random
 histories = st.tuples(*(pick(REWINDS) for _ in EPOCHS))
 """What the rewind of each epoch says: one stamp is one rewind."""
 
+
+def a_beginning(life: Stamp, created: Stamp, random: Random) -> Beginning:
+    """One stamp is one creation, at one place."""
+    return Beginning(life, created, {region: random.choice(PLACES[1:]) for region in REGIONS if random.random() < 0.7})
+
+
+LIVES = [ZERO, Stamp(50, 0, "b"), Stamp(50, 0, "a")]
+BEGINNINGS = [
+    *(Beginning(life, ZERO, {}) for life in LIVES[1:]),
+    *(a_beginning(life, Stamp(60, n, "a"), Random(n)) for life in LIVES for n in range(5)),
+]
+
 _ANY = [(epoch, region) for epoch in [ZERO, *EPOCHS] for region in REGIONS]
 steps = (
     pick([("ack", *any_, *run) for any_ in _ANY for run in RUNS])
     | pick([("one", *any_, place) for any_ in _ANY for place in ACKABLE])
     | pick([("batch", *any_, place, bits) for any_ in _ANY for place in ACKABLE for bits in range(1, 8)])
     | pick([("rewind", which) for which in range(len(EPOCHS))])
+    | pick([("begin", beginning) for beginning in BEGINNINGS])
 )
 plans = st.lists(steps, max_size=8)
 
@@ -63,6 +76,8 @@ def point(place: Position) -> Position:
 
 def run(progress: Progress, step: tuple[Any, ...], history: tuple[Any, ...]) -> None:
     match step:
+        case ("begin", beginning):
+            progress.begin(beginning)
         case ("rewind", which):
             epoch, (rules, time, base) = EPOCHS[which], history[which]
             sets = {}
@@ -85,6 +100,7 @@ class NaiveModel:
     """Per epoch and entry the acked messages as bits. Never forgets a layer."""
 
     def __init__(self) -> None:
+        self.beginning = Beginning(ZERO, ZERO, {})
         self.rewinds: dict[Stamp, tuple[Any, ...]] = {}
         self.acked: dict[tuple[Stamp, str, Position], int] = {}
 
@@ -104,6 +120,8 @@ class NaiveModel:
 
     def run(self, step: tuple[Any, ...], history: tuple[Any, ...]) -> None:
         match step:
+            case ("begin", beginning):
+                self.begin(beginning)
             case ("rewind", which):
                 epoch, base = EPOCHS[which], history[which][2]
                 self.rewinds[epoch] = history[which]
@@ -125,17 +143,30 @@ class NaiveModel:
         key = epoch, region, place
         self.acked[key] = self.acked.get(key, 0) | bits
 
+    def begin(self, other: Beginning) -> None:
+        """A later life is another subscription; of its creations the earlier one counts."""
+        if self.beginning.life < other.life:
+            self.rewinds, self.acked, self.beginning = {}, {}, other
+        elif self.beginning.life == other.life and other.created != ZERO:
+            self.beginning = min(self.beginning, other, key=lambda one: (one.created == ZERO, one.created))
+
     def join(self, other: NaiveModel) -> None:
+        self.begin(other.beginning)
+        if other.beginning.life < self.beginning.life:
+            return
         self.rewinds |= other.rewinds
         for key, bits in other.acked.items():
             self.acked[key] = self.acked.get(key, 0) | bits
 
     def reads(self) -> dict[tuple[str, Position], int]:
-        return {
-            (region, place): self.acked.get((self.layer(region, place), region, place), 0)
-            for region in REGIONS
-            for place in ACKABLE
-        }
+        found = {}
+        for region in REGIONS:
+            start = self.beginning.places.get(region, EARLIEST)
+            for place in ACKABLE:
+                layer = self.layer(region, place)
+                acked = self.acked.get((layer, region, place), 0)
+                found[region, place] = (1 << SIZE) - 1 if layer == ZERO and place <= start else acked
+        return found
 
 
 def reads(progress: Progress) -> dict[tuple[str, Position], int]:
@@ -301,7 +332,7 @@ def test_raising_a_floor_acks_all_below(
 
 
 @settings(max_examples=600, deadline=None)
-@given(st.binary(max_size=60).map(lambda data: b"\x01" + data))
+@given(st.tuples(st.sampled_from([b"\x01", b"\x02"]), st.binary(max_size=60)).map(b"".join))
 def test_garbage_is_refused_with_value_error(data: bytes) -> None:
     try:
         progress = Progress.decode(data)
@@ -507,8 +538,8 @@ def test_two_rewinds_of_one_stamp_which_no_clock_makes_both_count() -> None:
 
 
 def test_a_newer_format_is_refused_with_a_sentence() -> None:
-    with pytest.raises(ValueError, match="format 2: this broker reads format 1 only"):
-        Progress.decode(b"\x02")
+    with pytest.raises(ValueError, match="format 3: this broker reads formats up to 2"):
+        Progress.decode(b"\x03")
 
 
 def test_the_format_stays() -> None:
@@ -521,3 +552,40 @@ def test_the_format_stays() -> None:
         "01020775732d6561737408040109030106000100020775732d77657374000001080401010305010101"
         "e807010775732d7765737406010775732d656173740802080300"
     )
+    # Only where a beginning is known is it written, so that what an older broker can read it may.
+    progress.begin(Beginning(Stamp(900, 0, "us-west"), Stamp(999, 2, "us-east"), {"us-east": Position(7, 3)}))
+    progress.ack(ZERO, "us-east", Position(7, 5), Position(7, 6))
+    assert progress.encode().hex() == (
+        "028407000775732d77657374e707020775732d65617374010775732d656173740804010775732d6561737400000107010001060000"
+    )
+
+
+def test_the_place_of_a_later_creation_is_taken_back_and_its_acks_are_kept() -> None:
+    early = Beginning(ZERO, Stamp(100, 0, "us-east"), {"us-east": Position(5, 1)})
+    late = Beginning(ZERO, Stamp(101, 0, "us-west"), {"us-east": Position(5, 6), "us-west": Position(6, 0)})
+    progress = Progress()
+    progress.begin(late)
+    progress.ack(ZERO, "us-east", Position(5, 7), Position(5, 8))
+    progress.ack(ZERO, "us-east", Position(5, 3), Position(5, 4))
+    assert progress.floors() == {"us-east": Position(5, 6), "us-west": Position(6, 0)}
+    assert progress.begin(early)
+    assert not progress.begin(late)
+    assert progress.floors() == {"us-east": Position(5, 1)}
+    assert [entry for entry in range(10) if progress.is_acked("us-east", Position(5, entry))] == [0, 1, 4, 8]
+    assert not progress.is_acked("us-west", Position(6, 0))
+
+
+def test_a_subscription_that_is_made_again_has_nothing_acked() -> None:
+    progress = Progress()
+    progress.begin(Beginning(ZERO, Stamp(100, 0, "us-east"), {}))
+    progress.ack(ZERO, "us-east", EARLIEST, Position(5, 8))
+    old = progress.copy()
+    stale = progress.empty_delta()
+    stale.ack(ZERO, "us-east", Position(5, 8), Position(5, 9))
+    deleted = Stamp(150, 0, "us-west")
+    assert progress.begin(Beginning(deleted, ZERO, {}))
+    assert not progress.is_acked("us-east", Position(5, 8))
+    assert not progress.join(stale)
+    assert not progress.join(old)
+    assert old.join(progress)
+    assert old == progress

@@ -176,19 +176,25 @@ def effective(progress: Progress, region: str) -> tuple[list[Interval], dict[Pos
     open_ranges: list[Interval] = [(EARLIEST, LATEST)]
     ranges: list[Interval] = []
     batches: dict[Position, tuple[int, int]] = {}
+    start = progress.start(region)
     for epoch, rule, time in [*layers, (ZERO, (EARLIEST, LATEST), None)]:
         acks = progress.acks(epoch, region)
         ruled = open_ranges if time is not None else ([] if rule is None else _intersect(open_ranges, [rule]))
+        begins_later = epoch == ZERO and start > EARLIEST
+        if begins_later and ruled:
+            ranges += _intersect([(EARLIEST, start)], ruled)
         if acks is not None and ruled:
             runs = list(acks.runs())
             ranges += runs if ruled == [(EARLIEST, LATEST)] else _intersect(runs, ruled)
             for position, partial in acks.partials():
+                if begins_later and position <= start:
+                    continue
                 if any(after < position <= upto for after, upto in ruled):
                     size, bits = batches.get(position, (partial.size, 0))
                     batches[position] = (min(size, partial.size), bits | partial.acked)
         if rule is not None:
             open_ranges = _subtract(open_ranges, rule)
-    return _joined(ranges) if layers else ranges, batches
+    return _joined(ranges) if layers or start > EARLIEST else ranges, batches
 
 
 def _firsthand_rows(record: Mapping[str, Any]) -> Iterator[Row]:

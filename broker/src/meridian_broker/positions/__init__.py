@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from meridian_broker.positions.ackset import FLOOR, AckSet
+from meridian_broker.positions.beginning import Beginning
 from meridian_broker.positions.claims import Partial
 from meridian_broker.positions.clock import ZERO, HybridClock, Stamp
 from meridian_broker.positions.dropped import Cause, Dropped
@@ -16,6 +17,7 @@ __all__ = [
     "LATEST",
     "ZERO",
     "AckSet",
+    "Beginning",
     "Cause",
     "DigestKey",
     "Dropped",

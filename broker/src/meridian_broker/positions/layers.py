@@ -215,9 +215,10 @@ def take_acks(reader: Reader) -> dict[str, AckSet]:
     return acks
 
 
-def floor_over(region: str, base: AckSet | None, newest_first: list[Layer]) -> Position:
+def floor_over(region: str, base: AckSet | None, start: Position, newest_first: list[Layer]) -> Position:
     """The highest position up to which every entry of a region is acked, each read from the layer that rules it.
 
+    ``start``: in the base layer everything up to here counts as acked as well.
     Walks up the borders of all ranges: between two of them one layer rules, beside seeks by time, which may.
     """
     borders = sorted({border for layer in newest_first for border in layer.rules.get(region, ())})
@@ -235,7 +236,7 @@ def floor_over(region: str, base: AckSet | None, newest_first: list[Layer]) -> P
             if ruled:
                 break
         else:
-            end = (base or none).reach(floor)
+            end = (base or none).reach(max(floor, start))
             reach = end if reach is None else min(reach, end)
         if reach is None or reach <= floor:
             return floor

@@ -12,6 +12,8 @@ rules some of the entries, and those are read from it alone (R12). The base laye
 * An entry reads the newest layer that rules it.
 * An ack counts in the epoch under which its message was dispatched (R13): in the newest layer, not newer than that,
   that rules the entry.
+* Where the subscription *began* (``beginning.py``) is known beside the acks: what lies before it counts as acked in the
+  base layer, until an earlier creation is heard of (R15). A later life of the subscription replaces all of it (R16).
 * A layer all of whose entries are ruled by newer ones is never read again and is forgotten. As the newer ones are part
   of the same progress and only grow, forgetting early or late makes no difference to any join.
 
@@ -26,6 +28,7 @@ from hashlib import blake2b
 from typing import Final
 
 from meridian_broker.positions.ackset import FLOOR, AckSet
+from meridian_broker.positions.beginning import UNKNOWN, Beginning
 from meridian_broker.positions.clock import ZERO, Stamp
 from meridian_broker.positions.layers import (
     LAYERS_MAX,
@@ -44,7 +47,8 @@ from meridian_broker.positions.layers import (
 from meridian_broker.positions.position import EARLIEST, Position
 from meridian_broker.positions.varints import Reader, put_number
 
-FORMAT_VERSION: Final = 1
+FORMAT_VERSION: Final = 2
+"""What knows nothing of the subscription's beginning, as nearly all deltas, is still written in format 1."""
 
 DigestKey = tuple[Stamp, str, int]
 """``(epoch, origin region, ledger)``. The ledger may be ``FLOOR``; the region ``""`` is the rewind itself."""
@@ -53,12 +57,28 @@ DigestKey = tuple[Stamp, str, int]
 class Progress:
     """What is acked of a subscription, all origins, all epochs. Changed in place."""
 
-    __slots__ = ("_base", "_layers")
+    __slots__ = ("_base", "_layers", "beginning")
 
     def __init__(self) -> None:
+        self.beginning = UNKNOWN
+        """Where the subscription began, and which of its lives this is. Changed by ``begin`` and ``join`` only."""
         self._base: dict[str, AckSet] = {}
         self._layers: list[Layer] | None = None
         """Rewinds, oldest first. None for nearly every subscription there is."""
+
+    def begin(self, beginning: Beginning) -> bool:
+        """Hear of a creation, or of a deletion: a later life than this one's starts with nothing acked.
+
+        :returns: whether anything was new.
+        """
+        mine = self.beginning
+        joined = mine.joined(beginning)
+        if joined is mine or joined == mine:
+            return False
+        if joined.life != mine.life:
+            self._base, self._layers = {}, None
+        self.beginning = joined
+        return True
 
     # -- acks and rewinds ----------------------------------------------------------------------------------------------
 
@@ -132,6 +152,7 @@ class Progress:
         layer = Layer(epoch, {sys.intern(region): rule for region, rule in rules.items()}, publish_time_ms)
         layer.acks = copy_acks(base or {})
         one = Progress()
+        one.beginning = self.beginning.bare()
         one._layers = [layer]
         return self.join(one)
 
@@ -153,32 +174,47 @@ class Progress:
 
     @property
     def is_empty(self) -> bool:
-        return self._layers is None and all(acks.is_empty for acks in self._base.values())
+        return self._layers is None and self.beginning == UNKNOWN and all(acks.is_empty for acks in self._base.values())
 
     def is_acked(self, region: str, position: Position, publish_time_ms: int = 0) -> bool:
         """Whether an entry is acked. Give its publish time: seeks by time rule by it."""
-        if self._layers is None:
-            acks = self._base.get(region)
-        else:
-            acks = self._layer_of(region, position, publish_time_ms).get(region)
-        return acks is not None and acks.contains(position)
+        base = self._base
+        layer = base if self._layers is None else self._layer_of(region, position, publish_time_ms)
+        acks = layer.get(region)
+        if acks is not None and acks.contains(position):
+            return True
+        places = self.beginning.places
+        return bool(places) and layer is base and position <= places.get(region, EARLIEST)
 
     def remaining(self, region: str, position: Position, size: int, publish_time_ms: int = 0) -> int | None:
         """Which messages of a batch are *not* acked, as bits: 0 = the whole entry is acked, None = none of it is."""
-        acks = self._layer_of(region, position, publish_time_ms).get(region)
+        layer = self._layer_of(region, position, publish_time_ms)
+        if layer is self._base and position <= self.start(region):
+            return 0
+        acks = layer.get(region)
         return None if acks is None else acks.remaining(position, size)
 
+    def start(self, region: str) -> Position:
+        """Everything of a region up to here lies before the subscription's beginning."""
+        return self.beginning.places.get(region, EARLIEST)
+
     def regions(self) -> frozenset[str]:
-        """Origins of which anything is acked, or ruled by a rewind."""
+        """Origins of which anything is acked, lies before the beginning, or is ruled by a rewind."""
         names = {region for acks in self._all_acks() for region, one in acks.items() if not one.is_empty}
-        return frozenset(names.union(*(layer.rules for layer in self._layers or ())))
+        return frozenset(names.union(self.beginning.places, *(layer.rules for layer in self._layers or ())))
 
     def floors(self) -> dict[str, Position]:
         """Per origin: every entry up to here is acked. Seeks by time can only make it lower than it might be."""
+        base, places = self._base, self.beginning.places
         if self._layers is None:
-            return {region: acks.floor for region, acks in self._base.items()}
+            none = AckSet()
+            names = base if not places else base.keys() | places
+            return {region: base.get(region, none).reach(self.start(region)) for region in names}
         newest_first = self._layers[::-1]
-        return {region: floor_over(region, self._base.get(region), newest_first) for region in sorted(self.regions())}
+        return {
+            region: floor_over(region, base.get(region), self.start(region), newest_first)
+            for region in sorted(self.regions())
+        }
 
     def acks(self, epoch: Stamp, region: str) -> AckSet | None:
         """The acks of one layer, to look at; None when there are none."""
@@ -198,31 +234,42 @@ class Progress:
     # -- the algebra ---------------------------------------------------------------------------------------------------
 
     def join(self, other: Progress) -> bool:
-        """Take over everything the other has.
+        """Take over everything the other has; of an earlier life that is nothing.
 
         :returns: whether anything was new.
         :raises ValueError: together they have too many rewinds.
         """
+        mine, their = self.beginning, other.beginning
+        if mine.life != their.life:
+            if mine.life > their.life:
+                return False
+            self.begin(their)
         if self._layers is None and other._layers is None:
-            return join_acks(self._base, other._base)
-        if other.within(self):
+            begun = their is not UNKNOWN and self.begin(their)
+            return join_acks(self._base, other._base) or begun or mine.life != their.life
+        if mine.life == their.life and other.within(self):
             return False
-        mine = {layer.epoch: layer for layer in self._layers or ()}
-        if len(mine.keys() | {layer.epoch for layer in other._layers or ()}) > 2 * LAYERS_MAX:
+        layers = {layer.epoch: layer for layer in self._layers or ()}
+        if len(layers.keys() | {layer.epoch for layer in other._layers or ()}) > 2 * LAYERS_MAX:
             raise ValueError(f"a subscription can remember {LAYERS_MAX} rewinds; the two have more")
+        self.begin(their)
         for layer in other._layers or ():
-            known = mine.get(layer.epoch)
+            known = layers.get(layer.epoch)
             if known is None:
-                mine[layer.epoch] = layer.copy()
+                layers[layer.epoch] = layer.copy()
             else:
                 known.join(layer)
-        self._layers = [mine[epoch] for epoch in sorted(mine)]
+        self._layers = [layers[epoch] for epoch in sorted(layers)]
         join_acks(self._base, other._base)
         self._forget_overruled()
         return True
 
     def within(self, other: Progress) -> bool:
         """Whether the other has everything this one has: ``other.join(self)`` would change nothing."""
+        if self.beginning.life != other.beginning.life:
+            return self.beginning.life < other.beginning.life
+        if other.beginning.joined(self.beginning) != other.beginning:
+            return False
         if other._base_counts() and not acks_within(self._base, other._base):
             return False
         if self._layers is None:
@@ -240,6 +287,11 @@ class Progress:
     def minus(self, other: Progress) -> Progress:
         """What this has and the other lacks, see ``AckSet.minus``. Empty exactly if this is within the other."""
         result = Progress()
+        beginning = self.beginning
+        if beginning.life != other.beginning.life:
+            return self.copy() if beginning.life > other.beginning.life else result
+        if other.beginning.joined(beginning) != other.beginning:
+            result.beginning = beginning
         if other._base_counts():
             result._base = acks_minus(self._base, other._base)
         theirs = {layer.epoch: layer for layer in other._layers or ()}
@@ -256,6 +308,8 @@ class Progress:
                 layers.append(rest)
         result._layers = layers or None
         result._forget_overruled()
+        if result.beginning is UNKNOWN and not result.is_empty:
+            result.beginning = beginning.bare()
         return result
 
     def empty_delta(self) -> Progress:
@@ -264,12 +318,14 @@ class Progress:
         A new ``Progress()`` will not do once there was a rewind: an ack has to know the layers to find its own.
         """
         result = Progress()
+        result.beginning = self.beginning.bare()
         if self._layers is not None:
             result._layers = [layer.head() for layer in self._layers]
         return result
 
     def copy(self) -> Progress:
         other = Progress()
+        other.beginning = self.beginning
         other._base = copy_acks(self._base)
         other._layers = None if self._layers is None else [layer.copy() for layer in self._layers]
         return other
@@ -277,7 +333,9 @@ class Progress:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Progress):
             return NotImplemented
-        return self._layers == other._layers and same_acks(self._base, other._base)
+        return (
+            self.beginning == other.beginning and self._layers == other._layers and same_acks(self._base, other._base)
+        )
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -289,7 +347,11 @@ class Progress:
 
     def encode(self) -> bytes:
         """Canonical: equal progress, equal bytes. The first byte is the format's version."""
-        out = bytearray((FORMAT_VERSION,))
+        if self.beginning == UNKNOWN:
+            out = bytearray((1,))
+        else:
+            out = bytearray((FORMAT_VERSION,))
+            self.beginning.put(out)
         put_acks(out, self._base)
         put_number(out, len(self._layers or ()))
         for layer in self._layers or ():
@@ -301,12 +363,16 @@ class Progress:
         """:raises ValueError: another format, or bytes that are no progress."""
         reader = Reader(data)
         version = reader.byte()
-        if version != FORMAT_VERSION:
+        if not 1 <= version <= FORMAT_VERSION:
             raise ValueError(
-                f"progress has format {version}: this broker reads format {FORMAT_VERSION} only; a newer broker wrote "
-                "it, run that version here too"
+                f"progress has format {version}: this broker reads formats up to {FORMAT_VERSION}; a newer broker "
+                "wrote it, run that version here too"
             )
         result = cls()
+        if version > 1:
+            result.beginning = Beginning.take(reader)
+            if result.beginning == UNKNOWN:
+                raise reader.broken("nothing is said of the beginning")
         result._base = {sys.intern(region): acks for region, acks in take_acks(reader).items()}
         layers = [Layer.take(reader) for _ in range(reader.count(6))]
         reader.end()
@@ -320,16 +386,22 @@ class Progress:
         return result
 
     def digests(self) -> dict[DigestKey, int]:
-        """Stable 64-bit digests of all parts. Equal progress, equal digests; what differs is worth exchanging."""
+        """Stable 64-bit digests of all parts. Equal progress, equal digests; what differs is worth exchanging.
+
+        Parts of different lives are never equal, whatever they say.
+        """
         result: dict[DigestKey, int] = {}
+        if self.beginning is not UNKNOWN:
+            result[ZERO, "", FLOOR] = self.beginning.digest()
+        life = self.beginning.bare().digest()
         for epoch, acks in self._by_epoch():
             for region, one in acks.items():
                 for ledger, digest in one.digests().items():
-                    result[epoch, region, ledger] = digest
+                    result[epoch, region, ledger] = digest ^ life
         for layer in self._layers or ():
             out = bytearray()
             layer.put_head(out)
-            result[layer.epoch, "", FLOOR] = int.from_bytes(blake2b(out, digest_size=8).digest(), "big")
+            result[layer.epoch, "", FLOOR] = int.from_bytes(blake2b(out, digest_size=8).digest(), "big") ^ life
         return result
 
     def digest(self, key: DigestKey) -> int:
@@ -338,7 +410,8 @@ class Progress:
         if not region:
             return self.digests().get(key, 0)
         acks = self.acks(epoch, region)
-        return 0 if acks is None else acks.digest(ledger)
+        digest = 0 if acks is None else acks.digest(ledger)
+        return digest ^ self.beginning.bare().digest() if digest else 0
 
     def extract(self, keys: Collection[DigestKey]) -> Progress:
         """The part under these keys, as progress of its own. Keys of parts that do not exist do no harm."""
@@ -346,6 +419,7 @@ class Progress:
         for epoch, region, ledger in keys:
             wanted.setdefault(epoch, {}).setdefault(region, set()).add(ledger)
         result = Progress()
+        result.beginning = self.beginning if "" in wanted.get(ZERO, ()) else self.beginning.bare()
         result._base = _extract(self._base, wanted.get(ZERO, {}))
         layers = []
         for layer in self._layers or ():

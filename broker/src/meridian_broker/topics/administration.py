@@ -116,14 +116,12 @@ async def make_subscription(
     """
     if not name or name.startswith(REPLICATION_PREFIX):
         raise InvalidName(f"a subscription cannot be called {name!r}")
-    start = LATEST if place == LATEST else EARLIEST
+    places = None if place in (EARLIEST, LATEST) else await topic.places_before(place)
 
     def make(done: Confirmed) -> None:
-        topic.create_subscription(name, start, replicated=replicated, properties=properties, done=done)
+        topic.create_subscription(name, place, replicated=replicated, properties=properties, places=places, done=done)
 
     await confirmed(topic, make)
-    if place not in (EARLIEST, LATEST):
-        await move_subscription(topic.subscriptions[name], place)
 
 
 async def move_subscription(subscription: Subscription, place: Position) -> None:

@@ -24,7 +24,7 @@ from meridian_broker.metadata.rules import Rules
 from meridian_broker.metadata.store import MetadataError
 from meridian_broker.metadata.topic_catalog import MAX_PARTITIONS
 from meridian_broker.positions import HybridClock, Progress
-from meridian_broker.positions.position import EARLIEST, Position
+from meridian_broker.positions.position import EARLIEST, LATEST, Position
 from meridian_broker.topics import drops, upkeep
 from meridian_broker.topics.errors import (
     InvalidName,
@@ -38,8 +38,9 @@ from meridian_broker.topics.ownership import TopicMetadata
 from meridian_broker.topics.progress_log import ProgressLog
 from meridian_broker.topics.schemas import SchemaBook
 from meridian_broker.topics.subscription import Subscription
+from meridian_broker.topics.subscription_record import decode_record, encode_record
 from meridian_broker.topics.throttling import Throttle
-from meridian_broker.topics.topic import Exchange, Topic, TopicLimits, decode_record, encode_record
+from meridian_broker.topics.topic import Exchange, Topic, TopicLimits
 from meridian_broker.wire.proto import pulsar_pb2 as pb
 from meridian_broker.wire.pulsar import topic_name
 from meridian_broker.wire.pulsar.topic_name import TopicName
@@ -359,6 +360,9 @@ class TopicService:
         properties: dict[str, str],
     ) -> Subscription:
         """Find or make one; durable when this returns. :raises TopicError: refused."""
+        places = None
+        if durable and initial not in (EARLIEST, LATEST) and name not in topic.subscriptions:
+            places = await topic.places_before(initial)
         answer: Subscription = await self.scheduler.answer(
             lambda ready: topic.subscribe(
                 name,
@@ -368,6 +372,7 @@ class TopicService:
                 properties=properties,
                 may_create=self.defaults.auto_subscription_creation.allowed,
                 ready=ready,
+                places=places,
             )
         )
         return answer

@@ -11,14 +11,13 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import TYPE_CHECKING, Final
 
 from meridian_broker.ledgers.entry import MARKER
 from meridian_broker.ledgers.index import Place
 from meridian_broker.ledgers.store import LedgerError, LedgerNotFound
-from meridian_broker.positions import ZERO, Dropped, Progress, Stamp
+from meridian_broker.positions import Dropped, Progress, Stamp
 from meridian_broker.positions.position import EARLIEST, Position
 from meridian_broker.topics import cursor, drops
 from meridian_broker.topics.consumer import Consumer
@@ -28,6 +27,7 @@ from meridian_broker.topics.key_ranges import KeySharedPolicy
 from meridian_broker.topics.key_shared import KeySharedDispatcher
 from meridian_broker.topics.pacing import Pace
 from meridian_broker.topics.progress_log import Kind
+from meridian_broker.topics.subscription_record import SubscriptionRecord
 
 if TYPE_CHECKING:
     from meridian_broker.topics.topic import Exchange, Topic
@@ -47,18 +47,6 @@ class SubscriptionType(IntEnum):
 
 _SHARING: Final = (SubscriptionType.SHARED, SubscriptionType.KEY_SHARED)
 """Types of which the broker keeps in mind who has what."""
-
-
-@dataclass(slots=True)
-class SubscriptionRecord:
-    """What is known of a subscription besides its progress; travels to every region of the topic (R15, R17)."""
-
-    name: str
-    replicated: bool = False
-    flag_stamp: Stamp = ZERO
-    """When and where the replicated flag was set; later wins (R17)."""
-    created: Stamp = ZERO
-    properties: dict[str, str] = field(default_factory=dict)
 
 
 class Subscription:
@@ -515,17 +503,21 @@ class Subscription:
         self.advance()
 
     def merge(self, delta: Progress, done: Callable[[str | None], None]) -> None:
-        """Join what another region told, make it durable, and act on it. A rewind closes the consumers (R13)."""
+        """Join what another region told, make it durable, and act on it.
+
+        A rewind closes the consumers (R13), and so does an earlier creation, whose place may lie further back (R15).
+        """
         if self._delta is not None:
             self.flush()
-        rewinds = self.progress.rewinds()
+        rewinds, beginning = self.progress.rewinds(), self.progress.beginning
         if not drops.join(self.progress, self.dropped, delta):
             self.topic.progress_log.when_durable(lambda error: done(None if error is None else str(error)))
             return
         self.topic.progress_log.append(
             Kind.MERGED, self.name, delta.encode(), lambda error: done(None if error is None else str(error))
         )
-        if self.progress.rewinds() != rewinds:  # an older one may come after a newer one, and rules other entries
+        # An older rewind may come after a newer one, and rules other entries.
+        if self.progress.rewinds() != rewinds or self.progress.beginning != beginning:
             self.disconnect_consumers()
             self.start_cursor()
         else:

@@ -8,9 +8,8 @@ fences the topic: clients are told to look it up again, and it is opened anew fr
 
 from __future__ import annotations
 
-import json
-from collections.abc import Awaitable, Callable
-from dataclasses import asdict, dataclass
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol
 
 from meridian_broker.ledgers.entry import BATCH, CHUNK, EntryHeader, pack_extras, unpack
@@ -18,7 +17,7 @@ from meridian_broker.ledgers.log import Stored, TopicLog
 from meridian_broker.ledgers.pending import OwnEntry
 from meridian_broker.ledgers.scheduling import Scheduler
 from meridian_broker.metadata.rules import Rules
-from meridian_broker.positions import Dropped, HybridClock, Progress, Stamp
+from meridian_broker.positions import ZERO, Beginning, Dropped, HybridClock, Progress
 from meridian_broker.positions.position import EARLIEST, LATEST, Position
 from meridian_broker.topics import drops
 from meridian_broker.topics.admission import Admission
@@ -38,7 +37,13 @@ from meridian_broker.topics.key_ranges import KeySharedPolicy
 from meridian_broker.topics.pacing import Pacing
 from meridian_broker.topics.producer import Producer
 from meridian_broker.topics.progress_log import Change, Kind, ProgressLog
-from meridian_broker.topics.subscription import Confirmed, Subscription, SubscriptionRecord, SubscriptionType
+from meridian_broker.topics.subscription import Confirmed, Subscription, SubscriptionType
+from meridian_broker.topics.subscription_record import (
+    SubscriptionRecord,
+    decode_record,
+    encode_record,
+    join_records,
+)
 from meridian_broker.wire.proto import pulsar_pb2 as pb
 from meridian_broker.wire.pulsar import metadata as message_metadata
 from meridian_broker.wire.pulsar.frames import Send
@@ -50,6 +55,8 @@ REPLICATION_PREFIX: Final = "pulsar.repl"
 """Producer and subscription names that begin so belong to replicators."""
 METADATA_BYTES: Final = 4096
 """What a message's metadata may add to the largest message."""
+_NOWHERE: Final[Mapping[str, Position]] = {}
+"""Before everything: one for all subscriptions that begin there."""
 _NOT_FROM_CLIENTS: Final = "markers, origins and message ids are set by brokers of other regions only"
 
 
@@ -338,8 +345,12 @@ class Topic:
         properties: dict[str, str] | None,
         may_create: bool,
         ready: Callable[[Subscription | Exception], None],
+        places: Mapping[str, Position] | None = None,
     ) -> None:
-        """Find or make a subscription. ``ready`` hears it once its record is durable, or the error."""
+        """Find or make a subscription. ``ready`` hears it once its record is durable, or the error.
+
+        ``places``: of an initial entry, see ``create_subscription``.
+        """
         existing = self.subscriptions.get(name)
         if existing is not None:
             if existing.durable != durable:
@@ -358,7 +369,7 @@ class Topic:
             ready(NotAllowed(f"a subscription cannot be called {name!r}"))
             return
         made = self.create_subscription(
-            name, initial, durable=durable, replicated=bool(replicated), properties=properties, done=None
+            name, initial, durable=durable, replicated=bool(replicated), properties=properties, places=places
         )
         if durable:
             self.progress_log.when_durable(lambda error: ready(made if error is None else error))
@@ -373,10 +384,12 @@ class Topic:
         durable: bool = True,
         replicated: bool = False,
         properties: dict[str, str] | None = None,
+        places: Mapping[str, Position] | None = None,
         done: Confirmed | None = None,
     ) -> Subscription:
         """Make a subscription whose next entry is ``initial`` (``EARLIEST``, ``LATEST`` or an entry).
 
+        :param places: of a durable one that begins at an entry, ``places_before`` of that entry.
         :raises SubscriptionExists: there is one of that name.
         """
         if name in self.subscriptions:
@@ -385,22 +398,38 @@ class Topic:
         record = SubscriptionRecord(name, replicated, stamp, stamp, dict(properties or {}))
         subscription = Subscription(self, record, Progress(), durable)
         self.subscriptions[name] = subscription
+        if not durable:
+            self._place_reader(subscription, initial)
+            return subscription
         if initial == LATEST:
-            subscription.progress.raise_floor(self.region, self.log.last_own)
-            for region, origin in self.log.last_origin.items():
-                subscription.progress.raise_floor(region, origin)
+            places = _known({self.region: self.log.last_own, **self.log.last_origin})
             subscription.mark_delete = self.log.last_confirmed
-        elif durable and initial != EARLIEST:
-            self.scheduler.spawn(subscription.seek(initial), "place a new subscription")
+        subscription.progress.begin(Beginning(ZERO, stamp, places or _NOWHERE))
+        if initial != LATEST:
+            subscription.start_cursor()
+        if replicated:
+            subscription.first_hand = subscription.progress.copy()
+        self._record(subscription, done)
+        return subscription
+
+    def _place_reader(self, subscription: Subscription, initial: Position) -> None:
         if initial == EARLIEST:
             subscription.start_cursor()
-        elif not durable and initial != LATEST:
-            subscription.mark_delete = self.log.before(initial)
-        if durable:
-            if replicated:
-                subscription.first_hand = subscription.progress.copy()
-            self._record(subscription, done)
-        return subscription
+        else:
+            subscription.mark_delete = self.log.last_confirmed if initial == LATEST else self.log.before(initial)
+
+    async def places_before(self, position: Position) -> dict[str, Position]:
+        """Per origin region the last entry stored before a position: where a subscription that begins there begins in
+        every region (R15)."""
+        log = self.log
+        if position > log.last_confirmed:
+            return _known({self.region: log.last_own, **log.last_origin})
+        position = log.after(log.before(max(position, log.first))) or position
+        span = next(span for span in log.spans() if span.ledger_id == position.ledger)
+        index = await log.load_index(position.ledger)
+        places = {**span.origins_before, self.region: span.own_before}
+        places |= {region: origin for _, region, origin in index.origins(0, position.entry - 1)}
+        return _known(places)
 
     def _record(self, subscription: Subscription, done: Confirmed | None = None) -> None:
         self.progress_log.append(Kind.SUBSCRIPTION, subscription.name, encode_record(subscription.record))
@@ -553,6 +582,10 @@ class Topic:
                 subscription.follow()
 
 
+def _known(places: Mapping[str, Position]) -> dict[str, Position]:
+    return {region: place for region, place in places.items() if place > EARLIEST}
+
+
 def _own_entry(flags: int, messages: int, body: bytes | memoryview) -> OwnEntry:
     """An entry whose metadata says more than every message's does."""
     view = message_metadata.scan(body)
@@ -565,34 +598,3 @@ def _own_entry(flags: int, messages: int, body: bytes | memoryview) -> OwnEntry:
         key_hash = message_metadata.key_hash(view)
     checksum = message_metadata.body_checksum(body)
     return (flags | BATCH if view.is_batch else flags, messages, key_hash, checksum, view.publish_time_ms, extras, body)
-
-
-def join_records(one: SubscriptionRecord, other: SubscriptionRecord) -> SubscriptionRecord:
-    """What two regions know of one subscription: the earlier creation, the later flag (R15, R17)."""
-    created = other if one.created.beats(other.created) else one
-    flag = other if other.flag_stamp.beats(one.flag_stamp) else one
-    return SubscriptionRecord(one.name, flag.replicated, flag.flag_stamp, created.created, created.properties)
-
-
-def encode_record(record: SubscriptionRecord) -> bytes:
-    return json.dumps(asdict(record), separators=(",", ":")).encode()
-
-
-def decode_record(data: bytes) -> SubscriptionRecord:
-    """:raises ValueError: no record."""
-    try:
-        fields = json.loads(data)
-        return SubscriptionRecord(
-            fields["name"],
-            bool(fields["replicated"]),
-            _stamp(fields["flag_stamp"]),
-            _stamp(fields["created"]),
-            dict(fields["properties"]),
-        )
-    except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"{data[:80]!r} is no subscription record: {error}") from error
-
-
-def _stamp(value: list[object]) -> Stamp:
-    time_ms, counter, region = value
-    return Stamp(int(str(time_ms)), int(str(counter)), str(region))

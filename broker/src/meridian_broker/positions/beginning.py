@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where a subscription began, and which of its lives it is in (rules R15, R16).
+
+A subscription that is deleted and made again is another one: its *life* is the stamp of the deletion before it. Within
+a life it may be made in several regions that do not hear of each other; then the earliest creation says where it
+begins. What lies before that place is not to be delivered, but nobody acked it: the place of a later creation is
+taken back, whereas its acknowledgements are kept. So places are no acks, and are kept apart from them.
+
+Beginnings are ordered - a later life, then an earlier creation - and joining two takes the first in that order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from hashlib import blake2b
+from typing import Final, NamedTuple
+
+from meridian_broker.positions.claims import put_position, take_position
+from meridian_broker.positions.clock import ZERO, Stamp
+from meridian_broker.positions.position import Position
+from meridian_broker.positions.varints import Reader, put_name, put_number
+
+
+class Beginning(NamedTuple):
+    """See the module's text."""
+
+    life: Stamp
+    """Stamp of the deletion before; ``ZERO`` when it was never deleted."""
+    created: Stamp
+    """Stamp of the creation; ``ZERO`` when it is not known to be made in this life, or not told (in a delta)."""
+    places: Mapping[str, Position]
+    """Per origin region: everything up to here lies before the beginning. Regions that are not named begin at their
+    earliest entry."""
+
+    def bare(self) -> Beginning:
+        """The life alone."""
+        return UNKNOWN if self.life == ZERO else Beginning(self.life, ZERO, {})
+
+    def joined(self, other: Beginning) -> Beginning:
+        """The one that counts; this very one when nothing is new."""
+        if self.life != other.life:
+            return max(self, other, key=lambda one: one.life)
+        if other.created == ZERO or other is self:
+            return self
+        if self.created == ZERO:
+            return other
+        if self.created != other.created:
+            return other if self.created > other.created else self
+        if self.places == other.places:
+            return self
+        # One stamp is one creation; if a fault made two of them, nothing that either would deliver is passed over.
+        both = self.places.keys() & other.places.keys()
+        places = {region: min(self.places[region], other.places[region]) for region in both}
+        return self if places == self.places else Beginning(self.life, self.created, places)
+
+    def digest(self) -> int:
+        """64 bits, the same in every region; 0 when nothing is known."""
+        if self == UNKNOWN:
+            return 0
+        out = bytearray()
+        self.put(out)
+        return int.from_bytes(blake2b(out, digest_size=8).digest(), "big")
+
+    def put(self, out: bytearray) -> None:
+        """Append the canonical encoding."""
+        for stamp in (self.life, self.created):
+            put_number(out, stamp.time_ms)
+            put_number(out, stamp.counter)
+            put_name(out, stamp.region)
+        put_number(out, len(self.places))
+        for region in sorted(self.places):
+            put_name(out, region)
+            put_position(out, self.places[region])
+
+    @classmethod
+    def take(cls, reader: Reader) -> Beginning:
+        """:raises ValueError: these bytes are no beginning."""
+        life, created = (Stamp(reader.number(), reader.number(), reader.name()) for _ in range(2))
+        places: dict[str, Position] = {}
+        for _ in range(reader.count(3)):
+            region = reader.name()
+            if region in places:
+                raise reader.broken(f"region {region!r} comes twice")
+            places[region] = take_position(reader)
+        if created == ZERO and places:
+            raise reader.broken("a subscription that was not made begins somewhere")
+        return cls(life, created, places)
+
+
+UNKNOWN: Final = Beginning(ZERO, ZERO, {})
+"""Of a progress that says nothing about it."""
