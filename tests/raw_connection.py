@@ -106,6 +106,11 @@ class RawConnection:
         for part in encode.send(producer_id, sequence_id, body, messages, highest, chunk is not None):
             self._writer.write(part)
 
+    def send_body(self, sequence_id: int, body: bytes, producer_id: int = 1) -> None:
+        """SEND of an entry made elsewhere."""
+        for part in encode.send(producer_id, sequence_id, body):
+            self._writer.write(part)
+
     async def receipt(self) -> tuple[int, bool]:
         """Sequence id of the next receipt, and whether it says that something was stored."""
         receipt = await self.hear(T.SEND_RECEIPT)

@@ -20,10 +20,11 @@ from meridian_broker.engines.memory.ledgers import MemoryLedgerStore
 from meridian_broker.ledgers.chapters import CacheBudget, LogLimits, Span
 from meridian_broker.ledgers.entry import CHUNK, pack_extras, pack_own, unpack
 from meridian_broker.ledgers.log import TopicLog
+from meridian_broker.metadata.rules import Rules
 from meridian_broker.positions import HybridClock
 from meridian_broker.positions.position import EARLIEST, Position
 from meridian_broker.server.loop import LoopScheduler
-from meridian_broker.topics import dispatch, key_shared
+from meridian_broker.topics import dispatch, key_shared, ruling
 from meridian_broker.topics.consumer import Consumer
 from meridian_broker.topics.delayed import TICK_MS, Delays
 from meridian_broker.topics.dispatch import SharedDispatcher
@@ -154,12 +155,12 @@ class World:
         last = Position(LEDGER, len(self.messages) - 1) if self.messages else EARLIEST
         await log.open([Span(LEDGER, EARLIEST, {}, info.entries, info.size)] if self.messages else [], last, {})
         clock = HybridClock(self.scheduler.now_ms, "here")
-        limits = TopicLimits(unacked_per_consumer=12, unacked_per_subscription=20)
 
         def progress_log(topic: Topic) -> ProgressLog:
             return ProgressLog(store, record, 1, self.scheduler, topic.snapshot)
 
-        self.topic = Topic("t", -1, "here", "", log, progress_log, self.scheduler, clock, limits, None)
+        self.topic = Topic("t", -1, "here", "", log, progress_log, self.scheduler, clock, TopicLimits(), None)
+        ruling.follow(self.topic, Rules(max_unacked_per_consumer=12, max_unacked_per_subscription=20))
         await self.topic.progress_log.open([])
         self.subscription: Subscription = self.topic.create_subscription("s", EARLIEST)
         await self.settle()

@@ -61,6 +61,46 @@ ENDPOINTS: Final = (
         "compactionThreshold",
         "the bytes not compacted yet at which a topic is compacted",
     ),
+    Endpoint(policies.MAX_CONSUMERS, "maxConsumersPerTopic", "maxConsumers", "how many consumers a topic may have"),
+    Endpoint(
+        policies.MAX_CONSUMERS_PER_SUBSCRIPTION,
+        "maxConsumersPerSubscription",
+        "maxConsumersPerSubscription",
+        "how many consumers a subscription may have",
+    ),
+    Endpoint(
+        policies.MAX_SUBSCRIPTIONS,
+        "maxSubscriptionsPerTopic",
+        "maxSubscriptionsPerTopic",
+        "how many subscriptions a topic may have",
+    ),
+    Endpoint(policies.MAX_TOPICS, "maxTopicsPerNamespace", "", "how many topics the namespace may have"),
+    Endpoint(
+        policies.MAX_UNACKED_PER_CONSUMER,
+        "maxUnackedMessagesPerConsumer",
+        "maxUnackedMessagesOnConsumer",
+        "how many messages a consumer may have without acknowledging them",
+    ),
+    Endpoint(
+        policies.MAX_UNACKED_PER_SUBSCRIPTION,
+        "maxUnackedMessagesPerSubscription",
+        "maxUnackedMessagesOnSubscription",
+        "how many messages all consumers of a subscription may have without acknowledging them",
+    ),
+    Endpoint(policies.MAX_MESSAGE_SIZE, "", "maxMessageSize", "the bytes a message may have, its metadata included"),
+    Endpoint(
+        policies.ENABLED_TYPES,
+        "subscriptionTypesEnabled",
+        "subscriptionTypesEnabled",
+        "which types subscriptions may have",
+    ),
+    Endpoint(policies.AUTO_TOPICS, "autoTopicCreation", "", "whether clients make topics by naming them, and which"),
+    Endpoint(
+        policies.AUTO_SUBSCRIPTIONS,
+        "autoSubscriptionCreation",
+        "autoSubscriptionCreation",
+        "whether consumers make subscriptions by naming them",
+    ),
 )
 
 
@@ -139,6 +179,9 @@ def setting(place: _Place, endpoint: Endpoint) -> Handler:
             value: Any = number(request.query["messageTTL"], "?messageTTL")
         else:
             value = await body(request)
+        largest = state(request).service.topic_limits.message_bytes
+        if endpoint.policy == policies.MAX_MESSAGE_SIZE and isinstance(value, int) and value > largest:
+            raise Refused(412, f"{value} bytes: this broker takes messages of at most {largest} bytes")
         await place.set(request, endpoint.policy, value, _element(request, endpoint.policy))
         return done()
 

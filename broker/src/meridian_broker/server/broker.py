@@ -38,6 +38,7 @@ from meridian_broker.metadata.catalog import Catalog
 from meridian_broker.metadata.policy_values import (
     AutoSubscriptionCreation,
     AutoTopicCreation,
+    DelayedDelivery,
     DispatchRate,
     PublishRate,
     Retention,
@@ -51,13 +52,13 @@ from meridian_broker.server.doors import Doors, client_tls
 from meridian_broker.server.loop import LoopScheduler
 from meridian_broker.server.settings import Settings
 from meridian_broker.topics import upkeep
+from meridian_broker.topics.ruling import UNLIMITED
 from meridian_broker.topics.service import TopicService
 from meridian_broker.topics.throttling import Rate, Throttle
 from meridian_broker.topics.topic import TopicLimits
 
 log = logging.getLogger(__name__)
 
-UNLIMITED: Final = 1 << 62
 POLICY_SECONDS: Final = 1.0
 """How often the regions of topics are compared with their policies."""
 CONTACT_SECONDS: Final = 1.0
@@ -193,8 +194,6 @@ class BrokerProcess:
             defaults=_defaults(settings),
             topic_limits=TopicLimits(
                 message_bytes=settings.network.max_message_size,
-                unacked_per_consumer=topics.max_unacked_messages_per_consumer or UNLIMITED,
-                unacked_per_subscription=topics.max_unacked_messages_per_subscription or UNLIMITED,
                 dedup_producers=topics.broker_deduplication_max_number_of_producers,
                 dedup_entries=topics.broker_deduplication_entries_interval,
                 dedup_idle_minutes=topics.broker_deduplication_producer_inactivity_timeout_minutes,
@@ -367,6 +366,15 @@ def _defaults(settings: Settings) -> Rules:
         message_ttl_seconds=storage.ttl_duration_default_in_seconds,
         deduplication=topics.broker_deduplication_enabled,
         max_producers=topics.max_producers_per_topic,
+        max_consumers=topics.max_consumers_per_topic,
+        max_consumers_per_subscription=topics.max_consumers_per_subscription,
+        max_subscriptions=topics.max_subscriptions_per_topic,
+        max_topics=topics.max_topics_per_namespace,
+        max_unacked_per_consumer=topics.max_unacked_messages_per_consumer,
+        max_unacked_per_subscription=topics.max_unacked_messages_per_subscription,
+        delayed_delivery=DelayedDelivery(
+            topics.delayed_delivery_enabled, max_delay_ms=topics.delayed_delivery_max_delay_in_millis
+        ),
         auto_topic_creation=AutoTopicCreation(
             topics.allow_auto_topic_creation,
             topics.allow_auto_topic_creation_type == "partitioned",

@@ -161,6 +161,27 @@ class TopicSettings:
     """Producers of one topic or partition, replicators of other regions not counted. A namespace's own policy comes
     first. 0: 10000, which is also the most."""
 
+    max_consumers_per_topic: int = _int(0, 0, 1_000_000)
+    """Consumers of one topic or partition, readers among them. 0: no limit. As with all policies, what the topic or its
+    namespace says comes first."""
+
+    max_consumers_per_subscription: int = _int(0, 0, 1_000_000)
+    """Consumers of one subscription of a topic or partition. 0: no limit."""
+
+    max_subscriptions_per_topic: int = _int(0, 0, 1_000_000)
+    """Subscriptions of one topic or partition; those of readers do not count. 0: no limit."""
+
+    max_topics_per_namespace: int = _int(0, 0, 1_000_000)
+    """Topics of one namespace, partitions counted each. Topics that come from other regions are made all the same.
+    0: no limit."""
+
+    delayed_delivery_enabled: bool = True
+    """Messages may ask to be delivered later. If not, they are delivered at once."""
+
+    delayed_delivery_max_delay_in_millis: int = _int(0, 0, 1 << 50)
+    """Longest time, in milliseconds, between publishing a message and the time it asks to be delivered at. A message
+    that asks for more is refused. 0: no limit."""
+
     broker_deduplication_enabled: bool = False
     """Messages that a producer sends again under the same name with the same sequence id are stored once. A namespace's
     own policy comes first."""

@@ -14,6 +14,7 @@ from meridian_broker.ledgers.store import LedgerError
 from meridian_broker.positions.position import EARLIEST, LATEST, Position
 from meridian_broker.topics.consumer import Consumer
 from meridian_broker.topics.errors import InvalidName, NotAllowed, TopicFenced
+from meridian_broker.topics.ruling import check_new_subscription
 from meridian_broker.topics.topic import REPLICATION_PREFIX
 
 if TYPE_CHECKING:
@@ -113,9 +114,11 @@ async def make_subscription(
     """Make a durable subscription whose next entry is ``place``.
 
     :raises SubscriptionExists: there is one of that name.
+    :raises LimitReached: the topic has as many as it may have.
     """
     if not name or name.startswith(REPLICATION_PREFIX):
         raise InvalidName(f"a subscription cannot be called {name!r}")
+    check_new_subscription(topic, name)
     places = None if place in (EARLIEST, LATEST) else await topic.places_before(place)
 
     def make(done: Confirmed) -> None:

@@ -310,7 +310,7 @@ class SharedDispatcher(Dispatcher):
             if subscription.is_done(position, entry):
                 self.read = position
                 continue
-            if entry[3] != _BARE and (deliver_ms := deliver_at_ms(entry)) > subscription.topic.scheduler.now_ms():
+            if entry[3] != _BARE and (deliver_ms := self._due_later(entry)):
                 if self.delays.full:
                     return
                 self.delays.add(deliver_ms, position)
@@ -323,6 +323,11 @@ class SharedDispatcher(Dispatcher):
                 return
             self.read = position
             subscription.send(consumer, position, entry, self._redeliveries.get(position, 0))
+
+    def _due_later(self, entry: bytes) -> int:
+        """When it may be delivered; 0: now."""
+        topic, deliver_ms = self.subscription.topic, deliver_at_ms(entry)
+        return deliver_ms if deliver_ms > topic.scheduler.now_ms() and topic.rules.delayed_delivery.active else 0
 
     def _keeper(self, chunk: bytes, anybody: Consumer | None) -> Consumer | None:
         """Who gets this chunk of a message."""

@@ -52,6 +52,10 @@ class NotAllowed(TopicError):
     """Not for this client, or not on this topic."""
 
 
+class LimitReached(NotAllowed):
+    """A policy says how many there may be, and so many are there."""
+
+
 class MessageTooLarge(NotAllowed):
     """Larger than the announced maximum."""
 

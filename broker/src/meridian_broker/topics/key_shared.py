@@ -22,6 +22,7 @@ from meridian_broker.topics.dispatch import REPLAY_TURN, TURN_ENTRIES, SharedDis
 from meridian_broker.topics.errors import ConsumerBusy
 from meridian_broker.topics.key_lanes import Lanes
 from meridian_broker.topics.key_ranges import AutoSplit, KeySharedPolicy, Split, StickyRanges
+from meridian_broker.topics.ruling import UNLIMITED
 
 if TYPE_CHECKING:
     from meridian_broker.ledgers.log import Stored
@@ -118,7 +119,8 @@ class KeySharedDispatcher(SharedDispatcher):
 
     def _take(self, entries: list[Stored]) -> None:
         lanes, subscription = self._lanes, self.subscription
-        now_ms = subscription.topic.scheduler.now_ms()
+        is_delaying = subscription.topic.rules.delayed_delivery.active
+        now_ms = subscription.topic.scheduler.now_ms() if is_delaying else UNLIMITED
         for position, entry in entries:
             if subscription.is_done(position, entry):
                 self.read = position

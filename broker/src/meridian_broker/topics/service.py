@@ -25,9 +25,10 @@ from meridian_broker.metadata.store import MetadataError
 from meridian_broker.metadata.topic_catalog import MAX_PARTITIONS
 from meridian_broker.positions import HybridClock, Progress
 from meridian_broker.positions.position import EARLIEST, LATEST, Position
-from meridian_broker.topics import drops, upkeep
+from meridian_broker.topics import drops, ruling, upkeep
 from meridian_broker.topics.errors import (
     InvalidName,
+    LimitReached,
     NotAllowed,
     TopicError,
     TopicFenced,
@@ -129,7 +130,7 @@ class TopicService:
         metadata = TopicMetadata(self.catalog, name, self.new_lock(), self.scheduler)
         if not await metadata.claim(self.fence):
             if not growing_to:
-                await self._may_create(name, create)
+                await self._may_create(name, create, foreign=incarnation is not None)
             if incarnation is not None and incarnation != (deleted := await self.catalog.topics.incarnation(name)):
                 raise TopicFenced(
                     f"{name} was deleted in {self.region} ({deleted or 'never'}), and the other region knows of "
@@ -172,15 +173,30 @@ class TopicService:
         self._follow(topic)
         return topic
 
-    async def _may_create(self, name: TopicName, create: bool) -> None:
+    async def _may_create(self, name: TopicName, create: bool, *, foreign: bool = False) -> None:
+        """``foreign``: another region asks, where somebody meant to make the topic; no policy keeps its entries out.
+
+        :raises TopicNotFound: it may not be made by itself.
+        :raises LimitReached: the namespace has as many topics as it may have.
+        """
         if name.partition >= 0:
             record = await self.catalog.partitioned.find(name.base)
             if record is not None:
                 if name.partition >= record.partitions:
                     raise TopicNotFound(f"{name.base} has {record.partitions} partitions, not {name.partition + 1}")
                 return
-        if not create or not self.defaults.auto_topic_creation.allowed:
+        if foreign and create:
+            return
+        if not create or not self.rules(name).auto_topic_creation.allowed:
             raise TopicNotFound(f"topic {name} does not exist")
+        await self._check_room(name, 1)
+
+    async def _check_room(self, name: TopicName, more: int) -> None:
+        """:raises LimitReached: the namespace would have more topics than it may have; partitions count each."""
+        if most := self.rules(name).max_topics:
+            count = len(await self.catalog.topics.names(name.namespace_name))
+            if count + more > most:
+                raise LimitReached(f"{name.namespace_name} has {count} topics, and {most} is its limit: delete some")
 
     def _fenced(self, topic: Topic) -> None:
         log.warning("topic %s is fenced: %s", topic.name, topic.failure)
@@ -227,17 +243,22 @@ class TopicService:
             return record.partitions
         if str(name) in self.topics or await self.catalog.topics.find(name) is not None:
             return 0
-        if not create or not self.defaults.auto_topic_creation.allowed:
+        creation = self.rules(name).auto_topic_creation
+        if not create or not creation.allowed:
             raise TopicNotFound(f"topic {name} does not exist")
-        if self.defaults.auto_topic_creation.partitioned:
-            await self.create_partitioned(name, self.defaults.auto_topic_creation.partitions, {})
-            return self.defaults.auto_topic_creation.partitions
+        if creation.partitioned:
+            try:
+                await self.create_partitioned(name, creation.partitions, {})
+            except AlreadyExists:  # somebody else was quicker
+                return await self.partitions(name, create=False)
+            return creation.partitions
         await self.topic(name, create=True)
         return 0
 
     async def create_topic(self, name: TopicName, properties: dict[str, str]) -> None:
         """Make a topic without partitions. :raises AlreadyExists: there is one of that name."""
         await self.check_exists(name)
+        await self._check_room(name, 1)
         await self.catalog.topics.create(name, TopicRecord(properties=properties))
         await self.topic(name, create=False)
 
@@ -248,6 +269,7 @@ class TopicService:
             raise InvalidName(f"{partitions} partitions: a partitioned topic has at least one")
         if await self.catalog.topics.find(name) is not None:
             raise AlreadyExists(f"{name} exists as a topic without partitions")
+        await self._check_room(name, partitions)
         await self.catalog.partitioned.create(name, partitions, properties)
         for index in range(partitions):
             await self.topic(name.with_partition(index), create=True)
@@ -370,7 +392,7 @@ class TopicService:
                 replicated=replicated,
                 initial=initial,
                 properties=properties,
-                may_create=self.defaults.auto_subscription_creation.allowed,
+                may_create=topic.rules.auto_subscription_creation.allowed,
                 ready=ready,
                 places=places,
             )
@@ -378,7 +400,12 @@ class TopicService:
         return answer
 
     async def ensure_subscription(self, topic: Topic, name: str) -> None:
-        """Make the subscription at the earliest message when there is none (a producer's initial subscription)."""
+        """Make the subscription at the earliest message when there is none (a producer's initial subscription).
+
+        :raises NotAllowed: there is none, and consumers may not make any by themselves either.
+        """
+        if name not in topic.subscriptions and not topic.rules.auto_subscription_creation.allowed:
+            raise NotAllowed(f"there is no subscription {name!r}, and making one by itself is switched off")
         await self.subscription(topic, name, durable=True, replicated=None, initial=EARLIEST, properties={})
 
     async def schema(self, name: TopicName, version: bytes | None) -> tuple[pb.Schema, bytes] | None:
@@ -420,7 +447,7 @@ class TopicService:
             if self.replication is not None:
                 self.replication.stop(topic.name, remote)
         before = topic.rules.message_ttl_seconds
-        topic.follow(self.rules(topic_name.parse(topic.name)))
+        ruling.follow(topic, self.rules(topic_name.parse(topic.name)))
         if topic.rules.message_ttl_seconds != before:
             self.scheduler.spawn(upkeep.expire(topic), "expire old messages")
 

@@ -247,7 +247,7 @@ class Subscription:
             unacked[position] = messages
             consumer.unacked_messages += messages
             self.unacked_messages += messages
-            if consumer.unacked_messages >= self.topic.limits.unacked_per_consumer:
+            if consumer.unacked_messages >= self.topic.bounds.unacked_per_consumer:
                 consumer.blocked = True
         consumer.port.deliver(consumer, position, entry, redeliveries, remaining)
 
@@ -265,14 +265,20 @@ class Subscription:
     @property
     def blocked(self) -> bool:
         """So much is sent and not acked that no more is sent."""
-        return self.unacked_messages >= self.topic.limits.unacked_per_subscription
+        return self.unacked_messages >= self.topic.bounds.unacked_per_subscription
 
     def _unblock(self, consumer: Consumer) -> None:
-        if self.unacked_messages >= self.topic.limits.unacked_per_subscription // 2:
+        if self.unacked_messages >= self.topic.bounds.unacked_per_subscription // 2:
             self.dispatch_soon()  # it may have been blocked until now
-        if consumer.blocked and consumer.unacked_messages < self.topic.limits.unacked_per_consumer // 2:
+        if consumer.blocked and consumer.unacked_messages < self.topic.bounds.unacked_per_consumer // 2:
             consumer.blocked = False
             self.dispatch_soon()
+
+    def unblock_all(self) -> None:
+        """How much may be sent and not acked changed."""
+        for consumer in self.consumers:
+            consumer.blocked = consumer.unacked_messages >= self.topic.bounds.unacked_per_consumer
+        self.dispatch_soon()
 
     # -- acknowledgements ----------------------------------------------------------------------------------------
 

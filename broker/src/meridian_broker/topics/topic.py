@@ -19,7 +19,7 @@ from meridian_broker.ledgers.scheduling import Scheduler
 from meridian_broker.metadata.rules import Rules
 from meridian_broker.positions import ZERO, Beginning, Dropped, HybridClock, Progress
 from meridian_broker.positions.position import EARLIEST, LATEST, Position
-from meridian_broker.topics import drops
+from meridian_broker.topics import drops, ruling
 from meridian_broker.topics.admission import Admission
 from meridian_broker.topics.consumer import Consumer, ConsumerPort
 from meridian_broker.topics.dedup import Deduplication
@@ -53,8 +53,6 @@ if TYPE_CHECKING:
 
 REPLICATION_PREFIX: Final = "pulsar.repl"
 """Producer and subscription names that begin so belong to replicators."""
-METADATA_BYTES: Final = 4096
-"""What a message's metadata may add to the largest message."""
 _NOWHERE: Final[Mapping[str, Position]] = {}
 """Before everything: one for all subscriptions that begin there."""
 _NOT_FROM_CLIENTS: Final = "markers, origins and message ids are set by brokers of other regions only"
@@ -81,8 +79,6 @@ class TopicLimits:
     """Bounds of one topic."""
 
     message_bytes: int = 5 << 20
-    unacked_per_consumer: int = 50_000
-    unacked_per_subscription: int = 200_000
     failover_delay_seconds: float = 1.0
     producers: int = 10_000
     subscriptions: int = 1_000_000
@@ -124,6 +120,7 @@ class Topic:
         self.pacing = Pacing(self)
         self.rules = Rules()
         """What holds for it: its own policies, its namespace's, the broker's settings."""
+        self.bounds = ruling.bounds(limits, self.rules)
         self.producers: dict[str, Producer] = {}
         self.admission = Admission(self)
         self.deduplication = Deduplication(self)
@@ -185,13 +182,6 @@ class Topic:
         for subscription in self.subscriptions.values():
             subscription.start_cursor()
 
-    def follow(self, rules: Rules) -> None:
-        """These rules hold from now on."""
-        self.rules = rules
-        self.admission.limit = min(rules.max_producers, self.limits.producers) or self.limits.producers
-        self.deduplication.follow(rules.deduplication)
-        self.pacing.follow(rules)
-
     def snapshot(self) -> list[tuple[Kind, str, bytes]]:
         """Everything the progress log must begin a ledger with."""
         records = self.deduplication.snapshot()
@@ -247,7 +237,7 @@ class Topic:
 
         They come as one read of the connection brought them: what is paid per call is paid once for all of them.
         """
-        largest = self.limits.message_bytes + METADATA_BYTES
+        largest, longest_delay = self.bounds.body_bytes, self.bounds.delay_ms
         entries: list[OwnEntry] = []
         taken: list[Send] = []
         messages = size = 0
@@ -258,13 +248,13 @@ class Topic:
                 if marker or message_id is not None or origin is not None:
                     raise NotAllowed(_NOT_FROM_CLIENTS)
                 if len(body) > largest:
-                    text = f"{len(body)} bytes; the largest message is {self.limits.message_bytes} bytes"
+                    text = f"{len(body)} bytes with its metadata; {largest} is the most"
                     raise MessageTooLarge(text)
                 flags = CHUNK if is_chunk else 0
                 if facts is not None:
                     entries.append((flags, count, 0, facts[1], facts[0], b"", body))
                 else:
-                    entries.append(_own_entry(flags, count, body))
+                    entries.append(_own_entry(flags, count, body, longest_delay))
             except (TopicError, message_metadata.BodyError) as error:
                 producer.port.refused(producer, send, error)
                 continue
@@ -367,6 +357,11 @@ class Topic:
             return
         if name.startswith(REPLICATION_PREFIX) or not name:
             ready(NotAllowed(f"a subscription cannot be called {name!r}"))
+            return
+        try:
+            ruling.check_new_subscription(self, name)
+        except TopicError as error:
+            ready(error)
             return
         made = self.create_subscription(
             name, initial, durable=durable, replicated=bool(replicated), properties=properties, places=places
@@ -486,8 +481,11 @@ class Topic:
         metadata: dict[str, str] | None,
         key_shared: KeySharedPolicy | None = None,
     ) -> Consumer:
-        """:raises ConsumerBusy, ConsumerAssignError: see ``Subscription.add_consumer``."""
+        """:raises ConsumerBusy, ConsumerAssignError: see ``Subscription.add_consumer``.
+        :raises NotAllowed: see ``ruling.check_new_consumer``.
+        """
         self.check_open()
+        ruling.check_new_consumer(subscription, kind)
         now_ms = self.scheduler.now_ms()
         consumer = Consumer(subscription, port, consumer_id, name, priority, now_ms, metadata or None, key_shared)
         subscription.add_consumer(consumer, kind)
@@ -586,11 +584,13 @@ def _known(places: Mapping[str, Position]) -> dict[str, Position]:
     return {region: place for region, place in places.items() if place > EARLIEST}
 
 
-def _own_entry(flags: int, messages: int, body: bytes | memoryview) -> OwnEntry:
+def _own_entry(flags: int, messages: int, body: bytes | memoryview, longest_delay: int) -> OwnEntry:
     """An entry whose metadata says more than every message's does."""
     view = message_metadata.scan(body)
     if any(one is not None for one in (view.marker_type, view.replicated_from, view.source_position)):
         raise NotAllowed(_NOT_FROM_CLIENTS)
+    if view.deliver_at_ms is not None and view.deliver_at_ms - view.publish_time_ms > longest_delay:
+        raise NotAllowed(f"it asks to be delivered more than {longest_delay} ms after it was published")
     extras, key_hash = b"", 0
     if view.replicate_to or view.deliver_at_ms is not None:
         extras = pack_extras(view.replicate_to, view.deliver_at_ms)
