@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 
 METADATA_BYTES: Final = 4096
 """What a message's metadata may add to the largest message."""
-UNLIMITED: Final = 1 << 62
+UNLIMITED: Final = 1 << 70
+"""More than any number on the wire."""
 TYPE_NAMES: Final = ("Exclusive", "Shared", "Failover", "Key_Shared")
 """By the wire's numbers, as policies name them."""
 
