@@ -40,7 +40,7 @@ simulate: setup ## simulated regions: SEEDS=1000 from FIRST=0; BUGS=1 also hunts
 	@if [ -n "$(BUGS)" ]; then SIMULATE_BUGS=1 $(BIN)/python -m pytest -s tests/simulation/test_planted_bugs.py; fi
 
 .PHONY: fuzz
-fuzz: setup ## hostile bytes from random seeds for SECONDS=60 each
+fuzz: setup ## hostile bytes, drawn and coverage-guided, for SECONDS=60 to each of three targets
 	@FUZZ_SECONDS=$(SECONDS) $(BIN)/python -m pytest tests/fuzz
 
 .PHONY: bench

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 import struct
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
@@ -220,3 +221,41 @@ async def test_a_client_that_takes_nothing_is_not_read_from(tmp_path: Path) -> N
             command = pb.BaseCommand.FromString((await reader.readexactly(size))[4:])
             answers += command.type == T.GET_TOPICS_OF_NAMESPACE_RESPONSE
         writer.close()
+
+
+@pytest.mark.parametrize("size", [1000, 1 << 20])
+async def test_what_a_slow_consumer_does_not_read_stays_in_the_log(tmp_path: Path, size: int) -> None:
+    """It has asked for all of 16 MiB; the broker holds one buffer and one message of it, and sends the rest later."""
+    count = (16 << 20) // size
+    async with broker_inside(tmp_path) as inside:
+        port = inside.settings.network.broker_service_port
+        plain = socket.socket()
+        plain.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        plain.setblocking(False)
+        await asyncio.get_running_loop().sock_connect(plain, ("127.0.0.1", port))
+        reader, writer = await asyncio.open_connection(sock=plain, limit=1 << 12)
+        slow = RawConnection(reader, writer)
+        slow.say(T.CONNECT, pb.CommandConnect(client_version="raw", protocol_version=21))
+        await slow.hear(T.CONNECTED)
+        transport = only_connection(inside).transport
+        assert transport is not None
+        slow.say(
+            T.SUBSCRIBE, pb.CommandSubscribe(topic=TOPIC, subscription="s", subType=0, consumer_id=1, request_id=1)
+        )
+        await slow.hear(T.SUCCESS)
+        slow.say(T.FLOW, pb.CommandFlow(consumer_id=1, messagePermits=1_000_000))
+        async with raw(port) as quick:
+            await quick.producer(TOPIC)
+            most = 0
+            for number in range(count):
+                quick.send("p", number, bytes(size))
+                if number % 8 == 7:
+                    for _ in range(8):
+                        await quick.receipt()
+                    most = max(most, transport.get_write_buffer_size())
+            for _ in range(count % 8):
+                await quick.receipt()
+        assert 0 < most <= 2 * WRITE_BYTES + size
+        for number in range(count):
+            assert (await slow.hear_any())[0] == T.MESSAGE, number
+        await slow.close()

@@ -1,0 +1,206 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Memory of a broker whose consumers want everything and read nothing, or a little now and then.
+
+A thousand consumers, each on a connection and a subscription of its own, with room for a million messages. Every second
+one never reads; the others read two kilobytes ten times a second. A producer publishes meanwhile, and one good consumer
+takes it all. Memory has to be flat: what the broker holds for a slow consumer is bounded, the rest stays in the log.
+
+Memory is the resident set. It is looked at when everybody is subscribed, after a quarter of the messages, when all
+buffers are full, and at the end. In the end some of the slow ones read on, and must get every message, in order.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import selectors
+import socket
+import sys
+import tempfile
+import time
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "core"))
+from meridian_broker.wire.pulsar import encode
+from meridian_broker.wire.pulsar.frames import FrameDecoder
+from processes import Broker, cpu_seconds, rss_bytes
+from raw import MESSAGE, PING, Raw, frame, number_of
+
+TOPIC = "persistent://public/default/slow"
+CONSUMERS = 1000
+PERMITS = 1_000_000
+MESSAGE_BYTES = 4096
+WINDOW = 200
+"""Messages without a receipt."""
+SIP_BYTES = 2048
+SIP_SECONDS = 0.1
+CAUGHT_UP = 5
+"""Slow consumers that read on in the end."""
+GROWTH_LIMIT_MIB = 24.0
+"""From a quarter of the messages to all of them."""
+EACH_LIMIT_KIB = 320.0
+"""Everything above an empty broker, the cache of the newest entries too, divided by the slow consumers."""
+STALL_SECONDS = 60.0
+
+
+@dataclass(slots=True)
+class Target:
+    """One promise, and whether it is kept."""
+
+    value: float
+    limit: float
+    met: bool
+
+
+@dataclass
+class Bench:
+    """Figures and targets."""
+
+    say: bool
+    figures: dict[str, float] = field(default_factory=dict)
+    targets: dict[str, Target] = field(default_factory=dict)
+
+    def figure(self, name: str, value: float) -> None:
+        self.figures[name] = round(value, 2)
+        if self.say:
+            print(f"  {name:44} {value:12,.2f}", flush=True)
+
+    def at_most(self, name: str, value: float, limit: float) -> None:
+        self.figures[name] = round(value, 2)
+        self.targets[name] = Target(round(value, 2), limit, value <= limit)
+        if self.say:
+            verdict = "met" if value <= limit else "MISSED"
+            print(f"  {name:44} {value:12,.2f}  (target <= {limit:,g}: {verdict})", flush=True)
+
+
+class Slow:
+    """A consumer that has asked for everything. Its kernel buffer is small: the broker is to feel that it is slow."""
+
+    def __init__(self, port: int, number: int) -> None:
+        self.connection = Raw(port, receive_bytes=4096)
+        self.connection.subscribe(TOPIC, f"slow-{number}", subType=0)
+        self.connection.write(encode.flow(1, PERMITS))
+        self.socket = self.connection.socket
+        self.read = bytearray()
+
+    def sip(self) -> None:
+        """Take a little, if something is there."""
+        try:
+            self.read += self.socket.recv(SIP_BYTES, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return
+
+    def rest(self, upto: int) -> list[int]:
+        """Read on to message ``upto``; the numbers of all messages, in order."""
+        decoder, numbers = FrameDecoder(), []
+        self.socket.settimeout(STALL_SECONDS)
+        data = bytes(self.read)
+        while True:
+            for command in decoder.feed(data):
+                if command[0] == MESSAGE:
+                    numbers.append(number_of(command.body))
+                elif command[0] == PING:
+                    self.socket.sendall(encode.PONG)
+            if numbers and numbers[-1] >= upto:
+                return numbers
+            data = self.socket.recv(1 << 20)
+            if not data:
+                raise SystemExit("bench: the broker closed the connection of a slow consumer")
+
+
+class Load:
+    """The producer, the good consumer and the sips of the slow ones, in one loop."""
+
+    def __init__(self, port: int, slow: list[Slow]) -> None:
+        self._slow = slow
+        self._sipping = slow[1::2]
+        self._producer, self._good = Raw(port), Raw(port)
+        self._producer.producer(TOPIC)
+        self._good.subscribe(TOPIC, "good", subType=0)
+        self._good.write(encode.flow(1, PERMITS))
+        self._selector = selectors.DefaultSelector()
+        for one in (self._producer, self._good):
+            self._selector.register(one.socket, selectors.EVENT_READ, one)
+        self.sent = self.stored = self.taken = 0
+        self._next_sip = time.monotonic()
+
+    def publish(self, upto: int) -> None:
+        """Until so many are stored and the good consumer has them."""
+        moved = time.monotonic()
+        while self.stored < upto or self.taken < upto:
+            while self.sent < upto and self.sent - self.stored < WINDOW:
+                self._producer.write(frame(self.sent, MESSAGE_BYTES))
+                self.sent += 1
+            for key, _ in self._selector.select(SIP_SECONDS):
+                self._take(key.data)
+                moved = time.monotonic()
+            if time.monotonic() >= self._next_sip:
+                self._next_sip = time.monotonic() + SIP_SECONDS
+                for one in self._sipping:
+                    one.sip()
+            if time.monotonic() - moved > STALL_SECONDS:
+                raise SystemExit(f"bench: nothing moves: {self.sent} sent, {self.stored} stored, {self.taken} taken")
+
+    def _take(self, connection: Raw) -> None:
+        for command in connection.read():
+            if command[0] == PING:
+                connection.write(encode.PONG)
+            elif connection is self._producer:
+                self.stored += 1
+            elif command[0] == MESSAGE:
+                self.taken += 1
+
+
+def measure(bench: Bench, directory: Path, messages: int, consumers: int) -> None:
+    mib = 1 << 20
+    with Broker(directory) as broker:
+        empty = rss_bytes(broker.pid)
+        slow = [Slow(broker.port, number) for number in range(consumers)]
+        load = Load(broker.port, slow)
+        subscribed = rss_bytes(broker.pid)
+        began, cpu = time.monotonic(), cpu_seconds(broker.pid)
+        load.publish(messages // 4)
+        quarter = rss_bytes(broker.pid)
+        load.publish(messages)
+        end = rss_bytes(broker.pid)
+        bench.figure("consumers", consumers)
+        bench.figure("published_mib", messages * MESSAGE_BYTES / mib)
+        bench.figure("publish_seconds", time.monotonic() - began)
+        bench.figure("broker_cpu_seconds", cpu_seconds(broker.pid) - cpu)
+        bench.figure("rss_empty_mib", empty / mib)
+        bench.figure("rss_subscribed_mib", subscribed / mib)
+        bench.figure("rss_after_a_quarter_mib", quarter / mib)
+        bench.figure("rss_end_mib", end / mib)
+        bench.at_most("rss_growth_mib", (end - quarter) / mib, GROWTH_LIMIT_MIB)
+        bench.at_most("rss_per_slow_consumer_kib", (end - empty) / 1024 / consumers, EACH_LIMIT_KIB)
+        wrong = sum(one.rest(messages - 1) != list(range(messages)) for one in slow[:CAUGHT_UP])
+        bench.at_most("slow_consumers_that_missed_messages", wrong, 0)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="a quarter of the messages")
+    parser.add_argument("--json", action="store_true", help="nothing but one JSON object, on the last line")
+    parser.add_argument("--prepare", action="store_true", help="fetch what a run needs: nothing")
+    parser.add_argument("--directory", type=Path, default=Path(), help="where to write; it must be on a real disk")
+    options = parser.parse_args()
+    if options.prepare:
+        return 0
+    load_before = os.getloadavg()[0]
+    bench = Bench(say=not options.json)
+    with tempfile.TemporaryDirectory(prefix="bench-slow-", dir=options.directory) as directory:
+        measure(bench, Path(directory).resolve(), 16_000 if options.quick else 64_000, CONSUMERS)
+    machine = {"processors": os.cpu_count(), "load_before": load_before, "load_after": os.getloadavg()[0]}
+    if options.json:
+        targets = {name: asdict(target) for name, target in bench.targets.items()}
+        json.dump({**bench.figures, "targets": targets, "machine": machine}, sys.stdout)
+        print()
+    else:
+        print(f"load of the machine: {machine['load_before']:.1f} before, {machine['load_after']:.1f} after")
+    return 0 if all(target.met for target in bench.targets.values()) else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
