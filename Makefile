@@ -10,6 +10,7 @@ BIN := .venv/bin
 SEED ?=
 JSON ?=
 SECONDS ?= 60
+VERSION ?= 0.1.0
 JOBS ?= 3
 SEEDS ?= 1000
 FIRST ?= 0
@@ -46,6 +47,21 @@ fuzz: setup ## hostile bytes, drawn and coverage-guided, for SECONDS=60 to each 
 .PHONY: bench
 bench: setup ## measure; every bench/*/run with its targets
 	@for run in bench/*/run; do echo "== $$run"; "$$run"; done
+
+.PHONY: images
+images: ## the four container images, tagged VERSION=0.1.0, with whatever e2e/cluster builds with
+	@for image in broker operator verifier etcd; do \
+	    e2e/cluster build "meridian-$$image:$(VERSION)" "images/$$image/Dockerfile"; \
+	done
+
+.PHONY: crds
+crds: setup ## write the custom resource definitions again, from the operator's models
+	@$(BIN)/python -m meridian_operator.api.crd crds
+	@cp crds/*.yaml helm/meridian-operator/files/crds/
+
+.PHONY: e2e
+e2e: setup ## a failover on a real Kubernetes cluster (see e2e/cluster for which); exit 2 without one
+	@$(BIN)/python -m pytest -x -p no:xdist --timeout 1500 e2e
 
 .PHONY: docs
 docs: setup ## write the generated pages again

@@ -3,12 +3,13 @@
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pulsar
 import pytest
-from broker_process import BrokerProcess, http
+from broker_process import MERIDIAN, BrokerProcess, http
 from free_ports import free_port
 from meridian_broker.wire.proto import pulsar_pb2 as pb
 from meridian_broker.wire.pulsar.errors import ServerError
@@ -105,3 +106,14 @@ def test_an_advertised_address(tmp_path: Path) -> None:
     with BrokerProcess("two", tmp_path / "data", settings={"advertisedAddress": "localhost"}) as broker:
         assert broker.http("GET", LOOKUP).json["brokerUrl"] == f"pulsar://localhost:{broker.port}"
         assert broker.http("GET", "/admin/v2/clusters/two").json["serviceUrl"] == f"http://localhost:{broker.http_port}"
+
+
+def test_the_command_line_asks_for_a_listener(broker: BrokerProcess) -> None:
+    def produce(listener: str) -> subprocess.CompletedProcess[str]:
+        command = [*MERIDIAN, "produce", "named", "-m", "x", "--url", broker.service_url, "--listener-name", listener]
+        return subprocess.run(command, capture_output=True, text=True, timeout=60)
+
+    assert produce("inside").returncode == 0
+    refused = produce("nowhere")
+    assert refused.returncode != 0
+    assert "'nowhere'" in refused.stderr

@@ -36,7 +36,6 @@ def main() -> None:
         settings.persistence.progress_storage = kopf.AnnotationsProgressStorage(prefix=GROUP)
         settings.persistence.diffbase_storage = kopf.AnnotationsDiffBaseStorage(prefix=GROUP, key="last-handled")
         settings.execution.default_backoff = 5
-        settings.posting.level = logging.CRITICAL  # Events are written on purpose, never by the log
         connector = aiohttp.TCPConnector(limit=4 * PARALLEL_REGIONS, limit_per_host=8)
         timeout = aiohttp.ClientTimeout(total=CALL_SECONDS)
         memo.world = World(aiohttp.ClientSession(connector=connector, timeout=timeout), Tokens(arguments.tokens))

@@ -166,6 +166,7 @@ ROUTES: Final[tuple[Route, ...]] = (
     _get(f"{_OWN}/topics/{{tenant}}/{{namespace}}/{{topic}}/messageid/translate", translating.translate),
     _get(f"{_OWN_SUBSCRIPTION}/status", syncing.status),
     _write("POST", f"{_OWN_SUBSCRIPTION}/mode", syncing.mode),
+    Route("POST", f"{_OWN_SUBSCRIPTION}/damage", syncing.damage),
     _get(f"{_OWN}/openapi.json", openapi),
 )
 """The first that fits answers: a path with a fixed last part stands before one with any."""

@@ -4,17 +4,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 from aiohttp import web
 
 from meridian_broker.admin.backlogs import Standing, standing
-from meridian_broker.admin.requests import answer, body, done, part, state
+from meridian_broker.admin.requests import Refused, answer, body, done, part, state
 from meridian_broker.admin.state import AdminState
 from meridian_broker.admin.subscriptions import named, replicate
 from meridian_broker.metadata.errors import Invalid
 from meridian_broker.positions.clock import ZERO
+from meridian_broker.topics.administration import damage as claim_unacked
 from meridian_broker.topics.subscription import Subscription
+
+FAULTS: Final = 1000
+"""Entries that one call may lose."""
 
 
 async def status(request: web.Request) -> web.Response:
@@ -41,6 +45,20 @@ async def mode(request: web.Request) -> web.Response:
         raise Invalid('the body is {"replicated": true} or {"replicated": false}')
     await replicate(request, wanted)
     return done()
+
+
+async def damage(request: web.Request) -> web.Response:
+    """For tests of the verification only: lose messages on purpose. The body is ``{"entries": number}``."""
+    if state(request).settings.get("faultInjectionEnabled") != "true":
+        raise Refused(405, "this loses messages: only a broker with faultInjectionEnabled=true does it")
+    given = await body(request)
+    entries = given.get("entries") if isinstance(given, Mapping) else None
+    if not isinstance(entries, int) or not 0 < entries <= FAULTS:
+        raise Invalid(f'the body is {{"entries": number}}, at most {FAULTS}')
+    lost = {}
+    for subscription in await named(request):
+        lost[subscription.topic.name] = [str(position) for position in await claim_unacked(subscription, entries)]
+    return answer({"claimed": lost})
 
 
 def _status(admin: AdminState, subscription: Subscription, stands: Standing) -> dict[str, Any]:

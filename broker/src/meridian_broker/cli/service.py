@@ -53,6 +53,8 @@ class Access:
     token: str | None
     authorities: Path | None
     """Whose certificates are believed; None: the system's."""
+    listener: str | None
+    """Which of the brokers' advertised addresses to use; None: their usual ones."""
 
     def options(self) -> ClientOptions:
         """How connections are made.
@@ -84,14 +86,22 @@ def service_option(command: Callable[..., None]) -> Callable[..., None]:
         type=click.Path(path_type=Path, dir_okay=False),
         help="File with the token to show. A token is never an argument, because arguments are visible to everybody.",
     )
+    @click.option("--listener-name", help="Name of the advertised address to use, where brokers have several.")
     @functools.wraps(command)
-    def wrapped(*args: Any, url: str, token_file: Path | None, tls_trust_certs: Path | None, **kwargs: Any) -> None:
+    def wrapped(
+        *args: Any,
+        url: str,
+        token_file: Path | None,
+        tls_trust_certs: Path | None,
+        listener_name: str | None,
+        **kwargs: Any,
+    ) -> None:
         try:
             token = read_token(token_file) if token_file else None
         except AdminUnreachable as problem:
             click.echo(f"could not tell: {problem}", err=True)
             raise SystemExit(COULD_NOT_TELL) from None
-        command(*args, access=Access(url, token, tls_trust_certs), **kwargs)
+        command(*args, access=Access(url, token, tls_trust_certs, listener_name), **kwargs)
 
     return wrapped
 
@@ -103,6 +113,7 @@ class Service:
         """:raises click.BadParameter: there are no certificates in the file of authorities."""
         self.url = access.url
         self._options = access.options()
+        self._listener = access.listener
         self._connections: dict[str, PulsarClientConnection] = {}
         self._stack = AsyncExitStack()
 
@@ -125,7 +136,7 @@ class Service:
         """
         connection, authoritative = self._connections[self.url], False
         for _ in range(MAX_REDIRECTS):
-            answer = await connection.lookup(topic, authoritative=authoritative)
+            answer = await connection.lookup(topic, authoritative=authoritative, listener=self._listener)
             if not answer.through_proxy:
                 connection = await self._connect(answer.url)
             if not answer.redirect:

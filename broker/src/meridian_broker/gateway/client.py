@@ -261,10 +261,16 @@ class PulsarClientConnection(asyncio.Protocol):
             raise RequestRefused(answer.error, f"{topic}: {answer.message}")
         return answer.partitions
 
-    async def lookup(self, topic: str, *, authoritative: bool = False) -> LookupAnswer:
-        """Ask which broker serves a topic. One step: following redirects needs other connections."""
+    async def lookup(self, topic: str, *, authoritative: bool = False, listener: str | None = None) -> LookupAnswer:
+        """Ask which broker serves a topic. One step: following redirects needs other connections.
+
+        :param listener: under which of its advertised addresses it shall name itself; None: its usual one.
+        """
         answer: pb.CommandLookupTopicResponse = await self.request(
-            _T.LOOKUP, pb.CommandLookupTopic(topic=topic, authoritative=authoritative, request_id=0)
+            _T.LOOKUP,
+            pb.CommandLookupTopic(
+                topic=topic, authoritative=authoritative, advertised_listener_name=listener, request_id=0
+            ),
         )
         if answer.response == pb.CommandLookupTopicResponse.Failed:
             raise RequestRefused(answer.error, f"{topic}: {answer.message}")

@@ -260,6 +260,10 @@ class ProcessSettings:
     log_level: LogLevel = "info"
     """Least important kind of line that goes to the log, which is standard error."""
 
+    fault_injection_enabled: bool = False
+    """For tests of the verification: offers admin calls that lose messages on purpose. Never set it where messages
+    matter."""
+
     broker_shutdown_timeout_ms: int = _int(60_000, 0, 3_600_000)
     """Longest time, in milliseconds, in which the broker hands over and stores what is open after SIGTERM."""
 

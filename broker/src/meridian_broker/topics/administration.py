@@ -69,6 +69,25 @@ async def skip(subscription: Subscription, entries: int | None) -> None:
             left -= len(found)
 
 
+async def damage(subscription: Subscription, entries: int) -> list[Position]:
+    """Claim the next entries as acknowledged, though nobody acknowledged them: messages lost on purpose, as if another
+    region had told a lie. Only a broker under test offers it. Durable when it returns.
+
+    :raises NotAllowed: the subscription is not durable.
+    """
+    if not subscription.durable:
+        raise NotAllowed(f"{subscription.name!r} is a reader's subscription: it keeps no acknowledgements")
+    log = subscription.topic.log
+    found, _ = await _next(subscription, subscription.mark_delete, log.last_confirmed, entries)
+    delta = subscription.progress.empty_delta()
+    for position in found:
+        place = log.place(position)
+        if place is not None:
+            delta.ack(subscription.progress.epoch, place.region, place.prev, place.origin)
+    await subscription.topic.scheduler.answer(lambda ready: subscription.merge(delta, ready))
+    return found
+
+
 async def _next(
     subscription: Subscription, after: Position, end: Position, most: int
 ) -> tuple[list[Position], Position]:

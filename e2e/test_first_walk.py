@@ -1,0 +1,222 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One walk: the quickstart as it is written, then what it promises, looked at closely with real clients.
+
+The tests build on one another, in order. The first that fails ends the walk.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pulsar
+import pytest
+from conftest import ROOT, Cluster
+
+QUICKSTART = ROOT / "docs/quickstart-kubernetes.md"
+TOPIC = "persistent://public/default/orders"
+PORTS = {"us-east": 30650, "us-west": 30651, "eu-central": 30652}
+ADMIN = {region: f"http://meridian-broker.{region}.svc:8080" for region in PORTS}
+SUBSCRIPTION = "/meridian/v1/subscriptions/persistent/public/default/orders/billing"
+
+
+@pytest.fixture(scope="module")
+def clients(cluster: Cluster) -> Iterator[dict[str, pulsar.Client]]:
+    host = cluster.run("e2e/cluster host").strip()
+    token = (cluster.directory / "admin.jwt").read_text().strip()
+    made = {
+        region: pulsar.Client(
+            f"pulsar://{host}:{port}",
+            listener_name="external",
+            authentication=pulsar.AuthenticationToken(token),
+            logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error),
+        )
+        for region, port in PORTS.items()
+    }
+    yield made
+    for client in made.values():
+        client.close()
+
+
+def commands() -> list[str]:
+    """The ten commands of the quickstart."""
+    return re.findall(r"^```sh\n(.*?)\n```$", QUICKSTART.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+
+
+def numbers(file: Path) -> list[int]:
+    return [int(line) for line in file.read_text().split()]
+
+
+def call(cluster: Cluster, region: str, method: str, path: str, body: Any = None) -> Any:
+    """A call of a region's admin API, from inside the region's pod."""
+    program = (
+        "import json,sys,urllib.request as u;"
+        "a=json.load(sys.stdin);"
+        "r=u.Request('http://127.0.0.1:8080'+a['path'],method=a['method'],"
+        "data=None if a['body'] is None else json.dumps(a['body']).encode(),"
+        "headers={'Authorization':'Bearer '+a['token'],'Content-Type':'application/json'});"
+        "print(u.urlopen(r,timeout=30).read().decode() or 'null')"
+    )
+    token = (cluster.directory / "admin.jwt").read_text().strip()
+    question = json.dumps({"path": path, "method": method, "body": body, "token": token})
+    (cluster.directory / "question.json").write_text(question)
+    return json.loads(
+        cluster.run(
+            f'kubectl -n {region} exec -i meridian-broker-0 -- /opt/meridian/bin/python -c "{program}" < question.json'
+        )
+    )
+
+
+def test_ten_commands_lead_to_a_failover(cluster: Cluster) -> None:
+    written = commands()
+    assert len(written) == 10
+    for number, command in enumerate(written, 1):
+        print(f"quickstart {number}: {command}")
+        cluster.run(command, seconds=900)
+    first, second = numbers(cluster.directory / "first.txt"), numbers(cluster.directory / "second.txt")
+    assert sorted(first + second) == list(range(1, 1001)), "nothing is missing and nothing came twice"
+
+
+def test_a_region_that_is_away_is_told_and_comes_back(cluster: Cluster) -> None:
+    cluster.wait(
+        lambda: cluster.condition("geotopic/orders", "Degraded").get("status") == "True", "the operator to notice"
+    )
+    told = cluster.get("geotopic/orders")
+    assert told["status"]["regionsReady"] == "2/3"
+    assert "us-east" in cluster.condition("geotopic/orders", "Ready")["message"]
+    cluster.run("kubectl -n us-east scale statefulset meridian-broker --replicas=1")
+    cluster.run("kubectl -n us-east rollout status statefulset/meridian-broker --timeout=180s", seconds=200)
+    cluster.run(
+        "kubectl wait --for=condition=Ready --timeout=180s geotopic/orders replicatedsubscription/orders-billing"
+    )
+    assert call(cluster, "us-east", "GET", f"{SUBSCRIPTION}/status")["backlog"] == 0
+
+
+def test_a_killed_broker_mid_stream_loses_nothing(cluster: Cluster, clients: dict[str, pulsar.Client]) -> None:
+    """Messages are published in the west while the east's pod is killed; its consumer goes on in the west."""
+    producer = clients["us-west"].create_producer(TOPIC)
+    consumer = clients["us-east"].subscribe(
+        TOPIC, "billing", consumer_type=pulsar.ConsumerType.Shared, replicate_subscription_state_enabled=True
+    )
+    wanted = [f"mid-{number}" for number in range(500)]
+    for text in wanted[:300]:
+        producer.send_async(text.encode(), lambda *_: None)
+    producer.flush()
+    got = []
+    for number in range(200):
+        message = consumer.receive(30_000)
+        got.append(message.data().decode())
+        if number % 10:  # every tenth stays without an acknowledgement
+            consumer.acknowledge(message)
+    acked = {text for number, text in enumerate(got) if number % 10}
+    cluster.run("kubectl -n us-east delete pod meridian-broker-0 --grace-period=0 --force")
+    for text in wanted[300:]:
+        producer.send(text.encode())
+    after = clients["us-west"].subscribe(TOPIC, "billing", consumer_type=pulsar.ConsumerType.Shared)
+    came = _drain(after, set(wanted) - acked)
+    assert set(wanted) - acked <= set(came), "nothing is lost"
+    repeated = acked & set(came)
+    assert len(repeated) <= len(acked) // 100, f"acknowledged just before the kill, and delivered again: {repeated}"
+    after.close()
+    producer.close()
+    cluster.run("kubectl -n us-east rollout status statefulset/meridian-broker --timeout=180s", seconds=200)
+
+
+def test_a_planned_switch_repeats_nothing(cluster: Cluster, clients: dict[str, pulsar.Client]) -> None:
+    producer = clients["eu-central"].create_producer(TOPIC)
+    wanted = [f"planned-{number}" for number in range(300)]
+    for text in wanted:
+        producer.send_async(text.encode(), lambda *_: None)
+    producer.flush()
+    before = clients["us-west"].subscribe(TOPIC, "billing", consumer_type=pulsar.ConsumerType.Shared)
+    acked = set()
+    for number in range(150):
+        message = before.receive(30_000)
+        if number % 7:
+            before.acknowledge(message)
+            acked.add(message.data().decode())
+    before.close()
+    after = clients["eu-central"].subscribe(TOPIC, "billing", consumer_type=pulsar.ConsumerType.Shared)
+    came = _drain(after, set(wanted) - acked)
+    assert sorted(came) == sorted(set(wanted) - acked), "the others, each once"
+    after.close()
+
+
+def test_the_verifier_says_aligned_and_sees_a_broken_cursor(
+    cluster: Cluster, clients: dict[str, pulsar.Client]
+) -> None:
+    values = "-f examples/kubernetes/verifier.yaml --set suspend=true"
+    cluster.run(f"helm install verifier helm/meridian-verifier -n meridian-system {values}")
+    assert _verdict(cluster, "after-failover")["status"] == "True"
+    # A few messages that nobody has acknowledged, and a broker that is told to lose them.
+    cluster.run(
+        "helm upgrade meridian helm/meridian-region -n us-east --reuse-values "
+        "--set broker.config.faultInjectionEnabled=true --wait --timeout 180s"
+    )
+    producer = clients["us-east"].create_producer(TOPIC)
+    for number in range(5):
+        producer.send(f"open-{number}".encode())
+    producer.close()
+    claimed = call(cluster, "us-east", "POST", f"{SUBSCRIPTION}/damage", {"entries": 3})["claimed"][TOPIC]
+    told = _verdict(cluster, "after-damage")
+    assert told["status"] == "False"
+    assert told["reason"] == "Misaligned"
+    assert "Overclaimed: 3 entries of us-east" in told["message"]
+    assert f"{claimed[-1]}]" in told["message"], "the range ends at the last entry that was lost"
+
+
+def test_wrong_objects_are_refused_with_a_sentence(cluster: Cluster) -> None:
+    def refused(patch: dict[str, Any]) -> str:
+        (cluster.directory / "patch.json").write_text(json.dumps({"spec": patch}))
+        return cluster.run("! kubectl patch geotopic/orders --type=merge --patch-file patch.json 2>&1")
+
+    assert "the topic's name cannot change" in refused({"topic": "persistent://public/default/other"})
+    assert "partitions only grow" in refused({"partitions": 4})
+    assert "at least 2 items" in refused({"regions": ["us-east"]})
+
+
+def test_pods_are_restricted(cluster: Cluster) -> None:
+    """Every pod of ours would be admitted where the strictest of Kubernetes' security standards is enforced."""
+    for namespace in ("us-east", "us-west", "eu-central", "meridian-system"):
+        told = cluster.run(
+            f"kubectl label --dry-run=server --overwrite namespace {namespace} "
+            "pod-security.kubernetes.io/enforce=restricted 2>&1"
+        )
+        assert "Warning" not in told, told
+
+
+def _drain(consumer: pulsar.Consumer, wanted: set[str]) -> list[str]:
+    """Receive until everything wanted came, then until nothing comes any more."""
+    came: list[str] = []
+    while True:
+        try:
+            message = consumer.receive(2_000 if wanted <= set(came) else 60_000)
+        except pulsar.Timeout:
+            return came
+        consumer.acknowledge(message)
+        came.append(message.data().decode())
+
+
+def _verdict(cluster: Cluster, job: str) -> dict[str, Any]:
+    """Run the verifier now; the condition that the operator makes of what it says."""
+    cluster.run(f"kubectl -n meridian-system create job --from=cronjob/verifier {job}")
+    ended = cluster.wait(lambda: _ended(cluster, job), f"job {job} to end", seconds=420)
+    log = cluster.run(f"kubectl -n meridian-system logs job/{job}")
+    document = cluster.get("configmap/meridian-verdict-orders", "meridian-system")
+    assert document is not None, f"{ended}\n{log[-4000:]}"
+    time = json.loads(document["data"]["verdict.json"])["time"]
+
+    def told() -> dict[str, Any] | None:
+        condition = cluster.condition("replicatedsubscription/orders-billing", "Aligned")
+        return condition if time in condition.get("message", "") else None
+
+    found: dict[str, Any] = cluster.wait(told, f"the operator to tell the verdict of {time}", seconds=60)
+    return found
+
+
+def _ended(cluster: Cluster, job: str) -> str | None:
+    status = (cluster.get(f"job/{job}", "meridian-system") or {}).get("status", {})
+    return next((one["type"] for one in status.get("conditions", []) if one["type"] in ("Complete", "Failed")), None)
