@@ -109,7 +109,8 @@ def _empty(cluster: Cluster) -> None:
     cluster.run(
         f"for kind in {kinds}; do kubectl get crd $kind.meridian.dev >/dev/null 2>&1 || continue; "
         "kubectl delete $kind --all --all-namespaces --wait=false >/dev/null; "
-        'kubectl get $kind -o name | xargs -r -n1 kubectl patch --type=merge -p \'{"metadata":{"finalizers":null}}\'; done'
+        "kubectl get $kind -o name | xargs -r -n1 kubectl patch --type=merge "
+        """-p '{"metadata":{"finalizers":null}}'; done"""
     )
     cluster.run(
         "helm list -A -q -f '^(meridian|operator|verifier)$' >/dev/null; "

@@ -109,5 +109,7 @@ def start_session(master: str, scratch: Path, given: Mapping[str, str] | None = 
             gateway = launch_gateway(conf, {"stderr": log})  # type: ignore[no-untyped-call]
             return SparkSession(SparkContext(conf=conf, gateway=gateway))
     except Exception as error:
-        last = said.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-5:]
-        raise SparkFailed(f"Spark does not start ({error}). {' | '.join(last)}") from error
+        lines = said.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+        # Of a stack trace the lines that name an exception say what happened, and its end where.
+        named = [line.strip() for line in lines if "Exception" in line or "Caused by" in line][:5]
+        raise SparkFailed(f"Spark does not start ({error}). {' | '.join([*named, *lines[-3:]])}") from error

@@ -1,0 +1,241 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The operator's plans: what is to be done, and what is told. Pure: no cluster, no broker."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from meridian_operator.api.geo_topic import GeoTopicSpec
+from meridian_operator.api.quantities import duration_ms, size_bytes
+from meridian_operator.api.replicated_subscription import ReplicatedSubscriptionSpec
+from meridian_operator.api.shared import Condition
+from meridian_operator.plan import changes, geo_topic, replicated_subscription
+from meridian_operator.plan.observed import Link, RegionSeen, SubscriptionSeen, TopicName, TopicSeen
+from meridian_operator.plan.outcome import Finding, judge, merged
+from pydantic import ValidationError
+
+TOPIC = "persistent://public/default/orders"
+NAME = TopicName.parse(TOPIC)
+REGIONS = ["ap", "eu", "us"]
+
+
+def geo(**fields: Any) -> GeoTopicSpec:
+    return GeoTopicSpec.model_validate({"topic": TOPIC, "regions": REGIONS, **fields})
+
+
+def region(name: str, topic: TopicSeen | None = None, **fields: Any) -> RegionSeen:
+    return RegionSeen(name, f"http://{name}:8080", known_regions=frozenset(REGIONS), topic=topic, **fields)
+
+
+def carried_out(seen: RegionSeen, planned: tuple[changes.Change, ...]) -> RegionSeen:
+    """The region after the changes that concern it."""
+    topic = seen.topic
+    for change in planned:
+        if change.region != seen.name:
+            continue
+        match change:
+            case changes.CreateTopic(partitions=partitions):
+                topic = TopicSeen(partitions)
+            case changes.GrowTopic(partitions=partitions):
+                topic = replace(topic, partitions=partitions) if topic else None
+            case changes.SetPolicy(policy=policy, value=value):
+                topic = replace(topic, policies={**topic.policies, policy: value}) if topic else None
+            case changes.RemovePolicy(policy=policy):
+                left = {name: value for name, value in (topic.policies if topic else {}).items() if name != policy}
+                topic = replace(topic, policies=left) if topic else None
+            case changes.AddSchema(type=kind, definition=definition):
+                topic = replace(topic, schema={"type": kind, "data": definition}) if topic else None
+    return replace(seen, topic=topic)
+
+
+specs = st.builds(
+    geo,
+    partitions=st.none() | st.integers(1, 8),
+    retention=st.none() | st.fixed_dictionaries({"time": st.sampled_from(["0s", "72h", "-1"])}),
+    messageTTL=st.none() | st.sampled_from(["30s", "7d"]),
+    backlogQuota=st.none() | st.just({"size": "10Gi", "policy": "ProducerException"}),
+    deduplication=st.none() | st.booleans(),
+    schema=st.none() | st.just({"type": "JSON", "definition": "{}"}),
+)
+seen_topics = st.none() | st.builds(
+    TopicSeen,
+    partitions=st.integers(0, 8),
+    policies=st.dictionaries(
+        st.sampled_from(["retention", "messageTTL", "deduplicationEnabled", "replication"]), st.integers(0, 3)
+    ),
+)
+
+
+@settings(max_examples=500)
+@given(specs, st.lists(seen_topics, min_size=3, max_size=3), st.sets(st.sampled_from(REGIONS)), st.booleans())
+def test_a_plan_carried_out_leaves_nothing_to_do(
+    spec: GeoTopicSpec, topics: list[TopicSeen | None], down: set[str], managed: bool
+) -> None:
+    """Whatever the regions hold, and whichever are down: one round, and what is left is nobody's to change."""
+    before = ["retention", "messageTTL"] if managed else []
+    seen = [
+        RegionSeen(name, "", problem="it is down") if name in down else region(name, topic)
+        for name, topic in zip(REGIONS, topics, strict=True)
+    ]
+    planned = geo_topic.plan(spec, seen, before)
+    assert not {change.region for change in planned.changes} & down, "a region that is down is left alone"
+    after = [carried_out(one, planned.changes) for one in seen]
+    again = geo_topic.plan(spec, after, before)
+    assert again.changes == ()
+    assert again.problems == planned.problems
+    for one in planned.changes:
+        assert one.sentence().startswith(f"{one.region}: ")
+
+
+def test_a_region_that_is_down_holds_nobody_up() -> None:
+    seen = [region("ap"), RegionSeen("eu", "", problem="connection refused"), region("us")]
+    planned = geo_topic.plan(geo(partitions=3), seen)
+    assert [change for change in planned.changes if isinstance(change, changes.CreateTopic)] == [
+        changes.CreateTopic("ap", NAME, 3),
+        changes.CreateTopic("us", NAME, 3),
+    ]
+    ready, _, degraded = judge(planned, REGIONS)
+    assert (ready.status, ready.reason) == ("False", "RegionUnreachable")
+    assert "connection refused" in ready.message
+    assert degraded.message.startswith("1 of 3 regions")
+
+
+@pytest.mark.parametrize(
+    ("seen", "reason"),
+    [
+        (region("us", TopicSeen(0)), "PartitioningDiffers"),
+        (region("us", TopicSeen(5)), "MorePartitions"),
+        (replace(region("us"), namespace_exists=False), "NamespaceNotFound"),
+        (replace(region("us"), known_regions=frozenset({"us"})), "RegionUnknown"),
+    ],
+)
+def test_what_no_change_of_ours_mends_is_told(seen: RegionSeen, reason: str) -> None:
+    planned = geo_topic.plan(geo(partitions=3), [seen])
+    assert [problem[1] for problem in planned.problems] == [reason]
+    assert not any(isinstance(change, changes.CreateTopic | changes.DeleteTopic) for change in planned.changes)
+
+
+def test_only_policies_that_were_set_by_us_are_taken_back() -> None:
+    topic = TopicSeen(0, {"replication": REGIONS, "messageTTL": 30, "retention": {"by": "somebody else"}})
+    planned = geo_topic.plan(geo(), [region("us", topic)], managed=["messageTTL"])
+    assert planned.changes == (changes.RemovePolicy("us", NAME, "messageTTL"),)
+
+
+def test_replicating_is_true_when_every_link_is_up() -> None:
+    links = {name: tuple(Link(other, True, 0, 0) for other in REGIONS if other != name) for name in REGIONS}
+    seen = [region(name, TopicSeen(0, links=links[name])) for name in REGIONS]
+    assert geo_topic.replicating(geo(), seen).status == "True"
+    broken = replace(seen[0], topic=TopicSeen(0, links=(Link("eu", True, 0, 0), Link("us", False, 7, 9))))
+    told = geo_topic.replicating(geo(), [broken, *seen[1:]])
+    assert (told.status, told.message) == ("False", "ap is not connected to us")
+
+
+def subscribed(replicated: bool = True) -> SubscriptionSeen:
+    return SubscriptionSeen(replicated, "1:2", 0, 3, 0, True)
+
+
+def rsub(**fields: Any) -> ReplicatedSubscriptionSpec:
+    return ReplicatedSubscriptionSpec.model_validate({"topic": TOPIC, "subscription": "billing", **fields})
+
+
+def test_a_subscription_is_made_in_one_region_only() -> None:
+    """Each region's own "latest" is another place: the others hear of it from the one (R15)."""
+    seen = [region(name, TopicSeen(0)) for name in REGIONS]
+    planned = replicated_subscription.plan(rsub(initialPosition="Latest"), seen)
+    assert planned.changes == (changes.CreateSubscription("ap", NAME, "billing", earliest=False),)
+    one = [replace(seen[0], subscription=subscribed()), *seen[1:]]
+    waiting = replicated_subscription.plan(rsub(), one)
+    assert waiting.changes == ()
+    assert len(waiting.waiting) == 2
+    assert judge(waiting, REGIONS)[1].reason == "Waiting"
+    all_have = [replace(one, subscription=subscribed()) for one in seen]
+    assert replicated_subscription.plan(rsub(), all_have).settled
+
+
+def test_one_that_exists_is_adopted() -> None:
+    seen = [replace(region(name, TopicSeen(0)), subscription=subscribed(replicated=False)) for name in REGIONS]
+    planned = replicated_subscription.plan(rsub(), seen)
+    assert planned.changes == (changes.ReplicateSubscription("ap", NAME, "billing"),)
+
+
+def test_a_subscription_waits_for_its_topic() -> None:
+    planned = replicated_subscription.plan(rsub(), [region(name) for name in REGIONS])
+    assert planned.changes == ()
+    assert {problem[1] for problem in planned.problems} == {"TopicNotFound"}
+
+
+def document(verdict: str, time: str, topic: str = TOPIC) -> dict[str, str]:
+    row = {"topic": topic, "subscription": "billing", "verdict": verdict, "detail": f"{verdict} at {time}"}
+    return {"verdict.json": json.dumps({"time": time, "subscriptions": [row]})}
+
+
+def test_the_newest_verdict_counts() -> None:
+    early, late = document("misaligned", "2026-01-01T00:00:00Z"), document("aligned", "2026-01-02T00:00:00Z")
+    for documents in ([early, late], [late, early], [late, {"verdict.json": "broken"}, {}]):
+        found = replicated_subscription.verdict_of(documents, TOPIC, "billing")
+        assert found is not None
+        assert replicated_subscription.aligned(found).status == "True"
+    assert replicated_subscription.verdict_of([late], TOPIC, "other") is None
+    assert replicated_subscription.aligned(None).reason == "NotVerifiedYet"
+
+
+def test_the_worst_partition_counts() -> None:
+    rows = [
+        {"topic": f"{TOPIC}-partition-{number}", "subscription": "billing", "verdict": verdict, "detail": verdict}
+        for number, verdict in enumerate(("aligned", "misaligned", "unknown"))
+    ]
+    data = {"verdict.json": json.dumps({"time": "2026-01-01T00:00:00Z", "subscriptions": rows})}
+    found = replicated_subscription.verdict_of([data], TOPIC, "billing")
+    assert found is not None
+    told = replicated_subscription.aligned(found)
+    assert (told.status, told.reason) == ("False", "Misaligned")
+
+
+def test_a_condition_keeps_its_time_until_its_truth_changes() -> None:
+    found = Finding("Ready", "True", "AsSpecified", "well")
+    first = merged([], [found], 1, "2026-01-01T00:00:00Z")
+    second = merged(first, [replace(found, message="very well")], 2, "2026-01-02T00:00:00Z")
+    assert (second[0].last_transition_time, second[0].observed_generation) == ("2026-01-01T00:00:00Z", 2)
+    third = merged(second, [replace(found, status="False")], 2, "2026-01-03T00:00:00Z")
+    assert third == [
+        Condition(
+            type="Ready",
+            status="False",
+            observed_generation=2,
+            last_transition_time="2026-01-03T00:00:00Z",
+            reason="AsSpecified",
+            message="well",
+        )
+    ]
+
+
+def test_quantities() -> None:
+    assert duration_ms("1h30m") == 5_400_000
+    assert duration_ms("500ms") == 500
+    assert size_bytes("10Gi") == 10 << 30
+    for wrong in ("", "10", "h", "1w", "-1h"):
+        with pytest.raises(ValueError, match="no duration"):
+            duration_ms(wrong)
+    with pytest.raises(ValueError, match="no size"):
+        size_bytes("10GB")
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"regions": ["us"]},
+        {"topic": "orders"},
+        {"partitions": 0},
+        {"messageTTL": "soon"},
+        {"retention": {"time": "for ever"}},
+        {"nonsense": 1},
+    ],
+)
+def test_specs_that_are_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError):
+        geo(**wrong)
