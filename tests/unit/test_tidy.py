@@ -24,7 +24,7 @@ TEST_MODULE_LINES_MAX = 800
 FUNCTION_LINES_MAX = 100
 """Far above what is aimed at (400 and 60): at these numbers a module or function has another one inside it."""
 
-MAY_PRINT = ("broker/src/meridian_broker/cli/", "bench/", "examples/", "demo/", "tests/")
+MAY_PRINT = ("broker/src/meridian_broker/cli/", "bench/", "e2e/", "examples/", "demo/", "tests/")
 MAY_READ_ENVIRONMENT = ("broker/src/meridian_broker/server/main.py", "broker/src/meridian_broker/server/supervisor.py")
 
 
@@ -232,7 +232,7 @@ def test_every_setting_does_something() -> None:
 
 def test_every_make_target_is_explained() -> None:
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
-    targets = re.findall(r"^([a-z][a-z-]*):", makefile, re.MULTILINE)
-    explained = re.findall(r"^([a-z][a-z-]*):.*## ", makefile, re.MULTILINE)
+    targets = re.findall(r"^([a-z][a-z0-9-]*):", makefile, re.MULTILINE)
+    explained = re.findall(r"^([a-z][a-z0-9-]*):.*## ", makefile, re.MULTILINE)
     phony = re.findall(r"^\.PHONY: (\S+)$", makefile, re.MULTILINE)
     assert targets == explained == phony

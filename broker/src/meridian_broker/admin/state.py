@@ -39,5 +39,7 @@ class AdminState:
     """For requests to other regions over ``https://``; None: these are asked over ``http://``."""
     peer_token: str | None = None
     """Shown to the admin APIs of other regions; None: they are asked as anybody would."""
+    faults: bool = False
+    """This broker is under test and may lose messages when told to."""
     ready: bool = False
     """Everything is open: the health check says ok."""

@@ -49,7 +49,7 @@ async def mode(request: web.Request) -> web.Response:
 
 async def damage(request: web.Request) -> web.Response:
     """For tests of the verification only: lose messages on purpose. The body is ``{"entries": number}``."""
-    if state(request).settings.get("faultInjectionEnabled") != "true":
+    if not state(request).faults:
         raise Refused(405, "this loses messages: only a broker with faultInjectionEnabled=true does it")
     given = await body(request)
     entries = given.get("entries") if isinstance(given, Mapping) else None

@@ -261,6 +261,7 @@ class BrokerProcess:
             gateway=self.gateway,
             settings=dict(self.settings.pairs()),
             data_directory=self.settings.region.data_directory,
+            faults=self.settings.process.fault_injection_enabled,
             admin_url=lambda: self.doors.admin_url,
             client_tls=self._client_tls,
             peer_token=self._peer_token,
