@@ -16,6 +16,7 @@ from region_clients import (
     new_topic,
     numbered,
     publish,
+    stats,
     stored,
     subscribe,
     take,
@@ -31,7 +32,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(150)]
 
 @pytest.fixture(scope="module")
 def regions(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RegionsProcess]:
-    with RegionsProcess(REGIONS, tmp_path_factory.mktemp("drops") / "data") as up:
+    settings = {"backlogQuotaCheckIntervalInSeconds": "1", "managedLedgerMaxEntriesPerLedger": "10"}
+    with RegionsProcess(REGIONS, tmp_path_factory.mktemp("drops") / "data", settings=settings) as up:
         yield up
 
 
@@ -83,6 +85,29 @@ def test_all_regions_drop_when_asked(regions: RegionsProcess) -> None:
     upto = {"ledgerId": ids[3].ledger_id(), "entryId": ids[3].entry_id(), "isExcluded": True}
     assert expire(regions, EAST, by_id, "?allRegions=true", upto) == 204
     assert [backlog(regions, region, by_id) for region in REGIONS] == [2, 2]
+
+
+def test_a_quota_holds_replication_and_nothing_is_lost(regions: RegionsProcess) -> None:
+    topic = new_topic("held")
+    prepared(regions, topic, 5)
+    quota = {"limitSize": 20_000, "policy": "producer_request_hold"}
+    assert regions.http(WEST, "POST", f"{path(topic)}/backlogQuota", quota).status == 204
+    with client(regions, EAST) as east:
+        publish(east, topic, [b"%d" % number + b" " * 1000 for number in range(5, 45)])
+        wait_until(lambda: "backlog quota" in str(replication(regions, topic)["lastError"]), "replication to be held")
+        publish(east, topic, numbered(range(45, 60)))
+    assert not replication(regions, topic)["connected"]
+    held = backlog(regions, WEST, topic)
+    assert held is not None and held < 60
+    with client(regions, WEST) as west:
+        take_numbers(subscribe(west, topic), range(60))
+        assert stored(regions, WEST, topic, 60) == list(range(60)), "each once, in order"
+
+
+def replication(regions: RegionsProcess, topic: str) -> dict[str, Any]:
+    """How the east stands with the west."""
+    found: dict[str, Any] = stats(regions, EAST, topic)["replication"][WEST]
+    return found
 
 
 def test_a_region_that_cannot_be_asked_is_named(regions: RegionsProcess) -> None:

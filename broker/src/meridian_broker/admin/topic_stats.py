@@ -11,7 +11,7 @@ from meridian_broker.admin.backlogs import Standing, standing
 from meridian_broker.admin.rates import Rates
 from meridian_broker.admin.state import AdminState
 from meridian_broker.gateway.pulsar.connection import Connection
-from meridian_broker.positions.position import EARLIEST, Position
+from meridian_broker.positions.position import Position
 from meridian_broker.replication.replicator_status import ReplicatorStatus
 from meridian_broker.topics.consumer import Consumer
 from meridian_broker.topics.dispatch import SingleDispatcher
@@ -115,7 +115,7 @@ class TopicStats:
             "msgOutCounter": subscription.messages_out,
             "msgBacklog": stands.backlog,
             "msgBacklogNoDelayed": stands.backlog,
-            "backlogSize": _bytes_after(subscription),
+            "backlogSize": topic.log.bytes_after(subscription.mark_delete),
             "blockedSubscriptionOnUnackedMsgs": subscription.blocked,
             "msgDelayed": 0,
             "unackedMessages": subscription.unacked_messages,
@@ -234,18 +234,6 @@ def _cursor(subscription: Subscription, stands: Standing) -> Json:
             "detail": subscription.progress.count_detail(),
         },
     }
-
-
-def _bytes_after(subscription: Subscription) -> int:
-    """Bytes stored after mark-delete, about: a ledger begun counts by the share of its entries that is left."""
-    mark_delete = subscription.mark_delete
-    total = 0
-    for ledger, entries, size in subscription.topic.log.counts():
-        if ledger > mark_delete.ledger or mark_delete == EARLIEST:
-            total += size
-        elif ledger == mark_delete.ledger and entries:
-            total += size * (entries - 1 - mark_delete.entry) // entries
-    return total
 
 
 def _connection(port: object) -> Json:

@@ -149,6 +149,26 @@ class Chain:
             total += max(min(high, chapter.entries - 1) - max(low, -1), 0)
         return total
 
+    def bytes_after(self, position: Position) -> int:
+        """Bytes stored after a position, about: of a ledger begun, the share of its entries that is left."""
+        total = 0
+        for chapter in self._chapters:
+            if chapter.ledger_id > position.ledger:
+                total += chapter.size
+            elif chapter.ledger_id == position.ledger and chapter.entries:
+                left = max(chapter.entries - 1 - max(position.entry, -1), 0)
+                total += chapter.size * left // chapter.entries
+        return total
+
+    def place_before_last(self, size: int) -> Position:
+        """After which entry at most the last ``size`` bytes follow, about; ``EARLIEST``: all stored is not so much."""
+        for chapter in reversed(self._chapters):
+            if chapter.size > size:
+                kept = chapter.entries * size // chapter.size
+                return Position(chapter.ledger_id, chapter.entries - 1 - kept)
+            size -= chapter.size
+        return EARLIEST
+
     def holds(self, position: Position) -> bool:
         """Is this an entry that is stored here?"""
         at = bisect_right(self._ids, position.ledger) - 1

@@ -38,6 +38,7 @@ from meridian_broker.metadata.catalog import Catalog
 from meridian_broker.metadata.policy_values import (
     AutoSubscriptionCreation,
     AutoTopicCreation,
+    BacklogQuota,
     DelayedDelivery,
     DispatchRate,
     PublishRate,
@@ -51,7 +52,8 @@ from meridian_broker.replication.exchange import ProgressExchange
 from meridian_broker.server.doors import Doors, client_tls
 from meridian_broker.server.loop import LoopScheduler
 from meridian_broker.server.settings import Settings
-from meridian_broker.topics import upkeep
+from meridian_broker.server.settings_backlog import BacklogSettings
+from meridian_broker.topics import quotas, upkeep
 from meridian_broker.topics.ruling import UNLIMITED
 from meridian_broker.topics.service import TopicService
 from meridian_broker.topics.throttling import Rate, Throttle
@@ -173,6 +175,7 @@ class BrokerProcess:
         process.scheduler.spawn(process._follow_policies(), "follow the policies")
         process.scheduler.spawn(process._trim(), "give space back")
         process.scheduler.spawn(process._expire(), "expire old messages")
+        process.scheduler.spawn(process._check_quotas(), "check backlog quotas")
         process.scheduler.spawn(process.gateway.watch_keep_alive(), "keep connections alive")
         process.gateway.ready = process.admin.ready = True
         return process
@@ -192,6 +195,7 @@ class BrokerProcess:
             clock=self.clock,
             fence=fence,
             defaults=_defaults(settings),
+            backlog_quotas=settings.backlog.backlog_quota_check_enabled,
             topic_limits=TopicLimits(
                 message_bytes=settings.network.max_message_size,
                 dedup_producers=topics.broker_deduplication_max_number_of_producers,
@@ -321,6 +325,11 @@ class BrokerProcess:
             await asyncio.sleep(self.settings.storage.message_expiry_check_interval_in_minutes * 60)
             await upkeep.expire_all(self.service)
 
+    async def _check_quotas(self) -> None:
+        while True:
+            await asyncio.sleep(self.settings.backlog.backlog_quota_check_interval_in_seconds)
+            await upkeep.check_quotas(self.service)
+
     def _producer_name(self) -> str:
         self._names += 1
         return f"{self.region}-{self.service.fence}-{self._names}"
@@ -365,6 +374,7 @@ def _defaults(settings: Settings) -> Rules:
         ),
         retention=Retention(storage.default_retention_time_in_minutes, storage.default_retention_size_in_mb),
         message_ttl_seconds=storage.ttl_duration_default_in_seconds,
+        backlog_quotas=_quotas(settings.backlog),
         deduplication=topics.broker_deduplication_enabled,
         max_producers=topics.max_producers_per_topic,
         max_consumers=topics.max_consumers_per_topic,
@@ -383,6 +393,15 @@ def _defaults(settings: Settings) -> Rules:
         ),
         auto_subscription_creation=AutoSubscriptionCreation(topics.allow_auto_subscription_creation),
     )
+
+
+def _quotas(backlog: BacklogSettings) -> dict[str, BacklogQuota]:
+    policy, found = backlog.backlog_quota_default_retention_policy, {}
+    if backlog.backlog_quota_default_limit_bytes >= 0:
+        found[quotas.SIZE] = BacklogQuota(backlog.backlog_quota_default_limit_bytes, -1, policy)
+    if backlog.backlog_quota_default_limit_second > 0:
+        found[quotas.AGE] = BacklogQuota(-1, backlog.backlog_quota_default_limit_second, policy)
+    return found
 
 
 def _authentication(settings: Settings, peer_token: bytes | None) -> Authentication:

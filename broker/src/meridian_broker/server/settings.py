@@ -31,6 +31,7 @@ from typing import Any, Final, Literal, Self
 from meridian_broker.gateway.addresses import parse_bind_addresses, parse_listeners
 from meridian_broker.server.setting_fields import SettingsError
 from meridian_broker.server.setting_fields import whole as _int
+from meridian_broker.server.settings_backlog import BacklogSettings
 from meridian_broker.server.settings_limits import LimitSettings
 from meridian_broker.server.settings_tls import TlsSettings
 
@@ -276,6 +277,7 @@ class Settings:
     network: NetworkSettings = field(default_factory=NetworkSettings)
     tls: TlsSettings = field(default_factory=TlsSettings)
     authentication: AuthenticationSettings = field(default_factory=AuthenticationSettings)
+    backlog: BacklogSettings = field(default_factory=BacklogSettings)
     limits: LimitSettings = field(default_factory=LimitSettings)
     topics: TopicSettings = field(default_factory=TopicSettings)
     storage: StorageSettings = field(default_factory=StorageSettings)

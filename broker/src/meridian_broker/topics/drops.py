@@ -36,7 +36,9 @@ Page = tuple[LedgerIndex, list[int]]
 """Entries of one ledger, ascending, all of which go."""
 
 
-async def drop_old(topic: Topic, subscriptions: Collection[Subscription], before_ms: int) -> dict[str, int]:
+async def drop_old(
+    topic: Topic, subscriptions: Collection[Subscription], before_ms: int, cause: Cause = Cause.TTL
+) -> dict[str, int]:
     """Drop what was published before ``before_ms``. Says how many entries each subscription let go.
 
     Entries are looked at from the first one that somebody is owed, until one is younger, both by the clock of who
@@ -46,7 +48,7 @@ async def drop_old(topic: Topic, subscriptions: Collection[Subscription], before
     :raises TopicFenced: the topic was closed meanwhile; what was dropped until then stays so.
     """
     pages = _old_pages(topic, _begin(subscriptions), before_ms)
-    return await _drop(topic, subscriptions, Cause.TTL, pages)
+    return await _drop(topic, subscriptions, cause, pages)
 
 
 async def drop_upto(

@@ -36,6 +36,14 @@ class ProducerFenced(TopicError):
     """Another producer is alone on the topic, or was since this one was let in."""
 
 
+class BacklogQuotaHold(TopicError):
+    """Too much waits on the topic: the client tries again, and keeps its messages meanwhile."""
+
+
+class BacklogQuotaException(TopicError):
+    """Too much waits on the topic: the client tells its application."""
+
+
 class CannotTellRepeat(TopicError):
     """The message came before and is not durable yet: nobody can say whether this is a repeat."""
 

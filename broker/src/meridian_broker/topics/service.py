@@ -77,6 +77,8 @@ class TopicService:
     """Held while a topic is opened: bounds how many are at the same time."""
     publishing: Throttle | None = None
     """Of all topics together."""
+    backlog_quotas: bool = True
+    """They are enforced."""
     exchange: Exchange | None = None
     replication: GeoReplication | None = None
     topics: dict[str, Topic] = field(default_factory=dict)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a broker does to its topics from time to time: messages that are older than their time to live go."""
+"""What a broker does to its topics from time to time: old messages go, and quotas are looked after."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from meridian_broker.ledgers.store import LedgerError
-from meridian_broker.topics import drops
+from meridian_broker.topics import drops, quotas
 from meridian_broker.topics.errors import TopicError
 
 if TYPE_CHECKING:
@@ -32,3 +32,9 @@ async def expire(topic: Topic) -> None:
         await drops.drop_old(topic, list(topic.subscriptions.values()), before_ms)
     except (LedgerError, TopicError) as error:
         log.warning("messages of %s did not expire, next try in a while: %s", topic.name, error)
+
+
+async def check_quotas(service: TopicService) -> None:
+    """Enforce the backlog quota of every topic that has one."""
+    for topic in list(service.topics.values()) if service.backlog_quotas else ():
+        await quotas.enforce(topic)

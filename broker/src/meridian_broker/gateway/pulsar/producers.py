@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from meridian_broker.gateway.pulsar.refusals import REFUSALS
 from meridian_broker.ledgers.store import LedgerError
+from meridian_broker.topics import quotas
 from meridian_broker.topics.access import AccessMode
 from meridian_broker.topics.admission import Admitted
 from meridian_broker.topics.errors import NotAllowed, TopicFenced
@@ -50,6 +51,8 @@ async def _make(connection: Connection, asked: pb.CommandProducer) -> None:
         name = topic_name.parse(asked.topic)
         incarnation = None if remote is None else asked.replication_source.incarnation
         topic = await service.topic(name, create=True, incarnation=incarnation)
+        if topic.rules.backlog_quotas and service.backlog_quotas:
+            await quotas.check_producer(topic)
         version = b""
         if asked.HasField("schema") and asked.schema.type != pb.Schema.NoSchema:
             version = await service.add_schema(name, asked.schema)

@@ -21,6 +21,8 @@ CODES: Final[dict[type[Exception], ServerError]] = {
     situations.ConsumerAssignError: ServerError.CONSUMER_ASSIGN,
     situations.ProducerBusy: ServerError.PRODUCER_BUSY,
     situations.ProducerFenced: ServerError.PRODUCER_FENCED,
+    situations.BacklogQuotaHold: ServerError.PRODUCER_BLOCKED_QUOTA_EXCEEDED_ERROR,
+    situations.BacklogQuotaException: ServerError.PRODUCER_BLOCKED_QUOTA_EXCEEDED_EXCEPTION,
     situations.TopicFenced: ServerError.SERVICE_NOT_READY,
     situations.TopicTerminated: ServerError.TOPIC_TERMINATED,
     situations.MessageTooLarge: ServerError.NOT_ALLOWED,

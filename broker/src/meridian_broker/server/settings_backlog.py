@@ -1,0 +1,34 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Settings of how much may wait for subscriptions and other regions, and what happens beyond that."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from meridian_broker.server.setting_fields import whole
+
+QuotaPolicy = Literal["producer_request_hold", "producer_exception", "consumer_backlog_eviction"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BacklogSettings:
+    """How much may wait, per topic or partition, for its slowest subscription or for another region. Policies of the
+    topic or its namespace come first."""
+
+    backlog_quota_check_enabled: bool = True
+    """Quotas are enforced."""
+
+    backlog_quota_check_interval_in_seconds: int = whole(60, 1, 86_400)
+    """Seconds between two looks for topics that are over their quota. Producers that come meanwhile are looked at as
+    they come."""
+
+    backlog_quota_default_limit_bytes: int = whole(-1, -1, 1 << 60)
+    """Bytes that may wait. -1: no limit."""
+
+    backlog_quota_default_limit_second: int = whole(-1, -1, 100 * 366 * 24 * 3600)
+    """Seconds for which the oldest message may wait. -1 and 0: no limit."""
+
+    backlog_quota_default_retention_policy: QuotaPolicy = "producer_request_hold"
+    """What happens beyond that: producers are sent away and wait (`producer_request_hold`) or fail
+    (`producer_exception`), or the oldest messages go, without an acknowledgement (`consumer_backlog_eviction`)."""
