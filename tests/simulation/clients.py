@@ -181,6 +181,9 @@ class ProducerServer:
     def repeated(self, producer: Producer, send: Send) -> None:
         """Deduplication is off here."""
 
+    def hold(self, wait_ms: Callable[[], int]) -> None:
+        """No rates are set here."""
+
     def refused(self, producer: Producer, send: Send, error: Exception) -> None:
         raise error
 
@@ -396,7 +399,7 @@ class ConsumerServer:
         try:
             topic = await broker.open_topic(client.topic)
             if client.subscription not in topic.subscriptions:
-                self._model.subscription_made(broker.home, client.topic, client.subscription, client.initial)
+                self._model.subscription_made(broker.home, client.topic, client.subscription, client.initial, topic)
             subscription = await broker.service.subscription(
                 topic, client.subscription, durable=True, replicated=True, initial=client.initial, properties={}
             )

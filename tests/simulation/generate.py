@@ -68,6 +68,7 @@ class Generator:
             "clock": random.choice((0.0, 0.7)),
             "rot": random.choice((0.0, 0.0, 0.5)),
             "trim": random.choice((0.0, 0.0, 1.0)),
+            "expire": random.choice((0.0, 0.0, 1.0)),
             "marker": random.choice((0.0, 0.5)),
             "save": random.choice((0.0, 0.0, 0.0, 2.0)),
             "subscribe": 0.3,
@@ -264,6 +265,11 @@ class Generator:
 
     def _trim(self) -> None:
         self.say(f"trim {self._region()}")
+
+    def _expire(self) -> None:
+        self.say(f"expire {self._region()} {self._topic()} {self.random.choice((0, 50, 500, 5000))}")
+        if self.random.random() < 0.3:
+            self.say(f"trim {self._region()}")
 
     def _marker(self) -> None:
         self.say(f"marker {self._region()} {self._topic()}")

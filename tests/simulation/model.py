@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from meridian_broker.ledgers.entry import MARKER, unpack
 from meridian_broker.ledgers.store import LedgerError
@@ -29,10 +29,13 @@ from meridian_broker.wire.pulsar import topic_name
 from simulation.names import HEARD_US, full_name
 
 if TYPE_CHECKING:
+    from meridian_broker.topics.topic import Topic
     from simulation.broker import SimBroker, SimRegion
     from simulation.world import World
 
 Key = tuple[str, str]
+DROP_US: Final = 2_000_000
+"""An expiry is done by then, or never."""
 Heard = Callable[[LedgerError | None], None]
 
 
@@ -77,10 +80,13 @@ class SubscriptionFacts:
     rewinds: list[Rewound] = field(default_factory=list)
     made: dict[str, Stamp] = field(default_factory=dict)
     """Region -> stamp of the creation there, where it was made before another region told of it."""
+    expired: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
+    """Region -> what was published before a wall clock's time may be dropped there, and when that began."""
     places: dict[Stamp, dict[str, Position]] = field(default_factory=dict)
     """Of each creation: origin region -> up to here nothing need come, for the subscription began later."""
-    asked: dict[str, dict[str, Position]] = field(default_factory=dict)
-    """Region -> the same of a creation that has begun there."""
+    asked: dict[str, list[dict[str, Position]]] = field(default_factory=dict)
+    """Region -> the same of creations that have begun there. Who asked may never hear how they ended, and other regions
+    may have heard of them."""
     is_a_creation_forgotten: bool = False
     """By a restore: it may live on in other regions, or not."""
 
@@ -109,7 +115,17 @@ class SubscriptionFacts:
             counting = [other for other in counting if not later(other, one)]
         if self.is_a_creation_forgotten or not counting:
             counting = list(self.places)
-        return any(origin.position <= self.places[one].get(origin.region, EARLIEST) for one in counting)
+        perhaps = [self.places[one] for one in counting] + [one for some in self.asked.values() for one in some]
+        return any(origin.position <= places.get(origin.region, EARLIEST) for places in perhaps)
+
+    def perhaps_dropped(self, origin: Origin, region: str, published_ms: int) -> bool:
+        """Whether the region may let it go without an acknowledgement (R14). A rewind takes that back."""
+        for before_ms, begun_us in self.expired.get(region, ()):
+            done_us = begun_us + DROP_US
+            owed_again = any(r.known and origin in r.surely and min(r.known.values()) > done_us for r in self.rewinds)
+            if published_ms < before_ms and not owed_again:
+                return True
+        return False
 
     def surely_acked(self, origin: Origin, region: str, broker: SimBroker | None) -> int:
         """Bits that count as acked in the region: durably, or in the mind of that broker."""
@@ -162,6 +178,7 @@ class Model:
         self._replicated: dict[tuple[str, str], dict[str, Position]] = defaultdict(dict)
         """(region, topic name) -> origin region -> last one confirmed to its replicator."""
         self.payloads: dict[Origin, bytes] = {}
+        self.published: dict[Origin, int] = {}
         self._entries: dict[tuple[str, int], list[tuple[Origin | None, bytes, int]]] = {}
         self.trimmed: dict[tuple[str, str], set[Origin]] = defaultdict(set)
         """(region, topic) -> given back, with reason."""
@@ -211,6 +228,7 @@ class Model:
             if header.region is None or header.origin is None
             else Origin(header.region, *header.origin)
         )
+        self.published.setdefault(origin, header.publish_time_ms)
         before = self.payloads.setdefault(origin, payload)
         if before != payload:
             self.violate("one origin, two payloads", f"{origin} is {before!r}, in {region} {payload!r}")
@@ -218,9 +236,11 @@ class Model:
 
     def log(self, home: SimRegion, topic: str) -> list[tuple[Position, Origin, int]]:
         """Everything stored of a topic that is no marker: position, origin, messages."""
-        found = []
         broker = home.broker_of(topic)
-        opened = broker.topic(topic) if broker is not None else None
+        return self._log_of(home, broker.topic(topic) if broker is not None else None)
+
+    def _log_of(self, home: SimRegion, opened: Topic | None) -> list[tuple[Position, Origin, int]]:
+        found = []
         for ledger, count, _ in opened.log.counts() if opened is not None else ():
             for number, (origin, _, messages) in enumerate(self.entries(home, ledger)[:count]):
                 if origin is not None:
@@ -253,21 +273,19 @@ class Model:
 
     # -- acknowledgements
 
-    def subscription_made(self, home: SimRegion, topic: str, name: str, initial: Position) -> None:
-        places: dict[str, Position] = {}
-        if initial == LATEST:
-            broker = home.broker_of(topic)
-            opened = broker.topic(topic) if broker is not None else None
-            if opened is not None:
-                places = {**opened.log.last_origin, home.name: opened.log.last_own}
-        self.facts[topic, name].asked[home.name] = places
+    def subscription_made(self, home: SimRegion, topic: str, name: str, initial: Position, opened: Topic) -> None:
+        is_latest = initial == LATEST
+        places = {**opened.log.last_origin, home.name: opened.log.last_own} if is_latest else {}
+        self.facts[topic, name].asked.setdefault(home.name, []).append(places)
 
     def subscription_seen(self, home: SimRegion, topic: str, name: str, created: Stamp) -> None:
         """What a region thinks when it has just found or made it."""
         facts = self.facts[topic, name]
+        asked = facts.asked.get(home.name)
+        places = asked.pop() if asked else {}
         if created.region == home.name:
             facts.made.setdefault(home.name, created)
-            facts.places.setdefault(created, facts.asked.get(home.name, {}))
+            facts.places.setdefault(created, places)
 
     def check_record(self, topic: str, name: str, created: Stamp) -> None:
         """Of several creations the earliest counts (R15)."""
@@ -285,8 +303,20 @@ class Model:
         return self._acked(home, topic, consumer.subscription, epoch, found)
 
     def acking_up_to(self, home: SimRegion, topic: str, consumer: Consumer, upto: Position, epoch: Stamp) -> Heard:
-        found = {origin: (1 << messages) - 1 for place, origin, messages in self.log(home, topic) if place <= upto}
-        return self._acked(home, topic, consumer.subscription, epoch, found)
+        log = self._log_of(home, consumer.subscription.topic)
+        found = {origin: (1 << messages) - 1 for place, origin, messages in log if place <= upto}
+        facts = self.facts[topic, consumer.subscription.name]
+        # What may have been dropped here was perhaps never sent to the consumer, which then says nothing of it.
+        dropped = {o: bits for o, bits in found.items() if facts.perhaps_dropped(o, home.name, self.published[o])}
+        if dropped:
+            facts.add(Acked(epoch, dropped))
+        sent = {origin: bits for origin, bits in found.items() if origin not in dropped}
+        return self._acked(home, topic, consumer.subscription, epoch, sent)
+
+    def expiring(self, home: SimRegion, topic: str, names: list[str], before_ms: int) -> None:
+        """A region begins to drop what is older."""
+        for name in names:
+            self.facts[topic, name].expired.setdefault(home.name, []).append((before_ms, self._world.loop.now_us))
 
     def _acked(
         self, home: SimRegion, topic: str, subscription: Subscription, epoch: Stamp, bits: dict[Origin, int]
@@ -527,7 +557,8 @@ class Model:
             whole = (1 << messages) - 1
             bits = got.get(position, 0)
             missing = whole & ~(bits | facts.perhaps_acked(origin))
-            if missing and origin not in self.unsettled:
+            dropped = facts.perhaps_dropped(origin, home.name, self.published[origin])
+            if missing and origin not in self.unsettled and not dropped:
                 self.violate(
                     "skipped",
                     f"{home.name} never delivers {self._world.shown(origin)} of {topic}/{name} (bits {missing:b}), "

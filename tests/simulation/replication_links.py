@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from meridian_broker.ledgers.store import LedgerError
@@ -288,6 +289,9 @@ class ReplicationServer:
 
     def repeated(self, producer: Producer, send: Send) -> None:
         """Deduplication is off here."""
+
+    def hold(self, wait_ms: Callable[[], int]) -> None:
+        """No rates are set here."""
 
     def refused(self, producer: Producer, send: Send, error: Exception) -> None:
         self._connection.send(1, lambda: self._run.send_error(self._connection, send.sequence_id, str(error)))

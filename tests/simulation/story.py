@@ -46,6 +46,7 @@ Trouble::
     rot us t 3 / mend us        an entry's bytes change by themselves / the operator brings them back
     save us / restore us        keep a copy of volume and metadata / crash and start from it
     trim us                     give back what nobody needs
+    expire us t 500             drop there what was published more than 500 ms ago, of every subscription
     quiet                       repair everything, wait for agreement, check every promise
 
 Questions::
@@ -72,6 +73,7 @@ from meridian_broker.ledgers.store import LedgerError
 from meridian_broker.metadata.store import MetadataError
 from meridian_broker.positions import ZERO, Progress, Stamp
 from meridian_broker.positions.position import EARLIEST, LATEST, Origin, Position
+from meridian_broker.topics import drops
 from meridian_broker.topics.consumer import Consumer
 from meridian_broker.topics.errors import TopicError
 from meridian_broker.topics.producer import Producer
@@ -212,7 +214,7 @@ class Story:
         async def work() -> None:
             try:
                 opened = await broker.open_topic(topic)
-                self.world.model.subscription_made(broker.home, topic, name, initial)
+                self.world.model.subscription_made(broker.home, topic, name, initial, opened)
                 made = await broker.service.subscription(
                     opened, name, durable=True, replicated=True, initial=initial, properties={}
                 )
@@ -453,6 +455,23 @@ class Story:
 
             self.world.loop.spawn(broker, work(), "trim")
 
+    def do_expire(self, region: str, topic: str, age_ms: str) -> None:
+        opened = self._open(region, topic)
+        if opened is None:
+            self.say(f"{region} does not serve {topic}")
+            return
+        expiring, home = opened, self.world.regions[region]
+        before_ms = home.wall_ms() - int(age_ms)
+        self.world.model.expiring(home, topic, list(opened.subscriptions), before_ms)
+
+        async def work() -> None:
+            try:
+                await drops.drop_old(expiring, list(expiring.subscriptions.values()), before_ms)
+            except (LedgerError, TopicError) as error:
+                self.say(f"refused: {error}")
+
+        self.world.loop.spawn(home.broker_of(topic), work(), "expire")
+
     def do_delete(self, region: str, topic: str) -> None:
         broker = self._broker(region)
         if broker is not None:
@@ -603,6 +622,8 @@ class _Forger:
         self._say(f"refused: {error}")
 
     def repeated(self, *_: object) -> None: ...
+
+    def hold(self, wait_ms: Callable[[], int]) -> None: ...
 
     def dropped(self, _: list[Send]) -> None: ...
 
