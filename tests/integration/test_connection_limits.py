@@ -9,6 +9,7 @@ import socket
 import struct
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from broker_inside import broker_inside
@@ -164,6 +165,26 @@ async def until(condition: Callable[[], object]) -> None:
 def only_connection(inside: Inside) -> Connection:
     (connection,) = inside.gateway.connections
     return connection
+
+
+async def test_so_many_topics_are_opened_at_the_same_time(tmp_path: Path) -> None:
+    async with broker_inside(tmp_path, maxConcurrentTopicLoadRequest=3) as inside:
+        open_one, opening, most = inside.service._open, 0, 0
+
+        async def counted(*arguments: Any) -> Any:
+            nonlocal opening, most
+            opening += 1
+            most = max(most, opening)
+            try:
+                return await open_one(*arguments)
+            finally:
+                opening -= 1
+
+        inside.service._open = counted  # type: ignore[method-assign]
+        names = [topic_name.parse(f"{TOPIC}-{number}") for number in range(20)]
+        topics = await asyncio.gather(*(inside.service.topic(name, create=True) for name in names))
+        assert [topic.name for topic in topics] == [str(name) for name in names]
+        assert most == 3
 
 
 async def test_messages_on_their_way_to_the_disk_are_bounded(tmp_path: Path) -> None:

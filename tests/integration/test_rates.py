@@ -15,6 +15,7 @@ import pulsar
 import pytest
 from broker_process import BrokerProcess, wait_until
 from meridian_broker.wire.proto import pulsar_pb2 as pb
+from meridian_broker.wire.pulsar.errors import ServerError
 from raw_connection import RawConnection
 
 T = pb.BaseCommand
@@ -141,6 +142,21 @@ def test_a_namespaces_rate_and_its_end(broker: BrokerProcess, client: pulsar.Cli
         consumer.receive(1500)
     assert broker.http("DELETE", f"{NS}/dispatchRate").status == 204
     assert consumer.receive(10_000).data() == b"2"
+
+
+async def test_producers_that_do_not_encrypt_stay_outside(broker: BrokerProcess) -> None:
+    namespace = "/admin/v2/namespaces/public/sealed"
+    assert broker.http("PUT", namespace).status == 204
+    assert broker.http("POST", f"{namespace}/encryptionRequired", True).status == 204
+    assert broker.http("GET", f"{namespace}/encryptionRequired").json is True
+    assert broker.http("GET", namespace).json["encryption_required"] is True
+    connection = await RawConnection.open(broker.port)
+    topic = "persistent://public/sealed/t"
+    connection.ask_producer(topic)
+    refused = await connection.hear(T.ERROR)
+    assert (refused.error, "encryptionRequired" in refused.message) == (ServerError.METADATA, True)
+    await connection.producer(topic, encrypted=True)
+    await connection.close()
 
 
 async def test_a_rate_that_is_raised_ends_the_wait(broker: BrokerProcess) -> None:

@@ -38,6 +38,7 @@ ENDPOINTS: Final = (
     Endpoint(policies.RETENTION, "retention", "retention", "how long acknowledged messages stay"),
     Endpoint(policies.MESSAGE_TTL, "messageTTL", "messageTTL", "the seconds after which messages expire"),
     Endpoint(policies.DEDUPLICATION, "deduplication", "deduplicationEnabled", "whether producers' repeats are dropped"),
+    Endpoint(policies.ENCRYPTION_REQUIRED, "encryptionRequired", "", "whether only producers that encrypt may come in"),
     Endpoint(policies.MAX_PRODUCERS, "maxProducersPerTopic", "maxProducers", "how many producers a topic may have"),
     Endpoint(policies.PUBLISH_RATE, "publishRate", "publishRate", "what may be published a second, in this region"),
     Endpoint(

@@ -41,6 +41,7 @@ MAX_UNACKED_PER_CONSUMER: Final = "max_unacked_messages_per_consumer"
 MAX_UNACKED_PER_SUBSCRIPTION: Final = "max_unacked_messages_per_subscription"
 MAX_MESSAGE_SIZE: Final = "max_message_size"
 BACKLOG_QUOTAS: Final = "backlog_quota_map"
+ENCRYPTION_REQUIRED: Final = "encryption_required"
 PUBLISH_RATE: Final = "publishMaxMessageRate"
 DISPATCH_RATE: Final = "topicDispatchRate"
 SUBSCRIPTION_DISPATCH_RATE: Final = "subscriptionDispatchRate"
@@ -87,8 +88,8 @@ def _number(name: str, attribute: str) -> Policy:
     return Policy(name, attribute, parse, _as_it_is)
 
 
-def _truth(value: Any) -> Any:
-    return take({DEDUPLICATION: value}, DEDUPLICATION, bool)
+def _truth(name: str, attribute: str) -> Policy:
+    return Policy(name, attribute, lambda value: take({name: value}, name, bool), _as_it_is)
 
 
 def _member(value: Any) -> Any:
@@ -108,7 +109,8 @@ TABLE: Final[Mapping[str, Policy]] = {
         Policy(REPLICATION, "regions", _member, _as_it_is, each="member"),
         Policy(RETENTION, "retention", Retention.from_json),
         _number(MESSAGE_TTL, "message_ttl_seconds"),
-        Policy(DEDUPLICATION, "deduplication", _truth, _as_it_is),
+        _truth(DEDUPLICATION, "deduplication"),
+        _truth(ENCRYPTION_REQUIRED, "encryption_required"),
         _number(MAX_PRODUCERS, "max_producers"),
         _number(MAX_CONSUMERS, "max_consumers"),
         _number(MAX_CONSUMERS_PER_SUBSCRIPTION, "max_consumers_per_subscription"),

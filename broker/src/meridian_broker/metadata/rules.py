@@ -35,6 +35,8 @@ class Rules:
     message_ttl_seconds: int = 0
     """0: messages never expire."""
     deduplication: bool = False
+    encryption_required: bool = False
+    """Only producers that encrypt their messages may come in."""
     max_producers: int = 0
     """0 here and in the other numbers: no limit but the broker's own."""
     max_consumers: int = 0

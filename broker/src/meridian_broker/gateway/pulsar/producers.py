@@ -16,7 +16,7 @@ from meridian_broker.topics.topic import REPLICATION_PREFIX
 from meridian_broker.wire.proto import peer_pb2
 from meridian_broker.wire.proto import pulsar_pb2 as pb
 from meridian_broker.wire.pulsar import encode, topic_name
-from meridian_broker.wire.pulsar.errors import ServiceNotReadyError
+from meridian_broker.wire.pulsar.errors import MetadataError, ServiceNotReadyError
 
 if TYPE_CHECKING:
     from meridian_broker.gateway.pulsar.connection import Connection
@@ -53,6 +53,10 @@ async def _make(connection: Connection, asked: pb.CommandProducer) -> None:
         topic = await service.topic(name, create=True, incarnation=incarnation)
         if topic.rules.backlog_quotas and service.backlog_quotas:
             await quotas.check_producer(topic)
+        if topic.rules.encryption_required and not asked.encrypted and remote is None:
+            raise MetadataError(
+                f"{topic.name} takes encrypted messages only (encryptionRequired): give the producer keys"
+            )
         version = b""
         if asked.HasField("schema") and asked.schema.type != pb.Schema.NoSchema:
             version = await service.add_schema(name, asked.schema)
