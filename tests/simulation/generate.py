@@ -48,7 +48,7 @@ class Generator:
             "ack": 12.0,
             "consumer": 2.0,
             "cumulative": random.choice((0.0, 3.0)),
-            "part": random.choice((0.0, 2.0)),
+            "part": random.choice((0.0, 2.0, 6.0)),
             "nack": random.choice((0.0, 2.0)),
             "seek": random.choice((0.0, 0.0, 0.7, 2.0)),
             "move": random.choice((0.0, 2.0, 5.0)),
@@ -69,11 +69,13 @@ class Generator:
             "rot": random.choice((0.0, 0.0, 0.5)),
             "trim": random.choice((0.0, 0.0, 1.0)),
             "expire": random.choice((0.0, 0.0, 1.0)),
+            "evict": random.choice((0.0, 0.0, 1.0)),
             "marker": random.choice((0.0, 0.5)),
             "save": random.choice((0.0, 0.0, 0.0, 2.0)),
             "subscribe": 0.3,
             "twins": random.choice((0.0, 0.3)),
-            "brink": random.choice((0.0, 0.0, 0.7)),
+            "rivals": random.choice((0.0, 0.0, 0.7)),
+            "brink": random.choice((0.0, 0.0, 1.5)),
             "quiet": random.choice((0.0, 0.2)),
         }
         if weights["save"]:
@@ -271,6 +273,9 @@ class Generator:
         if self.random.random() < 0.3:
             self.say(f"trim {self._region()}")
 
+    def _evict(self) -> None:
+        self.say(f"evict {self._region()} {self._topic()} x{self._few(8)}")
+
     def _marker(self) -> None:
         self.say(f"marker {self._region()} {self._topic()}")
 
@@ -324,6 +329,22 @@ class Generator:
         else:
             self.say(f"subscribe {one} {topic} {name}")
             self.say(f"subscribe {two} {topic} {name}")
+
+    def _rivals(self) -> None:
+        """A subscription is made in two regions that do not hear of each other, at different places."""
+        one, two = self.random.sample(self.mood.regions, 2)
+        topic, name = self._topic(), f"new{self.random.randrange(3)}"
+        self.say(f"cut {one}-{two}")
+        for region in (one, two):
+            self.say(f"produce {region} {topic} x{self._few(4)}")
+            self.say(f"tick {self.random.choice((1, 100, 1000))}")
+            place = " latest" if self.random.random() < 0.7 else ""
+            self.say(f"subscribe {region} {topic} {name}{place}")
+        if self.random.random() < 0.5:
+            self.say(f"ack {self._any()} x{self._few(4)}")
+        if self.random.random() < 0.5:
+            self.say(f"tick {self.random.choice((100, 3000))}")
+            self.say(f"heal {one}-{two}")
 
     def _quiet(self) -> None:
         self.say("quiet")

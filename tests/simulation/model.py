@@ -73,6 +73,15 @@ class Rewound:
     known: dict[str, int] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
+class Dropping:
+    """A region lets go of entries: of those published before a time on its wall clock, or of some."""
+
+    begun_us: int
+    before_ms: int = 0
+    origins: frozenset[Origin] = frozenset()
+
+
 @dataclass(slots=True)
 class SubscriptionFacts:
     acks: list[Acked] = field(default_factory=list)
@@ -80,8 +89,8 @@ class SubscriptionFacts:
     rewinds: list[Rewound] = field(default_factory=list)
     made: dict[str, Stamp] = field(default_factory=dict)
     """Region -> stamp of the creation there, where it was made before another region told of it."""
-    expired: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
-    """Region -> what was published before a wall clock's time may be dropped there, and when that began."""
+    dropping: dict[str, list[Dropping]] = field(default_factory=dict)
+    """Region -> what may be gone there without an acknowledgement."""
     places: dict[Stamp, dict[str, Position]] = field(default_factory=dict)
     """Of each creation: origin region -> up to here nothing need come, for the subscription began later."""
     asked: dict[str, list[dict[str, Position]]] = field(default_factory=dict)
@@ -120,10 +129,10 @@ class SubscriptionFacts:
 
     def perhaps_dropped(self, origin: Origin, region: str, published_ms: int) -> bool:
         """Whether the region may let it go without an acknowledgement (R14). A rewind takes that back."""
-        for before_ms, begun_us in self.expired.get(region, ()):
-            done_us = begun_us + DROP_US
+        for some in self.dropping.get(region, ()):
+            done_us = some.begun_us + DROP_US
             owed_again = any(r.known and origin in r.surely and min(r.known.values()) > done_us for r in self.rewinds)
-            if published_ms < before_ms and not owed_again:
+            if (published_ms < some.before_ms or origin in some.origins) and not owed_again:
                 return True
         return False
 
@@ -315,8 +324,16 @@ class Model:
 
     def expiring(self, home: SimRegion, topic: str, names: list[str], before_ms: int) -> None:
         """A region begins to drop what is older."""
+        self._dropping(home, topic, names, Dropping(self._world.loop.now_us, before_ms))
+
+    def evicting(self, home: SimRegion, topic: str, names: list[str], upto: Position) -> None:
+        """A region begins to drop everything up to there."""
+        origins = frozenset(origin for place, origin, _ in self.log(home, topic) if place <= upto)
+        self._dropping(home, topic, names, Dropping(self._world.loop.now_us, 0, origins))
+
+    def _dropping(self, home: SimRegion, topic: str, names: list[str], some: Dropping) -> None:
         for name in names:
-            self.facts[topic, name].expired.setdefault(home.name, []).append((before_ms, self._world.loop.now_us))
+            self.facts[topic, name].dropping.setdefault(home.name, []).append(some)
 
     def _acked(
         self, home: SimRegion, topic: str, subscription: Subscription, epoch: Stamp, bits: dict[Origin, int]

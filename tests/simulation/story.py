@@ -47,6 +47,7 @@ Trouble::
     save us / restore us        keep a copy of volume and metadata / crash and start from it
     trim us                     give back what nobody needs
     expire us t 500             drop there what was published more than 500 ms ago, of every subscription
+    evict us t x3               drop there the three oldest, as a backlog quota does
     quiet                       repair everything, wait for agreement, check every promise
 
 Questions::
@@ -65,13 +66,13 @@ Questions::
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import Final
+from collections.abc import Callable, Coroutine, Iterable
+from typing import Any, Final
 
 from meridian_broker.ledgers import entry as entries
 from meridian_broker.ledgers.store import LedgerError
 from meridian_broker.metadata.store import MetadataError
-from meridian_broker.positions import ZERO, Progress, Stamp
+from meridian_broker.positions import ZERO, Cause, Progress, Stamp
 from meridian_broker.positions.position import EARLIEST, LATEST, Origin, Position
 from meridian_broker.topics import drops
 from meridian_broker.topics.consumer import Consumer
@@ -82,7 +83,7 @@ from meridian_broker.topics.topic import Topic
 from meridian_broker.wire.proto import pulsar_pb2 as pb
 from meridian_broker.wire.pulsar import metadata, topic_name
 from meridian_broker.wire.pulsar.frames import Send
-from simulation.broker import SimBroker
+from simulation.broker import SimBroker, SimRegion
 from simulation.clients import SimConsumer
 from simulation.names import full_name
 from simulation.telling import tell
@@ -463,14 +464,28 @@ class Story:
         expiring, home = opened, self.world.regions[region]
         before_ms = home.wall_ms() - int(age_ms)
         self.world.model.expiring(home, topic, list(opened.subscriptions), before_ms)
+        some = list(opened.subscriptions.values())
+        self._drop(home, lambda: drops.drop_old(expiring, some, before_ms))
 
+    def do_evict(self, region: str, topic: str, count: str) -> None:
+        opened, home = self._open(region, topic), self.world.regions[region]
+        log = self.world.model.log(home, topic)
+        if opened is None or not log:
+            self.say(f"{region} has nothing of {topic}")
+            return
+        evicting, upto = opened, log[min(_count(count), len(log)) - 1][0]
+        self.world.model.evicting(home, topic, list(opened.subscriptions), upto)
+        some = list(opened.subscriptions.values())
+        self._drop(home, lambda: drops.drop_upto(evicting, some, Cause.QUOTA, upto))
+
+    def _drop(self, home: SimRegion, drop: Callable[[], Coroutine[Any, Any, object]]) -> None:
         async def work() -> None:
             try:
-                await drops.drop_old(expiring, list(expiring.subscriptions.values()), before_ms)
+                await drop()
             except (LedgerError, TopicError) as error:
                 self.say(f"refused: {error}")
 
-        self.world.loop.spawn(home.broker_of(topic), work(), "expire")
+        self.world.loop.spawn(home.broker_of(""), work(), "drop")
 
     def do_delete(self, region: str, topic: str) -> None:
         broker = self._broker(region)
