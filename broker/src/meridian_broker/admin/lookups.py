@@ -8,7 +8,7 @@ from typing import Final
 
 from aiohttp import web
 
-from meridian_broker.admin.requests import Refused, answer, state, topic_of
+from meridian_broker.admin.requests import Refused, answer, any_topic_of, state
 from meridian_broker.metadata.policies import boundaries
 from meridian_broker.topics.errors import TopicNotFound
 
@@ -18,7 +18,7 @@ LISTENER_HEADER: Final = "X-Pulsar-ListenerName"
 async def topic(request: web.Request) -> web.Response:
     """Addresses of the broker that serves the topic, as the listener that the client names knows them."""
     admin = state(request)
-    await admin.service.check_exists(topic_of(request))
+    await admin.service.check_exists(any_topic_of(request))
     listener = request.headers.get(LISTENER_HEADER) or request.query.get("listenerName", "")
     addresses = admin.gateway.addresses(listener)
     if addresses is None:
@@ -36,7 +36,7 @@ async def topic(request: web.Request) -> web.Response:
 
 async def bundle(request: web.Request) -> web.Response:
     """The part of the hash range that the topic falls into."""
-    name = topic_of(request)
+    name = any_topic_of(request)
     namespace = state(request).catalog.namespace(name.namespace_name)
     if namespace is None:
         raise TopicNotFound(f"namespace {name.namespace_name} does not exist")

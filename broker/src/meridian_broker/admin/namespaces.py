@@ -27,6 +27,7 @@ from meridian_broker.topics.administration import remove_subscription, skip
 from meridian_broker.topics.errors import TopicNotFound
 from meridian_broker.topics.topic import Topic
 from meridian_broker.wire.pulsar import topic_name
+from meridian_broker.wire.pulsar.topic_name import NON_PERSISTENT
 
 PERMISSIONS_OFF: Final = "there is no authorization yet, so no permissions can be given"
 
@@ -61,7 +62,9 @@ async def delete_namespace(admin: AdminState, name: str, *, force: bool) -> None
     catalog = admin.catalog
     await catalog.namespaces.get(name)
     if force:
-        for topic in [*await catalog.partitioned.names(name), *await catalog.topics.names(name)]:
+        parted = [*await catalog.partitioned.names(name), *await catalog.partitioned.names(name, NON_PERSISTENT)]
+        plain = [topic_name.parse(one) for one in admin.service.non_persistent.names(name)]
+        for topic in [*parted, *plain, *await catalog.topics.names(name)]:
             try:
                 await admin.service.delete_topic(topic, force=True)
             except (NotFound, TopicNotFound):
@@ -119,9 +122,10 @@ async def change_permissions(request: web.Request) -> web.Response:
 async def get_topics(request: web.Request) -> web.Response:
     """Names of the namespace's topics, partitions each by its own."""
     await _record(request)
-    if request.query.get("mode", "PERSISTENT").upper() == "NON_PERSISTENT":
-        return answer([])
-    return answer(await state(request).service.topic_names(namespace_of(request)))
+    mode = request.query.get("mode", "PERSISTENT").upper()
+    namespace, service = namespace_of(request), state(request).service
+    names = [] if mode == "NON_PERSISTENT" else await service.topic_names(namespace)
+    return answer(names if mode == "PERSISTENT" else names + service.non_persistent.names(namespace))
 
 
 async def unload(request: web.Request) -> web.Response:

@@ -55,16 +55,25 @@ def namespace_of(request: web.Request) -> str:
     return f"{part(request, 'tenant')}/{part(request, 'namespace')}"
 
 
+def any_topic_of(request: web.Request) -> TopicName:
+    """The topic in the path, of either domain.
+
+    :raises InvalidTopicNameError: it is no name.
+    """
+    domain = request.match_info.get("domain", PERSISTENT)
+    return parse(f"{domain}://{namespace_of(request)}/{part(request, 'topic')}")
+
+
 def topic_of(request: web.Request) -> TopicName:
-    """The topic in the path.
+    """The topic in the path, when what is asked needs stored messages.
 
     :raises Refused: it is not persistent.
     :raises InvalidTopicNameError: it is no name.
     """
-    domain = request.match_info.get("domain", PERSISTENT)
-    if domain != PERSISTENT:
-        raise Refused(412, "non-persistent topics are not served yet: use persistent://")
-    return parse(f"{domain}://{namespace_of(request)}/{part(request, 'topic')}")
+    name = any_topic_of(request)
+    if not name.is_persistent:
+        raise Refused(405, f"{name} stores no messages: this can be asked of persistent topics only")
+    return name
 
 
 def flag(request: web.Request, name: str) -> bool:

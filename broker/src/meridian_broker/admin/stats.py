@@ -7,7 +7,8 @@ from typing import Any, Final
 
 from aiohttp import web
 
-from meridian_broker.admin.requests import STATS, Refused, answer, flag, state, topic_of
+from meridian_broker.admin.non_persistent import is_non_persistent, non_persistent, non_persistent_stats
+from meridian_broker.admin.requests import STATS, Refused, answer, any_topic_of, flag, state
 from meridian_broker.admin.topic_stats import Json
 from meridian_broker.admin.topics import opened
 from meridian_broker.metadata.errors import NotFound
@@ -36,6 +37,8 @@ ADDED: Final = frozenset(
         "msgInCount",
         "bytesInCount",
         "replicationBacklog",
+        "msgDropCount",
+        "msgDropRate",
     }
 )
 """What partitions' numbers are added up of."""
@@ -44,6 +47,9 @@ ADDED: Final = frozenset(
 async def stats(request: web.Request) -> web.Response:
     """Counters, producers, subscriptions and replicators of a topic."""
     await _refuse_partitioned(request, "partitioned-stats")
+    if is_non_persistent(request):
+        (light,) = await non_persistent(request)
+        return answer(non_persistent_stats(request.app[STATS], light))
     (topic,) = await opened(request)
     made = await request.app[STATS].of(
         topic,
@@ -64,7 +70,9 @@ async def partitioned(request: web.Request) -> web.Response:
     """The partitions' counters added up, and each partition's unless ``?perPartition=false``."""
     await _need_partitioned(request)
     every: dict[str, Json] = {}
-    for topic in await opened(request):
+    if is_non_persistent(request):
+        every = {one.name: non_persistent_stats(request.app[STATS], one) for one in await non_persistent(request)}
+    for topic in [] if is_non_persistent(request) else await opened(request):
         every[topic.name] = await request.app[STATS].of(
             topic,
             publishers=not flag(request, "excludePublishers"),
@@ -84,13 +92,13 @@ async def partitioned_internal(request: web.Request) -> web.Response:
 
 
 async def _refuse_partitioned(request: web.Request, instead: str) -> None:
-    name = topic_of(request)
+    name = any_topic_of(request)
     if name.partition < 0 and await state(request).catalog.partitioned.find(name) is not None:
         raise Refused(404, f"{name} is partitioned: ask for {instead}")
 
 
 async def _need_partitioned(request: web.Request) -> None:
-    name = topic_of(request)
+    name = any_topic_of(request)
     if name.partition >= 0 or await state(request).catalog.partitioned.find(name) is None:
         raise NotFound(f"partitioned topic {name} does not exist")
 

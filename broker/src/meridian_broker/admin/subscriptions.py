@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 from aiohttp import web
 
+from meridian_broker.admin.non_persistent import is_non_persistent, non_persistent
 from meridian_broker.admin.requests import (
     Refused,
     answer,
@@ -49,7 +50,8 @@ async def named(request: web.Request) -> list[Subscription]:
 
 async def listed(request: web.Request) -> web.Response:
     """Names of the topic's subscriptions."""
-    return answer(sorted({name for topic in await opened(request) for name in topic.subscriptions}))
+    topics = await non_persistent(request) if is_non_persistent(request) else await opened(request)
+    return answer(sorted({name for topic in topics for name in topic.subscriptions}))
 
 
 async def create(request: web.Request) -> web.Response:

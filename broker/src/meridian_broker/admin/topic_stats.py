@@ -59,7 +59,7 @@ class TopicStats:
             "waitingPublishers": 0,
             "deduplicationStatus": "Enabled" if topic.deduplication.enabled else "Disabled",
             "ownerBroker": self.state.admin_url().partition("://")[2],
-            "publishers": [self._producer(one) for one in clients] if publishers else [],
+            "publishers": [self.producer(one) for one in clients] if publishers else [],
             "subscriptions": subscriptions,
             "replication": self.replication(topic),
         }
@@ -104,7 +104,7 @@ class TopicStats:
 
     def _subscription(self, subscription: Subscription, stands: Standing, *, with_consumers: bool) -> Json:
         topic = subscription.topic
-        consumers = [self._consumer(one) for one in subscription.consumers]
+        consumers = [self.consumer(one) for one in subscription.consumers]
         dispatcher = subscription.dispatcher
         active = dispatcher.active if isinstance(dispatcher, SingleDispatcher) else None
         kind = "" if subscription.type is None else TYPES[subscription.type]
@@ -136,13 +136,13 @@ class TopicStats:
             "regions": sorted(self.state.service.regions_of(topic.name)) if subscription.replicated else [],
         }
 
-    def _consumer(self, consumer: Consumer) -> Json:
+    def consumer(self, consumer: Consumer) -> Json:
         topic = consumer.subscription.topic
         age = (topic.scheduler.now_ms() - consumer.connected_since_ms) / 1000
         key = (topic.name, consumer.subscription.name, consumer.consumer_id, id(consumer.port))
         return {
             "consumerName": consumer.name,
-            **_connection(consumer.port),
+            **connection(consumer.port),
             "connectedSince": _time(consumer.connected_since_ms),
             "availablePermits": consumer.permits,
             "unackedMessages": consumer.unacked_messages,
@@ -154,7 +154,7 @@ class TopicStats:
             "metadata": dict(consumer.metadata or {}),
         }
 
-    def _producer(self, producer: Producer) -> Json:
+    def producer(self, producer: Producer) -> Json:
         topic = producer.topic
         age = (topic.scheduler.now_ms() - producer.connected_since_ms) / 1000
         key = (topic.name, producer.producer_id, id(producer.port))
@@ -164,7 +164,7 @@ class TopicStats:
             "accessMode": "Shared",
             "producerId": producer.producer_id,
             "producerName": producer.name,
-            **_connection(producer.port),
+            **connection(producer.port),
             "connectedSince": _time(producer.connected_since_ms),
             "msgRateIn": rate,
             "msgThroughputIn": throughput,
@@ -193,7 +193,7 @@ class TopicStats:
             "replicationBacklog": status.backlog,
             "connected": status.connected,
             "replicationDelayInSeconds": status.delay_ms // 1000,
-            "inboundConnection": None if inbound is None else _connection(inbound.port)["address"],
+            "inboundConnection": None if inbound is None else connection(inbound.port)["address"],
             "inboundConnectedSince": None if inbound is None else _time(inbound.connected_since_ms),
             "outboundConnection": self._address(remote) if status.connected else None,
             "outboundConnectedSince": _time(status.connected_since_ms),
@@ -236,7 +236,7 @@ def _cursor(subscription: Subscription, stands: Standing) -> Json:
     }
 
 
-def _connection(port: object) -> Json:
+def connection(port: object) -> Json:
     """Who is at the other end."""
     if not isinstance(port, Connection) or port.transport is None:
         return {"address": None, "clientVersion": None}

@@ -11,6 +11,7 @@ from aiohttp import web
 from meridian_broker.admin.requests import (
     Refused,
     answer,
+    any_topic_of,
     body,
     done,
     flag,
@@ -25,6 +26,7 @@ from meridian_broker.admin.requests import (
 from meridian_broker.metadata.errors import Invalid
 from meridian_broker.metadata.topic_catalog import MAX_PARTITIONS
 from meridian_broker.topics.topic import Topic
+from meridian_broker.wire.pulsar.topic_name import NON_PERSISTENT
 
 
 async def opened(request: web.Request) -> list[Topic]:
@@ -55,34 +57,30 @@ async def opened_one(request: web.Request) -> Topic:
 
 
 async def listed(request: web.Request) -> web.Response:
-    """Names of the namespace's persistent topics, partitions each by its own."""
-    topic_domain(request)
-    await state(request).catalog.namespaces.get(namespace_of(request))
-    return answer(await state(request).service.topic_names(namespace_of(request)))
+    """Names of the namespace's topics of that domain, partitions each by its own."""
+    namespace, service = namespace_of(request), state(request).service
+    await state(request).catalog.namespaces.get(namespace)
+    if part(request, "domain") == NON_PERSISTENT:
+        return answer(service.non_persistent.names(namespace))
+    return answer(await service.topic_names(namespace))
 
 
 async def listed_partitioned(request: web.Request) -> web.Response:
-    """Names of the namespace's partitioned topics."""
-    topic_domain(request)
-    await state(request).catalog.namespaces.get(namespace_of(request))
-    return answer(sorted(str(name) for name in await state(request).catalog.partitioned.names(namespace_of(request))))
-
-
-def topic_domain(request: web.Request) -> None:
-    """:raises Refused: it is not the persistent one."""
-    if part(request, "domain") != "persistent":
-        raise Refused(412, "non-persistent topics are not served yet: use persistent://")
+    """Names of the namespace's partitioned topics of that domain."""
+    namespace, catalog = namespace_of(request), state(request).catalog
+    await catalog.namespaces.get(namespace)
+    return answer(sorted(str(name) for name in await catalog.partitioned.names(namespace, part(request, "domain"))))
 
 
 async def create(request: web.Request) -> web.Response:
     """Make a topic without partitions; the body holds its properties."""
-    await state(request).service.create_topic(topic_of(request), properties(await body(request, default=None)))
+    await state(request).service.create_topic(any_topic_of(request), properties(await body(request, default=None)))
     return done()
 
 
 async def delete(request: web.Request) -> web.Response:
     """Delete a topic with its messages; ``?force=true`` also when clients are connected."""
-    name = topic_of(request)
+    name = any_topic_of(request)
     if name.partition < 0 and await state(request).catalog.partitioned.find(name) is not None:
         raise Refused(409, f"{name} is partitioned: delete {request.path}/partitions")
     await state(request).service.delete_topic(name, force=flag(request, "force"))
@@ -94,7 +92,7 @@ async def delete(request: web.Request) -> web.Response:
 
 async def get_partitions(request: web.Request) -> web.Response:
     """How many partitions a topic has, 0 for a topic without."""
-    name = topic_of(request)
+    name = any_topic_of(request)
     count = await state(request).service.partitions(name, create=flag(request, "checkAllowAutoCreation"))
     record = await state(request).catalog.partitioned.find(name) if count else None
     return answer({"partitions": count, "deleted": False, "properties": dict(record.properties) if record else {}})
@@ -107,13 +105,13 @@ async def create_partitioned(request: web.Request) -> web.Response:
     if isinstance(given, Mapping):
         having = properties(given.get("properties"))
         given = given.get("partitions")
-    await state(request).service.create_partitioned(topic_of(request), _count(given), having)
+    await state(request).service.create_partitioned(any_topic_of(request), _count(given), having)
     return done()
 
 
 async def grow(request: web.Request) -> web.Response:
     """Add partitions; the body is the new number. They never become fewer."""
-    name = topic_of(request)
+    name = any_topic_of(request)
     wanted = _count(await body(request))
     record = await state(request).catalog.partitioned.get(name)
     if wanted < record.partitions:
@@ -124,7 +122,7 @@ async def grow(request: web.Request) -> web.Response:
 
 async def delete_partitioned(request: web.Request) -> web.Response:
     """Delete a partitioned topic with all its partitions."""
-    name = topic_of(request)
+    name = any_topic_of(request)
     await state(request).catalog.partitioned.get(name)
     await state(request).service.delete_topic(name, force=flag(request, "force"))
     return done()
@@ -184,12 +182,15 @@ async def _change_properties(request: web.Request, added: Mapping[str, str], rem
 
 async def unload(request: web.Request) -> web.Response:
     """Close the topic in good order; it is opened again for whoever asks."""
-    name = topic_of(request)
+    name = any_topic_of(request)
     service = state(request).service
     record = await state(request).catalog.partitioned.find(name) if name.partition < 0 else None
     names = [name] if record is None else [name.with_partition(index) for index in range(record.partitions)]
     for each in names:
-        await service.unload(each)
+        if each.is_persistent:
+            await service.unload(each)
+    if not name.is_persistent:
+        service.non_persistent.delete(names, force=True, partitioned=record is not None)
     return done()
 
 

@@ -43,6 +43,7 @@ EXTRA_DELIVER_AT: Final = 2
 """u64 milliseconds: not before this time."""
 
 HEADER: Final = struct.Struct(">BBHIIIQQqq")
+_BARE: Final = bytes((0, 0, 0, 4))
 _FOREIGN: Final = struct.Struct(">qqB")
 _EXTRA: Final = struct.Struct(">BH")
 _U64: Final = struct.Struct(">Q")
@@ -105,6 +106,11 @@ def pack_own(
         + extras
         + body
     )
+
+
+def pack_bare(body: bytes | memoryview) -> bytes:
+    """An entry that is delivered and never stored: of the header only where the body begins."""
+    return _BARE + body
 
 
 def pack_foreign(header: EntryHeader) -> bytes:

@@ -179,6 +179,8 @@ class Topics:
     def __init__(self, access: Access, deletions: Deletions) -> None:
         self._access = access
         self._deletions = deletions
+        self.on_change: Callable[[TopicName, bool], None] | None = None
+        """Hears of each topic that is made (True) or deleted (False) through this catalog."""
 
     async def find(self, topic: TopicName) -> tuple[TopicRecord, int] | None:
         """The record and its version; None when the topic does not exist here."""
@@ -228,7 +230,10 @@ class Topics:
                 return None  # made and deleted again by somebody: make it anew
             return TopicRecord.from_json(decode(path, found.value)[0]), found.version
 
-        return await self._access.retry(f"creating {topic}", attempt)
+        made = await self._access.retry(f"creating {topic}", attempt)
+        if self.on_change is not None:
+            self.on_change(topic, True)
+        return made
 
     async def put(self, topic: TopicName, record: TopicRecord, expected: int) -> int:
         """Write it over that version; returns the new one.
@@ -257,7 +262,10 @@ class Topics:
             forgotten = [] if topic.partition >= 0 else await _policies_to_forget(self._access, topic)
             return mark if await self._access.store.transact(checks, [Delete(path), put, *forgotten]) else None
 
-        return await self._access.retry(f"deleting {topic}", attempt)
+        deleted = await self._access.retry(f"deleting {topic}", attempt)
+        if self.on_change is not None:
+            self.on_change(topic, False)
+        return deleted
 
 
 class PoliciesOfTopics:

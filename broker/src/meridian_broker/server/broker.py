@@ -247,6 +247,7 @@ class BrokerProcess:
             connections_max=limits.broker_max_connections,
             connections_per_address_max=limits.broker_max_connections_per_ip,
             concurrent_lookups=settings.network.max_concurrent_lookup_request,
+            pattern_length=topics.subscription_pattern_max_length,
             keep_alive_seconds=settings.network.keep_alive_interval_seconds,
             producer_name=self._producer_name,
         )

@@ -151,6 +151,10 @@ class TopicSettings:
     allow_auto_subscription_creation: bool = True
     """A consumer that names a subscription which does not exist creates it."""
 
+    subscription_pattern_max_length: int = _int(50, 0, 1000)
+    """Longest pattern over topic names that the broker evaluates for a client, in characters. With a longer one the
+    client gets all names and applies it itself, and cannot watch for new topics. 0: that is so for every pattern."""
+
     max_unacked_messages_per_consumer: int = _int(50_000, 0, 10_000_000)
     """Messages delivered to one consumer of a Shared subscription and not yet acknowledged at which delivery to it
     pauses. 0: no limit."""

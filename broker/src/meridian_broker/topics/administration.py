@@ -115,7 +115,9 @@ async def _let_others_run(topic: Topic) -> None:
 async def _acknowledge(subscription: Subscription, positions: list[Position]) -> None:
     subscription.check_open()
     topic = subscription.topic
-    nobody = Consumer(subscription, _Nobody(), 0, "", 0, topic.scheduler.now_ms(), None)
+    nobody = Consumer(
+        subscription, _Nobody(), 0, "", 0, topic.scheduler.now_ms(), None, None, subscription.progress.epoch
+    )
     await confirmed(topic, lambda done: subscription.acknowledge(nobody, positions, None, done))
 
 

@@ -16,6 +16,7 @@ from meridian_broker.topics.access import AccessMode, Asked, Present, Verdict, d
 from meridian_broker.topics.errors import ProducerBusy, ProducerFenced, TopicFenced
 
 if TYPE_CHECKING:
+    from meridian_broker.topics.non_persistent import NonPersistentTopic
     from meridian_broker.topics.producer import Producer
     from meridian_broker.topics.topic import Topic
 
@@ -31,7 +32,7 @@ class _Waiting(NamedTuple):
 class Admission:
     """The door of one topic."""
 
-    def __init__(self, topic: Topic) -> None:
+    def __init__(self, topic: Topic | NonPersistentTopic) -> None:
         self._topic = topic
         self._waiting: deque[_Waiting] = deque()
         self._exclusive: Producer | None = None
@@ -158,8 +159,7 @@ class Admission:
 
     def _enter(self, producer: Producer) -> None:
         self._topic.producers[producer.name] = producer
-        self._topic.deduplication.attach(producer)
-        self._topic.last_used_ms = self._topic.scheduler.now_ms()
+        self._topic.entered(producer)
 
     def gone(self, producer: Producer) -> None:
         """A producer left, whether it was in, waiting or just about to come in."""

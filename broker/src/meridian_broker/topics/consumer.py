@@ -5,11 +5,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
-from meridian_broker.positions import Stamp
+from meridian_broker.positions import ZERO, Stamp
 from meridian_broker.positions.position import Position
 from meridian_broker.topics.key_ranges import KeySharedPolicy
 
 if TYPE_CHECKING:
+    from meridian_broker.topics.non_persistent import NonPersistentSubscription
     from meridian_broker.topics.subscription import Subscription
 
 
@@ -63,7 +64,7 @@ class Consumer:
 
     def __init__(
         self,
-        subscription: Subscription,
+        subscription: Subscription | NonPersistentSubscription,
         port: ConsumerPort,
         consumer_id: int,
         name: str,
@@ -71,6 +72,7 @@ class Consumer:
         connected_since_ms: int,
         metadata: dict[str, str] | None,
         key_shared: KeySharedPolicy | None = None,
+        epoch: Stamp = ZERO,
     ) -> None:
         self.subscription = subscription
         self.port = port
@@ -81,7 +83,7 @@ class Consumer:
         self.metadata = metadata
         self.key_shared = key_shared
         """How it wants keys to be shared; None: in the usual way, or it is of another type."""
-        self.epoch: Stamp = subscription.progress.epoch
+        self.epoch = epoch
         """Epoch under which its messages are dispatched: its acknowledgements count there (R13)."""
         self.consumer_epoch = 0
         self.permits = 0

@@ -135,13 +135,10 @@ class SingleDispatcher(Dispatcher):
         self._choose()
 
     def _choose(self, newcomer: Consumer | None = None) -> None:
-        """The best priority wins; among equals, by name, the partition number picks, so that partitions spread."""
         if not self.consumers:
             self.active = None
             return
-        best = min(consumer.priority for consumer in self.consumers)
-        candidates = sorted((c for c in self.consumers if c.priority == best), key=lambda c: c.name)
-        chosen = candidates[max(self._partition, 0) % len(candidates)]
+        chosen = preferred(self.consumers, self._partition)
         if chosen is self.active:
             if self.failover and newcomer is not None:
                 newcomer.port.active_consumer_changed(newcomer, False)
@@ -194,6 +191,16 @@ class SingleDispatcher(Dispatcher):
             self.read = position
             if not subscription.is_done(position, entry):
                 subscription.send(active, position, entry, 0)
+
+
+def preferred(consumers: list[Consumer], partition: int) -> Consumer | None:
+    """Of several that want to be the active one: the best priority wins; among equals, by name, the partition number
+    picks, so that partitions spread. None when there is nobody."""
+    if not consumers:
+        return None
+    best = min(consumer.priority for consumer in consumers)
+    candidates = sorted((c for c in consumers if c.priority == best), key=lambda c: c.name)
+    return candidates[max(partition, 0) % len(candidates)]
 
 
 class SharedDispatcher(Dispatcher):

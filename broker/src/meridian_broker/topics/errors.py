@@ -3,6 +3,11 @@
 
 from __future__ import annotations
 
+from typing import Final
+
+NO_TRANSACTIONS: Final = "transactions are not supported by Meridian"
+NOT_FROM_CLIENTS: Final = "markers, origins and message ids are set by brokers of other regions only"
+
 
 class TopicError(Exception):
     """Base: a request on a topic was refused. The message says what to do."""
@@ -78,6 +83,10 @@ class OriginConflict(TopicError):
 
 class TopicInUse(TopicError):
     """Clients are connected: close them or force."""
+
+
+class TooManyWatchers(TopicError):
+    """As many watchers as the broker takes are there."""
 
 
 class InvalidName(TopicError):

@@ -13,6 +13,7 @@ from meridian_broker.wire.pulsar.metadata import plain_start
 
 if TYPE_CHECKING:
     from meridian_broker.topics.dedup import Gate
+    from meridian_broker.topics.non_persistent import NonPersistentTopic
     from meridian_broker.topics.topic import Topic
     from meridian_broker.wire.pulsar.frames import Send
 
@@ -70,7 +71,7 @@ class Producer:
 
     def __init__(
         self,
-        topic: Topic,
+        topic: Topic | NonPersistentTopic,
         port: ProducerPort,
         producer_id: int,
         name: str,

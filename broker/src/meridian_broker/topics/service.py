@@ -35,6 +35,8 @@ from meridian_broker.topics.errors import (
     TopicInUse,
     TopicNotFound,
 )
+from meridian_broker.topics.non_persistent import NonPersistentTopic
+from meridian_broker.topics.non_persistent_service import NonPersistentTopics
 from meridian_broker.topics.ownership import TopicMetadata
 from meridian_broker.topics.progress_log import ProgressLog
 from meridian_broker.topics.schemas import SchemaBook
@@ -42,6 +44,7 @@ from meridian_broker.topics.subscription import Subscription
 from meridian_broker.topics.subscription_record import decode_record, encode_record
 from meridian_broker.topics.throttling import Throttle
 from meridian_broker.topics.topic import Exchange, Topic, TopicLimits
+from meridian_broker.topics.watching import TopicWatchers
 from meridian_broker.wire.proto import pulsar_pb2 as pb
 from meridian_broker.wire.pulsar import topic_name
 from meridian_broker.wire.pulsar.topic_name import TopicName
@@ -93,13 +96,14 @@ class TopicService:
 
     def __post_init__(self) -> None:
         self.schemas = SchemaBook(self.catalog)
+        self.watchers = TopicWatchers(self.scheduler, self.topic_names)
+        self.catalog.topics.on_change = self.watchers.changed
+        self.non_persistent = NonPersistentTopics(self.catalog, self.scheduler, self.topic_limits, self.defaults)
 
     # -- finding and opening -------------------------------------------------------------------------------------
 
     async def check_exists(self, name: TopicName) -> None:
         """:raises TopicNotFound: its namespace does not exist."""
-        if not name.is_persistent:
-            raise NotAllowed("non-persistent topics are not served yet: use persistent://")
         if self.catalog.namespace(name.namespace_name) is None:
             raise TopicNotFound(f"namespace {name.namespace_name} does not exist: make it first")
 
@@ -116,6 +120,8 @@ class TopicService:
         found = self.topics.get(key)
         if found is not None and found.failure is None and not self.closing:
             return found
+        if not name.is_persistent:
+            raise NotAllowed(f"{name} stores no messages: this can be asked of persistent topics only")
         await self.check_exists(name)
         async with self._locks.setdefault(key, self.new_lock()):
             if self.closing:
@@ -187,6 +193,8 @@ class TopicService:
                 if name.partition >= record.partitions:
                     raise TopicNotFound(f"{name.base} has {record.partitions} partitions, not {name.partition + 1}")
                 return
+        elif (record := await self.catalog.partitioned.find(name)) is not None:
+            raise NotAllowed(f"{name} is partitioned: name one of its {record.partitions} partitions")
         if foreign and create:
             return
         if not create or not self.rules(name).auto_topic_creation.allowed:
@@ -199,6 +207,15 @@ class TopicService:
             count = len(await self.catalog.topics.names(name.namespace_name))
             if count + more > most:
                 raise LimitReached(f"{name.namespace_name} has {count} topics, and {most} is its limit: delete some")
+
+    async def served(
+        self, name: TopicName, *, create: bool, incarnation: str | None = None
+    ) -> Topic | NonPersistentTopic:
+        """The topic of whatever kind, for clients. :raises TopicError: see ``topic``."""
+        if name.is_persistent:
+            return await self.topic(name, create=create, incarnation=incarnation)
+        await self.check_exists(name)
+        return await self.non_persistent.topic(name, create=create)
 
     def _fenced(self, topic: Topic) -> None:
         log.warning("topic %s is fenced: %s", topic.name, topic.failure)
@@ -236,30 +253,38 @@ class TopicService:
     # -- partitions ----------------------------------------------------------------------------------------------
 
     async def partitions(self, name: TopicName, *, create: bool) -> int:
-        """Number of partitions, 0 for a topic without. Makes the topic when it may and none is there."""
+        """Number of partitions, 0 for a topic without. A partitioned topic is made when it may and none is there; one
+        without partitions is made by its first client.
+
+        :raises TopicNotFound: there is none, and none may be made.
+        """
         await self.check_exists(name)
-        if name.partition >= 0:
-            return 0
-        record = await self.catalog.partitioned.find(name)
+        record = await self.catalog.partitioned.find(name.base)
         if record is not None:
-            return record.partitions
-        if str(name) in self.topics or await self.catalog.topics.find(name) is not None:
+            if name.partition >= record.partitions:
+                raise TopicNotFound(f"{name.base} has {record.partitions} partitions, not {name.partition + 1}")
+            return record.partitions if name.partition < 0 else 0
+        if str(name) in self.topics or str(name) in self.non_persistent.topics:
+            return 0
+        if await self.catalog.topics.find(name) is not None:
             return 0
         creation = self.rules(name).auto_topic_creation
         if not create or not creation.allowed:
             raise TopicNotFound(f"topic {name} does not exist")
-        if creation.partitioned:
+        if creation.partitioned and name.partition < 0:
             try:
                 await self.create_partitioned(name, creation.partitions, {})
             except AlreadyExists:  # somebody else was quicker
                 return await self.partitions(name, create=False)
             return creation.partitions
-        await self.topic(name, create=True)
         return 0
 
     async def create_topic(self, name: TopicName, properties: dict[str, str]) -> None:
         """Make a topic without partitions. :raises AlreadyExists: there is one of that name."""
         await self.check_exists(name)
+        if not name.is_persistent:
+            await self.non_persistent.create(name)
+            return
         await self._check_room(name, 1)
         await self.catalog.topics.create(name, TopicRecord(properties=properties))
         await self.topic(name, create=False)
@@ -273,7 +298,7 @@ class TopicService:
             raise AlreadyExists(f"{name} exists as a topic without partitions")
         await self._check_room(name, partitions)
         await self.catalog.partitioned.create(name, partitions, properties)
-        for index in range(partitions):
+        for index in range(partitions if name.is_persistent else 0):
             await self.topic(name.with_partition(index), create=True)
 
     async def grow(self, name: TopicName, partitions: int) -> None:
@@ -282,6 +307,9 @@ class TopicService:
         Clients are told of a partition once its subscriptions are durable: one who subscribes to it himself, at its
         latest message, would miss what was published there before.
         """
+        if not name.is_persistent:
+            await self.catalog.partitioned.grow(name, partitions)
+            return
         before = await self.partitions(name, create=False)
         for index in range(before, min(partitions, MAX_PARTITIONS) if before else 0):
             await self._prepare_partition(name, index, partitions)
@@ -310,7 +338,9 @@ class TopicService:
         """
         record = await self.catalog.partitioned.find(name) if name.partition < 0 else None
         names = [name.with_partition(i) for i in range(record.partitions)] if record is not None else [name]
-        topics = [await self.topic(one, create=record is not None) for one in names]
+        if not name.is_persistent:
+            self.non_persistent.delete(names, force=force, partitioned=record is not None)
+        topics = [await self.topic(one, create=record is not None) for one in names if one.is_persistent]
         for topic in topics:
             clients = [p for p in topic.producers.values() if p.remote_region is None]
             busy = len(clients) + sum(len(s.consumers) for s in topic.subscriptions.values())
@@ -347,6 +377,7 @@ class TopicService:
     async def close(self) -> None:
         """The end of a drain: hand every client away and seal what is open."""
         self.closing = True
+        self.non_persistent.close("this broker is shutting down")
         for topic in list(self.topics.values()):
             topic.reopen = False
             await self._drop(topic)
@@ -355,6 +386,7 @@ class TopicService:
     async def trim_all(self) -> None:
         """Give back the space of ledgers nobody needs (by the retention that rules each topic)."""
         now = self.scheduler.now_ms()
+        self.non_persistent.tidy()
         for topic in list(self.topics.values()):
             if topic.failure is not None:
                 continue
@@ -437,6 +469,7 @@ class TopicService:
         if self._followed == self.catalog.revision:
             return
         self._followed = self.catalog.revision
+        self.non_persistent.follow_policies()
         for topic in list(self.topics.values()):
             if topic.failure is None:
                 self._follow(topic)

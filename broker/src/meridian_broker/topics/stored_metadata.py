@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What dispatch wants to know of a stored entry's own metadata, for the few entries whose header does not say it."""
+"""What a message's own metadata says: to make the header of an entry, and for the few whose header says too little."""
 
 from __future__ import annotations
 
 import struct
 from typing import Final
 
+from meridian_broker.ledgers.entry import BATCH, pack_extras
+from meridian_broker.ledgers.pending import OwnEntry
+from meridian_broker.topics.errors import NOT_FROM_CLIENTS, NotAllowed
 from meridian_broker.topics.key_ranges import slot_of
 from meridian_broker.wire.pulsar import metadata
 from meridian_broker.wire.pulsar.metadata import BodyError, MetadataView
@@ -35,3 +38,19 @@ def slot(entry: bytes) -> int:
         except (BodyError, struct.error):
             return 1  # it was let in once, so somebody may have it
     return slot_of(key_hash)
+
+
+def own_entry(flags: int, messages: int, body: bytes | memoryview, longest_delay: int) -> OwnEntry:
+    """An entry whose metadata says more than every message's does."""
+    view = metadata.scan(body)
+    if any(one is not None for one in (view.marker_type, view.replicated_from, view.source_position)):
+        raise NotAllowed(NOT_FROM_CLIENTS)
+    if view.deliver_at_ms is not None and view.deliver_at_ms - view.publish_time_ms > longest_delay:
+        raise NotAllowed(f"it asks to be delivered more than {longest_delay} ms after it was published")
+    extras, key_hash = b"", 0
+    if view.replicate_to or view.deliver_at_ms is not None:
+        extras = pack_extras(view.replicate_to, view.deliver_at_ms)
+    if view.partition_key is not None or view.ordering_key is not None:
+        key_hash = metadata.key_hash(view)
+    checksum = metadata.body_checksum(body)
+    return (flags | BATCH if view.is_batch else flags, messages, key_hash, checksum, view.publish_time_ms, extras, body)

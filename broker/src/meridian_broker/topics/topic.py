@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol
 
-from meridian_broker.ledgers.entry import BATCH, CHUNK, EntryHeader, pack_extras, unpack
+from meridian_broker.ledgers.entry import CHUNK, EntryHeader, unpack
 from meridian_broker.ledgers.log import Stored, TopicLog
 from meridian_broker.ledgers.pending import OwnEntry
 from meridian_broker.ledgers.scheduling import Scheduler
@@ -24,6 +24,8 @@ from meridian_broker.topics.admission import Admission
 from meridian_broker.topics.consumer import Consumer, ConsumerPort
 from meridian_broker.topics.dedup import Deduplication
 from meridian_broker.topics.errors import (
+    NO_TRANSACTIONS,
+    NOT_FROM_CLIENTS,
     MessageTooLarge,
     NotAllowed,
     OriginConflict,
@@ -37,6 +39,7 @@ from meridian_broker.topics.key_ranges import KeySharedPolicy
 from meridian_broker.topics.pacing import Pacing
 from meridian_broker.topics.producer import Producer
 from meridian_broker.topics.progress_log import Change, Kind, ProgressLog
+from meridian_broker.topics.stored_metadata import own_entry
 from meridian_broker.topics.subscription import Confirmed, Subscription, SubscriptionType
 from meridian_broker.topics.subscription_record import (
     SubscriptionRecord,
@@ -55,7 +58,6 @@ REPLICATION_PREFIX: Final = "pulsar.repl"
 """Producer and subscription names that begin so belong to replicators."""
 _NOWHERE: Final[Mapping[str, Position]] = {}
 """Before everything: one for all subscriptions that begin there."""
-_NOT_FROM_CLIENTS: Final = "markers, origins and message ids are set by brokers of other regions only"
 
 
 class Exchange(Protocol):
@@ -224,6 +226,11 @@ class Topic:
         """A replicator, or a producer of access mode Shared. :raises ProducerBusy: see ``Admission.add``."""
         self.admission.add(producer)
 
+    def entered(self, producer: Producer) -> None:
+        """A producer is let in."""
+        self.deduplication.attach(producer)
+        self.last_used_ms = self.scheduler.now_ms()
+
     def remove_producer(self, producer: Producer) -> None:
         """It is gone, or does not want to come in any more."""
         if self.producers.get(producer.name) is producer:
@@ -242,11 +249,13 @@ class Topic:
         taken: list[Send] = []
         messages = size = 0
         for send in sends:
-            _, _, _, _, count, is_chunk, marker, message_id, origin, _, _, body = send
+            _, _, _, _, count, is_chunk, marker, message_id, origin, transactional, _, body = send
             facts = message_metadata.plain_facts(body, producer.plain_start)
             try:
                 if marker or message_id is not None or origin is not None:
-                    raise NotAllowed(_NOT_FROM_CLIENTS)
+                    raise NotAllowed(NOT_FROM_CLIENTS)
+                if transactional:
+                    raise NotAllowed(NO_TRANSACTIONS)
                 if len(body) > largest:
                     text = f"{len(body)} bytes with its metadata; {largest} is the most"
                     raise MessageTooLarge(text)
@@ -254,7 +263,7 @@ class Topic:
                 if facts is not None:
                     entries.append((flags, count, 0, facts[1], facts[0], b"", body))
                 else:
-                    entries.append(_own_entry(flags, count, body, longest_delay))
+                    entries.append(own_entry(flags, count, body, longest_delay))
             except (TopicError, message_metadata.BodyError) as error:
                 producer.port.refused(producer, send, error)
                 continue
@@ -487,7 +496,10 @@ class Topic:
         self.check_open()
         ruling.check_new_consumer(subscription, kind)
         now_ms = self.scheduler.now_ms()
-        consumer = Consumer(subscription, port, consumer_id, name, priority, now_ms, metadata or None, key_shared)
+        epoch = subscription.progress.epoch
+        consumer = Consumer(
+            subscription, port, consumer_id, name, priority, now_ms, metadata or None, key_shared, epoch
+        )
         subscription.add_consumer(consumer, kind)
         self.last_used_ms = self.scheduler.now_ms()
         return consumer
@@ -495,6 +507,7 @@ class Topic:
     def remove_consumer(self, consumer: Consumer) -> None:
         """The consumer is gone; a reader's subscription goes with it."""
         subscription = consumer.subscription
+        assert isinstance(subscription, Subscription)
         subscription.remove_consumer(consumer)
         if subscription.durable or subscription.consumers:
             return
@@ -582,19 +595,3 @@ class Topic:
 
 def _known(places: Mapping[str, Position]) -> dict[str, Position]:
     return {region: place for region, place in places.items() if place > EARLIEST}
-
-
-def _own_entry(flags: int, messages: int, body: bytes | memoryview, longest_delay: int) -> OwnEntry:
-    """An entry whose metadata says more than every message's does."""
-    view = message_metadata.scan(body)
-    if any(one is not None for one in (view.marker_type, view.replicated_from, view.source_position)):
-        raise NotAllowed(_NOT_FROM_CLIENTS)
-    if view.deliver_at_ms is not None and view.deliver_at_ms - view.publish_time_ms > longest_delay:
-        raise NotAllowed(f"it asks to be delivered more than {longest_delay} ms after it was published")
-    extras, key_hash = b"", 0
-    if view.replicate_to or view.deliver_at_ms is not None:
-        extras = pack_extras(view.replicate_to, view.deliver_at_ms)
-    if view.partition_key is not None or view.ordering_key is not None:
-        key_hash = message_metadata.key_hash(view)
-    checksum = message_metadata.body_checksum(body)
-    return (flags | BATCH if view.is_batch else flags, messages, key_hash, checksum, view.publish_time_ms, extras, body)

@@ -53,6 +53,8 @@ class Broker:
     connections_per_address_max: int
     """0: no limit."""
     concurrent_lookups: int
+    pattern_length: int
+    """Longest pattern over topic names that is evaluated for clients."""
     keep_alive_seconds: float
     producer_name: Callable[[], str]
     """Makes names for producers that bring none."""

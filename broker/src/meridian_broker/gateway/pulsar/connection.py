@@ -23,6 +23,7 @@ from meridian_broker.positions.position import Position
 from meridian_broker.topics.consumer import Consumer
 from meridian_broker.topics.errors import TopicError
 from meridian_broker.topics.producer import Producer
+from meridian_broker.topics.watching import Watcher
 from meridian_broker.wire.proto import pulsar_pb2 as pb
 from meridian_broker.wire.pulsar import encode
 from meridian_broker.wire.pulsar.errors import ChecksumError, ServerError
@@ -40,6 +41,7 @@ FIRST_FRAME_BYTES: Final = 128 << 10
 CLOSED_REMEMBERED: Final = 1000
 """Ids of closed producers and consumers whose late commands are passed over in silence."""
 
+_BEFORE_CONNECT: Final = (pb.BaseCommand.CONNECT, pb.BaseCommand.PING, pb.BaseCommand.PONG)
 log = logging.getLogger(__name__)
 
 Handler = Callable[["Connection", Any], None]
@@ -70,6 +72,7 @@ class Connection(FlowControl):
         "protocol_version",
         "started",
         "waiting_producers",
+        "watchers",
     )
 
     def __init__(self, broker: Broker, loop: asyncio.AbstractEventLoop, listener: str = "") -> None:
@@ -93,6 +96,8 @@ class Connection(FlowControl):
         self.waiting_producers: dict[int, Producer] | None = None
         """Those that were told to wait until others are gone."""
         self.consumers: dict[int, Consumer | None] | None = None
+        self.watchers: dict[int, Watcher] | None = None
+        """Of topic lists."""
         self.started = False
         self.is_peer = False
         self.peer_region = ""
@@ -125,7 +130,9 @@ class Connection(FlowControl):
         for consumer in (self.consumers or {}).values():
             if consumer is not None:
                 consumer.subscription.topic.remove_consumer(consumer)
-        self.producers = self.consumers = None
+        for watcher in (self.watchers or {}).values():
+            self.broker.service.watchers.remove(watcher)
+        self.producers = self.consumers = self.watchers = None
         self._out.clear()
         if self.peer_region:
             self.broker.peer_gone(self)
@@ -153,7 +160,7 @@ class Connection(FlowControl):
                         sends.append(commands[at])
                         at += 1
                     self._publish(sends)
-                elif not self.started and kind != 2:
+                elif not self.started and kind not in _BEFORE_CONNECT:
                     self.end(f"command {kind} before CONNECT")
                 else:
                     handler = self.broker.handlers.get(kind)
@@ -189,6 +196,8 @@ class Connection(FlowControl):
         for consumer in (self.consumers or {}).values():
             if consumer is not None:
                 consumer.resume()
+        for watcher in (self.watchers or {}).values():
+            self.broker.service.watchers.resume(watcher)
 
     def write(self, data: bytes | memoryview) -> None:
         """Queue bytes; all of one turn of the loop leave together."""
@@ -381,3 +390,15 @@ class Connection(FlowControl):
 
     def reached_end(self, consumer: Consumer) -> None:
         self.write(encode.simple(27, pb.CommandReachedEndOfTopic(consumer_id=consumer.consumer_id)))
+
+    # -- topic lists (WatcherPort) -------------------------------------------------------------------------------
+
+    def topics_changed(self, watcher: Watcher, new: list[str], deleted: list[str], digest: str) -> None:
+        message = pb.CommandWatchTopicUpdate(
+            watcher_id=watcher.watcher_id, new_topics=new, deleted_topics=deleted, topics_hash=digest
+        )
+        self.write(encode.simple(66, message))
+
+    def lost_watcher(self, watcher: Watcher) -> None:
+        del watcher
+        self.end("it takes no news of topics, and there are too many to keep")

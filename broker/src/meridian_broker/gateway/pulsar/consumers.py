@@ -11,9 +11,12 @@ from meridian_broker.ledgers.entry import BATCH, unpack
 from meridian_broker.ledgers.store import LedgerError
 from meridian_broker.positions.position import EARLIEST, LATEST, Position
 from meridian_broker.topics.consumer import Consumer
-from meridian_broker.topics.errors import ConsumerBusy
+from meridian_broker.topics.errors import NO_TRANSACTIONS, NotAllowed
 from meridian_broker.topics.key_ranges import KeySharedPolicy
+from meridian_broker.topics.leaving import leave
+from meridian_broker.topics.non_persistent import NonPersistentTopic
 from meridian_broker.topics.subscription import Subscription, SubscriptionType
+from meridian_broker.topics.topic import Topic
 from meridian_broker.wire.proto import pulsar_pb2 as pb
 from meridian_broker.wire.pulsar import encode, topic_name
 from meridian_broker.wire.pulsar.errors import ConsumerNotFoundError, MetadataError, ServerError, ServiceNotReadyError
@@ -24,6 +27,7 @@ if TYPE_CHECKING:
 
 _new: Final = tuple.__new__
 """Half the price of calling a ``NamedTuple`` class."""
+_ONE_READS: Final = (SubscriptionType.EXCLUSIVE, SubscriptionType.FAILOVER)
 _ABSENT: Final = 1 << 63
 """Numbers from here on are negative ones in a u64 field."""
 
@@ -62,38 +66,16 @@ async def _subscribe(connection: Connection, asked: pb.CommandSubscribe) -> None
     assert consumers is not None
     try:
         name = topic_name.parse(asked.topic)
-        topic = await service.topic(name, create=asked.force_topic_creation)
+        if asked.read_compacted and not (name.is_persistent and SubscriptionType(asked.subType) in _ONE_READS):
+            raise NotAllowed("read_compacted is for readers, Exclusive and Failover consumers of persistent topics")
+        topic = await service.served(name, create=asked.force_topic_creation)
         if asked.HasField("schema") and asked.schema.type not in (pb.Schema.NoSchema, pb.Schema.AutoConsume):
             await service.add_schema(name, asked.schema)
-        initial = LATEST if asked.initialPosition == pb.CommandSubscribe.Latest else EARLIEST
-        if asked.HasField("start_message_id"):
-            initial = position_of(asked.start_message_id)
-            if initial not in (EARLIEST, LATEST) and asked.start_message_rollback_duration_sec == 0:
-                initial = max(initial, topic.log.first)
-        if asked.start_message_rollback_duration_sec > 0:
-            since = topic.scheduler.now_ms() - 1000 * asked.start_message_rollback_duration_sec
-            initial = await topic.position_at(since)
-        subscription = await service.subscription(
-            topic,
-            asked.subscription,
-            durable=asked.durable,
-            replicated=asked.replicate_subscription_state if asked.HasField("replicate_subscription_state") else None,
-            initial=initial,
-            properties={pair.key: pair.value for pair in asked.subscription_properties},
-        )
+        subscription = await _subscription(connection, asked, topic) if isinstance(topic, Topic) else None
         if connection.transport is None:
             consumers.pop(asked.consumer_id, None)
             return
-        consumer = topic.add_consumer(
-            subscription,
-            connection,
-            asked.consumer_id,
-            asked.consumer_name or f"{asked.subscription}-{asked.consumer_id}",
-            SubscriptionType(asked.subType),
-            asked.priority_level,
-            {pair.key: pair.value for pair in asked.metadata} or None,
-            _key_shared(asked),
-        )
+        consumer = _enter(connection, asked, topic, subscription)
     except REFUSALS as error:
         consumers.pop(asked.consumer_id, None)
         connection.fail(asked.request_id, error)
@@ -104,6 +86,42 @@ async def _subscribe(connection: Connection, asked: pb.CommandSubscribe) -> None
     consumer.consumer_epoch = asked.consumer_epoch
     consumers[asked.consumer_id] = consumer
     connection.succeed(asked.request_id)
+
+
+async def _subscription(connection: Connection, asked: pb.CommandSubscribe, topic: Topic) -> Subscription:
+    """Found or made, at the place the client asks for. :raises TopicError: refused."""
+    initial = LATEST if asked.initialPosition == pb.CommandSubscribe.Latest else EARLIEST
+    if asked.HasField("start_message_id"):
+        initial = position_of(asked.start_message_id)
+        if initial not in (EARLIEST, LATEST) and asked.start_message_rollback_duration_sec == 0:
+            initial = max(initial, topic.log.first)
+    if asked.start_message_rollback_duration_sec > 0:
+        since = topic.scheduler.now_ms() - 1000 * asked.start_message_rollback_duration_sec
+        initial = await topic.position_at(since)
+    return await connection.broker.service.subscription(
+        topic,
+        asked.subscription,
+        durable=asked.durable,
+        replicated=asked.replicate_subscription_state if asked.HasField("replicate_subscription_state") else None,
+        initial=initial,
+        properties={pair.key: pair.value for pair in asked.subscription_properties},
+    )
+
+
+def _enter(
+    connection: Connection,
+    asked: pb.CommandSubscribe,
+    topic: Topic | NonPersistentTopic,
+    subscription: Subscription | None,
+) -> Consumer:
+    """:raises TopicError: the subscription does not take this consumer."""
+    who = (connection, asked.consumer_id, asked.consumer_name or f"{asked.subscription}-{asked.consumer_id}")
+    kind = SubscriptionType(asked.subType)
+    metadata = {pair.key: pair.value for pair in asked.metadata} or None
+    if isinstance(topic, Topic):
+        assert subscription is not None
+        return topic.add_consumer(subscription, *who, kind, asked.priority_level, metadata, _key_shared(asked))
+    return topic.subscribe(asked.subscription, *who, kind, asked.priority_level, metadata, _key_shared(asked))
 
 
 def _key_shared(asked: pb.CommandSubscribe) -> KeySharedPolicy | None:
@@ -137,6 +155,10 @@ def ack(connection: Connection, command: Ack) -> None:
     if consumer is None:
         if confirmed is not None:
             confirmed(ConsumerNotFoundError("this connection has no such consumer (any more): it is not acknowledged"))
+        return
+    if command.detail is not None and command.detail.HasField("txnid_most_bits"):
+        if confirmed is not None:
+            confirmed(NotAllowed(NO_TRANSACTIONS))
         return
     positions = [_new(Position, pair) for pair in command.ids]
     parts = _parts(command.detail)
@@ -180,24 +202,14 @@ def close_consumer(connection: Connection, command: Any) -> None:
     if consumer is None:
         connection.succeed(asked.request_id)
         return
-    _leave(connection, consumer, asked.request_id)
 
-
-def _leave(connection: Connection, consumer: Consumer, request_id: int) -> None:
-    subscription = consumer.subscription
-    topic = subscription.topic
-    subscription.flush()
-    topic.remove_consumer(consumer)
-
-    def durable(error: LedgerError | None) -> None:
-        if error is not None:
-            connection.fail(request_id, error)
-        elif subscription.replicated and topic.exchange is not None:
-            topic.exchange.flush(topic.name, subscription.name, lambda: connection.succeed(request_id))
+    def left(error: LedgerError | None) -> None:
+        if error is None:
+            connection.succeed(asked.request_id)
         else:
-            connection.succeed(request_id)
+            connection.fail(asked.request_id, error)
 
-    topic.progress_log.when_durable(durable)
+    leave(consumer, left)
 
 
 def unsubscribe(connection: Connection, command: Any) -> None:
@@ -209,7 +221,8 @@ def unsubscribe(connection: Connection, command: Any) -> None:
         return
     subscription = consumer.subscription
     if len(subscription.consumers) > 1 and not asked.force:
-        connection.fail(asked.request_id, ConsumerBusy(f"{subscription.name!r} has other consumers: close them first"))
+        text = f"{subscription.name!r} has other consumers: close them first, or force"
+        connection.fail(asked.request_id, MetadataError(text))
         return
     assert connection.consumers is not None
     del connection.consumers[asked.consumer_id]
@@ -234,7 +247,12 @@ def seek(connection: Connection, command: Any) -> None:
     if consumer is None:
         connection.fail(asked.request_id, MetadataError("this connection has no such consumer"))
         return
-    connection.run(_seek(connection, asked, consumer.subscription))
+    if not asked.HasField("message_id") and not asked.HasField("message_publish_time"):
+        connection.fail(asked.request_id, MetadataError("neither a message id nor a time is given to seek"))
+    elif isinstance(consumer.subscription, Subscription):
+        connection.run(_seek(connection, asked, consumer.subscription))
+    else:
+        connection.succeed(asked.request_id)  # a non-persistent topic has one place only, and this is it
 
 
 async def _seek(connection: Connection, asked: pb.CommandSeek, subscription: Subscription) -> None:
@@ -257,11 +275,15 @@ def last_message_id(connection: Connection, command: Any) -> None:
     if consumer is None:
         connection.fail(asked.request_id, MetadataError("this connection has no such consumer"))
         return
-    connection.run(_last_message_id(connection, asked.request_id, consumer))
+    if isinstance(consumer.subscription, Subscription):
+        connection.run(_last_message_id(connection, asked.request_id, consumer.subscription))
+    else:
+        text = f"{consumer.subscription.topic.name} stores nothing: it has no last message"
+        connection.fail(asked.request_id, NotAllowed(text))
 
 
-async def _last_message_id(connection: Connection, request_id: int, consumer: Consumer) -> None:
-    topic = consumer.subscription.topic
+async def _last_message_id(connection: Connection, request_id: int, subscription: Subscription) -> None:
+    topic = subscription.topic
     last = topic.last_message()
     wire = pb.MessageIdData(ledgerId=last.ledger & (1 << 64) - 1, entryId=last.entry & (1 << 64) - 1)
     wire.partition = topic.partition
@@ -273,7 +295,7 @@ async def _last_message_id(connection: Connection, request_id: int, consumer: Co
             return
         wire.batch_index = header.messages - 1 if header.flags & BATCH else -1
     answer = pb.CommandGetLastMessageIdResponse(request_id=request_id, last_message_id=wire)
-    place = consumer.subscription.mark_delete
+    place = subscription.mark_delete
     answer.consumer_mark_delete_position.CopyFrom(
         pb.MessageIdData(ledgerId=place.ledger & (1 << 64) - 1, entryId=place.entry & (1 << 64) - 1)
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from meridian_broker.gateway.pulsar import consumers, handshake, lookups, producers
+from meridian_broker.gateway.pulsar import consumers, handshake, lookups, producers, topic_lists
 from meridian_broker.wire.proto import pulsar_pb2 as pb
 
 if TYPE_CHECKING:
@@ -29,7 +29,9 @@ HANDLERS: Final[dict[int, Handler]] = {
     _T.PONG: handshake.nothing,
     _T.LOOKUP: lookups.lookup,
     _T.PARTITIONED_METADATA: lookups.partitions,
-    _T.GET_TOPICS_OF_NAMESPACE: lookups.topics_of_namespace,
+    _T.GET_TOPICS_OF_NAMESPACE: topic_lists.topics_of_namespace,
+    _T.WATCH_TOPIC_LIST: topic_lists.watch,
+    _T.WATCH_TOPIC_LIST_CLOSE: topic_lists.close_watcher,
     _T.GET_SCHEMA: lookups.get_schema,
     _T.GET_OR_CREATE_SCHEMA: lookups.get_or_create_schema,
     _T.PRODUCER: producers.producer,

@@ -44,7 +44,11 @@ def connect(connection: Connection, command: Any) -> None:
     connection.started_with(broker.max_message_bytes)
     connection.client_version = asked.client_version
     connection.protocol_version = min(asked.protocol_version, PROTOCOL_VERSION)
-    features = pb.FeatureFlags(supports_get_partitioned_metadata_without_auto_creation=True)
+    features = pb.FeatureFlags(
+        supports_get_partitioned_metadata_without_auto_creation=True,
+        supports_topic_watchers=broker.pattern_length > 0,
+        supports_topic_watcher_reconcile=broker.pattern_length > 0,
+    )
     if connection.is_peer and asked.feature_flags.peer_protocol_version:
         connection.peer_version = min(asked.feature_flags.peer_protocol_version, PEER_PROTOCOL_VERSION)
         features.peer_protocol_version = PEER_PROTOCOL_VERSION

@@ -3,14 +3,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from typing import TYPE_CHECKING, Any, Final
-
-from crc32c import crc32c
+from typing import TYPE_CHECKING, Any
 
 from meridian_broker.gateway.pulsar.refusals import REFUSALS, code_of
+from meridian_broker.topics.errors import NO_TRANSACTIONS, IncompatibleSchema, NotAllowed
 from meridian_broker.wire.proto import pulsar_pb2 as pb
 from meridian_broker.wire.pulsar import encode, topic_name
 from meridian_broker.wire.pulsar.errors import ServerError, ServiceNotReadyError, TooManyRequestsError
@@ -18,9 +16,6 @@ from meridian_broker.wire.pulsar.errors import ServerError, ServiceNotReadyError
 if TYPE_CHECKING:
     from meridian_broker.gateway.pulsar.broker import Broker
     from meridian_broker.gateway.pulsar.connection import Connection
-
-PATTERN_LENGTH: Final = 50
-"""Longest pattern this broker evaluates for a client; with a longer one the client filters."""
 
 
 def lookup(connection: Connection, command: Any) -> None:
@@ -82,7 +77,7 @@ async def _partitions(connection: Connection, asked: pb.CommandPartitionedTopicM
 
 
 @asynccontextmanager
-async def _long_answer(connection: Connection) -> AsyncIterator[None]:
+async def long_answer(connection: Connection) -> AsyncIterator[None]:
     """The moment for an answer that may be long: the client took the ones before, and few others are being made."""
     while True:
         await connection.room()
@@ -92,42 +87,6 @@ async def _long_answer(connection: Connection) -> AsyncIterator[None]:
                 return
 
 
-def topics_of_namespace(connection: Connection, command: Any) -> None:
-    """GET_TOPICS_OF_NAMESPACE. The answer may be long, so it is made once the client took the ones before."""
-    connection.run(_topics_of_namespace(connection, command.message))
-
-
-async def _topics_of_namespace(connection: Connection, asked: pb.CommandGetTopicsOfNamespace) -> None:
-    async with _long_answer(connection):
-        try:
-            names = await connection.broker.service.topic_names(asked.namespace)
-        except REFUSALS as error:
-            connection.fail(asked.request_id, error)
-            return
-        connection.write(encode.simple(33, _topic_list(asked, names)))
-
-
-def _topic_list(asked: pb.CommandGetTopicsOfNamespace, names: list[str]) -> pb.CommandGetTopicsOfNamespaceResponse:
-    filtered = False
-    if asked.HasField("topics_pattern") and len(asked.topics_pattern) <= PATTERN_LENGTH:
-        try:
-            pattern = re.compile(asked.topics_pattern.partition("://")[2] or asked.topics_pattern)
-        except re.error:
-            pattern = None
-        if pattern is not None:
-            filtered = True
-            names = [n for n in names if pattern.fullmatch(str(topic_name.parse(n).base).partition("://")[2])]
-    digest = f"{crc32c(','.join(sorted(names)).encode()):x}"
-    answer = pb.CommandGetTopicsOfNamespaceResponse(
-        request_id=asked.request_id, filtered=filtered, topics_hash=digest, changed=True
-    )
-    if asked.HasField("topics_hash") and asked.topics_hash == digest:
-        answer.changed = False
-    else:
-        answer.topics.extend(names)
-    return answer
-
-
 def get_schema(connection: Connection, command: Any) -> None:
     """GET_SCHEMA."""
     connection.run(_get_schema(connection, command.message))
@@ -135,9 +94,11 @@ def get_schema(connection: Connection, command: Any) -> None:
 
 async def _get_schema(connection: Connection, asked: pb.CommandGetSchema) -> None:
     answer = pb.CommandGetSchemaResponse(request_id=asked.request_id)
-    async with _long_answer(connection):
+    async with long_answer(connection):
         try:
             version = asked.schema_version if asked.HasField("schema_version") else None
+            if version == b"":
+                raise IncompatibleSchema("an empty version is that of no schema: leave it out to get the newest one")
             found = await connection.broker.service.schema(topic_name.parse(asked.topic), version)
             if found is None:
                 answer.error_code = ServerError.TOPIC_NOT_FOUND
@@ -159,6 +120,7 @@ async def _get_or_create_schema(connection: Connection, asked: pb.CommandGetOrCr
     answer = pb.CommandGetOrCreateSchemaResponse(request_id=asked.request_id)
     try:
         name = topic_name.parse(asked.topic)
+        await connection.broker.service.partitions(name, create=False)
         answer.schema_version = await connection.broker.service.add_schema(name, asked.schema)
     except REFUSALS as error:
         answer.error_code, answer.error_message = code_of(error), str(error)
@@ -167,7 +129,4 @@ async def _get_or_create_schema(connection: Connection, asked: pb.CommandGetOrCr
 
 def no_transactions(connection: Connection, command: Any) -> None:
     """Transactions are never served: a clear refusal to the request that asks for one."""
-    request_id = getattr(command.message, "request_id", None)
-    if request_id is not None:
-        text = "transactions are not supported by Meridian"
-        connection.write(encode.error(request_id, ServerError.NOT_ALLOWED, text))
+    connection.fail(command.message.request_id, NotAllowed(NO_TRANSACTIONS))

@@ -11,8 +11,9 @@ from meridian_broker.topics import quotas
 from meridian_broker.topics.access import AccessMode
 from meridian_broker.topics.admission import Admitted
 from meridian_broker.topics.errors import NotAllowed, TopicFenced
+from meridian_broker.topics.non_persistent import NonPersistentTopic
 from meridian_broker.topics.producer import Producer
-from meridian_broker.topics.topic import REPLICATION_PREFIX
+from meridian_broker.topics.topic import REPLICATION_PREFIX, Topic
 from meridian_broker.wire.proto import peer_pb2
 from meridian_broker.wire.proto import pulsar_pb2 as pb
 from meridian_broker.wire.pulsar import encode, topic_name
@@ -50,8 +51,8 @@ async def _make(connection: Connection, asked: pb.CommandProducer) -> None:
             raise NotAllowed("producer names of replicators and origins are for brokers of other regions (R7)")
         name = topic_name.parse(asked.topic)
         incarnation = None if remote is None else asked.replication_source.incarnation
-        topic = await service.topic(name, create=True, incarnation=incarnation)
-        if topic.rules.backlog_quotas and service.backlog_quotas:
+        topic = await service.served(name, create=True, incarnation=incarnation)
+        if isinstance(topic, Topic) and topic.rules.backlog_quotas and service.backlog_quotas:
             await quotas.check_producer(topic)
         if topic.rules.encryption_required and not asked.encrypted and remote is None:
             raise MetadataError(
@@ -60,7 +61,7 @@ async def _make(connection: Connection, asked: pb.CommandProducer) -> None:
         version = b""
         if asked.HasField("schema") and asked.schema.type != pb.Schema.NoSchema:
             version = await service.add_schema(name, asked.schema)
-        if asked.HasField("initial_subscription_name"):
+        if asked.HasField("initial_subscription_name") and isinstance(topic, Topic):
             await service.ensure_subscription(topic, asked.initial_subscription_name)
         made = Producer(
             topic,
@@ -76,10 +77,8 @@ async def _make(connection: Connection, asked: pb.CommandProducer) -> None:
             access_mode=AccessMode(asked.producer_access_mode),
             asked_epoch=asked.topic_epoch if asked.HasField("topic_epoch") else None,
         )
-        if remote is not None and asked.replication_source.incarnation != topic.incarnation:
-            raise TopicFenced(f"{remote} speaks of another incarnation of {topic.name}: wait until both know it (R8)")
         if remote is not None:
-            topic.add_producer(made)
+            _enter_replicator(topic, made, asked.replication_source.incarnation)
         else:
             await _admit(connection, asked.request_id, made)
     except REFUSALS as error:
@@ -100,7 +99,7 @@ async def _make(connection: Connection, asked: pb.CommandProducer) -> None:
         connection.fail(asked.request_id, TopicFenced(f"{topic.name} is not this producer's any more: make it again"))
         return
     producers[asked.producer_id] = made
-    if remote is None and made.gate is None:
+    if not isinstance(topic, Topic) or (remote is None and made.gate is None):
         _answer(connection, asked.request_id, made)
     else:
         # What we tell a replicator to have must survive a crash, for it goes on right behind it (R4). So does a
@@ -114,6 +113,17 @@ def _answer_durable(connection: Connection, request_id: int, made: Producer, err
         _answer(connection, request_id, made)
     else:
         connection.fail(request_id, error)
+
+
+def _enter_replicator(topic: Topic | NonPersistentTopic, made: Producer, incarnation: str) -> None:
+    """:raises TopicError: it means another topic than we do, or one that is not replicated."""
+    if not isinstance(topic, Topic):
+        raise NotAllowed(f"{topic.name} stores nothing, so nothing of it is replicated")
+    if incarnation != topic.incarnation:
+        raise TopicFenced(
+            f"{made.remote_region} speaks of another incarnation of {topic.name}: wait until both know it (R8)"
+        )
+    topic.add_producer(made)
 
 
 async def _admit(connection: Connection, request_id: int, made: Producer) -> None:
@@ -137,12 +147,12 @@ def _answer(connection: Connection, request_id: int, made: Producer, *, ready: b
     answer = pb.CommandProducerSuccess(
         request_id=request_id,
         producer_name=made.name,
-        last_sequence_id=made.topic.deduplication.last_sequence_id(made.name),
+        last_sequence_id=made.topic.deduplication.last_sequence_id(made.name) if isinstance(made.topic, Topic) else -1,
         schema_version=made.schema_version,
         topic_epoch=made.topic_epoch,
         producer_ready=ready,
     )
-    if made.remote_region is not None:
+    if made.remote_region is not None and isinstance(made.topic, Topic):
         last = made.topic.log.last_origin.get(made.remote_region)
         answer.replication.CopyFrom(
             peer_pb2.ReplicationState(

@@ -29,6 +29,7 @@ CODES: Final[dict[type[Exception], ServerError]] = {
     situations.NotAllowed: ServerError.NOT_ALLOWED,
     situations.ReplicationGap: ServerError.PRODUCER_FENCED,
     situations.OriginConflict: ServerError.CHECKSUM,
+    situations.TooManyWatchers: ServerError.TOO_MANY_REQUESTS,
     situations.InvalidName: ServerError.INVALID_TOPIC_NAME,
     situations.IncompatibleSchema: ServerError.INCOMPATIBLE_SCHEMA,
     BodyError: ServerError.CHECKSUM,

@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which topics a namespace has: asked once, or watched."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from meridian_broker.gateway.pulsar.lookups import long_answer
+from meridian_broker.gateway.pulsar.refusals import REFUSALS
+from meridian_broker.topics.patterns import BadPattern, TopicPattern, digest
+from meridian_broker.topics.watching import Watcher, select
+from meridian_broker.wire.proto import pulsar_pb2 as pb
+from meridian_broker.wire.pulsar import encode, topic_name
+from meridian_broker.wire.pulsar.errors import NotAllowedError
+
+if TYPE_CHECKING:
+    from meridian_broker.gateway.pulsar.connection import Connection
+
+_T = pb.BaseCommand
+_MODE = pb.CommandGetTopicsOfNamespace
+
+
+def topics_of_namespace(connection: Connection, command: Any) -> None:
+    """GET_TOPICS_OF_NAMESPACE. ``filtered`` says whether the pattern was applied here, or is left to the client."""
+    connection.run(_topics_of_namespace(connection, command.message))
+
+
+async def _topics_of_namespace(connection: Connection, asked: pb.CommandGetTopicsOfNamespace) -> None:
+    async with long_answer(connection):
+        try:
+            answer = await _selected(connection, asked)
+        except REFUSALS as error:
+            connection.fail(asked.request_id, error)
+            return
+        connection.write(encode.simple(_T.GET_TOPICS_OF_NAMESPACE_RESPONSE, answer))
+
+
+async def _selected(
+    connection: Connection, asked: pb.CommandGetTopicsOfNamespace
+) -> pb.CommandGetTopicsOfNamespaceResponse:
+    """:raises InvalidTopicNameError, MetadataError: no namespace, or nobody knows."""
+    service = connection.broker.service
+    topic_name.parse_namespace(asked.namespace)
+    names: list[str] = []
+    if asked.mode != _MODE.NON_PERSISTENT:
+        names += await service.topic_names(asked.namespace)
+    if asked.mode != _MODE.PERSISTENT:
+        names += service.non_persistent.names(asked.namespace)
+    pattern = _pattern(connection, asked.topics_pattern) if asked.HasField("topics_pattern") else None
+    if pattern is not None:
+        names, hashed = await select(names, pattern, service.scheduler)
+    else:
+        hashed = digest(names)
+    answer = pb.CommandGetTopicsOfNamespaceResponse(
+        request_id=asked.request_id, filtered=pattern is not None, topics_hash=hashed, changed=True
+    )
+    if asked.HasField("topics_hash") and asked.topics_hash == hashed:
+        answer.changed = False
+    else:
+        answer.topics.extend(names)
+    return answer
+
+
+def _pattern(connection: Connection, text: str) -> TopicPattern | None:
+    """None: too long for this broker, or written for an engine that goes back over what it tried."""
+    if len(text) > connection.broker.pattern_length:
+        return None
+    try:
+        return TopicPattern(text)
+    except BadPattern:
+        return None
+
+
+def watch(connection: Connection, command: Any) -> None:
+    """WATCH_TOPIC_LIST. The same id again: the list as it is now, of the pattern it was given first."""
+    asked: pb.CommandWatchTopicList = command.message
+    if connection.watchers is None:
+        connection.watchers = {}
+    known = connection.watchers.get(asked.watcher_id)
+    try:
+        if known is None:
+            topic_name.parse_namespace(asked.namespace)
+            pattern = _watched(connection, asked.topics_pattern)
+            watchers = connection.broker.service.watchers
+            known = watchers.add(connection, asked.watcher_id, asked.namespace, pattern)
+            connection.watchers[asked.watcher_id] = known
+    except REFUSALS as error:
+        connection.fail(asked.request_id, error)
+        return
+    connection.run(_start(connection, asked, known))
+
+
+def _watched(connection: Connection, text: str) -> TopicPattern:
+    """:raises NotAllowedError: this broker does not evaluate it; clients go on asking for the list instead."""
+    most = connection.broker.pattern_length
+    if len(text) > most:
+        raise NotAllowedError(f"a pattern of {len(text)} characters; this broker watches with up to {most}")
+    try:
+        return TopicPattern(text)
+    except BadPattern as error:
+        raise NotAllowedError(str(error)) from None
+
+
+async def _start(connection: Connection, asked: pb.CommandWatchTopicList, watcher: Watcher) -> None:
+    watchers = connection.broker.service.watchers
+    async with long_answer(connection):
+        try:
+            names, hashed = await watchers.listed(watcher)
+        except REFUSALS as error:
+            _forget(connection, watcher)
+            connection.fail(asked.request_id, error)
+            return
+        answer = pb.CommandWatchTopicListSuccess(
+            request_id=asked.request_id, watcher_id=asked.watcher_id, topics_hash=hashed
+        )
+        if not asked.HasField("topics_hash") or asked.topics_hash != hashed:
+            answer.topic.extend(names)
+        connection.write(encode.simple(_T.WATCH_TOPIC_LIST_SUCCESS, answer))
+    watchers.start(watcher)
+
+
+def _forget(connection: Connection, watcher: Watcher) -> None:
+    connection.broker.service.watchers.remove(watcher)
+    if connection.watchers is not None and connection.watchers.get(watcher.watcher_id) is watcher:
+        del connection.watchers[watcher.watcher_id]
+
+
+def close_watcher(connection: Connection, command: Any) -> None:
+    """WATCH_TOPIC_LIST_CLOSE succeeds also for an id nobody has."""
+    asked: pb.CommandWatchTopicListClose = command.message
+    watcher = (connection.watchers or {}).get(asked.watcher_id)
+    if watcher is not None:
+        _forget(connection, watcher)
+    connection.succeed(asked.request_id)

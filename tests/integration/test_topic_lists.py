@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which topics a namespace has: pattern consumers find new ones, and watchers hear of them, in every region."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import _pulsar
+import pulsar
+import pytest
+from broker_process import RegionsProcess, http, wait_until
+from meridian_broker.topics.patterns import digest
+from meridian_broker.wire.proto import pulsar_pb2 as pb
+from raw_connection import RawConnection, T
+
+NAMESPACE = "/admin/v2/persistent/public/default"
+
+
+@pytest.fixture(scope="module")
+def regions(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RegionsProcess]:
+    with RegionsProcess(["east", "west"], tmp_path_factory.mktemp("regions") / "data") as process:
+        yield process
+
+
+async def connect(regions: RegionsProcess, region: str) -> RawConnection:
+    return await RawConnection.open(int(regions.service_url(region).rpartition(":")[2]))
+
+
+async def watch(connection: RawConnection, pattern: str, known: str | None = None) -> pb.CommandWatchTopicListSuccess:
+    asked = pb.CommandWatchTopicList(
+        request_id=1, watcher_id=1, namespace="public/default", topics_pattern=pattern, topics_hash=known
+    )
+    connection.say(T.WATCH_TOPIC_LIST, asked)
+    answer: pb.CommandWatchTopicListSuccess = await connection.hear(T.WATCH_TOPIC_LIST_SUCCESS)
+    return answer
+
+
+async def test_a_watcher_hears_what_is_made_and_deleted(regions: RegionsProcess) -> None:
+    east = await connect(regions, "east")
+    first = await watch(east, "public/default/watched-.*")
+    assert (list(first.topic), first.topics_hash) == ([], digest([]))
+    assert regions.http("east", "PUT", f"{NAMESPACE}/watched-one").status == 204
+    update = await east.hear(T.WATCH_TOPIC_UPDATE)
+    name = "persistent://public/default/watched-one"
+    assert (list(update.new_topics), list(update.deleted_topics)) == ([name], [])
+    assert update.topics_hash == digest([name])
+    again = await watch(east, "public/default/watched-.*", update.topics_hash)
+    assert (list(again.topic), again.topics_hash) == ([], update.topics_hash)
+    assert regions.http("east", "DELETE", f"{NAMESPACE}/watched-one?force=true").status == 204
+    update = await east.hear(T.WATCH_TOPIC_UPDATE)
+    assert (list(update.deleted_topics), update.topics_hash) == ([name], digest([]))
+    east.say(T.WATCH_TOPIC_LIST_CLOSE, pb.CommandWatchTopicListClose(request_id=2, watcher_id=1))
+    await east.hear(T.SUCCESS)
+    assert regions.http("east", "PUT", f"{NAMESPACE}/watched-two").status == 204
+    east.say(T.PING, pb.CommandPing())
+    await east.hear(T.PONG)
+    await east.close()
+
+
+async def test_a_watcher_hears_what_comes_from_another_region(regions: RegionsProcess) -> None:
+    west = await connect(regions, "west")
+    await watch(west, "public/default/(far|wide)-.*")
+    client = pulsar.Client(regions.service_url("east"), logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error))
+    client.create_producer("far-one").send(b"m")
+    update = await west.hear(T.WATCH_TOPIC_UPDATE)
+    assert list(update.new_topics) == ["persistent://public/default/far-one"]
+    assert regions.http("east", "PUT", f"{NAMESPACE}/wide-one/partitions", 2).status == 204
+    client.create_producer("wide-one", batching_enabled=False).send(b"m")
+    heard: set[str] = set()
+    while len(heard) < 2:
+        heard.update((await west.hear(T.WATCH_TOPIC_UPDATE)).new_topics)
+    assert heard == {f"persistent://public/default/wide-one-partition-{index}" for index in range(2)}
+    client.close()
+    await west.close()
+
+
+@pytest.fixture
+def asked_every_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The client takes ``pattern_auto_discovery_period`` and does not hand it on: it asks once a minute."""
+
+    def configuration() -> _pulsar.ConsumerConfiguration:
+        made = plain()
+        made.pattern_auto_discovery_period(1)
+        return made
+
+    plain = _pulsar.ConsumerConfiguration
+    monkeypatch.setattr(_pulsar, "ConsumerConfiguration", configuration)
+
+
+@pytest.mark.usefixtures("asked_every_second")
+@pytest.mark.parametrize("domain", ["persistent", "non-persistent"])
+def test_a_pattern_consumer_finds_topics_made_later(regions: RegionsProcess, domain: str) -> None:
+    client = pulsar.Client(regions.service_url("west"), logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error))
+    first = client.create_producer(f"{domain}://public/default/{domain}-found-1")
+    modes = {"persistent": pulsar.RegexSubscriptionMode.PersistentOnly}
+    consumer = client.subscribe(
+        re.compile(f"{domain}://public/default/{domain}-found-.*"),
+        "s",
+        regex_subscription_mode=modes.get(domain, pulsar.RegexSubscriptionMode.NonPersistentOnly),
+    )
+    first.send(b"one")
+    assert consumer.receive(10_000).data() == b"one"
+    second = client.create_producer(f"{domain}://public/default/{domain}-found-2")
+    stats = f"{regions.admin_url('west')}/admin/v2/{domain}/public/default/{domain}-found-2/stats"
+    wait_until(lambda: "s" in http("GET", stats).json["subscriptions"], "the new topic to be found")
+    second.send(b"two")
+    assert consumer.receive(10_000).data() == b"two"
+    client.close()
+
+
+def test_of_a_namespace_with_both_kinds_each_is_listed(regions: RegionsProcess) -> None:
+    assert regions.http("east", "PUT", "/admin/v2/namespaces/public/both", {}).status == 204
+    for domain in ("persistent", "non-persistent"):
+        assert regions.http("east", "PUT", f"/admin/v2/{domain}/public/both/one").status == 204
+        assert regions.http("east", "PUT", f"/admin/v2/{domain}/public/both/many/partitions", 2).status == 204
+    lists = {
+        mode: regions.http("east", "GET", f"/admin/v2/namespaces/public/both/topics?mode={mode}").json
+        for mode in ("PERSISTENT", "NON_PERSISTENT", "ALL")
+    }
+    stored = [f"persistent://public/both/{name}" for name in ("many-partition-0", "many-partition-1", "one")]
+    assert lists["PERSISTENT"] == stored
+    assert lists["NON_PERSISTENT"] == ["non-persistent://public/both/one"]
+    assert lists["ALL"] == [*stored, "non-persistent://public/both/one"]
+    parted = regions.http("east", "GET", "/admin/v2/non-persistent/public/both/partitioned").json
+    assert parted == ["non-persistent://public/both/many"]
+    assert regions.http("east", "DELETE", "/admin/v2/namespaces/public/both?force=true").status == 204
