@@ -59,6 +59,14 @@ crds: setup ## write the custom resource definitions again, from the operator's 
 	@$(BIN)/python -m meridian_operator.api.crd crds
 	@cp crds/*.yaml helm/meridian-operator/files/crds/
 
+.PHONY: charts
+charts: ## lint and render the charts; needs helm
+	@for region in us-east us-west eu-central; do \
+	    helm lint --strict helm/meridian-region -f "examples/kubernetes/$$region.yaml" --set external.host=192.0.2.1; \
+	done
+	@helm lint --strict helm/meridian-operator
+	@helm lint --strict helm/meridian-verifier -f examples/kubernetes/verifier.yaml
+
 .PHONY: e2e
 e2e: setup ## a failover on a real Kubernetes cluster (see e2e/cluster for which); exit 2 without one
 	@$(BIN)/python -m pytest -x -p no:xdist --timeout 1500 e2e

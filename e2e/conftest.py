@@ -6,7 +6,6 @@ Which cluster: see ``e2e/cluster``. Set ``E2E_KEEP=1`` to look around after a fa
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -16,9 +15,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from kubernetes import config
+from kubernetes.dynamic import DynamicClient
+from kubernetes.dynamic.exceptions import NotFoundError
 
 ROOT = Path(__file__).parent.parent
 NAMESPACES = ("us-east", "us-west", "eu-central", "meridian-system")
+KINDS = {
+    "geotopic": ("meridian.dev/v1alpha1", "GeoTopic"),
+    "replicatedsubscription": ("meridian.dev/v1alpha1", "ReplicatedSubscription"),
+    "configmap": ("v1", "ConfigMap"),
+    "job": ("batch/v1", "Job"),
+}
 NO_CLUSTER = 2
 
 
@@ -29,6 +37,7 @@ class Cluster:
         self.environment = environment
         self.directory = directory
         """Where commands run: a copy of the checkout's surface, so that what they write does not land in it."""
+        self._api = DynamicClient(config.new_client_from_config(environment["KUBECONFIG"]))
 
     def run(self, command: str, seconds: float = 300) -> str:
         """A line of shell, as a person would type it. A failure shows what it said."""
@@ -44,9 +53,13 @@ class Cluster:
         return done.stdout
 
     def get(self, what: str, namespace: str = "default") -> Any:
-        """One object as JSON; None when there is none."""
-        text = self.run(f"kubectl -n {namespace} get {what} -o json --ignore-not-found")
-        return json.loads(text) if text.strip() else None
+        """One object, ``kind/name``, as a mapping; None when there is none."""
+        kind, name = what.split("/")
+        version, kind = KINDS[kind]
+        try:
+            return self._api.resources.get(api_version=version, kind=kind).get(name=name, namespace=namespace).to_dict()
+        except NotFoundError:
+            return None
 
     def condition(self, what: str, kind: str, namespace: str = "default") -> dict[str, Any]:
         """A condition of an object; empty when it has none."""

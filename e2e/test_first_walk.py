@@ -95,6 +95,19 @@ def test_a_region_that_is_away_is_told_and_comes_back(cluster: Cluster) -> None:
     assert call(cluster, "us-east", "GET", f"{SUBSCRIPTION}/status")["backlog"] == 0
 
 
+def test_a_client_inside_the_cluster_is_sent_to_addresses_inside(cluster: Cluster) -> None:
+    """A pod of one region publishes to, and hears from, another region's Service by name."""
+    url = "pulsar://meridian-broker.us-west.svc:6650"
+    inside = "kubectl -n us-east exec -i meridian-broker-0 -- sh -c"
+    cluster.run(
+        f"{inside} 'cat >/tmp/jwt && meridian produce inside -m hello --url {url} --token-file /tmp/jwt' <admin.jwt"
+    )
+    heard = cluster.run(
+        f"{inside} 'meridian consume inside -s s --count 1 --url {url} --token-file /tmp/jwt' </dev/null"
+    )
+    assert heard.strip() == "hello"
+
+
 def test_a_killed_broker_mid_stream_loses_nothing(cluster: Cluster, clients: dict[str, pulsar.Client]) -> None:
     """Messages are published in the west while the east's pod is killed; its consumer goes on in the west."""
     producer = clients["us-west"].create_producer(TOPIC)
