@@ -99,7 +99,8 @@ def pytest_sessionstart() -> None:
 
 @pytest.fixture(scope="session")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    subprocess.run([ROOT / "e2e/cluster", "up"], check=True, stdout=subprocess.DEVNULL, timeout=600)
+    was_up = subprocess.run([ROOT / "e2e/cluster", "running"]).returncode == 0
+    subprocess.run([ROOT / "e2e/cluster", "up"], check=True, stdout=subprocess.DEVNULL, timeout=900)
     exported = subprocess.run(
         ["bash", "-c", f'eval "$({ROOT}/e2e/cluster env)"; env -0'], check=True, capture_output=True, text=True
     )
@@ -112,8 +113,12 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     found = Cluster(environment, directory)
     _empty(found)
     yield found
-    if not os.environ.get("E2E_KEEP"):
+    if os.environ.get("E2E_KEEP"):
+        return
+    if was_up:
         _empty(found)
+    else:
+        subprocess.run([ROOT / "e2e/cluster", "down"], check=True, timeout=120)
 
 
 def _empty(cluster: Cluster) -> None:
