@@ -3,13 +3,15 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
 import time
 from collections.abc import Iterator
 from typing import Any
 
 import pulsar
 import pytest
-from broker_process import RegionsProcess, wait_until
+from broker_process import MERIDIAN, RegionsProcess, wait_until
 from prometheus_client.parser import text_string_to_metric_families
 
 BASE = "/admin/v2/persistent/public/default"
@@ -99,6 +101,9 @@ def test_a_message_id_is_translated_by_its_origin(regions: RegionsProcess, clien
     first = reader.read_next(PATIENCE).message_id()
     assert translate("east", "west", f"{first.ledger_id()}:{first.entry_id()}")["id"] == here[0]
     reader.close()
+    command = [*MERIDIAN, "topics", "translate-id", "carried", here[1], "--from", "east", "--json"]
+    told = subprocess.run([*command, "--url", regions.admin_url("west")], capture_output=True, check=True, timeout=60)
+    assert json.loads(told.stdout)["id"] == translate("west", "east", here[1])["id"]
     assert regions.http("west", "GET", f"{path}?from=east&id=1:1").status == 404
     assert regions.http("west", "GET", f"{path}?from=nowhere&id=1:1").status == 404
     assert regions.http("west", "GET", f"{path}?from=east&id=first").status == 412

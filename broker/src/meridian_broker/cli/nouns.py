@@ -150,6 +150,25 @@ def topics_partitions(console: Console, topic: TopicName, grow_to: int | None) -
         console.tree(partition_count(console, topic))
 
 
+@topics.command("translate-id")
+@click.argument("topic", type=topic_name)
+@click.argument("message_id", metavar="LEDGER:ENTRY")
+@click.option("--from", "source", required=True, metavar="REGION", help="The region in which the message has this id.")
+@with_console
+def topics_translate_id(console: Console, topic: TopicName, message_id: str, source: str) -> None:
+    """The id here of the message of TOPIC that another region calls LEDGER:ENTRY.
+
+    A message has another id in every region; its origin leads from one to the other. For a partitioned topic, name the
+    partition.
+
+    \b
+      meridian topics translate-id orders 890635205029889:7 --from us-east --url http://127.0.0.1:8090
+    """
+    path = f"/meridian/v1/topics/{part(topic.tenant)}/{part(topic.namespace)}/{part(topic.topic)}"
+    answer = console.admin.get(f"{path}/messageid/translate", {"from": source, "id": message_id})
+    console.tree({"id": answer["id"], "region": answer["region"], "origin": answer["origin"]})
+
+
 def partition_count(console: Console, topic: TopicName) -> int:
     """Partitions of a topic; 0 when it has none or does not exist (then the next request says so)."""
     answer: Any = console.admin.get(f"{topic.path}/partitions")
