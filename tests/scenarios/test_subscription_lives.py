@@ -5,11 +5,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import pulsar
 import pytest
-from broker_process import RegionsProcess
+from broker_process import HttpAnswer, RegionsProcess, wait_until
 from region_clients import (
     EARLIEST,
     LATEST,
+    backlog,
     client,
     new_topic,
     numbered,
@@ -74,3 +76,84 @@ def test_r15_of_two_creations_the_earlier_one_counts(regions: RegionsProcess) ->
         wait_for_backlog(regions, WEST, topic, 6)
         wait_for_backlog(regions, EAST, topic, 6)
         take_numbers(subscribe(west, topic), range(6))
+
+
+def delete(regions: RegionsProcess, region: str, topic: str, *, force: bool = False) -> HttpAnswer:
+    query = "?force=true" if force else ""
+    return regions.http(region, "DELETE", f"/admin/v2/{topic.replace('://', '/')}/subscription/s{query}")
+
+
+def gone(regions: RegionsProcess, region: str, topic: str) -> None:
+    wait_until(lambda: backlog(regions, region, topic) is None, f"the subscription to be gone in {region}")
+
+
+def test_r16_what_has_consumers_elsewhere_stays_unless_forced(regions: RegionsProcess) -> None:
+    topic = new_topic("stays")
+    publish_in(regions, EAST, topic, range(3))
+    with client(regions, EAST) as east, client(regions, WEST) as west:
+        here = subscribe(east, topic)
+        there = subscribe(west, topic)
+        take_numbers(there, range(3))
+        with pytest.raises(pulsar.PulsarException):
+            here.unsubscribe()
+        here.close()
+        refused = delete(regions, EAST, topic)
+        assert refused.status == 412
+        assert "us-west has 1 consumers of it" in refused.reason
+        assert delete(regions, EAST, topic, force=True).status == 204
+        gone(regions, WEST, topic)
+        # The consumer in the west connects again by itself, as does any program: neither brings it back.
+        for one in (east, west):
+            with pytest.raises(pulsar.PulsarException):
+                subscribe(one, topic)
+        assert backlog(regions, EAST, topic) is backlog(regions, WEST, topic) is None
+        path = f"/admin/v2/{topic.replace('://', '/')}/subscription/s?replicated=true"
+        assert regions.http(WEST, "PUT", path, {"ledgerId": -1, "entryId": -1}).status == 204
+        wait_for_backlog(regions, EAST, topic, 3)
+        take_numbers(subscribe(east, topic), range(3))
+
+
+def test_r16_a_region_that_was_down_removes_it_too(regions: RegionsProcess) -> None:
+    topic = new_topic("down")
+    publish_in(regions, EAST, topic, range(3))
+    with client(regions, WEST) as west:
+        take_numbers(subscribe(west, topic), range(3))
+    wait_for_backlog(regions, EAST, topic, 0)
+    regions.kill_region(WEST)
+    refused = delete(regions, EAST, topic)
+    assert refused.status == 412
+    assert "us-west cannot be asked" in refused.reason
+    assert delete(regions, EAST, topic, force=True).status == 204
+    regions.kill_region(EAST)
+    regions.bring_back(EAST)
+    regions.bring_back(WEST)
+    gone(regions, WEST, topic)
+    gone(regions, EAST, topic)
+
+
+def test_r17_switched_off_and_on_again(regions: RegionsProcess) -> None:
+    topic = new_topic("switched")
+    publish_in(regions, EAST, topic, range(6))
+    stored(regions, WEST, topic, 6)
+    path = f"/admin/v2/{topic.replace('://', '/')}/subscription/s/replicatedSubscriptionStatus"
+
+    def status(region: str) -> bool:
+        return bool(regions.http(region, "GET", path).json[topic])
+
+    with client(regions, EAST) as east, client(regions, WEST) as west:
+        subscribe(east, topic).close()
+        wait_for_backlog(regions, WEST, topic, 6)
+        assert regions.http(EAST, "POST", path, False).status == 204
+        wait_until(lambda: not status(WEST), "the west to hear of it")
+        for one, number in ((east, 0), (west, 5)):
+            consumer = one.subscribe(topic, "s", consumer_type=pulsar.ConsumerType.Shared)
+            for message in [consumer.receive(30_000) for _ in range(6)]:
+                if int(message.data()) == number:
+                    consumer.acknowledge(message)
+            consumer.close()
+        for region in REGIONS:
+            wait_for_backlog(regions, region, topic, 5)
+        assert regions.http(WEST, "POST", path, True).status == 204
+        for region in REGIONS:
+            wait_for_backlog(regions, region, topic, 4)
+        take_numbers(subscribe(east, topic), range(1, 5))

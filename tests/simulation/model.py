@@ -287,6 +287,10 @@ class Model:
         places = {**opened.log.last_origin, home.name: opened.log.last_own} if is_latest else {}
         self.facts[topic, name].asked.setdefault(home.name, []).append(places)
 
+    def subscription_deleted(self, topic: str, name: str) -> None:
+        """It is gone with all that was promised of it; what is made under its name is another one (R16)."""
+        self.facts.pop((topic, name), None)
+
     def subscription_seen(self, home: SimRegion, topic: str, name: str, created: Stamp) -> None:
         """What a region thinks when it has just found or made it."""
         facts = self.facts[topic, name]

@@ -27,6 +27,8 @@ Clients::
     part c1 us/1:2 0 2          some messages of a batch; or ``part c1 x1 0 2`` of the first it holds
     nack c1 x2
     seek us t sub us/1:0        so that this message is the next; or ``seek us t sub 50%`` of what is stored
+    unsubscribe us t sub [force]
+    switch us t sub on|off      the replicated flag
     close c1 / kill c1          in good order / its connection breaks, and it comes back
     move c1 eu                  close, and once that is answered subscribe in eu
 
@@ -290,6 +292,21 @@ class Story:
         consumer = self._consumer(name)
         if consumer is not None:
             consumer.nack(self._choose(consumer, words))
+
+    def do_unsubscribe(self, region: str, topic: str, name: str, *options: str) -> None:
+        opened = self._open(region, topic)
+        if opened is None or name not in opened.subscriptions:
+            self.say("no such subscription")
+            return
+        self.world.model.subscription_deleted(topic, name)
+        opened.lives.delete(name, forced="force" in options)
+
+    def do_switch(self, region: str, topic: str, name: str, how: str) -> None:
+        opened = self._open(region, topic)
+        if opened is None or name not in opened.subscriptions:
+            self.say("no such subscription")
+            return
+        opened.lives.set_replicated(opened.subscriptions[name], how == "on")
 
     def do_seek(self, region: str, topic: str, name: str, place: str) -> None:
         broker, subscription = self._broker(region), self._subscription(region, topic, name)

@@ -25,6 +25,7 @@ from meridian_broker.positions.clock import ZERO, Stamp
 from meridian_broker.positions.position import EARLIEST, Position
 from meridian_broker.topics.progress_log import Change, Kind
 from meridian_broker.topics.subscription import Subscription
+from meridian_broker.topics.subscription_record import decode_record
 from meridian_broker.topics.topic import Topic
 
 Json = dict[str, Any]
@@ -186,7 +187,7 @@ def _ack_log(changes: Iterable[Change], wanted: set[str]) -> list[Json]:
     """The acks of replicated subscriptions as they were received; those of an earlier subscription of that name not."""
     log: dict[str, list[Json]] = {}
     for kind, name, time_ms, payload in changes:
-        if kind is Kind.REMOVED:
+        if kind is Kind.REMOVED or (kind is Kind.SUBSCRIPTION and decode_record(payload).is_gone):
             log.pop(name, None)
         elif name in wanted and kind in (Kind.ACKED, Kind.MERGED):
             first_hand = kind is Kind.ACKED

@@ -20,6 +20,7 @@ from meridian_broker.admin.requests import (
     state,
 )
 from meridian_broker.admin.state import AdminState
+from meridian_broker.admin.subscriptions import check_elsewhere
 from meridian_broker.metadata import policies
 from meridian_broker.metadata.errors import NotFound
 from meridian_broker.metadata.policies import NamespaceRecord
@@ -155,6 +156,8 @@ async def unsubscribe(request: web.Request) -> web.Response:
     for topic in having:
         if topic.subscriptions[name].consumers:
             raise Refused(412, f"subscription {name!r} has consumers on {topic.name}: close them first")
+    for topic in having:
+        await check_elsewhere(request, [topic.subscriptions[name]])
     for topic in having:
         await remove_subscription(topic, name)
     return done()

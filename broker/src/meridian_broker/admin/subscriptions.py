@@ -22,6 +22,7 @@ from meridian_broker.admin.requests import (
     truth,
 )
 from meridian_broker.admin.topics import opened
+from meridian_broker.admin.users import objections
 from meridian_broker.positions.position import EARLIEST, LATEST, Position
 from meridian_broker.topics.administration import (
     make_subscription,
@@ -33,6 +34,7 @@ from meridian_broker.topics.administration import (
 from meridian_broker.topics.errors import SubscriptionExists, SubscriptionNotFound
 from meridian_broker.topics.subscription import Subscription
 from meridian_broker.topics.topic import Topic
+from meridian_broker.wire.pulsar import topic_name
 
 
 async def named(request: web.Request) -> list[Subscription]:
@@ -71,9 +73,13 @@ async def create(request: web.Request) -> web.Response:
 
 
 async def delete(request: web.Request) -> web.Response:
-    """Delete a subscription and its progress; ``?force=true`` also when it has consumers."""
+    """Delete a subscription, a replicated one in all regions; ``?force=true`` also when it has consumers.
+
+    They count in all regions, and those that cannot be asked forbid it as well (R16).
+    """
     found = await named(request)
-    if not flag(request, "force"):
+    forced = flag(request, "force")
+    if not forced:
         for subscription in found:
             if subscription.consumers:
                 raise Refused(
@@ -81,9 +87,21 @@ async def delete(request: web.Request) -> web.Response:
                     f"subscription {subscription.name!r} has {len(subscription.consumers)} consumers on "
                     f"{subscription.topic.name}: close them, or force",
                 )
+        await check_elsewhere(request, found)
     for subscription in found:
-        await remove_subscription(subscription.topic, subscription.name)
+        await remove_subscription(subscription.topic, subscription.name, forced=forced)
     return done()
+
+
+async def check_elsewhere(request: web.Request, found: list[Subscription]) -> None:
+    """:raises Refused: a replicated subscription has consumers in another region, or one cannot be asked (R16)."""
+    shared = [subscription for subscription in found if subscription.replicated]
+    if shared:
+        name = topic_name.parse(shared[0].topic.name)
+        asked = str(name if len(found) == 1 else name.base)
+        objection = await objections(state(request), asked, shared[0].name)
+        if objection is not None:
+            raise Refused(412, objection)
 
 
 async def reset_to_time(request: web.Request) -> web.Response:

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from meridian_broker.positions.ackset import FLOOR
+from meridian_broker.positions.clock import ZERO
 from meridian_broker.positions.progress import Progress
 from meridian_broker.replication.exchange_context import ExchangeContext, Reply
 from meridian_broker.replication.exchange_deltas import Deltas
@@ -88,15 +90,17 @@ class Barriers:
             reply(BarrierDone(question.number))
             return
         part: Progress | None = progress
+        wants_record = question.wants_record
         if question.keys is not None:
             have = {item.key: item.digest for item in question.keys}
             lacking = [key for key, digest in progress.digests().items() if have.get(key) != digest]
             part = progress.extract(lacking) if lacking else None
+            wants_record |= (ZERO, "", FLOOR) in lacking  # it was deleted here, or made by somebody else
         encoded = b"" if part is None else part.encode()
         if len(encoded) > self._context.limits.item_bytes:
             reply(BarrierDone(question.number, reason=f"progress of {len(encoded)} bytes does not fit a message"))
             return
-        record = host.record(topic, name) if question.wants_record else None
+        record = host.record(topic, name) if wants_record else None
         reply(BarrierDone(question.number, encoded, record))
 
     def answered(self, peer: Peer, answer: BarrierDone) -> None:

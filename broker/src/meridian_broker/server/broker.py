@@ -17,11 +17,13 @@ import signal
 import sys
 import time
 from contextlib import AsyncExitStack
+from functools import partial
 from typing import Final
 
 import uvloop
 
 from meridian_broker.admin.state import AdminState
+from meridian_broker.admin.users import objections
 from meridian_broker.engines.held import HeldLedgers
 from meridian_broker.engines.local.store import LocalLedgerStore
 from meridian_broker.gateway.addresses import Addresses
@@ -201,6 +203,7 @@ class BrokerProcess:
                 dedup_producers=topics.broker_deduplication_max_number_of_producers,
                 dedup_entries=topics.broker_deduplication_entries_interval,
                 dedup_idle_minutes=topics.broker_deduplication_producer_inactivity_timeout_minutes,
+                closed_seconds=topics.forced_unsubscribe_closed_seconds,
                 failover_delay_seconds=topics.active_consumer_failover_delay_time_millis / 1000,
             ),
             log_limits=LogLimits(
@@ -271,6 +274,7 @@ class BrokerProcess:
             client_tls=self._client_tls,
             peer_token=self._peer_token,
         )
+        self.gateway.objections = partial(objections, self.admin)
         await self.doors.open(self.gateway, self.admin, stack)
 
     async def _bootstrap(self) -> None:

@@ -206,6 +206,10 @@ class TopicSettings:
     """Milliseconds a Failover subscription waits before another consumer becomes active, so that the acknowledgements
     of the one before can arrive."""
 
+    forced_unsubscribe_closed_seconds: int = _int(30, 0, 86_400)
+    """Seconds for which clients cannot make a subscription again by themselves after it was deleted by force, in any
+    region: a consumer that connects again by itself must not bring it back. The admin API can at once."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StorageSettings:

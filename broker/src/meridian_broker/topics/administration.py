@@ -121,12 +121,12 @@ async def _acknowledge(subscription: Subscription, positions: list[Position]) ->
     await confirmed(topic, lambda done: subscription.acknowledge(nobody, positions, None, done))
 
 
-async def remove_subscription(topic: Topic, name: str) -> None:
-    """Delete a subscription, its consumers sent away.
+async def remove_subscription(topic: Topic, name: str, *, forced: bool = False) -> None:
+    """Delete a subscription, its consumers sent away; in all regions that share it (R16).
 
     :raises SubscriptionNotFound: there is none.
     """
-    await confirmed(topic, lambda done: topic.delete_subscription(name, done))
+    await confirmed(topic, lambda done: topic.lives.delete(name, done, forced=forced))
 
 
 async def make_subscription(
@@ -163,7 +163,7 @@ async def replicate_subscription(subscription: Subscription, replicated: bool) -
         raise NotAllowed(f"{subscription.name!r} is a reader's subscription: it cannot be replicated")
     if subscription.replicated != replicated:
         topic = subscription.topic
-        await confirmed(topic, lambda done: topic.set_replicated(subscription, replicated, done))
+        await confirmed(topic, lambda done: topic.lives.set_replicated(subscription, replicated, done))
 
 
 async def confirmed(topic: Topic, change: Callable[[Confirmed], None]) -> None:

@@ -35,13 +35,13 @@ from meridian_broker.topics.errors import (
     TopicInUse,
     TopicNotFound,
 )
+from meridian_broker.topics.lives import Lives
 from meridian_broker.topics.non_persistent import NonPersistentTopic
 from meridian_broker.topics.non_persistent_service import NonPersistentTopics
 from meridian_broker.topics.ownership import TopicMetadata
 from meridian_broker.topics.progress_log import ProgressLog
 from meridian_broker.topics.schemas import SchemaBook
 from meridian_broker.topics.subscription import Subscription
-from meridian_broker.topics.subscription_record import decode_record, encode_record
 from meridian_broker.topics.throttling import Throttle
 from meridian_broker.topics.topic import Exchange, Topic, TopicLimits
 from meridian_broker.topics.watching import TopicWatchers
@@ -490,9 +490,9 @@ class TopicService:
         """Regions of a topic, this one included."""
         return self.catalog.regions(topic_name.parse(topic)) | {self.region}
 
-    def _subscription(self, topic: str, subscription: str) -> Subscription | None:
+    def _lives(self, topic: str) -> Lives | None:
         found = self.topics.get(topic)
-        return None if found is None or found.failure is not None else found.subscriptions.get(subscription)
+        return None if found is None or found.failure is not None else found.lives
 
     def is_served(self, topic: str) -> bool:
         """Whether what we say about a topic is all that we know: it is open, or there never was one here."""
@@ -501,27 +501,23 @@ class TopicService:
 
     def progress(self, topic: str, subscription: str) -> Progress | None:
         """Newest progress, this turn's acknowledgements included; None: no such replicated subscription."""
-        found = self._subscription(topic, subscription)
-        if found is None or not found.replicated:
-            return None
-        found.flush_pending()
-        return found.progress
+        lives = self._lives(topic)
+        return None if lives is None else lives.progress(subscription)
 
     def record(self, topic: str, subscription: str) -> bytes | None:
-        found = self._subscription(topic, subscription)
-        return None if found is None or not found.durable else encode_record(found.record)
+        lives = self._lives(topic)
+        return None if lives is None else lives.record(subscription)
 
     def incarnation(self, topic: str) -> str:
         found = self.topics.get(topic)
         return "" if found is None else found.incarnation
 
     def replicated(self) -> Iterable[tuple[str, str]]:
-        """Every replicated subscription that is open here."""
+        """Every subscription that is shared with other regions, deleted ones included, of the topics open here."""
         for topic in self.topics.values():
             if topic.failure is None:
-                for subscription in topic.subscriptions.values():
-                    if subscription.replicated and subscription.durable:
-                        yield topic.name, subscription.name
+                for name in topic.lives.shared():
+                    yield topic.name, name
 
     def merge(
         self,
@@ -568,12 +564,4 @@ class TopicService:
         if incarnation != topic.incarnation:
             done(f"another incarnation of {topic.name}: {incarnation!r}, here {topic.incarnation!r} (R8)")
             return
-        try:
-            subscription = topic.adopt(decode_record(record)) if record is not None else topic.subscriptions.get(name)
-        except ValueError as error:
-            done(str(error))
-            return
-        if subscription is None:
-            done(f"there is no subscription {name!r} here, and its record did not come with the delta")
-            return
-        subscription.merge(delta, done)
+        topic.lives.merge(name, delta, record, done)

@@ -11,25 +11,44 @@ from meridian_broker.positions import ZERO, Stamp
 
 @dataclass(slots=True)
 class SubscriptionRecord:
-    """What is known of a subscription besides its progress; travels to every region of the topic (R15, R17)."""
+    """What is known of a subscription besides its progress; travels to every region of the topic (R15-R17)."""
 
     name: str
     replicated: bool = False
     flag_stamp: Stamp = ZERO
-    """When and where the replicated flag was set; later wins (R17)."""
+    """When and where the replicated flag was set; later wins (R17). ``ZERO``: nobody ever did."""
     created: Stamp = ZERO
+    """``ZERO``: it is deleted, this is its tombstone (R16)."""
     properties: dict[str, str] = field(default_factory=dict)
+    deleted: Stamp = ZERO
+    """Stamp of the deletion before: its life. ``ZERO``: it was never deleted."""
+    forced: bool = False
+    """The deletion was forced."""
+
+    @property
+    def is_gone(self) -> bool:
+        return self.created == ZERO and self.deleted != ZERO
 
 
 def join_records(one: SubscriptionRecord, other: SubscriptionRecord) -> SubscriptionRecord:
-    """What two regions know of one subscription: the earlier creation, the later flag (R15, R17)."""
+    """What two regions know of one subscription: the later life; in it the earlier creation, the later flag."""
+    if one.deleted != other.deleted:
+        return one if one.deleted > other.deleted else other
+    if one.is_gone or other.is_gone:
+        return other if one.is_gone else one
     created = other if one.created.beats(other.created) else one
     flag = other if other.flag_stamp.beats(one.flag_stamp) else one
-    return SubscriptionRecord(one.name, flag.replicated, flag.flag_stamp, created.created, created.properties)
+    return SubscriptionRecord(
+        one.name, flag.replicated, flag.flag_stamp, created.created, created.properties, created.deleted, created.forced
+    )
 
 
 def encode_record(record: SubscriptionRecord) -> bytes:
-    return json.dumps(asdict(record), separators=(",", ":")).encode()
+    """What was never deleted is written as versions wrote it that knew of no tombstones."""
+    fields = asdict(record)
+    if record.deleted == ZERO:
+        del fields["deleted"], fields["forced"]
+    return json.dumps(fields, separators=(",", ":")).encode()
 
 
 def decode_record(data: bytes) -> SubscriptionRecord:
@@ -42,6 +61,8 @@ def decode_record(data: bytes) -> SubscriptionRecord:
             _stamp(fields["flag_stamp"]),
             _stamp(fields["created"]),
             dict(fields["properties"]),
+            _stamp(fields["deleted"]) if "deleted" in fields else ZERO,
+            bool(fields.get("forced", False)),
         )
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{data[:80]!r} is no subscription record: {error}") from error

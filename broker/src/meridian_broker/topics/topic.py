@@ -17,7 +17,7 @@ from meridian_broker.ledgers.log import Stored, TopicLog
 from meridian_broker.ledgers.pending import OwnEntry
 from meridian_broker.ledgers.scheduling import Scheduler
 from meridian_broker.metadata.rules import Rules
-from meridian_broker.positions import ZERO, Beginning, Dropped, HybridClock, Progress
+from meridian_broker.positions import Beginning, Dropped, HybridClock, Progress
 from meridian_broker.positions.position import EARLIEST, LATEST, Position
 from meridian_broker.topics import drops, ruling
 from meridian_broker.topics.admission import Admission
@@ -36,17 +36,13 @@ from meridian_broker.topics.errors import (
     TopicFenced,
 )
 from meridian_broker.topics.key_ranges import KeySharedPolicy
+from meridian_broker.topics.lives import Lives
 from meridian_broker.topics.pacing import Pacing
 from meridian_broker.topics.producer import Producer
 from meridian_broker.topics.progress_log import Change, Kind, ProgressLog
 from meridian_broker.topics.stored_metadata import own_entry
 from meridian_broker.topics.subscription import Confirmed, Subscription, SubscriptionType
-from meridian_broker.topics.subscription_record import (
-    SubscriptionRecord,
-    decode_record,
-    encode_record,
-    join_records,
-)
+from meridian_broker.topics.subscription_record import decode_record, encode_record
 from meridian_broker.wire.proto import pulsar_pb2 as pb
 from meridian_broker.wire.pulsar import metadata as message_metadata
 from meridian_broker.wire.pulsar.frames import Send
@@ -84,6 +80,8 @@ class TopicLimits:
     failover_delay_seconds: float = 1.0
     producers: int = 10_000
     subscriptions: int = 1_000_000
+    closed_seconds: float = 30.0
+    """How long clients cannot make a subscription again that was deleted by force (R16)."""
     dedup_producers: int = 10_000
     """Names whose last sequence id is remembered."""
     dedup_idle_minutes: int = 360
@@ -127,6 +125,7 @@ class Topic:
         self.admission = Admission(self)
         self.deduplication = Deduplication(self)
         self.subscriptions: dict[str, Subscription] = {}
+        self.lives = Lives(self)
         self.failure: str | None = None
         self.reopen = True
         """Open it anew after a failure; false once it is closed on purpose."""
@@ -158,11 +157,7 @@ class Topic:
                 continue
             subscription = self.subscriptions.get(name)
             if kind == Kind.SUBSCRIPTION:
-                record = decode_record(payload)
-                if subscription is None:
-                    self.subscriptions[name] = Subscription(self, record, Progress())
-                else:
-                    subscription.record = record
+                self.lives.recall(decode_record(payload), time_ms)
             elif kind == Kind.REMOVED:
                 self.subscriptions.pop(name, None)
             elif subscription is None:
@@ -195,6 +190,7 @@ class Topic:
                     records.append((Kind.FIRST_HAND, name, subscription.first_hand.encode()))
                 if subscription.dropped is not None:  # behind its rewinds, which would take them back
                     records.append((Kind.DROPPED, name, subscription.dropped.encode()))
+        records.extend((Kind.SUBSCRIPTION, one.name, encode_record(one)) for one in self.lives.snapshot())
         return records
 
     def fence(self, reason: str) -> None:
@@ -357,7 +353,10 @@ class Topic:
                 return
             if replicated and not existing.replicated:
                 # Only ever switched on here: clients that do not ask for it say "no" each time (R17).
-                self.set_replicated(existing, True, lambda error: ready(existing if error is None else error))
+                try:
+                    self.lives.set_replicated(existing, True, lambda error: ready(existing if error is None else error))
+                except NotAllowed as error:
+                    ready(error)
                 return
             self.progress_log.when_durable(lambda error: ready(existing if error is None else error))
             return
@@ -368,6 +367,7 @@ class Topic:
             ready(NotAllowed(f"a subscription cannot be called {name!r}"))
             return
         try:
+            self.lives.check_open(name)
             ruling.check_new_subscription(self, name)
         except TopicError as error:
             ready(error)
@@ -398,8 +398,7 @@ class Topic:
         """
         if name in self.subscriptions:
             raise SubscriptionExists(f"subscription {name!r} exists already")
-        stamp = self.clock.next()
-        record = SubscriptionRecord(name, replicated, stamp, stamp, dict(properties or {}))
+        record = self.lives.begun(name, replicated=replicated, properties=properties or {})
         subscription = Subscription(self, record, Progress(), durable)
         self.subscriptions[name] = subscription
         if not durable:
@@ -408,12 +407,12 @@ class Topic:
         if initial == LATEST:
             places = _known({self.region: self.log.last_own, **self.log.last_origin})
             subscription.mark_delete = self.log.last_confirmed
-        subscription.progress.begin(Beginning(ZERO, stamp, places or _NOWHERE))
+        subscription.progress.begin(Beginning(record.deleted, record.created, places or _NOWHERE))
         if initial != LATEST:
             subscription.start_cursor()
         if replicated:
             subscription.first_hand = subscription.progress.copy()
-        self._record(subscription, done)
+        self.lives.write(subscription, done)
         return subscription
 
     def _place_reader(self, subscription: Subscription, initial: Position) -> None:
@@ -434,50 +433,6 @@ class Topic:
         places = {**span.origins_before, self.region: span.own_before}
         places |= {region: origin for _, region, origin in index.origins(0, position.entry - 1)}
         return _known(places)
-
-    def _record(self, subscription: Subscription, done: Confirmed | None = None) -> None:
-        self.progress_log.append(Kind.SUBSCRIPTION, subscription.name, encode_record(subscription.record))
-        if subscription.first_hand is not None:
-            self.progress_log.append(Kind.FIRST_HAND, subscription.name, subscription.first_hand.encode())
-        self.progress_log.append(Kind.PROGRESS, subscription.name, subscription.progress.encode(), done)
-        if subscription.replicated and self.exchange is not None:
-            self.exchange.local_change(self.name, subscription.name, subscription.progress.copy(), record_changed=True)
-
-    def set_replicated(self, subscription: Subscription, replicated: bool, done: Confirmed | None = None) -> None:
-        """Switch the replicated flag; the later stamp wins everywhere (R17)."""
-        last = subscription.record.flag_stamp
-        subscription.record.replicated = replicated
-        if replicated and subscription.first_hand is None:
-            subscription.first_hand = subscription.progress.copy()
-        subscription.record.flag_stamp = self.clock.next(last)
-        self._record(subscription, done)
-
-    def adopt(self, record: SubscriptionRecord) -> Subscription:
-        """A subscription that another region made, or knows more of (R15, R17)."""
-        existing = self.subscriptions.get(record.name)
-        if existing is None:
-            existing = Subscription(self, record, Progress())
-            self.subscriptions[record.name] = existing
-            existing.start_cursor()
-        else:
-            joined = join_records(existing.record, record)
-            if joined == existing.record:
-                return existing
-            existing.record = record = joined
-        self.progress_log.append(Kind.SUBSCRIPTION, record.name, encode_record(record))
-        return existing
-
-    def delete_subscription(self, name: str, done: Confirmed | None = None) -> None:
-        """:raises SubscriptionNotFound: there is none."""
-        subscription = self.subscriptions.pop(name, None)
-        if subscription is None:
-            raise SubscriptionNotFound(f"there is no subscription {name!r} on {self.name}")
-        self._count_gone(subscription)
-        subscription.disconnect_consumers()
-        if subscription.durable:
-            self.progress_log.append(Kind.REMOVED, name, b"", done)
-        elif done is not None:
-            done(None)
 
     def add_consumer(
         self,
@@ -512,9 +467,10 @@ class Topic:
         if subscription.durable or subscription.consumers:
             return
         if self.subscriptions.pop(subscription.name, None) is not None:
-            self._count_gone(subscription)
+            self.count_gone(subscription)
 
-    def _count_gone(self, subscription: Subscription) -> None:
+    def count_gone(self, subscription: Subscription) -> None:
+        """A subscription goes; what it sent stays in the topic's totals."""
         self.messages_out_before += subscription.messages_out
         self.bytes_out_before += subscription.bytes_out
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
@@ -31,6 +31,10 @@ class Peers(Protocol):
     def gone(self, connection: Connection) -> None:
         """A connection that a peer had opened is closed."""
         ...
+
+
+async def _no_objection(_topic: str, _subscription: str) -> None:
+    """There is no other region."""
 
 
 @dataclass
@@ -58,6 +62,8 @@ class Broker:
     keep_alive_seconds: float
     producer_name: Callable[[], str]
     """Makes names for producers that bring none."""
+    objections: Callable[[str, str], Awaitable[str | None]] = _no_objection
+    """Asks the other regions why a replicated subscription of a topic may not go now; None: it may."""
     ready: bool = False
     """Set once everything is open; until then other brokers are served and clients are told to come again."""
     draining: bool = False

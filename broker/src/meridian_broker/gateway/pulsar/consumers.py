@@ -213,7 +213,8 @@ def close_consumer(connection: Connection, command: Any) -> None:
 
 
 def unsubscribe(connection: Connection, command: Any) -> None:
-    """UNSUBSCRIBE: only the last consumer may, unless it forces."""
+    """UNSUBSCRIBE: only the last consumer may, of those in all regions when the subscription is replicated (R16),
+    unless it forces."""
     asked: pb.CommandUnsubscribe = command.message
     consumer = _consumer(connection, asked.consumer_id)
     if consumer is None:
@@ -223,7 +224,25 @@ def unsubscribe(connection: Connection, command: Any) -> None:
     if len(subscription.consumers) > 1 and not asked.force:
         text = f"{subscription.name!r} has other consumers: close them first, or force"
         connection.fail(asked.request_id, MetadataError(text))
-        return
+    elif subscription.durable and subscription.replicated and not asked.force:
+        connection.run(_unsubscribe_everywhere(connection, asked, consumer))
+    else:
+        _unsubscribe(connection, asked, consumer)
+
+
+async def _unsubscribe_everywhere(connection: Connection, asked: pb.CommandUnsubscribe, consumer: Consumer) -> None:
+    subscription = consumer.subscription
+    objection = await connection.broker.objections(subscription.topic.name, subscription.name)
+    if objection is not None:
+        connection.fail(asked.request_id, MetadataError(objection))
+    elif _consumer(connection, asked.consumer_id) is not consumer:
+        connection.fail(asked.request_id, MetadataError("this consumer was closed meanwhile"))
+    else:
+        _unsubscribe(connection, asked, consumer)
+
+
+def _unsubscribe(connection: Connection, asked: pb.CommandUnsubscribe, consumer: Consumer) -> None:
+    subscription = consumer.subscription
     assert connection.consumers is not None
     del connection.consumers[asked.consumer_id]
     subscription.topic.remove_consumer(consumer)
@@ -234,10 +253,13 @@ def unsubscribe(connection: Connection, command: Any) -> None:
         else:
             connection.fail(asked.request_id, error)
 
-    if subscription.name in subscription.topic.subscriptions:
-        subscription.topic.delete_subscription(subscription.name, done)
-    else:
+    topic = subscription.topic
+    if subscription.name not in topic.subscriptions:
         done(None)
+    elif isinstance(topic, NonPersistentTopic):
+        topic.delete_subscription(subscription.name, done)
+    else:
+        topic.lives.delete(subscription.name, done, forced=asked.force)
 
 
 def seek(connection: Connection, command: Any) -> None:
