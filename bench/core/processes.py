@@ -76,9 +76,11 @@ def rss_bytes(pid: int) -> int:
 class Broker:
     """One broker of one region, embedded metadata, fdatasync on (there is no switch for it)."""
 
-    def __init__(self, directory: Path, region: str = "one") -> None:
+    def __init__(self, directory: Path, region: str = "one", **settings: object) -> None:
+        """:param settings: more of them, by key."""
         self.directory = directory
         self.region = region
+        self._settings = settings
         self.port, self.admin_port = free_ports(2)
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -89,6 +91,7 @@ class Broker:
             "dataDirectory": self.directory / "data",
             "brokerServicePort": self.port,
             "webServicePort": self.admin_port,
+            **self._settings,
         }
         command = [*PROGRAM, "broker"]
         for key, value in settings.items():

@@ -83,31 +83,31 @@ class Slow:
         self.connection.subscribe(TOPIC, f"slow-{number}", subType=0)
         self.connection.write(encode.flow(1, PERMITS))
         self.socket = self.connection.socket
-        self.read = bytearray()
+        self.numbers: list[int] = []
+        self._decoder = FrameDecoder()
 
     def sip(self) -> None:
         """Take a little, if something is there."""
         try:
-            self.read += self.socket.recv(SIP_BYTES, socket.MSG_DONTWAIT)
+            self._hear(self.socket.recv(SIP_BYTES, socket.MSG_DONTWAIT))
         except BlockingIOError:
             return
 
-    def rest(self, upto: int) -> list[int]:
+    def _hear(self, data: bytes) -> None:
+        if not data:
+            raise SystemExit("bench: the broker closed the connection of a slow consumer")
+        for command in self._decoder.feed(data):
+            if command[0] == MESSAGE:
+                self.numbers.append(number_of(command.body))
+            elif command[0] == PING:
+                self.socket.sendall(encode.PONG)
+
+    def read_on(self, upto: int) -> list[int]:
         """Read on to message ``upto``; the numbers of all messages, in order."""
-        decoder, numbers = FrameDecoder(), []
         self.socket.settimeout(STALL_SECONDS)
-        data = bytes(self.read)
-        while True:
-            for command in decoder.feed(data):
-                if command[0] == MESSAGE:
-                    numbers.append(number_of(command.body))
-                elif command[0] == PING:
-                    self.socket.sendall(encode.PONG)
-            if numbers and numbers[-1] >= upto:
-                return numbers
-            data = self.socket.recv(1 << 20)
-            if not data:
-                raise SystemExit("bench: the broker closed the connection of a slow consumer")
+        while not self.numbers or self.numbers[-1] < upto:
+            self._hear(self.socket.recv(1 << 20))
+        return self.numbers
 
 
 class Load:
@@ -155,7 +155,8 @@ class Load:
 
 def measure(bench: Bench, directory: Path, messages: int, consumers: int) -> None:
     mib = 1 << 20
-    with Broker(directory) as broker:
+    # Otherwise those that take nothing are sent away.
+    with Broker(directory, keepAliveIntervalSeconds=3600) as broker:
         empty = rss_bytes(broker.pid)
         slow = [Slow(broker.port, number) for number in range(consumers)]
         load = Load(broker.port, slow)
@@ -175,7 +176,7 @@ def measure(bench: Bench, directory: Path, messages: int, consumers: int) -> Non
         bench.figure("rss_end_mib", end / mib)
         bench.at_most("rss_growth_mib", (end - quarter) / mib, GROWTH_LIMIT_MIB)
         bench.at_most("rss_per_slow_consumer_kib", (end - empty) / 1024 / consumers, EACH_LIMIT_KIB)
-        wrong = sum(one.rest(messages - 1) != list(range(messages)) for one in slow[:CAUGHT_UP])
+        wrong = sum(one.read_on(messages - 1) != list(range(messages)) for one in slow[:CAUGHT_UP])
         bench.at_most("slow_consumers_that_missed_messages", wrong, 0)
 
 

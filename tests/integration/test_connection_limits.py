@@ -27,6 +27,7 @@ T = pb.BaseCommand
 LARGEST = 100_000
 TOPIC = "persistent://public/default/limits"
 PATIENCE = 15.0
+QUESTIONS = 5000
 
 
 @pytest.fixture(scope="module")
@@ -213,49 +214,67 @@ async def test_messages_on_their_way_to_the_disk_are_bounded(tmp_path: Path) -> 
         assert not inside.gateway.held_back
 
 
+async def small_buffered(port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """A connection whose client's side holds little that was not read."""
+    plain = socket.socket()
+    plain.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 16384)
+    plain.setblocking(False)
+    await asyncio.get_running_loop().sock_connect(plain, ("127.0.0.1", port))
+    return await asyncio.open_connection(sock=plain, limit=1 << 12)
+
+
+@contextlib.asynccontextmanager
+async def many_answers(inside: Inside) -> AsyncIterator[asyncio.StreamReader]:
+    """A client that asked so much that it takes long to hear the answers, and takes nothing of them yet."""
+    namespace = "public/default"
+    for number in range(20):
+        name = f"persistent://{namespace}/{'n' * 200}{number}"
+        await inside.catalog.topics.create(topic_name.parse(name), TopicRecord())
+    reader, writer = await small_buffered(inside.settings.network.broker_service_port)
+    writer.write(encode.simple(T.CONNECT, pb.CommandConnect(client_version="raw", protocol_version=21)))
+    for number in range(QUESTIONS):
+        asked = pb.CommandGetTopicsOfNamespace(namespace=namespace, request_id=number)
+        writer.write(encode.simple(T.GET_TOPICS_OF_NAMESPACE, asked))
+    await until(lambda: inside.gateway.connections and not only_connection(inside).writable())
+    yield reader
+    writer.close()
+
+
 async def test_a_client_that_takes_nothing_is_not_read_from(tmp_path: Path) -> None:
     """And what was asked before is answered once it reads: nothing is lost, nothing piles up in the broker."""
-    questions = 5000
-    async with broker_inside(tmp_path, keepAliveIntervalSeconds=1) as inside:
-        namespace = "public/default"
-        for number in range(20):
-            name = f"persistent://{namespace}/{'n' * 200}{number}"
-            await inside.catalog.topics.create(topic_name.parse(name), TopicRecord())
-        reader, writer = await asyncio.open_connection(
-            "127.0.0.1", inside.settings.network.broker_service_port, limit=1 << 12
-        )
-        writer.write(encode.simple(T.CONNECT, pb.CommandConnect(client_version="raw", protocol_version=21)))
-        for number in range(questions):
-            asked = pb.CommandGetTopicsOfNamespace(namespace=namespace, request_id=number)
-            writer.write(encode.simple(T.GET_TOPICS_OF_NAMESPACE, asked))
-        await until(lambda: inside.gateway.connections and not only_connection(inside).writable())
+    async with broker_inside(tmp_path) as inside, many_answers(inside) as reader:
         transport = only_connection(inside).transport
         assert transport is not None
-        most, end = 0, asyncio.get_running_loop().time() + 2.5
-        while asyncio.get_running_loop().time() < end:  # two keep-alive intervals: not being read from is no silence
-            most = max(most, transport.get_write_buffer_size())
-            await asyncio.sleep(0.01)
-        assert WRITE_BYTES <= most <= 3 * WRITE_BYTES
+        sizes = []
+        for _ in range(2000):  # turns of the loop in which more could pile up
+            await asyncio.sleep(0)
+            sizes.append(transport.get_write_buffer_size())
+        assert WRITE_BYTES <= max(sizes) <= 3 * WRITE_BYTES
         answers = 0
-        while answers < questions:
+        while answers < QUESTIONS:
             size = int.from_bytes(await reader.readexactly(4), "big")
             command = pb.BaseCommand.FromString((await reader.readexactly(size))[4:])
             answers += command.type == T.GET_TOPICS_OF_NAMESPACE_RESPONSE
-        writer.close()
 
 
-@pytest.mark.parametrize("size", [1000, 1 << 20])
-async def test_what_a_slow_consumer_does_not_read_stays_in_the_log(tmp_path: Path, size: int) -> None:
-    """It has asked for all of 16 MiB; the broker holds one buffer and one message of it, and sends the rest later."""
-    count = (16 << 20) // size
+async def test_who_takes_little_is_alive_and_who_takes_nothing_is_not(tmp_path: Path) -> None:
+    """Neither says anything. A ping stands behind all that was written, so the one cannot have met it yet."""
+    async with broker_inside(tmp_path, keepAliveIntervalSeconds=1) as inside, many_answers(inside) as reader:
+        loop = asyncio.get_running_loop()
+        end = loop.time() + 3.5
+        while loop.time() < end:
+            await reader.readexactly(20_000)
+            await asyncio.sleep(0.02)  # slowly
+        assert inside.gateway.connections, "it took something in each of three intervals"
+        await until(lambda: not inside.gateway.connections)
+
+
+@pytest.mark.parametrize(("size", "count"), [(1000, 4000), (1 << 20, 16)])
+async def test_what_a_slow_consumer_does_not_read_stays_in_the_log(tmp_path: Path, size: int, count: int) -> None:
+    """It has asked for all of many MiB; the broker holds one buffer and one message of it, and sends the rest later."""
     async with broker_inside(tmp_path) as inside:
         port = inside.settings.network.broker_service_port
-        plain = socket.socket()
-        plain.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        plain.setblocking(False)
-        await asyncio.get_running_loop().sock_connect(plain, ("127.0.0.1", port))
-        reader, writer = await asyncio.open_connection(sock=plain, limit=1 << 12)
-        slow = RawConnection(reader, writer)
+        slow = RawConnection(*await small_buffered(port))
         slow.say(T.CONNECT, pb.CommandConnect(client_version="raw", protocol_version=21))
         await slow.hear(T.CONNECTED)
         transport = only_connection(inside).transport

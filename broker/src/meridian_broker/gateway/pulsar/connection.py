@@ -17,7 +17,7 @@ import logging
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any, Final, cast
 
-from meridian_broker.gateway.pulsar.flow import BYTES, PENDING, UNANSWERED, WRITE_BYTES, FlowControl
+from meridian_broker.gateway.pulsar.flow import BYTES, PENDING, UNANSWERED, UNREAD, WRITE_BYTES, FlowControl
 from meridian_broker.gateway.pulsar.refusals import code_of
 from meridian_broker.positions.position import Position
 from meridian_broker.topics.consumer import Consumer
@@ -58,8 +58,11 @@ class Connection(FlowControl):
         "_out",
         "_pending",
         "_pending_bytes",
+        "_taken",
         "_tasks",
+        "_unsent",
         "_was_new",
+        "_written",
         "address",
         "broker",
         "client_version",
@@ -87,6 +90,8 @@ class Connection(FlowControl):
         self._pending_bytes = 0
         self._heard = True
         self._was_new = False
+        self._written = self._taken = self._unsent = 0
+        """Bytes in all, and how it was at the last look: taken by the client, left to take."""
         self.address = ""
         """Where the client is, without its port."""
         self._tasks: set[asyncio.Task[None]] | None = None
@@ -211,6 +216,7 @@ class Connection(FlowControl):
         self._flushing = False
         out, self._out = self._out, []
         was_full = self._out_bytes >= WRITE_BYTES
+        self._written += self._out_bytes
         self._out_bytes = 0
         if self.transport is not None and out:
             if was_full:
@@ -221,9 +227,9 @@ class Connection(FlowControl):
                 self.resume_writing()
 
     def keep_alive(self) -> None:
-        """Called every keep-alive interval: ping a silent client, close one that did not answer.
+        """Called every keep-alive interval: ping the client, close one that did not answer.
 
-        A connection that is not read from cannot answer. Bytes without a CONNECT are no sign of life.
+        Bytes without a CONNECT are no sign of life.
         """
         if self._ended:
             if self.transport is not None:
@@ -232,12 +238,23 @@ class Connection(FlowControl):
             if self._was_new:
                 self.end("no CONNECT in time")
             self._was_new = True
-        elif self._heard or self._paused:
+        elif self._is_alive():
             self._heard = False
-            if self.writable():
-                self.write(encode.PING)
+            self.write(encode.PING)
         else:
             self.end("no answer to a ping")
+
+    def _is_alive(self) -> bool:
+        """Did the client say anything since the last look, or could it not?
+
+        What we do not read we cannot hear. And a client that is busy taking what was written meets the ping only behind
+        that: as long as it takes some of it, it is there.
+        """
+        unsent = self._not_taken()
+        taken = self._written - unsent
+        moved = self._unsent > 0 and taken > self._taken
+        self._unsent, self._taken = unsent, taken
+        return self._heard or moved or (self._paused > 0 and not self._paused & UNREAD)
 
     def run(self, work: Coroutine[Any, Any, None]) -> None:
         """Run a handler's slow part; it ends with the connection."""

@@ -9,7 +9,10 @@ wait: that is the price of one connection for many of them, in Pulsar as well.
 from __future__ import annotations
 
 import asyncio
+from array import array
 from collections.abc import Callable
+from fcntl import ioctl
+from termios import TIOCOUTQ
 from typing import Final
 
 WRITE_BYTES: Final = 256 << 10
@@ -64,6 +67,19 @@ class FlowControl(asyncio.Protocol):
         self._writable = True
         self.read_on(UNREAD)
         self._wake_writers()
+
+    def _not_taken(self) -> int:
+        """Bytes that were written and that the client's machine has not confirmed; the kernel holds many of them."""
+        if self.transport is None:
+            return 0
+        held = array("i", [0])
+        sock = self.transport.get_extra_info("socket")
+        if sock is not None:
+            try:
+                ioctl(sock.fileno(), TIOCOUTQ, held)
+            except OSError:
+                held[0] = 0  # it is being closed
+        return self.transport.get_write_buffer_size() + held[0]
 
     def writable(self) -> bool:
         return self._writable and self._out_bytes < WRITE_BYTES
