@@ -127,6 +127,8 @@ ROUTES: Final[tuple[Route, ...]] = (
     _write("DELETE", f"{_TOPIC}/properties", topics.remove_property),
     _write("PUT", f"{_TOPIC}/unload", topics.unload),
     *_policies("topic", _TOPIC),
+    Route("POST", f"{_TOPIC}/terminate", topics.terminate),
+    Route("POST", f"{_TOPIC}/terminate/partitions", topics.terminate_partitions),
     _get(f"{_TOPIC}/lastMessageId", topics.last_message_id),
     _get(f"{_TOPIC}/messageid/{{timestamp}}", topics.message_id_by_time),
     _get(f"{_TOPIC}/subscriptions", subscriptions.listed),

@@ -88,7 +88,7 @@ class TopicStats:
             "waitingCursorsCount": sum(1 for one in topic.subscriptions.values() if one.consumers),
             "pendingAddEntriesCount": 0,
             "lastConfirmedEntry": str(log.last_confirmed),
-            "state": "LedgerOpened" if topic.failure is None else "Fenced",
+            "state": _state(topic),
             "ledgers": [
                 {"ledgerId": ledger, "entries": entries, "size": size, "offloaded": False, "underReplicated": False}
                 for ledger, entries, size in counts
@@ -248,3 +248,9 @@ def _time(milliseconds: int | None) -> str | None:
     if milliseconds is None:
         return None
     return datetime.fromtimestamp(milliseconds / 1000, UTC).isoformat(timespec="milliseconds")
+
+
+def _state(topic: Topic) -> str:
+    if topic.failure is not None:
+        return "Fenced"
+    return "LedgerOpened" if topic.terminated is None else "Terminated"

@@ -25,6 +25,7 @@ from meridian_broker.admin.requests import (
 )
 from meridian_broker.metadata.errors import Invalid
 from meridian_broker.metadata.topic_catalog import MAX_PARTITIONS
+from meridian_broker.topics import termination
 from meridian_broker.topics.topic import Topic
 from meridian_broker.wire.pulsar.topic_name import NON_PERSISTENT
 
@@ -192,6 +193,19 @@ async def unload(request: web.Request) -> web.Response:
     if not name.is_persistent:
         service.non_persistent.delete(names, force=True, partitioned=record is not None)
     return done()
+
+
+async def terminate(request: web.Request) -> web.Response:
+    """Let the topic take no more messages, for ever, in this region; the answer is the id of its last one."""
+    topic = await opened_one(request)
+    return answer(id_json(await termination.terminate(topic), topic.partition))
+
+
+async def terminate_partitions(request: web.Request) -> web.Response:
+    """Let a partitioned topic take no more messages; the answer is the id of each partition's last one."""
+    await state(request).catalog.partitioned.get(topic_of(request))
+    ends = {topic.partition: await termination.terminate(topic) for topic in await opened(request)}
+    return answer({str(number): id_json(last, number) for number, last in ends.items()})
 
 
 async def last_message_id(request: web.Request) -> web.Response:

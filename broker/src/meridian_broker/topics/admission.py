@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from meridian_broker.metadata.store import MetadataError
 from meridian_broker.topics.access import AccessMode, Asked, Present, Verdict, decide, next_epoch
-from meridian_broker.topics.errors import ProducerBusy, ProducerFenced, TopicFenced
+from meridian_broker.topics.errors import ProducerBusy, ProducerFenced, TopicFenced, TopicTerminated
 
 if TYPE_CHECKING:
     from meridian_broker.topics.non_persistent import NonPersistentTopic
@@ -38,6 +38,8 @@ class Admission:
         self._exclusive: Producer | None = None
         """Alone here, or about to be."""
         self.epoch: int | None = None
+        self.ended: str | None = None
+        """Why no producer comes in any more, when the topic was terminated."""
         self.limit = topic.limits.producers
         """Most producers of clients, those who wait among them."""
 
@@ -46,6 +48,7 @@ class Admission:
 
         :raises ProducerBusy: the name is taken, or the topic is somebody's alone.
         :raises TopicFenced: the topic is not served now.
+        :raises TopicTerminated: it takes no more messages.
         """
         if producer.remote_region is None:
             refusals: list[Exception | None] = []
@@ -54,6 +57,7 @@ class Admission:
                 raise refusals[0]
             return
         self._topic.check_open()
+        self._check_going_on()
         other = self._topic.producers.get(producer.name)
         self._enter(producer)
         if other is not None:
@@ -63,8 +67,9 @@ class Admission:
         """Let a client's producer in, or not. ``told`` hears the outcome, now or later; True: it waits for others."""
         try:
             self._topic.check_open()
+            self._check_going_on()
             verdict, epoch = self._decide(producer)
-        except (ProducerBusy, ProducerFenced, TopicFenced) as error:
+        except (ProducerBusy, ProducerFenced, TopicFenced, TopicTerminated) as error:
             told(error)
             return False
         if verdict is Verdict.WAIT:
@@ -151,6 +156,9 @@ class Admission:
             return
         if topic.failure is not None:
             told(TopicFenced(f"{topic.name} is not served now ({topic.failure}): look it up again"))
+        elif self.ended is not None:
+            self.gone(producer)
+            told(TopicTerminated(self.ended))
         elif self._exclusive is not producer:
             told(ProducerFenced(f"another producer took {topic.name} for itself alone meanwhile, or this one left"))
         else:
@@ -176,9 +184,22 @@ class Admission:
     def _clients(self) -> bool:
         return any(one.remote_region is None for one in self._topic.producers.values())
 
+    def _check_going_on(self) -> None:
+        """:raises TopicTerminated: there is nothing more to publish."""
+        if self.ended is not None:
+            raise TopicTerminated(self.ended)
+
     def close(self, reason: str) -> None:
         """The topic is not served any more: those who wait look it up again."""
+        self._turn_away(TopicFenced(f"{self._topic.name} is not served now ({reason}): look it up again"))
+
+    def end(self, reason: str) -> None:
+        """The topic takes no more messages: nobody comes in from now on."""
+        self.ended = reason
+        self._turn_away(TopicTerminated(reason))
+
+    def _turn_away(self, error: Exception) -> None:
         waiting, self._waiting = self._waiting, deque()
         self._exclusive = None
         for one in waiting:
-            one.told(TopicFenced(f"{self._topic.name} is not served now ({reason}): look it up again"))
+            one.told(error)

@@ -51,6 +51,7 @@ class Consumer:
         "consumer_id",
         "epoch",
         "key_shared",
+        "knows_end",
         "messages_out",
         "metadata",
         "name",
@@ -91,6 +92,8 @@ class Consumer:
         """Shared: messages of each entry sent and not yet acked."""
         self.unacked_messages = 0
         self.blocked = False
+        self.knows_end = False
+        """It was told that the topic is terminated and read to its end."""
         self.messages_out = 0
         self.bytes_out = 0
 

@@ -89,6 +89,11 @@ class TopicMetadata:
         async with self._lock:
             await self._write(replace(self.record, topic_epoch=epoch))
 
+    async def save_terminated(self, last: Position) -> None:
+        """:raises MetadataError: it is not written."""
+        async with self._lock:
+            await self._write(replace(self.record, terminated=last))
+
     async def save_properties(self, properties: dict[str, str]) -> None:
         async with self._lock:
             await self._write(replace(self.record, properties=properties))

@@ -42,6 +42,7 @@ from meridian_broker.topics.ownership import TopicMetadata
 from meridian_broker.topics.progress_log import ProgressLog
 from meridian_broker.topics.schemas import SchemaBook
 from meridian_broker.topics.subscription import Subscription
+from meridian_broker.topics.termination import ended
 from meridian_broker.topics.throttling import Throttle
 from meridian_broker.topics.topic import Exchange, Topic, TopicLimits
 from meridian_broker.topics.watching import TopicWatchers
@@ -167,6 +168,8 @@ class TopicService:
         topic.pacing.of_broker(self.publishing)
         topic.metadata = metadata
         topic.admission.epoch = metadata.record.topic_epoch
+        if metadata.record.terminated is not None:
+            ended(topic, metadata.record.terminated)
         topic.recover(await topic.progress_log.open(list(metadata.record.progress_ledgers)))
         topic.rules = self.rules(name)
         await topic.deduplication.open(topic.rules.deduplication)

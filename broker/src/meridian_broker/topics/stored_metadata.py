@@ -4,14 +4,19 @@
 from __future__ import annotations
 
 import struct
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from meridian_broker.ledgers.entry import BATCH, pack_extras
+from meridian_broker.ledgers.entry import BATCH, EntryHeader, pack_extras
 from meridian_broker.ledgers.pending import OwnEntry
+from meridian_broker.positions.position import Position
 from meridian_broker.topics.errors import NOT_FROM_CLIENTS, NotAllowed
 from meridian_broker.topics.key_ranges import slot_of
 from meridian_broker.wire.pulsar import metadata
 from meridian_broker.wire.pulsar.metadata import BodyError, MetadataView
+
+if TYPE_CHECKING:
+    from meridian_broker.wire.proto.peer_pb2 import OriginStamp
+    from meridian_broker.wire.pulsar.frames import Send
 
 _KEY_HASH: Final = struct.Struct(">I")
 _KEY_HASH_AT: Final = 8
@@ -54,3 +59,22 @@ def own_entry(flags: int, messages: int, body: bytes | memoryview, longest_delay
         key_hash = metadata.key_hash(view)
     checksum = metadata.body_checksum(body)
     return (flags | BATCH if view.is_batch else flags, messages, key_hash, checksum, view.publish_time_ms, extras, body)
+
+
+def foreign_header(send: Send, stamp: OriginStamp, prev: Position, origin: Position, now_ms: int) -> EntryHeader:
+    """Of an entry of another region, which keeps its origin."""
+    said = metadata.scan(send.body)
+    return EntryHeader(
+        stamp.flags,
+        0,
+        stamp.messages,
+        stamp.key_hash,
+        stamp.checksum,
+        stamp.publish_time_ms,
+        now_ms,
+        prev,
+        stamp.region,
+        origin,
+        said.replicate_to,
+        said.deliver_at_ms,
+    )

@@ -19,7 +19,7 @@ from meridian_broker.ledgers.index import Place
 from meridian_broker.ledgers.store import LedgerError, LedgerNotFound
 from meridian_broker.positions import Dropped, Progress, Stamp
 from meridian_broker.positions.position import EARLIEST, Position
-from meridian_broker.topics import cursor, drops
+from meridian_broker.topics import cursor, drops, termination
 from meridian_broker.topics.consumer import Consumer
 from meridian_broker.topics.dispatch import Dispatcher, SharedDispatcher, SingleDispatcher
 from meridian_broker.topics.errors import ConsumerBusy, TopicFenced
@@ -200,6 +200,8 @@ class Subscription:
             if self._delta is not None:
                 self.flush()
             self.dispatcher.pump()
+            if self.topic.terminated is not None:
+                termination.tell_consumers(self)
             if self._passed_over:
                 self._passed_over = False
                 self.advance()
@@ -397,6 +399,8 @@ class Subscription:
             self._settle(consumer, position)
             if self.type not in _SHARING and self.topic.log.holds(position):
                 self.mark_delete = max(self.mark_delete, position)
+        if self.topic.terminated is not None:
+            self.dispatch_soon()
         if confirmed is not None:
             confirmed(None)
 
@@ -474,6 +478,8 @@ class Subscription:
                 continue
             break
         self.mark_delete = position
+        if self.topic.terminated is not None:
+            self.dispatch_soon()
         dispatcher = self.dispatcher
         if dispatcher is not None and dispatcher.read < position:
             dispatcher.read = position

@@ -12,14 +12,14 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol
 
-from meridian_broker.ledgers.entry import CHUNK, EntryHeader, unpack
+from meridian_broker.ledgers.entry import CHUNK, unpack
 from meridian_broker.ledgers.log import Stored, TopicLog
 from meridian_broker.ledgers.pending import OwnEntry
 from meridian_broker.ledgers.scheduling import Scheduler
 from meridian_broker.metadata.rules import Rules
 from meridian_broker.positions import Beginning, Dropped, HybridClock, Progress
 from meridian_broker.positions.position import EARLIEST, LATEST, Position
-from meridian_broker.topics import drops, ruling
+from meridian_broker.topics import drops, ruling, termination
 from meridian_broker.topics.admission import Admission
 from meridian_broker.topics.consumer import Consumer, ConsumerPort
 from meridian_broker.topics.dedup import Deduplication
@@ -40,7 +40,7 @@ from meridian_broker.topics.lives import Lives
 from meridian_broker.topics.pacing import Pacing
 from meridian_broker.topics.producer import Producer
 from meridian_broker.topics.progress_log import Change, Kind, ProgressLog
-from meridian_broker.topics.stored_metadata import own_entry
+from meridian_broker.topics.stored_metadata import foreign_header, own_entry
 from meridian_broker.topics.subscription import Confirmed, Subscription, SubscriptionType
 from meridian_broker.topics.subscription_record import decode_record, encode_record
 from meridian_broker.wire.proto import pulsar_pb2 as pb
@@ -126,6 +126,10 @@ class Topic:
         self.deduplication = Deduplication(self)
         self.subscriptions: dict[str, Subscription] = {}
         self.lives = Lives(self)
+        self.is_ended = False
+        """It takes no more messages."""
+        self.terminated: Position | None = None
+        """Its last entry for ever; None: it goes on."""
         self.failure: str | None = None
         self.reopen = True
         """Open it anew after a failure; false once it is closed on purpose."""
@@ -240,6 +244,10 @@ class Topic:
 
         They come as one read of the connection brought them: what is paid per call is paid once for all of them.
         """
+        if self.is_ended:
+            for send in sends:
+                producer.port.refused(producer, send, termination.refusal(self))
+            return 0
         largest, longest_delay = self.bounds.body_bytes, self.bounds.delay_ms
         entries: list[OwnEntry] = []
         taken: list[Send] = []
@@ -288,6 +296,7 @@ class Topic:
         :raises NotAllowed: the sender is no replicator, or speaks for a region it is not (R7).
         :raises ReplicationGap: it is not the next one of its origin (R4).
         :raises OriginConflict: its bytes are not those its origin stored (R7).
+        :raises TopicTerminated: the topic takes no more messages.
         """
         stamp = send.origin
         if stamp is None or producer.remote_region is None or stamp.region != producer.remote_region:
@@ -301,6 +310,8 @@ class Topic:
         if origin <= last:
             self.log.when_durable(lambda error: producer.done([send], last if error is None else error))
             return
+        if self.is_ended:
+            raise termination.refusal(self)
         if Position(stamp.sent_prev_ledger, stamp.sent_prev_entry) != last:
             raise ReplicationGap(
                 f"{stamp.region} sent {origin} after {stamp.sent_prev_ledger}:{stamp.sent_prev_entry}, "
@@ -308,21 +319,7 @@ class Topic:
             )
         if message_metadata.origin_checksum(send.body, stamp.appended_metadata_bytes) != stamp.checksum:
             raise OriginConflict(f"entry {stamp.region}/{origin} arrived with other bytes than its origin stored")
-        view = message_metadata.scan(send.body)
-        header = EntryHeader(
-            stamp.flags,
-            0,
-            stamp.messages,
-            stamp.key_hash,
-            stamp.checksum,
-            stamp.publish_time_ms,
-            self.scheduler.now_ms(),
-            prev,
-            stamp.region,
-            origin,
-            view.replicate_to,
-            view.deliver_at_ms,
-        )
+        header = foreign_header(send, stamp, prev, origin, self.scheduler.now_ms())
         producer.messages_in += stamp.messages
         producer.bytes_in += len(send.body)
         self.messages_replicated_in += stamp.messages
