@@ -24,6 +24,7 @@ from meridian_broker.wire.proto import pulsar_pb2 as pb
 from meridian_broker.wire.pulsar import metadata
 from meridian_broker.wire.pulsar.frames import Send
 from simulation.broker import REFUSALS, SimBroker
+from simulation.model import subscription_of
 from simulation.network import Connection
 
 if TYPE_CHECKING:
@@ -403,7 +404,7 @@ class ConsumerServer:
             subscription = await broker.service.subscription(
                 topic, client.subscription, durable=True, replicated=True, initial=client.initial, properties={}
             )
-            self._model.subscription_seen(broker.home, client.topic, client.subscription, subscription.record.created)
+            self._model.subscription_seen(broker.home, client.topic, subscription)
             if self._is_gone:
                 return
             self._consumer = topic.add_consumer(subscription, self, 1, client.name, client.kind, 0, None)
@@ -455,7 +456,8 @@ class ConsumerServer:
             if consumer is None:
                 self._answer_close()
                 return
-            subscription, topic = consumer.subscription, consumer.subscription.topic
+            subscription = subscription_of(consumer)
+            topic = subscription.topic
             subscription.flush()
             topic.remove_consumer(consumer)
 
@@ -489,8 +491,8 @@ class ConsumerServer:
         if entry[1] & MARKER:
             model.violate("a client saw a marker", f"{self._broker.region} sent {position}")
         if self._broker.is_owner:  # nothing but a lease of its own keeps an earlier owner from what it has in memory
-            home, name = self._broker.home, consumer.subscription.name
-            model.delivering(home, self._client.topic, name, position, entry, missing)
+            home, topic = self._broker.home, self._client.topic
+            model.delivering(home, topic, subscription_of(consumer), position, entry, missing)
         held = Held(position, messages, missing, consumer.epoch)
         self.connection.send(1, lambda: self._client.receive(self, held))
 

@@ -74,6 +74,7 @@ class Generator:
             "save": random.choice((0.0, 0.0, 0.0, 2.0)),
             "subscribe": 0.3,
             "twins": random.choice((0.0, 0.3)),
+            "unsubscribe": random.choice((0.0, 0.0, 0.0, 0.7)),
             "rivals": random.choice((0.0, 0.0, 0.7)),
             "brink": random.choice((0.0, 0.0, 1.5)),
             "quiet": random.choice((0.0, 0.2)),
@@ -329,6 +330,19 @@ class Generator:
         else:
             self.say(f"subscribe {one} {topic} {name}")
             self.say(f"subscribe {two} {topic} {name}")
+
+    def _unsubscribe(self) -> None:
+        region, other = self.random.sample(self.mood.regions, 2)
+        topic, name = self._topic(), self._name()
+        if self.random.random() < 0.4:  # the other one does not hear of it
+            self.say(f"cut {region}-{other}")
+        self.say(f"unsubscribe {region} {topic} {name}" + " force" * (self.random.random() < 0.7))
+        if self.random.random() < 0.5:
+            self.say(f"produce {other} {topic} x{self._few(4)}")
+            self._ack()
+        if self.random.random() < 0.5:
+            self.say(f"tick {self.random.choice((10, 1000, 31_000))}")
+            self.say(f"subscribe {self._region()} {topic} {name}")
 
     def _rivals(self) -> None:
         """A subscription is made in two regions that do not hear of each other, at different places."""

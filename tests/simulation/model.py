@@ -18,7 +18,7 @@ from meridian_broker.ledgers.entry import MARKER, unpack
 from meridian_broker.ledgers.store import LedgerError
 from meridian_broker.metadata import keys, records
 from meridian_broker.metadata.records import TopicRecord
-from meridian_broker.positions import Progress, Stamp
+from meridian_broker.positions import ZERO, Progress, Stamp
 from meridian_broker.positions.position import EARLIEST, LATEST, Origin, Position
 from meridian_broker.replication.exchange_waits import WaitResult
 from meridian_broker.topics import progress_log
@@ -93,9 +93,6 @@ class SubscriptionFacts:
     """Region -> what may be gone there without an acknowledgement."""
     places: dict[Stamp, dict[str, Position]] = field(default_factory=dict)
     """Of each creation: origin region -> up to here nothing need come, for the subscription began later."""
-    asked: dict[str, list[dict[str, Position]]] = field(default_factory=dict)
-    """Region -> the same of creations that have begun there. Who asked may never hear how they ended, and other regions
-    may have heard of them."""
     is_a_creation_forgotten: bool = False
     """By a restore: it may live on in other regions, or not."""
 
@@ -109,8 +106,6 @@ class SubscriptionFacts:
 
     def perhaps_acked(self, origin: Origin) -> int:
         """Bits that may count as acked."""
-        if self.lies_before(origin):
-            return -1
         bits = 0
         for ack in self.by_origin.get(origin, ()):
             if not any(r.known and later(r.stamp, ack.epoch) and origin in r.surely for r in self.rewinds):
@@ -124,8 +119,7 @@ class SubscriptionFacts:
             counting = [other for other in counting if not later(other, one)]
         if self.is_a_creation_forgotten or not counting:
             counting = list(self.places)
-        perhaps = [self.places[one] for one in counting] + [one for some in self.asked.values() for one in some]
-        return any(origin.position <= places.get(origin.region, EARLIEST) for places in perhaps)
+        return any(origin.position <= self.places[one].get(origin.region, EARLIEST) for one in counting)
 
     def perhaps_dropped(self, origin: Origin, region: str, published_ms: int) -> bool:
         """Whether the region may let it go without an acknowledgement (R14). A rewind takes that back."""
@@ -146,6 +140,18 @@ class SubscriptionFacts:
             ):
                 bits |= ack.bits[origin]
         return bits
+
+
+def subscription_of(consumer: Consumer) -> Subscription:
+    """Its subscription: topics are persistent here."""
+    assert isinstance(consumer.subscription, Subscription)
+    return consumer.subscription
+
+
+def life_of(name: str, progress: Progress) -> str:
+    """How the model calls one life of a subscription: one made after a deletion is another (R16)."""
+    life = progress.beginning.life
+    return name if life == ZERO else f"{name} since {life}"
 
 
 def later(one: Stamp, other: Stamp) -> bool:
@@ -183,6 +189,12 @@ class Model:
         self.receipts: dict[tuple[str, str], dict[Position, bytes]] = defaultdict(dict)
         """(region, topic) -> entries with a receipt."""
         self.facts: dict[Key, SubscriptionFacts] = defaultdict(SubscriptionFacts)
+        """(topic, life of a subscription) -> what is known of it."""
+        self._asked: dict[Key, dict[str, list[dict[str, Position]]]] = defaultdict(lambda: defaultdict(list))
+        """(topic, subscription) -> region -> where creations begin that have begun there. Who asked may never hear how
+        they ended, and other regions may have heard of them."""
+        self._deleted: set[Key] = set()
+        """(topic, subscription) that somebody deleted, or tried to."""
         self._ledgers: dict[str, set[int]] = defaultdict(set)
         self._replicated: dict[tuple[str, str], dict[str, Position]] = defaultdict(dict)
         """(region, topic name) -> origin region -> last one confirmed to its replicator."""
@@ -285,24 +297,26 @@ class Model:
     def subscription_made(self, home: SimRegion, topic: str, name: str, initial: Position, opened: Topic) -> None:
         is_latest = initial == LATEST
         places = {**opened.log.last_origin, home.name: opened.log.last_own} if is_latest else {}
-        self.facts[topic, name].asked.setdefault(home.name, []).append(places)
+        self._asked[topic, name][home.name].append(places)
 
     def subscription_deleted(self, topic: str, name: str) -> None:
-        """It is gone with all that was promised of it; what is made under its name is another one (R16)."""
-        self.facts.pop((topic, name), None)
+        """Somebody deletes it, and all that was promised of this life of it."""
+        self._deleted.add((topic, name))
 
-    def subscription_seen(self, home: SimRegion, topic: str, name: str, created: Stamp) -> None:
+    def subscription_seen(self, home: SimRegion, topic: str, subscription: Subscription) -> None:
         """What a region thinks when it has just found or made it."""
-        facts = self.facts[topic, name]
-        asked = facts.asked.get(home.name)
+        name, created = subscription.name, subscription.record.created
+        facts = self.facts[topic, life_of(name, subscription.progress)]
+        asked = self._asked[topic, name][home.name]
         places = asked.pop() if asked else {}
         if created.region == home.name:
             facts.made.setdefault(home.name, created)
             facts.places.setdefault(created, places)
 
-    def check_record(self, topic: str, name: str, created: Stamp) -> None:
+    def check_record(self, topic: str, subscription: Subscription) -> None:
         """Of several creations the earliest counts (R15)."""
-        made = list(self.facts[topic, name].made.values())
+        name, created = subscription.name, subscription.record.created
+        made = list(self.facts[topic, life_of(name, subscription.progress)].made.values())
         for one in made:
             if later(created, one):
                 self.violate("a later creation won", f"{topic}/{name} was made at {one}, and {created} counts")
@@ -313,37 +327,38 @@ class Model:
             entries = self.entries(home, position.ledger)
             if position.entry < len(entries) and (origin := entries[position.entry][0]) is not None:
                 found[origin] = some
-        return self._acked(home, topic, consumer.subscription, epoch, found)
+        return self._acked(home, topic, subscription_of(consumer), epoch, found)
 
     def acking_up_to(self, home: SimRegion, topic: str, consumer: Consumer, upto: Position, epoch: Stamp) -> Heard:
-        log = self._log_of(home, consumer.subscription.topic)
+        log = self._log_of(home, subscription_of(consumer).topic)
         found = {origin: (1 << messages) - 1 for place, origin, messages in log if place <= upto}
-        facts = self.facts[topic, consumer.subscription.name]
+        subscription = subscription_of(consumer)
+        facts = self.facts[topic, life_of(subscription.name, subscription.progress)]
         # What may have been dropped here was perhaps never sent to the consumer, which then says nothing of it.
         dropped = {o: bits for o, bits in found.items() if facts.perhaps_dropped(o, home.name, self.published[o])}
         if dropped:
             facts.add(Acked(epoch, dropped))
         sent = {origin: bits for origin, bits in found.items() if origin not in dropped}
-        return self._acked(home, topic, consumer.subscription, epoch, sent)
+        return self._acked(home, topic, subscription_of(consumer), epoch, sent)
 
-    def expiring(self, home: SimRegion, topic: str, names: list[str], before_ms: int) -> None:
+    def expiring(self, home: SimRegion, topic: str, some: list[Subscription], before_ms: int) -> None:
         """A region begins to drop what is older."""
-        self._dropping(home, topic, names, Dropping(self._world.loop.now_us, before_ms))
+        self._dropping(home, topic, some, Dropping(self._world.loop.now_us, before_ms))
 
-    def evicting(self, home: SimRegion, topic: str, names: list[str], upto: Position) -> None:
+    def evicting(self, home: SimRegion, topic: str, some: list[Subscription], upto: Position) -> None:
         """A region begins to drop everything up to there."""
         origins = frozenset(origin for place, origin, _ in self.log(home, topic) if place <= upto)
-        self._dropping(home, topic, names, Dropping(self._world.loop.now_us, 0, origins))
+        self._dropping(home, topic, some, Dropping(self._world.loop.now_us, 0, origins))
 
-    def _dropping(self, home: SimRegion, topic: str, names: list[str], some: Dropping) -> None:
-        for name in names:
-            self.facts[topic, name].dropping.setdefault(home.name, []).append(some)
+    def _dropping(self, home: SimRegion, topic: str, some: list[Subscription], what: Dropping) -> None:
+        for one in some:
+            self.facts[topic, life_of(one.name, one.progress)].dropping.setdefault(home.name, []).append(what)
 
     def _acked(
         self, home: SimRegion, topic: str, subscription: Subscription, epoch: Stamp, bits: dict[Origin, int]
     ) -> Heard:
         ack = Acked(epoch, bits, rewinds_of(subscription.progress))
-        self.facts[topic, subscription.name].add(ack)
+        self.facts[topic, life_of(subscription.name, subscription.progress)].add(ack)
 
         def heard(error: LedgerError | None) -> None:
             if error is None:
@@ -352,10 +367,10 @@ class Model:
         return heard
 
     def seeking(
-        self, home: SimRegion, topic: str, name: str, target: Position
+        self, home: SimRegion, topic: str, subscription: Subscription, target: Position
     ) -> Callable[[Stamp, Stamp, Progress], Heard]:
         """A seek begins; the result is told how it ended, and gives whom to tell that it is durable."""
-        facts = self.facts[topic, name]
+        facts = self.facts[topic, life_of(subscription.name, subscription.progress)]
         before = [(origin, messages) for place, origin, messages in self.log(home, topic) if place < target]
         after_surely = {origin for place, origin, _ in self.log(home, topic) if place >= target}
 
@@ -430,8 +445,13 @@ class Model:
             self.violate(f"a {what} was not complete", f"in {home.name} without {missing}, though nothing was wrong")
 
     def _known(self, region: str, topic_name: str, name: str) -> list[Acked | Rewound]:
-        facts = self.facts.get((topic_name.rpartition("/")[2], name))
-        return [] if facts is None else [one for one in facts.all() if region in one.known]
+        topic = topic_name.rpartition("/")[2]
+        lives = [
+            facts
+            for (of, life), facts in self.facts.items()
+            if of == topic and (life == name or life.startswith(f"{name} since "))
+        ]
+        return [one for facts in lives for one in facts.all() if region in one.known]
 
     def _spread(self, known: list[Acked | Rewound], regions: frozenset[str]) -> None:
         now = self._world.loop.now_us
@@ -465,10 +485,13 @@ class Model:
 
         :param broker: whose memory it is; None: it is the disk.
         """
-        for (known, name), facts in self.facts.items():
+        for (known, life), facts in self.facts.items():
             if known != topic:
                 continue
+            name = life.partition(" since ")[0]
             have = progress.get(name)
+            if (topic, name) in self._deleted and (have is None or life_of(name, have) != life):
+                continue
             for origin in facts.by_origin:
                 bits = facts.surely_acked(origin, home.name, broker)
                 if not bits:
@@ -533,13 +556,16 @@ class Model:
 
     # -- delivery
 
-    def delivering(self, home: SimRegion, topic: str, name: str, position: Position, entry: bytes, bits: int) -> None:
+    def delivering(
+        self, home: SimRegion, topic: str, subscription: Subscription, position: Position, entry: bytes, bits: int
+    ) -> None:
         """An entry goes to a client."""
         self.delivered += 1
         origin, _, _ = self._look(home.name, position, entry)
         if origin is None:
             return
-        facts = self.facts.get((topic, name))
+        name = subscription.name
+        facts = self.facts.get((topic, life_of(name, subscription.progress)))
         if facts is None:
             return
         again = facts.surely_acked(origin, home.name, home.broker) & bits
@@ -571,15 +597,22 @@ class Model:
                     )
             self.check_replicas(home)
 
-    def check_delivered(self, home: SimRegion, topic: str, name: str, got: dict[Position, int]) -> None:
+    def check_delivered(
+        self, home: SimRegion, topic: str, subscription: Subscription, got: dict[Position, int]
+    ) -> None:
         """What one consumer got who looked at everything, after all was quiet."""
-        facts = self.facts[topic, name]
+        name = subscription.name
+        facts = self.facts[topic, life_of(name, subscription.progress)]
+        asked = [places for some in self._asked[topic, name].values() for places in some]
         for position, origin, messages in self.log(home, topic):
             whole = (1 << messages) - 1
             bits = got.get(position, 0)
             missing = whole & ~(bits | facts.perhaps_acked(origin))
+            begins_later = facts.lies_before(origin) or any(
+                origin.position <= places.get(origin.region, EARLIEST) for places in asked
+            )
             dropped = facts.perhaps_dropped(origin, home.name, self.published[origin])
-            if missing and origin not in self.unsettled and not dropped:
+            if missing and origin not in self.unsettled and not dropped and not begins_later:
                 self.violate(
                     "skipped",
                     f"{home.name} never delivers {self._world.shown(origin)} of {topic}/{name} (bits {missing:b}), "

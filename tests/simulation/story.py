@@ -221,7 +221,7 @@ class Story:
                 made = await broker.service.subscription(
                     opened, name, durable=True, replicated=True, initial=initial, properties={}
                 )
-                self.world.model.subscription_seen(broker.home, topic, name, made.record.created)
+                self.world.model.subscription_seen(broker.home, topic, made)
             except (TopicError, LedgerError, MetadataError) as error:
                 self.say(f"refused: {error}")
 
@@ -327,7 +327,7 @@ class Story:
         chosen, sought = subscription, target
 
         async def work() -> None:
-            done = self.world.model.seeking(broker.home, topic, name, sought)
+            done = self.world.model.seeking(broker.home, topic, chosen, sought)
             before = chosen.progress.epoch
             try:
                 await chosen.seek(sought)
@@ -480,8 +480,8 @@ class Story:
             return
         expiring, home = opened, self.world.regions[region]
         before_ms = home.wall_ms() - int(age_ms)
-        self.world.model.expiring(home, topic, list(opened.subscriptions), before_ms)
         some = list(opened.subscriptions.values())
+        self.world.model.expiring(home, topic, some, before_ms)
         self._drop(home, lambda: drops.drop_old(expiring, some, before_ms))
 
     def do_evict(self, region: str, topic: str, count: str) -> None:
@@ -491,8 +491,8 @@ class Story:
             self.say(f"{region} has nothing of {topic}")
             return
         evicting, upto = opened, log[min(_count(count), len(log)) - 1][0]
-        self.world.model.evicting(home, topic, list(opened.subscriptions), upto)
         some = list(opened.subscriptions.values())
+        self.world.model.evicting(home, topic, some, upto)
         self._drop(home, lambda: drops.drop_upto(evicting, some, Cause.QUOTA, upto))
 
     def _drop(self, home: SimRegion, drop: Callable[[], Coroutine[Any, Any, object]]) -> None:

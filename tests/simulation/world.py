@@ -278,13 +278,13 @@ class World:
     def _judge(self) -> None:
         for topic in self.topics():
             self.model.check_logs(topic)
-            for name in sorted({name for known, name in self.model.facts if known == topic} | self._names(topic)):
-                self.model.all_know(topic, name)
-                for home in self.regions.values():
-                    broker = home.broker_of(topic)
-                    opened = broker.topic(topic) if broker is not None else None
-                    if opened is not None and name in opened.subscriptions:
-                        self.model.check_record(topic, name, opened.subscriptions[name].record.created)
+            for life in sorted({life for known, life in self.model.facts if known == topic} | self._names(topic)):
+                self.model.all_know(topic, life)
+            for home in self.regions.values():
+                broker = home.broker_of(topic)
+                opened = broker.topic(topic) if broker is not None else None
+                for subscription in opened.subscriptions.values() if opened is not None else ():
+                    self.model.check_record(topic, subscription)
         for topic in self.topics():
             for name in sorted(self._names(topic)):
                 self._probe(topic, name)
@@ -318,7 +318,10 @@ class World:
                 return
             if probe.server is not None or not probe.is_closed:
                 self.model.violate("no close", f"a consumer of {topic}/{name} in {region} is not let go")
-            self.model.check_delivered(self.regions[region], topic, name, probe.probe)
+            broker = self.regions[region].broker_of(topic)
+            opened = broker.topic(topic) if broker is not None else None
+            if opened is not None and name in opened.subscriptions:
+                self.model.check_delivered(self.regions[region], topic, opened.subscriptions[name], probe.probe)
 
     def position(self, region: str, origin: Origin, topic: str) -> Position | None:
         """Where a region stores an entry."""
