@@ -15,6 +15,7 @@ from meridian_broker.gateway.links import Backoff, PeerLinks, Send
 from meridian_broker.gateway.replication import ReplicatorRunner
 from meridian_broker.positions.position import EARLIEST, Position
 from meridian_broker.replication.replicator_status import Hold, ReplicatorStatus
+from meridian_broker.topics.throttling import Rate
 from meridian_broker.wire.proto import peer_pb2
 from meridian_broker.wire.proto import pulsar_pb2 as pb
 from meridian_broker.wire.pulsar import encode
@@ -31,6 +32,7 @@ class Source(LocalLog):
     region = LOCAL
     incarnation = ""
     partitions = None
+    replication_rate = Rate()
 
     def __init__(self, name: str = "persistent://public/default/t") -> None:
         super().__init__()

@@ -11,6 +11,7 @@ from broker_regions import Region, regions, until
 from meridian_broker.gateway.roles import Consumer, Delivery, Producer
 from meridian_broker.replication.replicator_status import ReplicatorStatus
 from meridian_broker.wire.proto import pulsar_pb2 as pb
+from meridian_broker.wire.pulsar.topic_name import parse
 
 TOPIC = "persistent://public/default/flights"
 
@@ -108,6 +109,26 @@ async def test_replicate_to_is_honoured(tmp_path: Path) -> None:
         assert stored_entries(west) == stored_entries(central) == 4
 
 
+async def test_a_replicator_keeps_its_rate(tmp_path: Path) -> None:
+    """20 a second: of 60 messages the last come two seconds after the first. A rate that is gone holds nobody up."""
+    async with regions(tmp_path, "us-east", "us-west") as (east, west), aiohttp.ClientSession() as http:
+        policy = f"{east.admin_url}/admin/v2/namespaces/public/default/replicatorDispatchRate"
+        rate = {"dispatchThrottlingRateInMsg": 20, "dispatchThrottlingRateInByte": -1, "ratePeriodInSecond": 1}
+        async with http.post(policy, json=rate) as response:
+            assert response.status == 204, await response.text()
+        topic = await east.process.service.topic(parse(TOPIC), create=True)
+        await until(lambda: topic.replication_rate.is_limited)
+        began = asyncio.get_running_loop().time()
+        await publish(east, 0, 60)
+        await caught_up(east, west)
+        assert asyncio.get_running_loop().time() - began >= 1.9
+        await publish(east, 60, 2060)  # a hundred seconds
+        async with http.delete(policy) as response:
+            assert response.status == 204, await response.text()
+        await caught_up(east, west)
+        assert numbers(await collect(west, 2060)) == list(range(2060))
+
+
 async def test_partitions_follow_and_grow(tmp_path: Path) -> None:
     async with regions(tmp_path, "us-east", "us-west") as (east, west), aiohttp.ClientSession() as http:
         path = "/admin/v2/persistent/public/default/flights/partitions"
@@ -135,6 +156,8 @@ async def test_schema_versions_are_the_receivers_own(tmp_path: Path) -> None:
     first = pb.Schema(name="n", type=pb.Schema.String, schema_data=b"")
     second = pb.Schema(name="n", type=pb.Schema.Json, schema_data=b'{"type":"record","name":"F","fields":[]}')
     async with regions(tmp_path, "us-east", "us-west") as (east, west):
+        for region in (east, west):  # a schema belongs to a topic that is there
+            await region.process.service.topic(parse(TOPIC), create=True)
         for_west = await west.connect()
         await for_west.get_or_create_schema(TOPIC, first)
         for_east = await east.connect()

@@ -51,6 +51,12 @@ ENDPOINTS: Final = (
         "what may be sent to the consumers of each subscription, in this region",
     ),
     Endpoint(
+        policies.REPLICATOR_DISPATCH_RATE,
+        "replicatorDispatchRate",
+        "replicatorDispatchRate",
+        "what may be sent to each other region, from this one",
+    ),
+    Endpoint(
         policies.DELAYED_DELIVERY, "delayedDelivery", "delayedDelivery", "whether and how much messages may be delayed"
     ),
     Endpoint(

@@ -28,6 +28,7 @@ from meridian_broker.replication.replicator import (
     last_own_durable,
 )
 from meridian_broker.replication.replicator_status import ReplicatorStatus, State
+from meridian_broker.topics.throttling import Throttle
 from meridian_broker.wire.proto import peer_pb2
 from meridian_broker.wire.proto import pulsar_pb2 as pb
 
@@ -40,6 +41,8 @@ LAST_DELAY: Final = 5.0
 """Seconds between attempts of a replicator that is refused again and again."""
 READERS: Final = 4
 """Replicators to one region that read the log at the same time; each holds up to a mebibyte meanwhile."""
+RATE_SECONDS_MAX: Final = 1.0
+"""A rate may be changed while its wait is on, so it is asked this often."""
 CLOSE_PATIENCE: Final = 1.0
 """Seconds to wait for the remote's answer when a producer is closed."""
 
@@ -210,6 +213,7 @@ class _Run:
         self._receipts = False
         self._ended: str | None = None  # why the producer is gone
         self._epoch = 0
+        self._throttle = Throttle(source.replication_rate, now_ms())
         self._told = EARLIEST
         self._task = self._loop.create_task(self._run(), name=f"replicator {source.name} -> {core.remote}")
 
@@ -354,21 +358,35 @@ class _Run:
                 await wake.wait()
                 self._blocked = False
                 continue
+            allowed = await self._keep_rate()
             await connection.drain()
             async with self.place.turns:
                 want = core.next_read()
                 if want is None or not connection.writable:
                     continue
                 last_own = last_own_durable(source)
-                batch = await source.read_after(want.after, want.max_entries, want.max_bytes)
+                batch = await source.read_after(want.after, min(want.max_entries, allowed), want.max_bytes)
                 if not self._going():
                     return
+                messages, size = core.messages_sent, core.bytes_sent
                 frames = core.read(batch, last_own)
+                self._throttle.take(core.messages_sent - messages, core.bytes_sent - size, self._now_ms())
                 if frames:
                     connection.write(frames)
             self._tell_source()
             if not batch and self._going():
                 await wake.wait()
+
+    async def _keep_rate(self) -> int:
+        """Wait while more was sent than the topic's rate allows; then how many entries may be read."""
+        while True:
+            now_ms, rate = self._now_ms(), self._source.replication_rate
+            if rate != self._throttle.rate:
+                self._throttle = Throttle(rate, now_ms)
+            wait_ms = self._throttle.wait_ms(now_ms)
+            if wait_ms == 0 or not self._going():
+                return max(1, self._throttle.messages_available(now_ms, QUEUE_SIZE))
+            await asyncio.sleep(min(wait_ms / 1000, RATE_SECONDS_MAX))
 
     def _going(self) -> bool:
         return self._ended is None and self._core.state is State.STARTED

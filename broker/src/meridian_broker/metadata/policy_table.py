@@ -45,6 +45,7 @@ ENCRYPTION_REQUIRED: Final = "encryption_required"
 PUBLISH_RATE: Final = "publishMaxMessageRate"
 DISPATCH_RATE: Final = "topicDispatchRate"
 SUBSCRIPTION_DISPATCH_RATE: Final = "subscriptionDispatchRate"
+REPLICATOR_DISPATCH_RATE: Final = "replicatorDispatchRate"
 DELAYED_DELIVERY: Final = "delayed_delivery_policies"
 INACTIVE_TOPICS: Final = "inactive_topic_policies"
 COMPACTION_THRESHOLD: Final = "compaction_threshold"
@@ -123,6 +124,7 @@ TABLE: Final[Mapping[str, Policy]] = {
         Policy(PUBLISH_RATE, "publish_rate", PublishRate.from_json, each="region"),
         Policy(DISPATCH_RATE, "dispatch_rate", DispatchRate.from_json, each="region"),
         Policy(SUBSCRIPTION_DISPATCH_RATE, "subscription_dispatch_rate", DispatchRate.from_json, each="region"),
+        Policy(REPLICATOR_DISPATCH_RATE, "replicator_dispatch_rate", DispatchRate.from_json, each="region"),
         Policy(DELAYED_DELIVERY, "delayed_delivery", DelayedDelivery.from_json),
         Policy(INACTIVE_TOPICS, "inactive_topics", InactiveTopics.from_json),
         _number(COMPACTION_THRESHOLD, "compaction_threshold_bytes"),

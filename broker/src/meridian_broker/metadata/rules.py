@@ -50,11 +50,13 @@ class Rules:
     backlog_quotas: Mapping[str, BacklogQuota] = field(default_factory=dict)
     """By kind: ``destination_storage`` (size), ``message_age``."""
     publish_rate: PublishRate = field(default=PublishRate())
-    """In this region; so are the next two."""
+    """In this region; so are the next three."""
     dispatch_rate: DispatchRate = field(default=DispatchRate())
     """Of all subscriptions together."""
     subscription_dispatch_rate: DispatchRate = field(default=DispatchRate())
     """Of each subscription."""
+    replicator_dispatch_rate: DispatchRate = field(default=DispatchRate())
+    """To each other region."""
     delayed_delivery: DelayedDelivery = field(default=DelayedDelivery())
     inactive_topics: InactiveTopics = field(default=InactiveTopics())
     compaction_threshold_bytes: int = 0

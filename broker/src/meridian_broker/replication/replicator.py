@@ -27,6 +27,7 @@ from meridian_broker.ledgers import entry as entries
 from meridian_broker.positions.position import EARLIEST, Position
 from meridian_broker.replication.replicator_status import Hold, ReplicatorStatus, State
 from meridian_broker.replication.sending import SendWriter, Stamp, schema_version_of
+from meridian_broker.topics.throttling import Rate
 
 if TYPE_CHECKING:
     from meridian_broker.wire.proto.pulsar_pb2 import Schema
@@ -60,6 +61,11 @@ class ReplicationSource(Protocol):
     @property
     def partitions(self) -> int | None:
         """Of how many partitions the partitioned topic has that this one belongs to; None: not a partition."""
+        ...
+
+    @property
+    def replication_rate(self) -> Rate:
+        """What may be sent to one other region."""
         ...
 
     def last_confirmed(self) -> Position:
@@ -171,6 +177,8 @@ class Replicator:
         self._waiting_since_ms: int | None = None
         self._connected_since_ms: int | None = None
         self._connections = 0
+        self.messages_sent = self.bytes_sent = 0
+        """With a receipt or without."""
         self._entries_out = self._messages_out = self._bytes_out = 0
         self._refusals = 0
 
@@ -293,6 +301,8 @@ class Replicator:
                 size = len(frame[0]) + len(frame[1])
                 self._pending.append(_Sent(self._sequence, position, size, messages, stored_ms))
                 self._pending_bytes += size
+                self.messages_sent += messages
+                self.bytes_sent += size
                 self._sequence += 1
                 self._sent_prev = position
                 self._before_withheld = None

@@ -377,6 +377,10 @@ def _defaults(settings: Settings) -> Rules:
             limits.dispatch_throttling_rate_per_subscription_in_msg,
             limits.dispatch_throttling_rate_per_subscription_in_byte,
         ),
+        replicator_dispatch_rate=DispatchRate(
+            limits.dispatch_throttling_rate_per_replicator_in_msg,
+            limits.dispatch_throttling_rate_per_replicator_in_byte,
+        ),
         retention=Retention(storage.default_retention_time_in_minutes, storage.default_retention_size_in_mb),
         message_ttl_seconds=storage.ttl_duration_default_in_seconds,
         backlog_quotas=_quotas(settings.backlog),

@@ -52,3 +52,9 @@ class LimitSettings:
 
     dispatch_throttling_rate_per_subscription_in_byte: int = whole(0, 0, _RATE_MAX)
     """The same in bytes a second."""
+
+    dispatch_throttling_rate_per_replicator_in_msg: int = whole(0, 0, _RATE_MAX)
+    """Messages a second of one topic or partition sent to each other region. Policies come first. 0: no limit."""
+
+    dispatch_throttling_rate_per_replicator_in_byte: int = whole(0, 0, _RATE_MAX)
+    """The same in bytes a second."""

@@ -38,6 +38,8 @@ class Pacing:
         """What publishing is counted by; empty when nothing limits it."""
         self._dispatch: Throttle | None = None
         self._each = Rate()
+        self.replication = Rate()
+        """To each other region; its replicator keeps it."""
 
     def of_broker(self, throttle: Throttle | None) -> None:
         """What all topics of the broker share."""
@@ -47,6 +49,7 @@ class Pacing:
     def follow(self, rules: Rules) -> None:
         """These rates hold from now on."""
         now_ms = self._topic.scheduler.now_ms()
+        self.replication = _dispatch_rate(rules.replicator_dispatch_rate)
         self._own = _throttle(self._own, _publish_rate(rules.publish_rate), now_ms)
         self._set_publish()
         dispatch, each = _dispatch_rate(rules.dispatch_rate), _dispatch_rate(rules.subscription_dispatch_rate)

@@ -43,6 +43,7 @@ from meridian_broker.topics.progress_log import Change, Kind, ProgressLog
 from meridian_broker.topics.stored_metadata import foreign_header, own_entry
 from meridian_broker.topics.subscription import Confirmed, Subscription, SubscriptionType
 from meridian_broker.topics.subscription_record import decode_record, encode_record
+from meridian_broker.topics.throttling import Rate
 from meridian_broker.wire.proto import pulsar_pb2 as pb
 from meridian_broker.wire.pulsar import metadata as message_metadata
 from meridian_broker.wire.pulsar.frames import Send
@@ -512,6 +513,10 @@ class Topic:
         if entries:
             await self.log.load_index(entries[0][0].ledger)
         return entries
+
+    @property
+    def replication_rate(self) -> Rate:
+        return self.pacing.replication
 
     def last_own(self) -> Position:
         return self.log.last_own

@@ -139,6 +139,9 @@ class Connection(FlowControl):
             self.broker.service.watchers.remove(watcher)
         self.producers = self.consumers = self.watchers = None
         self._out.clear()
+        self.broker.publish_bytes -= self._pending_bytes
+        self._pending_bytes = 0
+        self.broker.let_on()
         if self.peer_region:
             self.broker.peer_gone(self)
 
