@@ -136,4 +136,4 @@ def _empty(cluster: Cluster) -> None:
         "helm uninstall $release -n $namespace --wait=false >/dev/null; done; done",
     )
     cluster.run(f"kubectl delete namespace {' '.join(NAMESPACES)} --ignore-not-found --timeout=240s", seconds=300)
-    cluster.run("kubectl get crd -o name | grep meridian.dev | xargs -r kubectl delete")
+    cluster.run("kubectl get crd -o name | { grep meridian.dev || true; } | xargs -r kubectl delete")
