@@ -106,6 +106,25 @@ def test_the_lock_names_versions_and_checksums_and_no_index() -> None:
     assert_none([name for name, pin in requirements if not pin.startswith("==")], "every requirement is pinned")
 
 
+def locked(path: str) -> dict[str, str]:
+    """Name -> version in a lock."""
+    return dict(re.findall(r"^([\w.-]+)==([^\s;\\]+)", (ROOT / path).read_text(encoding="utf-8"), re.MULTILINE))
+
+
+def test_images_hold_what_their_distributions_need_at_the_checkouts_versions() -> None:
+    checkout = locked("requirements.lock")
+    for name in ("broker", "operator", "verifier"):
+        image = locked(f"images/{name}/requirements.lock")
+        project = tomllib.loads((ROOT / name / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+        wanted = [
+            *project["dependencies"],
+            *(e for one in project.get("optional-dependencies", {}).values() for e in one),
+        ]
+        missing = {re.split(r"[^\w.-]", entry)[0].lower() for entry in wanted} - image.keys()
+        assert_none(sorted(missing), f"images/{name}/requirements.lock: scripts/lock writes it again")
+        assert image.items() <= checkout.items(), f"images/{name}/requirements.lock: scripts/lock writes it again"
+
+
 def test_the_lock_holds_every_direct_dependency() -> None:
     lock = (ROOT / "requirements.lock").read_text(encoding="utf-8")
     locked = {name.lower() for name in re.findall(r"^([\w.-]+)==", lock, re.MULTILINE)}
