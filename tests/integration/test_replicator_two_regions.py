@@ -159,10 +159,11 @@ async def test_schema_versions_are_the_receivers_own(tmp_path: Path) -> None:
         for region in (east, west):  # a schema belongs to a topic that is there
             await region.process.service.topic(parse(TOPIC), create=True)
         for_west = await west.connect()
+        await Producer.open(for_west, TOPIC)
         await for_west.get_or_create_schema(TOPIC, first)
         for_east = await east.connect()
-        ours = await for_east.get_or_create_schema(TOPIC, second)
         producer = await Producer.open(for_east, TOPIC)
+        ours = await for_east.get_or_create_schema(TOPIC, second)
         await producer.send(b"1", schema_version=ours)
         await producer.send(b"2")
         await producer.flush()

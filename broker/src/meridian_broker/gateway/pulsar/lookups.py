@@ -120,7 +120,8 @@ async def _get_or_create_schema(connection: Connection, asked: pb.CommandGetOrCr
     answer = pb.CommandGetOrCreateSchemaResponse(request_id=asked.request_id)
     try:
         name = topic_name.parse(asked.topic)
-        await connection.broker.service.partitions(name, create=False)
+        if not connection.is_peer:  # a replicator has its topic here, if by the name of a partition only
+            await connection.broker.service.partitions(name, create=False)
         answer.schema_version = await connection.broker.service.add_schema(name, asked.schema)
     except REFUSALS as error:
         answer.error_code, answer.error_message = code_of(error), str(error)
