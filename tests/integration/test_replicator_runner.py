@@ -58,6 +58,12 @@ class Source(LocalLog):
     def last_own(self) -> Position:
         return self.own
 
+    def own_before(self, ledger: int) -> Position:
+        raise AssertionError(f"no ledger here begins without a predecessor, asked of {ledger}")
+
+    def rolled_back(self, remote: str) -> None:
+        raise AssertionError(f"{remote} has nothing that is not here")
+
     def entries_after(self, position: Position) -> int:
         return sum(1 for place, _ in self.stored if place > position)
 
@@ -116,6 +122,7 @@ class ToyRegion:
 @asynccontextmanager
 async def running(*servers: ToyServer) -> AsyncIterator[ReplicatorRunner]:
     runner = ReplicatorRunner(
+        LOCAL,
         lambda region: (servers[0].url, None) if region == REMOTE else None,
         OPTIONS,
         jitter=lambda: 0.0,

@@ -89,6 +89,7 @@ class SimBroker:
         )
         while True:
             try:
+                await catalog.never_below(max(home.volume.disk.ledgers, default=-1))
                 await catalog.refresh()
                 fence = await catalog.next_broker_epoch("broker-0")
                 break
@@ -120,7 +121,13 @@ class SimBroker:
                 await self._sleep(1)
         self.ready = True
         self.exchange.start()
+        self.spawn(self._follow(), "follow the policies")
         await self.service.load_all()
+
+    async def _follow(self) -> None:
+        while True:
+            await self._sleep(1)
+            self.service.recall_missing()
 
     async def _sleep(self, seconds: float) -> None:
         await self.world.loop.sleep(round(seconds * 1_000_000))

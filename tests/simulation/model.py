@@ -205,9 +205,8 @@ class Model:
         """(region, topic) -> given back, with reason."""
         self.rolled_back: set[str] = set()
         """Regions restored from a copy that lacked entries of their own."""
-        self.unsettled: set[Origin] = set()
-        """Entries their own region lost in a restore, and others may have: until they are fetched back (R5, not built)
-        the chain of their origin is broken, so an acknowledgement of what came later may claim them."""
+        self.lost_once: set[Origin] = set()
+        """Entries their own region lost in a restore: a rewind rules them also where they are not back yet."""
         self.delivered = 0
         self.confirmed = 0
 
@@ -380,7 +379,7 @@ class Model:
             facts.add(ack)
             rewind: Rewound | None = None
             if new != old:
-                perhaps = {origin for place, origin, _ in self.log(home, topic) if place >= target} | self.unsettled
+                perhaps = {origin for place, origin, _ in self.log(home, topic) if place >= target} | self.lost_once
                 rewind = Rewound(new, after_surely, perhaps)
                 facts.rewinds.append(rewind)
 
@@ -552,7 +551,7 @@ class Model:
             own = {origin for origin in origins if origin.region == home.name}
             if own:
                 self.rolled_back.add(home.name)
-                self.unsettled |= own
+                self.lost_once |= own
 
     # -- delivery
 
@@ -581,12 +580,18 @@ class Model:
             log = self.log(home, topic)
             stored = {position: origin for position, origin, _ in log}
             last: dict[str, Position] = {}
+            seen: set[Origin] = set()
             for position, origin, _ in log:
-                if origin.position <= last.get(origin.region, EARLIEST):
+                if origin in seen:
+                    self.violate("stored twice", f"{home.name} has {self._world.shown(origin)} at {position} once more")
+                seen.add(origin)
+                # What a region lost and got back may come late, but then too in its order.
+                key = f"{origin.region}/{origin.ledger}" if origin.region in self.rolled_back else origin.region
+                if origin.position <= last.get(key, EARLIEST):
                     self.violate(
                         "order of an origin", f"{home.name} has {self._world.shown(origin)} at {position}, not in order"
                     )
-                last[origin.region] = origin.position
+                last[key] = origin.position
             for position in self.receipts[home.name, topic]:
                 origin = Origin(home.name, *position)
                 if position not in stored and origin not in self.trimmed[home.name, topic]:
@@ -612,7 +617,7 @@ class Model:
                 origin.position <= places.get(origin.region, EARLIEST) for places in asked
             )
             dropped = facts.perhaps_dropped(origin, home.name, self.published[origin])
-            if missing and origin not in self.unsettled and not dropped and not begins_later:
+            if missing and not dropped and not begins_later:
                 self.violate(
                     "skipped",
                     f"{home.name} never delivers {self._world.shown(origin)} of {topic}/{name} (bits {missing:b}), "

@@ -10,9 +10,10 @@ from meridian_broker.ledgers.store import LedgerError
 from meridian_broker.metadata.store import MetadataError
 from meridian_broker.positions.position import EARLIEST, Position
 from meridian_broker.replication.replicator import RemotePlace, ReplicationSource, Replicator, last_own_durable
-from meridian_broker.replication.replicator_status import ReplicatorStatus, State
+from meridian_broker.replication.replicator_status import Hold, ReplicatorStatus, State
 from meridian_broker.topics.errors import TopicError, TopicFenced
 from meridian_broker.topics.producer import Producer
+from meridian_broker.topics.recall import Found, PeerAway, Want
 from meridian_broker.wire.pulsar import topic_name
 from meridian_broker.wire.pulsar.frames import FrameDecoder, Send
 from meridian_broker.wire.pulsar.metadata import BodyError
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from simulation.broker import SimBroker
 
 FIRST_PAUSE_US: Final = 100_000
+ASK_US: Final = 5_000_000
 LAST_PAUSE_US: Final = 5_000_000
 
 
@@ -48,6 +50,39 @@ class ReplicationLinks:
             if region == remote:
                 run.nudge()
 
+    def is_reachable(self, region: str) -> bool:
+        target = self._broker.world.regions[region].broker_of("")
+        return target is not None and self._broker.world.network.can_dial(self._broker.region, region)
+
+    async def ask(self, region: str, want: Want) -> Found:
+        """As ``gateway.replication`` and ``gateway.pulsar.entries`` do it."""
+        world, broker = self._broker.world, self._broker
+        target = world.regions[region].broker_of(want.topic)
+        if target is None or not self.is_reachable(region):
+            raise PeerAway(f"{region} cannot be reached")
+        connection = world.network.connect(broker, target)
+        answered: Future[Found] = Future()
+
+        def away(reason: str) -> None:
+            answered.fail(PeerAway(f"{region}: {reason}"))
+
+        async def answer() -> None:
+            try:
+                found = await target.service.answer(broker.region, want)
+            except (TopicError, LedgerError, MetadataError) as error:
+                reason = str(error)
+                connection.send(1, lambda: away(reason))
+                return
+            connection.send(1, lambda: answered.settle(found))
+
+        connection.on_closed[0] = lambda: away("the connection broke")
+        connection.send(0, lambda: target.spawn(answer(), "answer a region that lacks entries"))
+        world.loop.after(ASK_US, broker, lambda: away("no answer"))
+        try:
+            return await answered
+        finally:
+            connection.close(0)
+
     def status(self, topic: str) -> dict[str, ReplicatorStatus]:
         now = self._broker.mono_ms()
         return {
@@ -69,7 +104,9 @@ class ReplicationRun:
         self._world = broker.world
         self.source = source
         self.remote = remote
-        self.core = Replicator(source.name, source.region, remote, source.incarnation, queue_size=50)
+        self.core = Replicator(
+            source.name, source.region, remote, source.incarnation, queue_size=50, own_before=source.own_before
+        )
         self._wake = Event()
         self._nudged = Event()
         self._ended: str | None = None
@@ -134,10 +171,12 @@ class ReplicationRun:
             if self._stopped:
                 return None
             if core.connected(1, place, end, source.last_own(), self._broker.mono_ms()):
-                if target.restores == target.home.restores:
+                if target.restores == target.home.restores:  # else it forgot meanwhile what it said
                     world.model.replica_place(self._broker.home, self.remote, source.name, place.last)
                 self._tell_source()
                 await self._stream(connection, server)
+            elif core.hold is Hold.ROLLED_BACK:
+                source.rolled_back(self.remote)
             return self._ended
         finally:
             core.stopping()
@@ -215,6 +254,8 @@ class ReplicationServer:
             topic = await self._broker.service.topic(
                 topic_name.parse(source.name), create=True, incarnation=run.core.incarnation
             )
+            if topic.recall is not None:
+                await topic.scheduler.answer(topic.recall.ready)
             made = Producer(
                 topic,
                 self,
@@ -237,12 +278,13 @@ class ReplicationServer:
             return
         self._producer = made
 
+        last = topic.log.last_origin.get(source.region, EARLIEST)
+
         def answer(error: LedgerError | None) -> None:
             if error is not None:
                 refusal = Refused(str(error))
                 self._connection.send(1, lambda: opened.fail(refusal))
                 return
-            last = topic.log.last_origin.get(source.region, EARLIEST)
             place = RemotePlace(last, topic.incarnation)
             self._connection.send(1, lambda: opened.settle(place))
 

@@ -240,8 +240,6 @@ class World:
                 if not lacks:
                     continue
                 hold = self.hold(source, target, topic)
-                if hold and (source in model.rolled_back or target in model.rolled_back):
-                    continue  # a restored region stops with a reason
                 first = self.shown(min(lacks))
                 return f"{target} lacks {len(lacks)} entries of {source}, the first {first}; hold {hold or 'none'}"
         return ""

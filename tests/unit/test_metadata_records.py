@@ -75,6 +75,7 @@ ledgers = st.builds(
     st.integers(0, 2**45),
     positions,
     st.dictionaries(names, positions, max_size=3),
+    st.booleans(),
 )
 levels = st.fixed_dictionaries(
     {},
@@ -172,6 +173,7 @@ def test_a_newer_format_is_refused_with_a_sentence() -> None:
         st.none() | positions,
         st.dictionaries(names.map(lambda name: "x-" + name), json_values, max_size=2),
         topic_epoch=st.none() | st.integers(0, 2**53),
+        holes=st.dictionaries(names, st.lists(st.tuples(positions, positions), min_size=1, max_size=3).map(tuple)),
     )
 )
 def test_topic_records_come_back(record: TopicRecord) -> None:

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from meridian_broker.engines.memory.ledgers import MemoryLedgerStore
 from meridian_broker.ledgers.chapters import CacheBudget, LogLimits, Span
 from meridian_broker.ledgers.entry import CHUNK, pack_extras, pack_own, unpack
+from meridian_broker.ledgers.holes import Hole
 from meridian_broker.ledgers.log import TopicLog
 from meridian_broker.metadata.rules import Rules
 from meridian_broker.positions import HybridClock
@@ -97,7 +98,13 @@ class TopicRecord:
         self._last += 1
         return self._last
 
-    async def save_spans(self, spans: list[Span], last_own: Position, last_origins: Mapping[str, Position]) -> None:
+    async def save_spans(
+        self,
+        spans: list[Span],
+        last_own: Position,
+        last_origins: Mapping[str, Position],
+        holes: Mapping[str, list[Hole]],
+    ) -> None:
         pass
 
     async def save_progress_ledgers(self, ledgers: list[int]) -> None:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from meridian_broker.engines.memory.ledgers import MemoryDisk, MemoryLedgerStore
 from meridian_broker.ledgers.chapters import CacheBudget, LogLimits, Span
 from meridian_broker.ledgers.entry import EntryHeader, unpack
+from meridian_broker.ledgers.holes import Hole
 from meridian_broker.ledgers.log import TopicLog
 from meridian_broker.ledgers.store import LedgerError
 from meridian_broker.positions.position import EARLIEST, Position
@@ -40,7 +41,13 @@ class Spans:
         self.next_id += 1
         return self.next_id
 
-    async def save_spans(self, spans: list[Span], last_own: Position, last_origins: Mapping[str, Position]) -> None:
+    async def save_spans(
+        self,
+        spans: list[Span],
+        last_own: Position,
+        last_origins: Mapping[str, Position],
+        holes: Mapping[str, list[Hole]],
+    ) -> None:
         self.saved = list(spans), last_own, dict(last_origins)
 
 

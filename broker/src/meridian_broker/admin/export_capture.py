@@ -119,7 +119,7 @@ def durable_ends(log: TopicLog, record: TopicRecord) -> tuple[Position, Mapping[
         place = index.place(at) if at >= 0 else None
         if place is not None:
             origins[region] = place.origin
-    return index.last_own(), origins
+    return max(last.own_before, index.last_own() or EARLIEST), origins
 
 
 def trimmed_to(log: TopicLog) -> Position:

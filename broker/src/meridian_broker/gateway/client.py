@@ -55,6 +55,7 @@ _ANSWERS: Final = frozenset(
         _T.ACK_RESPONSE,
         _T.GET_OR_CREATE_SCHEMA_RESPONSE,
         _T.WATCH_TOPIC_LIST_SUCCESS,
+        _T.ENTRIES_FOUND,
     }
 )
 

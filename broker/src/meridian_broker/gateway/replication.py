@@ -19,7 +19,7 @@ from meridian_broker.gateway.client_errors import ClientError, ConnectionLost, R
 from meridian_broker.gateway.links import STEADY, Backoff, Link, Resolver
 from meridian_broker.gateway.remote_admin import RemoteAdmin
 from meridian_broker.ledgers.store import LedgerError
-from meridian_broker.positions.position import EARLIEST, Position
+from meridian_broker.positions.position import EARLIEST, LATEST, Position
 from meridian_broker.replication.replicator import (
     QUEUE_SIZE,
     RemotePlace,
@@ -27,7 +27,8 @@ from meridian_broker.replication.replicator import (
     Replicator,
     last_own_durable,
 )
-from meridian_broker.replication.replicator_status import ReplicatorStatus, State
+from meridian_broker.replication.replicator_status import Hold, ReplicatorStatus, State
+from meridian_broker.topics.recall import Found, PeerAway, Want
 from meridian_broker.topics.throttling import Throttle
 from meridian_broker.wire.proto import peer_pb2
 from meridian_broker.wire.proto import pulsar_pb2 as pb
@@ -43,6 +44,8 @@ READERS: Final = 4
 """Replicators to one region that read the log at the same time; each holds up to a mebibyte meanwhile."""
 RATE_SECONDS_MAX: Final = 1.0
 """A rate may be changed while its wait is on, so it is asked this often."""
+ASK_SECONDS: Final = 5.0
+"""Longest wait for entries that another region is asked for. Producers of a topic wait for its first answers."""
 CLOSE_PATIENCE: Final = 1.0
 """Seconds to wait for the remote's answer when a producer is closed."""
 
@@ -63,6 +66,7 @@ class ReplicatorRunner:
 
     def __init__(
         self,
+        region: str,
         resolve: Resolver,
         options: ClientOptions,
         *,
@@ -72,6 +76,7 @@ class ReplicatorRunner:
         queue_size: int = QUEUE_SIZE,
     ) -> None:
         """
+        :param region: this one.
         :param resolve: region -> (service URL, admin URL), asked at each attempt.
         :param options: from ``client_options.peer_options``.
         :param admin_token: bearer token for the remote's admin REST.
@@ -80,6 +85,7 @@ class ReplicatorRunner:
         self._options = options
         self._jitter = jitter
         self._now_ms = now_ms
+        self._region = region
         self._queue_size = queue_size
         self._admin = RemoteAdmin(resolve, admin_token, options.tls)
         self._remotes: dict[str, _Remote] = {}
@@ -95,7 +101,14 @@ class ReplicatorRunner:
         if place is None:
             place = self._remotes[remote] = _Remote(remote, self._resolve, self._options, self._jitter)
         place.users += 1
-        core = Replicator(topic.name, topic.region, remote, topic.incarnation, queue_size=self._queue_size)
+        core = Replicator(
+            topic.name,
+            topic.region,
+            remote,
+            topic.incarnation,
+            queue_size=self._queue_size,
+            own_before=topic.own_before,
+        )
         runs[remote] = _Run(topic, core, place, self._admin, Backoff(self._jitter, last=LAST_DELAY), self._now_ms)
 
     def stop(self, topic_name: str, remote: str | None = None) -> asyncio.Future[None]:
@@ -108,6 +121,37 @@ class ReplicatorRunner:
         self._ending.add(task)
         task.add_done_callback(self._ending.discard)
         return task
+
+    def is_reachable(self, region: str) -> bool:
+        """Not known to be away: there is a connection, or the first one is being made."""
+        place = self._remotes.get(region)
+        return place is not None and (place.link.connection is not None or place.link.problem is None)
+
+    async def ask(self, region: str, want: Want) -> Found:
+        """``topics.recall.Peers``. :raises PeerAway: the region cannot be reached, or cannot say."""
+        place = self._remotes.get(region)
+        if place is None or not self.is_reachable(region):
+            problem = None if place is None else place.link.problem
+            raise PeerAway(f"{region} cannot be asked for entries of {want.origin}: {problem or 'no way there'}")
+        asked = peer_pb2.EntriesWanted(
+            request_id=0,
+            region=self._region,
+            topic=want.topic,
+            incarnation=want.incarnation,
+            origin=want.origin,
+            after_ledger=want.after.ledger,
+            after_entry=want.after.entry,
+        )
+        if want.before != LATEST:
+            asked.before_ledger, asked.before_entry = want.before
+        try:
+            async with asyncio.timeout(ASK_SECONDS):
+                connection = await place.link.ready()
+                answer: peer_pb2.EntriesFound = await connection.request(pb.BaseCommand.ENTRIES_WANTED, asked)
+        except (ClientError, TimeoutError) as error:
+            reason = str(error) or f"no answer in {ASK_SECONDS:g} s"
+            raise PeerAway(f"{region} does not give entries of {want.origin}: {reason}") from error
+        return Found(tuple(answer.entries), answer.chained, answer.settled)
 
     def status(self, topic_name: str) -> dict[str, ReplicatorStatus]:
         """By remote region."""
@@ -333,6 +377,8 @@ class _Run:
             if self._core.connected(opened.producer_id, place, end, source.last_own(), self._now_ms()):
                 self._tell_source()
                 await self._stream(connection)
+            elif self._core.hold is Hold.ROLLED_BACK:
+                source.rolled_back(self._core.remote)
             return self._ended
         finally:
             self._core.stopping()

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
+from meridian_broker.ledgers.holes import Hole
 from meridian_broker.ledgers.index import LedgerIndex
 from meridian_broker.ledgers.store import LedgerNotFound, Reader
 from meridian_broker.positions.position import EARLIEST, Position
@@ -22,11 +23,19 @@ class Span:
 
     ledger_id: int
     own_before: Position = EARLIEST
+    """The last own entry known when the ledger was made."""
     origins_before: dict[str, Position] = field(default_factory=dict)
     entries: int = -1
     """-1 while it may still be written."""
     size: int = 0
     sealed_ms: int = 0
+    is_joined: bool = True
+    """False: not every region had been asked then, so entries after ``own_before`` may be stored elsewhere (R5)."""
+
+    @property
+    def link(self) -> Position:
+        """``prev`` of the ledger's first own entry; where nothing is known for sure, it claims that entry alone."""
+        return self.own_before if self.is_joined else Position(self.ledger_id, -1)
 
 
 class LogMetadata(Protocol):
@@ -34,7 +43,13 @@ class LogMetadata(Protocol):
 
     async def allocate_ledger_id(self) -> int: ...
 
-    async def save_spans(self, spans: list[Span], last_own: Position, last_origins: Mapping[str, Position]) -> None:
+    async def save_spans(
+        self,
+        spans: list[Span],
+        last_own: Position,
+        last_origins: Mapping[str, Position],
+        holes: Mapping[str, list[Hole]],
+    ) -> None:
         """Durable when it returns. :raises MetadataError: another owner wrote it, or the store does not answer."""
         ...
 
@@ -59,11 +74,22 @@ class CacheBudget:
 class Chapter:
     """One ledger of the chain, in memory."""
 
-    __slots__ = ("entries", "index", "ledger_id", "origins_before", "own_before", "reader", "sealed_ms", "size")
+    __slots__ = (
+        "entries",
+        "index",
+        "is_joined",
+        "ledger_id",
+        "origins_before",
+        "own_before",
+        "reader",
+        "sealed_ms",
+        "size",
+    )
 
     def __init__(self, span: Span) -> None:
         self.ledger_id = span.ledger_id
         self.own_before = span.own_before
+        self.is_joined = span.is_joined
         self.origins_before = span.origins_before
         self.entries = max(span.entries, 0)
         self.size = span.size
@@ -79,6 +105,7 @@ class Chapter:
             -1 if is_open else self.entries,
             self.size,
             self.sealed_ms,
+            self.is_joined,
         )
 
 

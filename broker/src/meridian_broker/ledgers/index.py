@@ -18,6 +18,8 @@ from meridian_broker.ledgers.entry import MARKER, NO_ORIGIN, EntryHeader
 from meridian_broker.positions.position import EARLIEST, Position
 
 OWN: Final = 0
+RETURNED: Final = 254
+"""Region code of entries that were first stored here, lost, and fetched back from another region (R5)."""
 NO_PLACE: Final = 255
 """Region code of markers and of entries that have no common origin: they take no part in progress."""
 
@@ -46,10 +48,14 @@ class RegionCodes:
         try:
             return self.names.index(region)
         except ValueError:
-            if len(self.names) >= NO_PLACE:
-                raise ValueError(f"a topic cannot have more than {NO_PLACE} regions") from None
+            if len(self.names) >= RETURNED:
+                raise ValueError(f"a topic cannot have more than {RETURNED} regions") from None
             self.names.append(region)
             return len(self.names) - 1
+
+    def name(self, kind: int) -> str:
+        """The region of a kind that has one."""
+        return self.names[0 if kind == RETURNED else kind]
 
 
 class LedgerIndex:
@@ -104,7 +110,8 @@ class LedgerIndex:
         elif header.region is None or header.origin is None:
             self._own()
         else:
-            self._append(self.codes.code(header.region), (*header.origin, *header.prev))
+            kind = RETURNED if header.region == self.codes.names[0] else self.codes.code(header.region)
+            self._append(kind, (*header.origin, *header.prev))
 
     def _append(self, kind: int, values: tuple[int, int, int, int]) -> None:
         columns = self._columns
@@ -141,7 +148,7 @@ class LedgerIndex:
         ledgers, entries, prev_ledgers, prev_entries = self._columns
         prev = Position(prev_ledgers[entry], prev_entries[entry])
         return Place(
-            self.codes.names[kind], prev if prev.ledger >= 0 else EARLIEST, Position(ledgers[entry], entries[entry])
+            self.codes.name(kind), prev if prev.ledger >= 0 else EARLIEST, Position(ledgers[entry], entries[entry])
         )
 
     def origin(self, entry: int) -> tuple[str, Position] | None:
@@ -154,7 +161,7 @@ class LedgerIndex:
             return self.codes.names[0], _new(Position, (self.ledger_id, entry))
         if kind == NO_PLACE or self._columns is None:
             return None
-        return self.codes.names[kind], _new(Position, (self._columns[0][entry], self._columns[1][entry]))
+        return self.codes.name(kind), _new(Position, (self._columns[0][entry], self._columns[1][entry]))
 
     def origins(self, first: int, last: int) -> Iterator[tuple[int, str, Position]]:
         """``(entry, region, origin)`` of entries ``first`` to ``last`` that have an origin."""
@@ -163,12 +170,17 @@ class LedgerIndex:
             if kind == OWN:
                 yield entry, self.codes.names[0], Position(self.ledger_id, entry)
             elif kind != NO_PLACE and self._columns is not None:
-                yield entry, self.codes.names[kind], Position(self._columns[0][entry], self._columns[1][entry])
+                yield entry, self.codes.name(kind), Position(self._columns[0][entry], self._columns[1][entry])
 
-    def last_own(self, before: int | None = None) -> Position:
-        """The last own entry (before entry ``before``, when given), in this ledger or an earlier one."""
-        at = self.kinds.rfind(b"\0", 0, len(self.kinds) if before is None else before)
-        return Position(self.ledger_id, at) if at >= 0 else self._own_before
+    def last_own(self) -> Position | None:
+        """The highest own entry that is stored in this ledger, fetched back or not; None when none is."""
+        at = self.kinds.rfind(b"\0")
+        found = Position(self.ledger_id, at) if at >= 0 else None
+        if self._columns is not None and RETURNED in self.kinds:
+            ledgers, entries, _, _ = self._columns
+            back = max(Position(ledgers[n], entries[n]) for n, kind in enumerate(self.kinds) if kind == RETURNED)
+            found = back if found is None else max(found, back)
+        return found
 
     def memory(self) -> int:
         """Bytes held, about."""

@@ -11,13 +11,15 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from meridian_broker.ledgers.chapters import CacheBudget, Chain, Chapter, LogLimits, LogMetadata, Span
 from meridian_broker.ledgers.entry import MARKER, NO_ORIGIN, EntryHeader, pack_foreign, pack_own, unpack
+from meridian_broker.ledgers.holes import Hole, Holes, is_break
 from meridian_broker.ledgers.index import LedgerIndex, Place, RegionCodes
 from meridian_broker.ledgers.pending import AppendedToLog, Held, OwnEntry, Pending
+from meridian_broker.ledgers.restored import count_whole, part_of
 from meridian_broker.ledgers.scheduling import Scheduler
 from meridian_broker.ledgers.store import LedgerError, LedgerNotFound, LedgerStore, Writer
 from meridian_broker.positions.position import EARLIEST, Position
@@ -73,6 +75,13 @@ class TopicLog(Chain):
         self._watchers: list[Callable[[], None]] = []
         self._waking = False
         self._own_appended = EARLIEST
+        self._own_link = EARLIEST
+        """``prev`` of the next own entry; claims nothing before that one while other regions may know of more (R5)."""
+        self._own_waits = False
+        """Own entries go to a new ledger, for what lies before them has changed."""
+        self.is_joined = True
+        """False: before the first own entry is published every region should be asked whether it has more of ours."""
+        self.holes = Holes()
         self.failure: LedgerError | None = None
         self.last_origin: dict[str, Position] = {}
         """Last entry appended of every other region (R4)."""
@@ -83,14 +92,23 @@ class TopicLog(Chain):
 
     # -- opening and closing -------------------------------------------------------------------------------------
 
-    async def open(self, spans: list[Span], last_own: Position, last_origins: Mapping[str, Position]) -> None:
+    async def open(
+        self,
+        spans: list[Span],
+        last_own: Position,
+        last_origins: Mapping[str, Position],
+        holes: Mapping[str, Sequence[Hole]] | None = None,
+    ) -> None:
         """Take over what an earlier owner left: fence and seal it, and read what its last ledger held.
 
-        :param last_own: and ``last_origins``: as of the last write of the record; what the ledgers hold is newer.
+        :param last_own: ``last_origins`` and ``holes``: as of the last write of the record; what the ledgers hold is
+            newer, or older when the volume was restored from an older copy than the metadata.
         :raises LedgerError: a ledger cannot be recovered; nothing was changed.
         """
+        self.holes = Holes(holes)
         changed = False
-        for span in spans:
+        whole = await count_whole(self._store, spans, self._fence)
+        for span in spans[:whole]:
             chapter = Chapter(span)
             if span.entries < 0:
                 changed = True
@@ -105,20 +123,41 @@ class TopicLog(Chain):
                 chapter.sealed_ms = self._scheduler.now_ms()
             self._chapters.append(chapter)
             self._ids.append(chapter.ledger_id)
+        if whole < len(spans):
+            changed = True
+            last_own, last_origins = spans[whole].own_before, spans[whole].origins_before
+            if (part := await part_of(self._store, spans[whole], self._fence, self._scheduler.now_ms())) is not None:
+                self._chapters.append(part)
+                self._ids.append(part.ledger_id)
         if self._chapters:
             last = self._chapters[-1]
             index = await self.load_index(last.ledger_id)
-            self._own_appended = index.last_own()
+            self._own_appended = max(last.own_before, index.last_own() or EARLIEST)
             self.last_origin = dict(last.origins_before)
-            for _, region, origin in index.origins(0, last.entries - 1):
+            for entry, region, origin in index.origins(0, last.entries - 1):
                 if region != self._codes.names[0]:
-                    self.last_origin[region] = origin
+                    place = index.place(entry)
+                    assert place is not None
+                    self._heard(region, place.prev, origin)
+                self.holes.fill(region, origin)
             self.last_confirmed = Position(last.ledger_id, last.entries - 1)
         else:
             self._own_appended = last_own
             self.last_origin = dict(last_origins)
+        self._own_link = self._own_appended
         if changed:
             await self._save()
+
+    def join(self) -> None:
+        """Every region was asked: what is stored here is all there is of this region's entries."""
+        self.is_joined = True
+        self.holes.close(self.region)
+        if self._writer is not None and self._own_link.entry < 0 and not self._chapters[-1].is_joined:
+            self._own_link, self._own_waits = self._own_appended, True
+
+    @property
+    def region(self) -> str:
+        return self._codes.names[0]
 
     async def close(self) -> None:
         """Seal the ledger being written, so that the next owner need not recover it."""
@@ -134,19 +173,19 @@ class TopicLog(Chain):
         self._forget_tail()
 
     async def _save(self) -> None:
-        await self._metadata.save_spans(self.spans(), self._own_appended, self._durable_origins())
+        await self._metadata.save_spans(self.spans(), self._own_appended, self._durable_origins(), self.holes.ranges)
 
     # -- appending -----------------------------------------------------------------------------------------------
 
     def append_own(self, entries: list[OwnEntry], done: AppendedToLog, tokens: list[Any]) -> None:
         """Append entries first stored here. ``done`` hears of all their tokens, in order, in one or more calls."""
         writer = self._writer
-        if writer is None or self._rolling:
+        if writer is None or self._rolling or self._own_waits:
             self._hold(Held(done, tokens, entries))
             return
         now_ms, ledger = self._scheduler.now_ms(), self._writing
         first = writer.next_entry
-        prev_ledger, prev_entry = self._own_appended
+        prev_ledger, prev_entry = self._own_link
         stored: list[bytes] = []
         facts: list[EntryHeader | int] = []
         for flags, messages, key_hash, checksum, publish_ms, extras, body in entries:
@@ -163,7 +202,9 @@ class TopicLog(Chain):
             self._room -= len(entry)
             if number >= self._last_number or self._room <= 0:
                 break
-        self._own_appended = Position(prev_ledger, prev_entry)
+        self._own_link = Position(prev_ledger, prev_entry)
+        if prev_entry >= 0:
+            self._own_appended = self._own_link
         count = len(stored)
         self._asked += count
         self._pending.append(Pending(first, stored, facts, done, tokens))
@@ -174,9 +215,13 @@ class TopicLog(Chain):
                 self._hold(Held(done, tokens[count:], entries[count:]))
 
     def append_foreign(self, header: EntryHeader, body: bytes | memoryview, done: AppendedToLog, token: Any) -> None:
-        """Append an entry of another region; the caller has checked that it is the next one of its origin (R4)."""
-        if header.region is not None and header.origin is not None:
-            self.last_origin[header.region] = header.origin
+        """Append an entry of another region; the caller has checked that it is the next one of its origin (R4).
+
+        Or one of this region's own that it lost, and that another region had (R5).
+        """
+        is_own = header.region == self._codes.names[0]
+        if header.region is not None and header.origin is not None and not is_own:
+            self._heard(header.region, header.prev, header.origin)
         writer = self._writer
         if writer is None or self._rolling:
             self._hold(Held(done, [token], [], header, body))
@@ -185,9 +230,20 @@ class TopicLog(Chain):
         entry = pack_foreign(header) + body
         number = writer.append(entry, self._on_durable)
         self._pending.append(Pending(number, [entry], [header], done, [token]))
+        if is_own and header.origin is not None and header.origin > self._own_appended:
+            self._own_appended = self._own_link = header.origin
+            self._own_waits = True
         self._room -= len(entry)
         if number >= self._last_number or self._room <= 0:
             self._roll()
+
+    def _heard(self, region: str, prev: Position, origin: Position) -> None:
+        """The last one of another region, unless it fills a hole."""
+        last = self.last_origin.get(region, EARLIEST)
+        if origin > last:
+            if is_break(prev, origin):
+                self.holes.open(region, last, origin)
+            self.last_origin[region] = origin
 
     def _hold(self, held: Held) -> None:
         if self.failure is not None:
@@ -196,7 +252,7 @@ class TopicLog(Chain):
             return
         self._asked += len(held.tokens)
         self._held.append(held)
-        if self._writer is None:
+        if self._writer is None or self._own_waits:
             self._roll()
 
     def _on_durable(self, result: int | LedgerError) -> None:
@@ -317,8 +373,13 @@ class TopicLog(Chain):
                 self._chapters[-1].sealed_ms = self._scheduler.now_ms()
             ledger_id = await self._metadata.allocate_ledger_id()
             writer = await self._store.create(ledger_id, self._fence)
-            chapter = Chapter(Span(ledger_id, self._own_appended, dict(self._durable_origins())))
-            chapter.index = self._index = LedgerIndex(ledger_id, self._codes, self._own_appended)
+            is_known = self.is_joined or self._is_chain_known()
+            if not is_known:
+                self.holes.open(self.region, self._own_appended, Position(ledger_id, -1))
+            origins = dict(self._durable_origins())
+            chapter = Chapter(Span(ledger_id, self._own_appended, origins, is_joined=is_known))
+            self._own_link = chapter.span(is_open=True).link
+            chapter.index = self._index = LedgerIndex(ledger_id, self._codes, self._own_link)
             self._chapters.append(chapter)
             self._ids.append(ledger_id)
             self._writer = writer
@@ -335,7 +396,7 @@ class TopicLog(Chain):
                 raise
             return
         self._forget_tail()
-        self._rolling = False
+        self._rolling = self._own_waits = False
         held, self._held = self._held, deque()
         for each in held:
             self._asked -= len(each.tokens)
@@ -344,15 +405,21 @@ class TopicLog(Chain):
             else:
                 self.append_foreign(each.header, each.body, each.done, each.tokens[0])
 
+    def _is_chain_known(self) -> bool:
+        """This opening has published already, so what the next own entry follows is certain."""
+        return self._writing >= 0 and (self._own_link.ledger == self._writing or self._chapters[-1].is_joined)
+
     def _durable_origins(self) -> dict[str, Position]:
         """Last origins at the end of what is stored: held entries are not stored yet."""
         origins = dict(self.last_origin)
         waiting = {held.header.region for held in self._held if held.header is not None and held.header.region}
+        waiting.discard(self.region)
         if not waiting:
             return origins
         durable: dict[str, Position] = dict(self._chapters[-1].origins_before) if self._chapters else {}
         if self._chapters and (index := self._chapters[-1].index) is not None:
-            durable.update((region, origin) for _, region, origin in index.origins(0, len(index) - 1))
+            for _, region, origin in index.origins(0, len(index) - 1):
+                durable[region] = max(origin, durable.get(region, EARLIEST))
         for region in waiting:
             if region in durable:
                 origins[region] = durable[region]
@@ -366,6 +433,10 @@ class TopicLog(Chain):
     def last_own(self) -> Position:
         """The last own entry appended here."""
         return self._own_appended
+
+    def own_before(self, ledger: int) -> Position:
+        """The last own entry that was known when a ledger was made; its first own entry may not say so (R5)."""
+        return self._chapter(ledger).own_before
 
     def spans(self) -> list[Span]:
         """What stands in the metadata now; the open ledger last."""
@@ -430,7 +501,7 @@ class TopicLog(Chain):
         chapter = self._chapter(ledger)
         if chapter.index is not None:
             return chapter.index
-        index = LedgerIndex(ledger, self._codes, chapter.own_before)
+        index = LedgerIndex(ledger, self._codes, chapter.span(is_open=False).link)
         if chapter.reader is None:
             chapter.reader = await self._store.open(ledger)
         while len(index) < chapter.entries:

@@ -107,9 +107,16 @@ class Catalog:
         """An id no ledger of this region ever had (R1)."""
         return await self._ledger_ids.allocate()
 
-    async def next_broker_epoch(self, broker_id: str) -> int:
-        """The fence of a broker that starts now: greater than all before it."""
-        return await self._epochs.next(broker_id)
+    async def never_below(self, ledger_id: int) -> None:
+        """This id is taken, whatever the metadata say: give greater ones only (R1)."""
+        await self._ledger_ids.never_below(ledger_id)
+
+    async def next_broker_epoch(self, broker_id: str, above: int = 0) -> int:
+        """The fence of a broker that starts now: greater than all before it.
+
+        :param above: the highest that the ledgers have seen: metadata restored from an older copy do not know of it.
+        """
+        return await self._epochs.next(broker_id, above)
 
     async def everything(self) -> list[tuple[str, Any, Stamp | None]]:
         """Path, value and stamp of all that regions agree on, for whoever compares them."""

@@ -44,6 +44,29 @@ class LedgerIds:
 
         return await self._access.retry("allocating a ledger id", attempt)
 
+    async def never_below(self, ledger_id: int) -> None:
+        """Give only ids above this one from now on: it was given before, though nothing here remembers (R1).
+
+        :raises MetadataError: the ids are used up.
+        """
+        if self._blocks and self._blocks[0].start > ledger_id:
+            return
+
+        async def attempt() -> bool | None:
+            last, _, version = await self._access.value(keys.LEDGER_IDS)
+            if last is None or int(last) < ledger_id:
+                if ledger_id + BLOCK >= LEDGER_ID_END:
+                    raise MetadataError(f"another region names ledger {ledger_id} of ours: no ids are left above it")
+                try:
+                    await self._access.store.put(keys.LEDGER_IDS, encode(ledger_id), expected=version)
+                except VersionConflict:
+                    return None
+            return True
+
+        await self._access.retry("raising the ledger ids", attempt)
+        above = (range(max(block.start, ledger_id + 1), block.stop) for block in self._blocks)
+        self._blocks = deque(block for block in above if block)
+
     def _next(self) -> int | None:
         if not self._blocks:
             return None
@@ -71,13 +94,13 @@ class BrokerEpochs:
     def __init__(self, access: Access) -> None:
         self._access = access
 
-    async def next(self, broker_id: str) -> int:
-        """From 1 on, greater each time."""
+    async def next(self, broker_id: str, above: int = 0) -> int:
+        """From 1 on, greater each time, and greater than ``above``."""
         path = keys.broker_epoch(check_name(broker_id, "broker"))
 
         async def attempt() -> int | None:
             value, _, version = await self._access.value(path)
-            epoch = (0 if value is None else int(value)) + 1
+            epoch = max(0 if value is None else int(value), above) + 1
             try:
                 await self._access.store.put(path, encode(epoch), expected=version)
             except VersionConflict:

@@ -182,6 +182,8 @@ class LedgerRecord:
     """The last own entry before its first one (R3)."""
     origins_before: Mapping[str, Position] = field(default_factory=dict)
     """For each other region, the last origin stored before its first entry (R4)."""
+    is_joined: bool = True
+    """False: own entries after ``own_before`` may have been lost here, and be stored in another region (R5)."""
 
     def to_json(self) -> Json:
         return {
@@ -191,6 +193,7 @@ class LedgerRecord:
             "sealedMs": self.sealed_ms,
             "ownBefore": str(self.own_before),
             "originsBefore": {region: str(position) for region, position in self.origins_before.items()},
+            **({} if self.is_joined else {"isJoined": False}),
         }
 
     @classmethod
@@ -199,7 +202,8 @@ class LedgerRecord:
         data = mapping(source, "a ledger")
         ledger_id, entries, size, sealed = (take(data, key, int, 0) for key in ("id", "entries", "size", "sealedMs"))
         own_before, origins_before = _position(data, "ownBefore"), _positions(data, "originsBefore")
-        return cls(ledger_id, entries, size, sealed, own_before, origins_before)
+        is_joined = take(data, "isJoined", bool, True)
+        return cls(ledger_id, entries, size, sealed, own_before, origins_before, is_joined)
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,6 +229,8 @@ class TopicRecord:
     """Counts the producers that had the topic for themselves alone; None while there was none."""
     owner: int = 0
     """The epoch of the broker that opened the topic last: its ledgers' fence (R10)."""
+    holes: Mapping[str, tuple[tuple[Position, Position], ...]] = field(default_factory=dict)
+    """Per origin, between which entries some may still have to be fetched from other regions (R5, R6)."""
 
     def to_json(self) -> Json:
         return {
@@ -237,6 +243,7 @@ class TopicRecord:
             "terminated": None if self.terminated is None else str(self.terminated),
             "topicEpoch": self.topic_epoch,
             "owner": self.owner,
+            **({"holes": {o: [[str(a), str(b)] for a, b in r] for o, r in self.holes.items()}} if self.holes else {}),
             **self.extra,
         }
 
@@ -251,6 +258,7 @@ class TopicRecord:
             progress_ledgers=tuple(int(ledger) for ledger in take(data, "progressLedgers", list, [])),
             last_own=_position(data, "lastOwn"),
             last_origins=_positions(data, "lastOrigins"),
+            holes=_holes(data),
             terminated=None if data.get("terminated") is None else _position(data, "terminated"),
             topic_epoch=take(data, "topicEpoch", int),
             owner=take(data, "owner", int, 0),
@@ -266,6 +274,7 @@ _TOPIC_FIELDS: Final = (
     "progressLedgers",
     "lastOwn",
     "lastOrigins",
+    "holes",
     "terminated",
     "topicEpoch",
     "owner",
@@ -316,6 +325,16 @@ def _position(data: Mapping[str, Any], key: str) -> Position:
         return parse_position(take(data, key, str, str(EARLIEST)))
     except ValueError as error:
         raise Invalid(f"{key}: {error}") from None
+
+
+def _holes(data: Mapping[str, Any]) -> dict[str, tuple[tuple[Position, Position], ...]]:
+    try:
+        return {
+            region: tuple((parse_position(after), parse_position(before)) for after, before in ranges)
+            for region, ranges in take(data, "holes", dict, {}).items()
+        }
+    except (ValueError, TypeError, AttributeError) as error:
+        raise Invalid(f"holes: {error}") from None
 
 
 def _positions(data: Mapping[str, Any], key: str) -> dict[str, Position]:

@@ -24,6 +24,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from meridian_broker.ledgers import entry as entries
+from meridian_broker.ledgers.holes import is_break
 from meridian_broker.positions.position import EARLIEST, Position
 from meridian_broker.replication.replicator_status import Hold, ReplicatorStatus, State
 from meridian_broker.replication.sending import SendWriter, Stamp, schema_version_of
@@ -38,6 +39,8 @@ QUEUE_BYTES: Final = 16 * 1024 * 1024
 """Bytes sent and not yet confirmed. One entry is always let through, however large."""
 READ_BYTES: Final = 1024 * 1024
 """Most bytes asked of the log in one read."""
+_ORIGIN_BYTES: Final = 16
+"""Before the region's name in the header of a foreign entry."""
 SCHEMA_CACHE: Final = 1000
 """Schema versions remembered per replicator."""
 
@@ -82,6 +85,14 @@ class ReplicationSource(Protocol):
 
     def last_own(self) -> Position:
         """The last own entry (R3), trimmed or not yet durable ones included; ``EARLIEST`` when there was none."""
+        ...
+
+    def own_before(self, ledger: int) -> Position:
+        """The last own entry that was known when one of our ledgers was made."""
+        ...
+
+    def rolled_back(self, remote: str) -> None:
+        """``remote`` has entries of ours that are not here: fetch them back (R5)."""
         ...
 
     def entries_after(self, position: Position) -> int:
@@ -146,7 +157,9 @@ class Replicator:
         *,
         queue_size: int = QUEUE_SIZE,
         queue_bytes: int = QUEUE_BYTES,
+        own_before: Callable[[int], Position] = lambda _: EARLIEST,
     ) -> None:
+        """:param own_before: see ``ReplicationSource.own_before``; asked where an entry names no predecessor."""
         self.topic = topic
         self.region = region
         self.remote = remote
@@ -164,6 +177,9 @@ class Replicator:
         self._writer = SendWriter(region)
         self._queue_size = queue_size
         self._queue_bytes = queue_bytes
+        self._own_before = own_before
+        name = region.encode()
+        self._own_tag = bytes((len(name),)) + name
         self._producer_id = 0
         self._sequence = 0
         self._scanned = EARLIEST  # everything up to here has been sent or passed over
@@ -276,11 +292,15 @@ class Replicator:
         frames: list[bytes] = []
         header_of = entries.HEADER.unpack_from
         skipped = entries.MARKER | entries.FOREIGN | entries.NO_ORIGIN
-        for position, stored in batch:
+        for place, stored in batch:
             _, flags, offset, messages, key_hash, checksum, published, stored_ms, ledger, number = header_of(stored)
+            position = place
             if flags & skipped:
-                self._scanned = position
-                continue
+                back = self._returned(stored) if flags & entries.FOREIGN else None
+                if back is None or back <= self._chain:
+                    self._scanned = place
+                    continue
+                position, flags = back, flags & ~entries.FOREIGN
             prev = self._chain
             if ledger != prev[0] or number != prev[1]:
                 prev = Position(ledger, number) if ledger >= 0 else EARLIEST
@@ -299,7 +319,7 @@ class Replicator:
                 )
                 frame = self._writer.send(self._producer_id, self._sequence, stamp, stored, offset, version)
                 size = len(frame[0]) + len(frame[1])
-                self._pending.append(_Sent(self._sequence, position, size, messages, stored_ms))
+                self._pending.append(_Sent(self._sequence, place, size, messages, stored_ms))
                 self._pending_bytes += size
                 self.messages_sent += messages
                 self.bytes_sent += size
@@ -309,7 +329,7 @@ class Replicator:
                 frames += frame
             elif self._before_withheld is None and self._sent_prev != EARLIEST:
                 self._before_withheld = self._scanned
-            self._scanned = self._chain = position
+            self._scanned, self._chain = place, position
         if self.state is State.STARTED and self.wanted_schema is None:
             self._release_hold()
         if not self._pending:
@@ -427,9 +447,18 @@ class Replicator:
             # The remote has none of our entries: it begins with what is still stored, and status says where.
             self.joined_at = position
             return True
+        if is_break(prev, position):
+            known = self._own_before(position.ledger)
+            return known <= self._chain or self._stop_gap(known, position)
         if prev > self._chain:
             return self._stop_gap(prev, position)
         return self._stop_rolled_back(self._chain, prev)
+
+    def _returned(self, stored: bytes) -> Position | None:
+        """The origin of an entry of ours that was lost and fetched back (R5); None for those of other regions."""
+        if not stored.startswith(self._own_tag, entries.HEADER.size + _ORIGIN_BYTES):
+            return None
+        return entries.unpack(stored).origin
 
     def _permitted(self, stored: bytes) -> bool:
         regions = entries.unpack(stored).replicate_to

@@ -161,6 +161,8 @@ def _pair(ledger_tag: bytes, entry_tag: bytes, position: Position) -> bytes:
     """A position as two fields; -1, their default, is left out."""
     if position == EARLIEST:
         return b""
+    if position.entry < 0:  # the start of a ledger
+        return ledger_tag + varint(position.ledger)
     return ledger_tag + varint(position.ledger) + entry_tag + varint(position.entry)
 
 

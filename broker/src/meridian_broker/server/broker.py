@@ -166,7 +166,9 @@ class BrokerProcess:
         note = settings.region.data_directory / "ledgers-to-delete"
         process.held = HeldLedgers(process.ledgers, note, process.scheduler)
         await process.held.finish_deletions()
-        fence = await catalog.next_broker_epoch("broker-0")
+        stored = [ledger.ledger_id for ledger in await process.ledgers.list()]
+        await catalog.never_below(max(stored, default=-1))  # the metadata may be an older copy than the volume (R1)
+        fence = await catalog.next_broker_epoch("broker-0", above=process.ledgers.newest_fence())
         await process._build(fence, stack)
         await process._open_doors(stack)
         await process._bootstrap()
@@ -221,6 +223,7 @@ class BrokerProcess:
         options = peer_options(token, ClientOptions(tls=self._client_tls))
         jitter = random.Random().random
         self.runner = ReplicatorRunner(
+            self.region,
             self._resolve,
             options,
             jitter=jitter,
@@ -316,6 +319,7 @@ class BrokerProcess:
             await asyncio.sleep(POLICY_SECONDS)
             self._speak_with_regions()
             self.service.follow_policies()
+            self.service.recall_missing()
 
     async def _trim(self) -> None:
         while True:

@@ -15,6 +15,7 @@ from dataclasses import replace
 from typing import Final
 
 from meridian_broker.ledgers.chapters import Span
+from meridian_broker.ledgers.holes import Hole
 from meridian_broker.ledgers.scheduling import Scheduler
 from meridian_broker.metadata.catalog import Catalog
 from meridian_broker.metadata.records import LedgerRecord, TopicRecord
@@ -75,10 +76,23 @@ class TopicMetadata:
                 await self._pause()
         return await self._catalog.allocate_ledger_id()
 
-    async def save_spans(self, spans: list[Span], last_own: Position, last_origins: Mapping[str, Position]) -> None:
+    async def never_below(self, ledger_id: int) -> None:
+        """Another region names this ledger of ours: new ones get greater ids (R1)."""
+        await self._catalog.never_below(ledger_id)
+
+    async def save_spans(
+        self,
+        spans: list[Span],
+        last_own: Position,
+        last_origins: Mapping[str, Position],
+        holes: Mapping[str, list[Hole]],
+    ) -> None:
         async with self._lock:
             ledgers = tuple(_ledger_record(span) for span in spans)
-            await self._write(replace(self.record, ledgers=ledgers, last_own=last_own, last_origins=dict(last_origins)))
+            kept = {region: tuple(ranges) for region, ranges in holes.items() if ranges}
+            await self._write(
+                replace(self.record, ledgers=ledgers, last_own=last_own, last_origins=dict(last_origins), holes=kept)
+            )
 
     async def save_progress_ledgers(self, ledgers: list[int]) -> None:
         async with self._lock:
@@ -134,6 +148,7 @@ def _ledger_record(span: Span) -> LedgerRecord:
         sealed_ms=span.sealed_ms if span.entries >= 0 else 0,
         own_before=span.own_before,
         origins_before=span.origins_before,
+        is_joined=span.is_joined,
     )
 
 
@@ -145,4 +160,5 @@ def _span(record: LedgerRecord) -> Span:
         record.entries if record.sealed_ms else -1,
         record.size,
         record.sealed_ms,
+        record.is_joined,
     )

@@ -40,6 +40,7 @@ from meridian_broker.topics.non_persistent import NonPersistentTopic
 from meridian_broker.topics.non_persistent_service import NonPersistentTopics
 from meridian_broker.topics.ownership import TopicMetadata
 from meridian_broker.topics.progress_log import ProgressLog
+from meridian_broker.topics.recall import Found, Peers, Recall, Want, find
 from meridian_broker.topics.schemas import SchemaBook
 from meridian_broker.topics.subscription import Subscription
 from meridian_broker.topics.termination import ended
@@ -53,8 +54,8 @@ from meridian_broker.wire.pulsar.topic_name import TopicName
 log = logging.getLogger(__name__)
 
 
-class GeoReplication(Protocol):
-    """The shell that runs replicators."""
+class GeoReplication(Peers, Protocol):
+    """The shell that runs replicators, and asks other regions."""
 
     def start(self, topic: Topic, remote: str, /) -> None: ...
 
@@ -148,7 +149,7 @@ class TopicService:
             await metadata.create(self.fence)
         topic_log = TopicLog(self.region, self.store, metadata, self.fence, self.log_limits, self.scheduler, self.cache)
         record = metadata.record
-        await topic_log.open(metadata.spans(), record.last_own, record.last_origins)
+        await topic_log.open(metadata.spans(), record.last_own, record.last_origins, record.holes)
 
         def progress_log(topic: Topic) -> ProgressLog:
             return ProgressLog(self.store, metadata, self.fence, self.scheduler, topic.snapshot)
@@ -177,11 +178,17 @@ class TopicService:
             partitioned = await self.catalog.partitioned.find(name.base)
             topic.partitions = growing_to or (None if partitioned is None else partitioned.partitions)
         topic.schema_source = self.schemas.for_topic(name)
+        if self.replication is not None:
+            topic.recall = Recall(topic, self.replication, lambda: self.regions_of(topic.name))
+            topic_log.is_joined = topic.recall.is_settled
+            topic.rolled_back = topic.recall.doubt
         topic_log.watch(topic.dispatch_all)
         topic.on_fenced = self._fenced
         self.topics[str(name)] = topic
         self._unopened.discard(str(name))
         self._follow(topic)
+        if topic.recall is not None and not topic.recall.is_settled:
+            topic.recall.start()
         return topic
 
     async def _may_create(self, name: TopicName, create: bool, *, foreign: bool = False) -> None:
@@ -462,6 +469,29 @@ class TopicService:
                 topic.remotes.add(remote)
                 topic.replicated_positions.setdefault(remote, EARLIEST)
                 self.replication.start(topic, remote)
+
+    def recall_missing(self) -> None:
+        """Ask other regions for what topics lack, where there is reason to (R5, R6)."""
+        for topic in list(self.topics.values()):
+            if topic.failure is None and topic.recall is not None and topic.recall.is_due:
+                topic.recall.start()
+
+    async def answer(self, asker: str, want: Want) -> Found:
+        """What is here of what another region asks for.
+
+        :raises TopicError: this region cannot say now.
+        :raises LedgerError: it cannot be read.
+        """
+        name = topic_name.parse(want.topic)
+        try:
+            topic = await self.topic(name, create=False)
+        except TopicNotFound:
+            return Found((), is_chained=True, is_settled=False)
+        if asker not in self.regions_of(topic.name):
+            raise NotAllowed(f"{asker} is not a region of {topic.name} here")
+        if topic.incarnation != want.incarnation:
+            raise TopicFenced(f"{asker} speaks of another incarnation of {topic.name}: wait until both know it (R8)")
+        return await find(topic, asker, want)
 
     def rules(self, name: TopicName) -> Rules:
         """What holds for a topic, as last seen in the metadata. An open topic keeps it as ``topic.rules``."""

@@ -50,6 +50,7 @@ from meridian_broker.wire.pulsar.frames import Send
 
 if TYPE_CHECKING:
     from meridian_broker.topics.ownership import TopicMetadata
+    from meridian_broker.topics.recall import Recall
 
 REPLICATION_PREFIX: Final = "pulsar.repl"
 """Producer and subscription names that begin so belong to replicators."""
@@ -132,9 +133,11 @@ class Topic:
         self.terminated: Position | None = None
         """Its last entry for ever; None: it goes on."""
         self.failure: str | None = None
-        self.reopen = True
-        """Open it anew after a failure; false once it is closed on purpose."""
+        self.reopen = True  # anew after a failure; false once it is closed on purpose
         self.metadata: TopicMetadata | None = None
+        self.recall: Recall | None = None
+        self.rolled_back: Callable[[str], None] = lambda _: None
+        self.own_before = log.own_before
         self.partitions: int | None = None
         """Of the partitioned topic this is a partition of; None for other topics."""
         self.schema_source: Callable[[bytes], Awaitable[pb.Schema | None]] | None = None

@@ -270,6 +270,10 @@ class LocalLedgerStore:
 
         await self._put(record(DELETED, ledger_id, 0, b""), gone)
 
+    def newest_fence(self) -> int:
+        """The highest owner epoch any ledger has seen; 0 when there is none."""
+        return max((ledger.fence for ledger in self._ledgers.values()), default=0)
+
     async def list(self) -> list[LedgerInfo]:
         return [ledger.info() for ledger in self._ledgers.values()]
 

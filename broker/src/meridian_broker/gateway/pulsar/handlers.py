@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from meridian_broker.gateway.pulsar import consumers, handshake, lookups, producers, topic_lists
+from meridian_broker.gateway.pulsar import consumers, entries, handshake, lookups, producers, topic_lists
 from meridian_broker.wire.proto import pulsar_pb2 as pb
 
 if TYPE_CHECKING:
@@ -49,4 +49,5 @@ HANDLERS: Final[dict[int, Handler]] = {
     _T.ERROR: handshake.nothing,
     **dict.fromkeys((*range(50, 62, 2), 62), lookups.no_transactions),
     **dict.fromkeys(PEER_COMMANDS, _peer),
+    _T.ENTRIES_WANTED: entries.wanted,
 }

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from meridian_broker.gateway.pulsar.refusals import REFUSALS
 from meridian_broker.ledgers.store import LedgerError
+from meridian_broker.positions.position import EARLIEST, Position
 from meridian_broker.topics import quotas
 from meridian_broker.topics.access import AccessMode
 from meridian_broker.topics.admission import Admitted
@@ -32,6 +33,8 @@ def producer(connection: Connection, command: Any) -> None:
         existing = connection.producers[asked.producer_id]
         if existing is None:
             connection.fail(asked.request_id, ServiceNotReadyError("this producer is still being made"))
+        elif existing.remote_region is not None:
+            connection.fail(asked.request_id, NotAllowed("a replicator's producer is asked for once: it resumes anew"))
         else:
             _answer(connection, asked.request_id, existing)
         return
@@ -52,6 +55,8 @@ async def _make(connection: Connection, asked: pb.CommandProducer) -> None:
         name = topic_name.parse(asked.topic)
         incarnation = None if remote is None else asked.replication_source.incarnation
         topic = await service.served(name, create=True, incarnation=incarnation)
+        if isinstance(topic, Topic) and topic.recall is not None:
+            await topic.scheduler.answer(topic.recall.ready)
         if isinstance(topic, Topic) and topic.rules.backlog_quotas and service.backlog_quotas:
             await quotas.check_producer(topic)
         if topic.rules.encryption_required and not asked.encrypted and remote is None:
@@ -104,13 +109,17 @@ async def _make(connection: Connection, asked: pb.CommandProducer) -> None:
     else:
         # What we tell a replicator to have must survive a crash, for it goes on right behind it (R4). So does a
         # producer whose messages are deduplicated.
-        topic.log.when_durable(lambda error: _answer_durable(connection, asked.request_id, made, error))
+        # What is fetched from a third region meanwhile is not promised.
+        last = None if remote is None else topic.log.last_origin.get(remote, EARLIEST)
+        topic.log.when_durable(lambda error: _answer_durable(connection, asked.request_id, made, last, error))
 
 
-def _answer_durable(connection: Connection, request_id: int, made: Producer, error: LedgerError | None) -> None:
+def _answer_durable(
+    connection: Connection, request_id: int, made: Producer, last: Position | None, error: LedgerError | None
+) -> None:
     """Nothing is said of entries that will never be durable: the topic is fenced, and asked again."""
     if error is None:
-        _answer(connection, request_id, made)
+        _answer(connection, request_id, made, last=last)
     else:
         connection.fail(request_id, error)
 
@@ -143,7 +152,10 @@ async def _admit(connection: Connection, request_id: int, made: Producer) -> Non
             connection.waiting_producers.pop(made.producer_id, None)
 
 
-def _answer(connection: Connection, request_id: int, made: Producer, *, ready: bool = True) -> None:
+def _answer(
+    connection: Connection, request_id: int, made: Producer, *, ready: bool = True, last: Position | None = None
+) -> None:
+    """:param last: of a replicator, the last entry of its region that is durable here."""
     answer = pb.CommandProducerSuccess(
         request_id=request_id,
         producer_name=made.name,
@@ -152,13 +164,10 @@ def _answer(connection: Connection, request_id: int, made: Producer, *, ready: b
         topic_epoch=made.topic_epoch,
         producer_ready=ready,
     )
-    if made.remote_region is not None and isinstance(made.topic, Topic):
-        last = made.topic.log.last_origin.get(made.remote_region)
+    if last is not None and isinstance(made.topic, Topic):
         answer.replication.CopyFrom(
             peer_pb2.ReplicationState(
-                last_origin_ledger=-1 if last is None else last.ledger,
-                last_origin_entry=-1 if last is None else last.entry,
-                incarnation=made.topic.incarnation,
+                last_origin_ledger=last.ledger, last_origin_entry=last.entry, incarnation=made.topic.incarnation
             )
         )
     connection.write(encode.simple(17, answer))

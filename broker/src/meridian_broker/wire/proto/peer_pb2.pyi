@@ -55,6 +55,40 @@ class ReplicationState(_message.Message):
     incarnation: str
     def __init__(self, last_origin_ledger: _Optional[int] = ..., last_origin_entry: _Optional[int] = ..., incarnation: _Optional[str] = ...) -> None: ...
 
+class EntriesWanted(_message.Message):
+    __slots__ = ("request_id", "region", "topic", "incarnation", "origin", "after_ledger", "after_entry", "before_ledger", "before_entry")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    REGION_FIELD_NUMBER: _ClassVar[int]
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    ORIGIN_FIELD_NUMBER: _ClassVar[int]
+    AFTER_LEDGER_FIELD_NUMBER: _ClassVar[int]
+    AFTER_ENTRY_FIELD_NUMBER: _ClassVar[int]
+    BEFORE_LEDGER_FIELD_NUMBER: _ClassVar[int]
+    BEFORE_ENTRY_FIELD_NUMBER: _ClassVar[int]
+    request_id: int
+    region: str
+    topic: str
+    incarnation: str
+    origin: str
+    after_ledger: int
+    after_entry: int
+    before_ledger: int
+    before_entry: int
+    def __init__(self, request_id: _Optional[int] = ..., region: _Optional[str] = ..., topic: _Optional[str] = ..., incarnation: _Optional[str] = ..., origin: _Optional[str] = ..., after_ledger: _Optional[int] = ..., after_entry: _Optional[int] = ..., before_ledger: _Optional[int] = ..., before_entry: _Optional[int] = ...) -> None: ...
+
+class EntriesFound(_message.Message):
+    __slots__ = ("request_id", "entries", "chained", "settled")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    ENTRIES_FIELD_NUMBER: _ClassVar[int]
+    CHAINED_FIELD_NUMBER: _ClassVar[int]
+    SETTLED_FIELD_NUMBER: _ClassVar[int]
+    request_id: int
+    entries: _containers.RepeatedScalarFieldContainer[bytes]
+    chained: bool
+    settled: bool
+    def __init__(self, request_id: _Optional[int] = ..., entries: _Optional[_Iterable[bytes]] = ..., chained: bool = ..., settled: bool = ...) -> None: ...
+
 class ProgressHello(_message.Message):
     __slots__ = ("region", "protocol_version", "next_delta", "answer")
     REGION_FIELD_NUMBER: _ClassVar[int]

@@ -371,15 +371,19 @@ def append_replication(
     :raises BodyError: no body.
     """
     _, end = metadata_bounds(body)
-    name = region.encode()
-    position = f"{ledger}:{entry}".encode()
-    pair = _SOURCE_KEY + b"\x12" + varint(len(position)) + position
-    added = b"\x2a" + varint(len(name)) + name + b"\x22" + varint(len(pair)) + pair
+    added = _source_fields(region, ledger, entry)
     if schema_version is not None:
         added += b"\x82\x01" + varint(len(schema_version)) + schema_version
     size = _U32.pack(end - _METADATA_AT + len(added))
     covered = b"".join((size, body[_METADATA_AT:end], added, body[end:]))
     return b"\x0e\x01" + _U32.pack(crc32c(covered)) + covered, len(added)
+
+
+def _source_fields(region: str, ledger: int, entry: int) -> bytes:
+    name = region.encode()
+    position = f"{ledger}:{entry}".encode()
+    pair = _SOURCE_KEY + b"\x12" + varint(len(position)) + position
+    return b"\x2a" + varint(len(name)) + name + b"\x22" + varint(len(pair)) + pair
 
 
 _SOURCE_KEY: Final = b"\x0a" + varint(len(SOURCE_POSITION_PROPERTY)) + SOURCE_POSITION_PROPERTY.encode()
@@ -399,6 +403,16 @@ def origin_checksum(body: Body, appended: int) -> int:
     checksum = crc32c(_U32.pack(end - start - appended))
     checksum = crc32c(view[start : end - appended], checksum)
     return crc32c(view[end:], checksum)
+
+
+def appended_bytes(body: Body, region: str, ledger: int, entry: int) -> int:
+    """How many bytes ``append_replication`` added to a body's metadata; 0: none, it is as its origin stored it.
+
+    :raises BodyError: no body.
+    """
+    start, end = metadata_bounds(body)
+    at = bytes(body[start:end]).rfind(_source_fields(region, ledger, entry))
+    return 0 if at < 0 else end - start - at
 
 
 def strip_appended(body: Body, appended: int) -> bytes:

@@ -1,0 +1,35 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where a topic's log keeps the entries of one origin: for other regions that ask for them (R5, R6)."""
+
+from __future__ import annotations
+
+from meridian_broker.ledgers.log import TopicLog
+from meridian_broker.positions.position import EARLIEST, LATEST, Position
+
+
+async def origins_between(
+    log: TopicLog, region: str, after: Position, before: Position, most: int
+) -> list[tuple[Position, Position]]:
+    """``(origin, where it is stored)`` of a region's entries strictly between the two, in the origin's order.
+
+    At least ``most`` of them, if there are so many. What was taken in late is found in later ledgers: of this region's
+    own entries always, of others only when no upper bound stops the search.
+
+    :raises LedgerError: a ledger cannot be read.
+    """
+    spans = log.spans()
+    is_own = region == log.region
+    known = [span.own_before if is_own else span.origins_before.get(region, EARLIEST) for span in spans]
+    first = max((number for number, last in enumerate(known) if last <= after), default=0)
+    found: list[tuple[Position, Position]] = []
+    for number in range(first, len(spans)):
+        is_past = known[number] >= before if not is_own else before == LATEST and len(found) >= most
+        if is_past or (before == LATEST and len(found) >= most):
+            break
+        index = await log.load_index(spans[number].ledger_id)
+        found += [
+            (origin, Position(index.ledger_id, entry))
+            for entry, name, origin in index.origins(0, len(index) - 1)
+            if name == region and after < origin < before
+        ]
+    return sorted(found)

@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where entries of an origin may be missing although later ones are stored (R5).
+
+A region that publishes before it could ask every other one does not know whether it lost entries in a restore. Its
+first entry then claims no predecessor, and whoever stores that entry notes a *hole* before it: should the lost entries
+turn up, they are taken in there, in their order. A hole is closed once the origin has asked everybody.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from meridian_broker.positions.position import Position
+
+Hole = tuple[Position, Position]
+"""Entries of one origin between the two, if there are any, may still come from another region."""
+HOLES_MAX: Final = 16
+"""Per origin. Each takes a restart of it while another region could not be asked."""
+
+
+def is_break(prev: Position, origin: Position) -> bool:
+    """Whether an entry's ``prev`` says that what came before it was not known for sure."""
+    return prev.entry < 0 and prev.ledger == origin.ledger
+
+
+class Holes:
+    """The holes of all origins of one topic."""
+
+    def __init__(self, ranges: Mapping[str, Sequence[Hole]] | None = None) -> None:
+        self.ranges: dict[str, list[Hole]] = {region: list(some) for region, some in (ranges or {}).items()}
+
+    def of(self, region: str) -> tuple[Hole, ...]:
+        return tuple(self.ranges.get(region, ()))
+
+    def open(self, region: str, after: Position, before: Position) -> None:
+        """Between the two there may be more. Of too many holes the oldest is given up."""
+        known = self.ranges.setdefault(region, [])
+        if all(hole[1] != before for hole in known):
+            known.append((after, before))
+            del known[:-HOLES_MAX]
+
+    def fill(self, region: str, origin: Position) -> None:
+        """An entry is stored: where it lies in a hole, what may still be missing begins behind it."""
+        known = self.ranges.get(region)
+        if known:
+            self.ranges[region] = [(origin, b) if a < origin < b else (a, b) for a, b in known]
+
+    def close(self, region: str, before: Position | None = None) -> None:
+        """Nothing more is to come: in the hole that ends there, or in all of the region's."""
+        left = [] if before is None else [hole for hole in self.ranges.get(region, ()) if hole[1] != before]
+        if left:
+            self.ranges[region] = left
+        else:
+            self.ranges.pop(region, None)
+
+    def begins_at(self, region: str, after: Position, origin: Position) -> bool:
+        """Whether an entry lies in the hole that begins right behind ``after``."""
+        return any(a == after and origin < b for a, b in self.ranges.get(region, ()))

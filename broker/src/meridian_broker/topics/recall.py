@@ -1,0 +1,318 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Entries that other regions hold and this one lacks: asked for, checked, stored under their own origin (R5, R6).
+
+A region that was restored from an older copy of its volume has lost entries that it had acknowledged to producers and
+replicated. So before the first producer of a topic is let in, every region that can be reached is asked for entries of
+ours beyond our end, and what they have is taken back. A region that cannot be asked holds nobody up: publishing goes
+on, but the first entry then claims no predecessor (``ledgers/holes.py``), and it is asked as soon as it is there.
+
+In the same way, while a region cannot be reached, or is gone for good, the others ask each other for its entries.
+
+Only an unbroken chain is taken: the first entry must follow the last one stored, as its ``prev`` says (R3). Where the
+chain is broken for everybody, what is missing is lost; that is accepted only once every region of the topic was asked.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Iterable
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+
+from meridian_broker.ledgers.entry import EntryFormatError, EntryHeader, pack_foreign, unpack
+from meridian_broker.ledgers.finding import origins_between
+from meridian_broker.ledgers.holes import Hole, is_break
+from meridian_broker.ledgers.store import LedgerError
+from meridian_broker.positions.position import EARLIEST, LATEST, Position
+from meridian_broker.topics.errors import NotAllowed, OriginConflict, TopicError
+from meridian_broker.wire.pulsar import metadata as message_metadata
+from meridian_broker.wire.pulsar.metadata import BodyError
+
+if TYPE_CHECKING:
+    from meridian_broker.topics.topic import Topic
+
+log = logging.getLogger(__name__)
+
+ANSWER_ENTRIES: Final = 1000
+ANSWER_BYTES: Final = 1 << 20
+"""Most of one answer. One entry is always given, however large."""
+
+
+class Want(NamedTuple):
+    """A question: entries of one origin strictly between two of its positions."""
+
+    topic: str
+    incarnation: str
+    origin: str
+    after: Position
+    before: Position
+
+
+class Found(NamedTuple):
+    """The answer: what the region stores there that is meant for the asker, in the origin's order."""
+
+    entries: tuple[bytes, ...]
+    """Stored entries with the header of a foreign one."""
+    is_chained: bool
+    """The first follows ``after``; nothing in between is missing here."""
+    is_settled: bool
+    """The origin itself answers, and knows of nothing more that it might have lost."""
+
+
+class PeerAway(Exception):
+    """The region cannot be asked now."""
+
+
+class Peers(Protocol):
+    """The other regions' brokers."""
+
+    def is_reachable(self, region: str) -> bool: ...
+
+    async def ask(self, region: str, want: Want) -> Found:
+        """:raises PeerAway: there is no answer, or the region cannot say."""
+        ...
+
+
+async def find(topic: Topic, asker: str, want: Want) -> Found:
+    """Answer another region. The longest chained run, or the first entry there is when not even that one follows.
+
+    :raises LedgerError: the entries cannot be read.
+    """
+    is_own = want.origin == topic.region
+    settled = is_own and topic.recall is not None and topic.recall.is_settled
+    last, entries, size, is_chained = want.after, list[bytes](), 0, True
+    for origin, place in await origins_between(topic.log, want.origin, want.after, want.before, ANSWER_ENTRIES):
+        stored = await topic.log.read_one(place)
+        header = unpack(stored)
+        if not (is_own or header.prev == last or is_break(header.prev, origin)):
+            if entries:
+                break
+            is_chained = False
+        last = origin
+        if asker != want.origin and header.replicate_to is not None and asker not in header.replicate_to:
+            continue
+        entries.append(_as_foreign(stored, header, topic.region, origin))
+        size += len(stored)
+        if size >= ANSWER_BYTES or len(entries) >= ANSWER_ENTRIES:
+            break
+    return Found(tuple(entries), is_chained, settled)
+
+
+def _as_foreign(stored: bytes, header: EntryHeader, region: str, origin: Position) -> bytes:
+    """An entry as another region stores it, whether it was first stored here or not."""
+    body = stored[header.body_offset :]
+    if header.region is not None and header.region != region:
+        return stored
+    appended, _ = message_metadata.append_replication(body, region, origin.ledger, origin.entry)
+    return pack_foreign(header._replace(region=region, origin=origin)) + appended
+
+
+def checked(entry: bytes, want: Want, after: Position) -> tuple[EntryHeader, bytes]:
+    """Header and body of an entry that was asked for.
+
+    :raises NotAllowed: it was not asked for, or cannot be read.
+    :raises OriginConflict: its bytes are not those its origin stored (R7).
+    """
+    try:
+        header = unpack(entry)
+        if header.region != want.origin or header.origin is None or not after < header.origin < want.before:
+            raise NotAllowed(f"asked for {want.origin} after {after}, given {header.region}/{header.origin}")
+        body = entry[header.body_offset :]
+        appended = message_metadata.appended_bytes(body, want.origin, *header.origin)
+        if message_metadata.origin_checksum(body, appended) != header.origin_checksum:
+            raise OriginConflict(f"entry {want.origin}/{header.origin} came with other bytes than its origin stored")
+    except (EntryFormatError, BodyError) as error:
+        raise NotAllowed(f"an entry of {want.origin} after {after} cannot be read: {error}") from error
+    return header, body
+
+
+class Recall:
+    """What one topic asks of the other regions."""
+
+    def __init__(self, topic: Topic, peers: Peers, regions: Callable[[], Collection[str]]) -> None:
+        """:param regions: of the topic, now."""
+        self._topic = topic
+        self._peers = peers
+        self._regions = regions
+        self._asked: set[str] = set()
+        """Regions that gave back all they had of our own entries."""
+        self._is_running = False
+        self._is_tried = False
+        self._waiting: list[Callable[[None], None]] = []
+        self.returned = 0
+        """Own entries that were fetched back since the topic was opened."""
+        self.problem = ""
+        """Why something that is missing cannot be fetched now."""
+
+    @property
+    def is_settled(self) -> bool:
+        """Every region of the topic was asked for our own entries."""
+        return self._others() <= self._asked
+
+    def _others(self) -> set[str]:
+        return set(self._regions()) - {self._topic.region}
+
+    def ready(self, told: Callable[[None], None]) -> None:
+        """``told`` once every region that can be reached was asked: producers may come in."""
+        if self._is_tried or self.is_settled or self._topic.failure is not None:
+            told(None)
+        else:
+            self._waiting.append(told)
+
+    def doubt(self, region: str) -> None:
+        """The region named an entry of ours that is not here: ask it again."""
+        self._asked.discard(region)
+        self.start()
+
+    def start(self) -> None:
+        """Ask whoever should be asked now, unless that is going on."""
+        if not self._is_running and self._topic.failure is None:
+            self._is_running = True
+            self._topic.scheduler.spawn(self._run(), f"fetch what {self._topic.name} lacks")
+
+    @property
+    def is_due(self) -> bool:
+        """Whether there is anything to ask for."""
+        others = self._others()
+        away = {region for region in others if not self._peers.is_reachable(region)}
+        gone = self._topic.log.last_origin.keys() - others
+        if not others <= self._asked | away or self._foreign_holes():
+            return True
+        return bool(away or gone) and others != away
+
+    async def _run(self) -> None:
+        self.problem = ""
+        try:
+            await self._ask_for_own()
+            self._told_ready()
+            await self._ask_for_others()
+        except (LedgerError, TopicError) as error:
+            self.problem = str(error)
+            log.warning("%s: what other regions have cannot be taken over: %s", self._topic.name, error)
+        finally:
+            self._is_running = False
+            self._told_ready()
+
+    def _told_ready(self) -> None:
+        self._is_tried = True
+        waiting, self._waiting = self._waiting, []
+        for told in waiting:
+            told(None)
+
+    # -- our own entries (R5)
+
+    async def _ask_for_own(self) -> None:
+        topic, others = self._topic, self._others()
+        if others <= self._asked:
+            return
+        away: set[str] = set()
+        for after, before in ((topic.log.last_own, LATEST), *topic.log.holes.of(topic.region)):
+            away |= await self._fetch(topic.region, (after, before), others, may_skip=True)
+        self._asked = others - away
+        if not away:
+            topic.log.join()
+
+    # -- entries of regions that do not bring them themselves (R6)
+
+    def _foreign_holes(self) -> list[tuple[str, Hole]]:
+        holes = self._topic.log.holes
+        return [(region, hole) for region in holes.ranges if region != self._topic.region for hole in holes.of(region)]
+
+    async def _ask_for_others(self) -> None:
+        topic, others = self._topic, self._others()
+        for region, hole in self._foreign_holes():
+            await self._fill(region, hole, others)
+        for region in sorted(others | topic.log.last_origin.keys()):
+            if region not in others or not self._peers.is_reachable(region):
+                last = topic.log.last_origin.get(region, EARLIEST)
+                await self._fetch(region, (last, LATEST), others - {region}, may_skip=region not in others)
+
+    async def _fill(self, region: str, hole: Hole, others: set[str]) -> None:
+        """What may be missing before an entry: its origin knows; when that one is gone for good, nobody does better."""
+        asked = {region} & others or others
+        away = await self._fetch(region, hole, asked, may_skip=region not in others)
+        if not away:
+            self._topic.log.holes.close(region, hole[1])
+
+    # -- fetching
+
+    async def _fetch(self, origin: str, hole: Hole, regions: Iterable[str], *, may_skip: bool) -> set[str]:
+        """Take what lies there, from whoever has it. Says which regions could not give all they have.
+
+        :param may_skip: when nobody has the next entry, go on with the first one that somebody has.
+        """
+        topic, (after, before) = self._topic, hole
+        asking = sorted(regions)
+        while topic.failure is None:
+            found: dict[str, Found] = {}
+            away: set[str] = set()
+            want = Want(topic.name, topic.incarnation, origin, after, before)
+            for region in asking:
+                try:
+                    found[region] = await self._peers.ask(region, want)
+                except PeerAway as error:
+                    away.add(region)
+                    self.problem = str(error)
+            if origin in found and origin != topic.region and not found[origin].is_settled:
+                away.add(origin)  # it may yet get more back itself
+            having = {region: one for region, one in found.items() if one.entries}
+            chained = {region: one for region, one in having.items() if one.is_chained}
+            if not chained and having and may_skip and not away:
+                first = min(having, key=lambda region: _first(having[region]))
+                log.warning(
+                    "%s: entries of %s between %s and %s are in no region any more",
+                    *(topic.name, origin, after, _first(having[first])),
+                )
+                chained = {first: having[first]}
+            if not chained:
+                return away | having.keys()
+            best = max(chained, key=lambda region: len(chained[region].entries))
+            stored = await self._store(want, chained[best].entries)
+            if stored is None:
+                return away | {best}  # something else was stored meanwhile: next time
+            after = stored
+        return set(asking)
+
+    async def _store(self, want: Want, entries: Iterable[bytes]) -> Position | None:
+        """Store what came, unless something else did meanwhile. Durable when it returns; says the last one."""
+        topic, after = self._topic, want.after
+        taken: list[tuple[EntryHeader, bytes]] = []
+        for entry in entries:
+            header, body = checked(entry, want, after)
+            assert header.origin is not None
+            after = header.origin
+            if want.origin == topic.region:
+                body = message_metadata.strip_appended(
+                    body, message_metadata.appended_bytes(body, want.origin, *header.origin)
+                )
+            taken.append((header, body))
+        if want.origin == topic.region and topic.metadata is not None:
+            await topic.metadata.never_below(after.ledger)
+        first = taken[0][0].origin
+        assert first is not None
+        if not self._is_next(want, first):
+            return None
+        now = topic.scheduler.now_ms()
+        for header, body in taken:
+            topic.log.append_foreign(header._replace(stored_time_ms=now), body, self._stored, None)
+        await topic.scheduler.answer(topic.log.when_durable)
+        for header, _ in taken:
+            assert header.origin is not None
+            topic.log.holes.fill(want.origin, header.origin)
+        if want.origin == topic.region:
+            self.returned += len(taken)
+        return after
+
+    def _is_next(self, want: Want, first: Position) -> bool:
+        held, is_own = self._topic.log, want.origin == self._topic.region
+        last = held.last_own if is_own else held.last_origin.get(want.origin, EARLIEST)
+        return (want.after == last and first > last) or held.holes.begins_at(want.origin, want.after, first)
+
+    def _stored(self, _: list[None], result: Position | LedgerError) -> None:
+        if isinstance(result, LedgerError):
+            self._topic.fence(str(result))
+
+
+def _first(found: Found) -> Position:
+    origin = unpack(found.entries[0]).origin
+    assert origin is not None
+    return origin

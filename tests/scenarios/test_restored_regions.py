@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A region comes back from an older copy, whole or in part, or from nothing: it gets back what the others have of its
+entries before it publishes anew (R1, R5), and while it is away the others help each other (R6)."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from broker_process import RegionsProcess
+from region_clients import client, new_topic, numbered, publish, stored, subscribe, take, take_numbers, wait_for_backlog
+
+EAST, WEST, CENTRAL = REGIONS = ("us-east", "us-west", "eu-central")
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+
+
+def all_of_it(data: Path, copy: Path) -> None:
+    shutil.rmtree(data)
+    shutil.copytree(copy, data)
+
+
+def the_volume(data: Path, copy: Path) -> None:
+    shutil.rmtree(data / "ledgers")
+    shutil.copytree(copy / "ledgers", data / "ledgers")
+
+
+def the_metadata(data: Path, copy: Path) -> None:
+    for file in data.glob("metadata.sqlite*"):
+        file.unlink()
+    for file in copy.glob("metadata.sqlite*"):
+        shutil.copy(file, data)
+
+
+def nothing(data: Path, copy: Path) -> None:
+    shutil.rmtree(data)
+
+
+RESTORES: dict[str, Callable[[Path, Path], None]] = {
+    "all of it": all_of_it,
+    "the volume": the_volume,
+    "the metadata": the_metadata,
+    "nothing": nothing,
+}
+
+
+class Copied:
+    """Three regions, and a copy of the first one's disk in which each topic has its first twenty messages."""
+
+    def __init__(self, regions: RegionsProcess, root: Path) -> None:
+        self.regions = regions
+        self.copy = root / "copy"
+        self.data = regions.data_dir / EAST / "data"
+        self.topics = {what: new_topic("restored") for what in RESTORES}
+        with client(regions, EAST) as east:
+            for topic in self.topics.values():
+                publish(east, topic, numbered(range(20)))
+                for region in (WEST, CENTRAL):
+                    assert stored(regions, region, topic, 20) == list(range(20))
+        regions.kill_region(EAST)
+        shutil.copytree(self.data, self.copy)
+        regions.bring_back(EAST)
+
+
+@pytest.fixture(scope="module")
+def copied(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Copied]:
+    root = tmp_path_factory.mktemp("restored")
+    with RegionsProcess(REGIONS, root / "data") as up:
+        yield Copied(up, root)
+
+
+@pytest.mark.parametrize("what", RESTORES)
+def test_a_region_is_restored_from_an_older_copy(copied: Copied, what: str) -> None:
+    """R5: of ``what`` was restored: nothing is lost, nothing acknowledged comes again, and new messages follow."""
+    regions, topic = copied.regions, copied.topics[what]
+    with client(regions, EAST) as east, client(regions, WEST) as west:
+        publish(east, topic, numbered(range(20, 40)))
+        there = subscribe(west, topic)
+        messages = take(there, 40)
+        for message in messages[10:30]:
+            there.acknowledge(message)
+        there.close()
+        assert stored(regions, CENTRAL, topic, 40) == list(range(40))
+        regions.kill_region(EAST)
+    RESTORES[what](copied.data, copied.copy)
+    regions.bring_back(EAST)
+    with client(regions, EAST) as east:
+        publish(east, topic, numbered(range(40, 45)))
+        for region in REGIONS:
+            assert stored(regions, region, topic, 45) == list(range(45)), f"{region} after {what} was restored"
+        take_numbers(subscribe(east, topic), [*range(10), *range(30, 45)])
+    for region in REGIONS:
+        wait_for_backlog(regions, region, topic, 0)
+
+
+def test_the_living_help_each_other_while_a_region_is_down(copied: Copied) -> None:
+    """R6: only one region got the last messages before their origin died: the other one gets them from it."""
+    regions, topic = copied.regions, new_topic("ahead")
+    with client(regions, EAST) as east, client(regions, WEST) as west:
+        publish(east, topic, numbered(range(10)))
+        assert stored(regions, CENTRAL, topic, 10) == list(range(10))
+        regions.kill_region(CENTRAL)
+        publish(east, topic, numbered(range(10, 30)))
+        assert stored(regions, WEST, topic, 30) == list(range(30))
+        regions.kill_region(EAST)
+        regions.bring_back(CENTRAL)
+        assert stored(regions, CENTRAL, topic, 30) == list(range(30))
+        take_numbers(subscribe(west, topic), range(30))
+    regions.bring_back(EAST)
+    with client(regions, EAST) as east, client(regions, CENTRAL) as central:
+        publish(east, topic, numbered(range(30, 33)))
+        take_numbers(subscribe(central, topic), range(30, 33))
+    for region in REGIONS:
+        assert stored(regions, region, topic, 33) == list(range(33))
