@@ -38,9 +38,9 @@ SIP_BYTES = 2048
 SIP_SECONDS = 0.1
 CAUGHT_UP = 5
 """Slow consumers that read on in the end."""
-GROWTH_LIMIT_MIB = 24.0
-"""From a quarter of the messages to all of them."""
-EACH_LIMIT_KIB = 320.0
+GROWTH_LIMIT_MIB = 96.0
+"""From a quarter of the messages to all of them: the buffers of those that sip fill one after the other."""
+EACH_LIMIT_KIB = 256.0
 """Everything above an empty broker, the cache of the newest entries too, divided by the slow consumers."""
 STALL_SECONDS = 60.0
 

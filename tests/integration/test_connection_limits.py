@@ -15,7 +15,13 @@ import pytest
 from broker_inside import broker_inside
 from broker_process import BrokerProcess
 from meridian_broker.gateway.pulsar.connection import Connection
-from meridian_broker.gateway.pulsar.flow import WRITE_BYTES
+from meridian_broker.gateway.pulsar.flow import (
+    UNSENT_BYTES,
+    WRITE_BYTES,
+    WRITE_BYTES_MIN,
+    WRITE_BYTES_TOTAL,
+    turn_bytes,
+)
 from meridian_broker.metadata.records import TopicRecord
 from meridian_broker.server.broker import BrokerProcess as Inside
 from meridian_broker.wire.proto import pulsar_pb2 as pb
@@ -249,7 +255,7 @@ async def test_a_client_that_takes_nothing_is_not_read_from(tmp_path: Path) -> N
         for _ in range(2000):  # turns of the loop in which more could pile up
             await asyncio.sleep(0)
             sizes.append(transport.get_write_buffer_size())
-        assert WRITE_BYTES <= max(sizes) <= 3 * WRITE_BYTES
+        assert UNSENT_BYTES <= max(sizes) <= 2 * WRITE_BYTES
         answers = 0
         while answers < QUESTIONS:
             size = int.from_bytes(await reader.readexactly(4), "big")
@@ -279,6 +285,7 @@ async def test_what_a_slow_consumer_does_not_read_stays_in_the_log(tmp_path: Pat
         await slow.hear(T.CONNECTED)
         transport = only_connection(inside).transport
         assert transport is not None
+        sizes: list[int] = []
         slow.say(
             T.SUBSCRIBE, pb.CommandSubscribe(topic=TOPIC, subscription="s", subType=0, consumer_id=1, request_id=1)
         )
@@ -286,16 +293,22 @@ async def test_what_a_slow_consumer_does_not_read_stays_in_the_log(tmp_path: Pat
         slow.say(T.FLOW, pb.CommandFlow(consumer_id=1, messagePermits=1_000_000))
         async with raw(port) as quick:
             await quick.producer(TOPIC)
-            most = 0
             for number in range(count):
                 quick.send("p", number, bytes(size))
                 if number % 8 == 7:
                     for _ in range(8):
                         await quick.receipt()
-                    most = max(most, transport.get_write_buffer_size())
+                    sizes.append(transport.get_write_buffer_size())
             for _ in range(count % 8):
                 await quick.receipt()
-        assert 0 < most <= 2 * WRITE_BYTES + size
+        assert 0 < max(sizes) <= UNSENT_BYTES + WRITE_BYTES + size
         for number in range(count):
             assert (await slow.hear_any())[0] == T.MESSAGE, number
         await slow.close()
+
+
+def test_many_connections_write_little_each() -> None:
+    assert turn_bytes(1) == WRITE_BYTES
+    for count in range(1, 20_000, 7):
+        assert turn_bytes(count) * count <= max(WRITE_BYTES_TOTAL, WRITE_BYTES_MIN * count)
+        assert WRITE_BYTES_MIN <= turn_bytes(count + 1) <= turn_bytes(count)

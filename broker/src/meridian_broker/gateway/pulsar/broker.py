@@ -13,7 +13,7 @@ from typing import Any, Final, Protocol
 from meridian_broker.gateway.addresses import AddressBook
 from meridian_broker.gateway.authentication import Authentication
 from meridian_broker.gateway.pulsar.connection import Connection, Handler
-from meridian_broker.gateway.pulsar.flow import BYTES
+from meridian_broker.gateway.pulsar.flow import BYTES, WRITE_BYTES, turn_bytes
 from meridian_broker.gateway.tls import HANDSHAKE_SECONDS
 from meridian_broker.topics.service import TopicService
 
@@ -71,6 +71,8 @@ class Broker:
     """Lookups and partition queries under way."""
     long_answers: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(LONG_ANSWERS))
     """Held while an answer is made that may be long."""
+    turn_bytes: int = WRITE_BYTES
+    """What each connection may write in a turn of the loop."""
     publish_bytes: int = 0
     held_back: set[Connection] = field(default_factory=set)
     """Not read from until ``publish_bytes`` is less."""
@@ -81,6 +83,7 @@ class Broker:
         """One more. Says why it may not stay, if so."""
         address = connection.address
         self.connections.add(connection)
+        self.turn_bytes = turn_bytes(len(self.connections))
         self.addresses_connected[address] += 1
         if 0 < self.connections_max < len(self.connections):
             return f"this broker has {self.connections_max} connections, the limit (brokerMaxConnections)"
@@ -92,6 +95,7 @@ class Broker:
 
     def disconnected(self, connection: Connection) -> None:
         self.connections.discard(connection)
+        self.turn_bytes = turn_bytes(len(self.connections))
         self.held_back.discard(connection)
         address = connection.address
         self.addresses_connected[address] -= 1

@@ -17,7 +17,15 @@ import logging
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any, Final, cast
 
-from meridian_broker.gateway.pulsar.flow import BYTES, PENDING, UNANSWERED, UNREAD, WRITE_BYTES, FlowControl
+from meridian_broker.gateway.pulsar.flow import (
+    BYTES,
+    PENDING,
+    UNANSWERED,
+    UNREAD,
+    UNSENT_BYTES,
+    WRITE_BYTES,
+    FlowControl,
+)
 from meridian_broker.gateway.pulsar.refusals import code_of
 from meridian_broker.positions.position import Position
 from meridian_broker.topics.consumer import Consumer
@@ -114,7 +122,7 @@ class Connection(FlowControl):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast("asyncio.Transport", transport)  # uvloop's class is not asyncio's
-        self.transport.set_write_buffer_limits(high=WRITE_BYTES)
+        self.transport.set_write_buffer_limits(high=UNSENT_BYTES)
         self.address = str((transport.get_extra_info("peername") or ("",))[0])
         problem = self.broker.connected(self)
         if problem is not None:
@@ -218,11 +226,12 @@ class Connection(FlowControl):
     def _flush(self) -> None:
         self._flushing = False
         out, self._out = self._out, []
-        was_full = self._out_bytes >= WRITE_BYTES
-        self._written += self._out_bytes
-        self._out_bytes = 0
+        size, self._out_bytes = self._out_bytes, 0
+        was_full = size >= self._turn_bytes
+        self._turn_bytes = self.broker.turn_bytes
+        self._written += size
         if self.transport is not None and out:
-            if was_full:
+            if size >= WRITE_BYTES:
                 self.transport.writelines(out)
             else:  # joining what is small costs less than handing over each piece
                 self.transport.write(b"".join(out))

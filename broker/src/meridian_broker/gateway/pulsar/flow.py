@@ -16,7 +16,12 @@ from termios import TIOCOUTQ
 from typing import Final
 
 WRITE_BYTES: Final = 256 << 10
-"""Written and not yet taken by the client at which its consumers pause."""
+"""Written in one turn of the loop at which a connection's consumers wait for the next."""
+WRITE_BYTES_MIN: Final = 32 << 10
+WRITE_BYTES_TOTAL: Final = 64 << 20
+"""The same for all connections together: each gets less when there are many, for many may be slow at once."""
+UNSENT_BYTES: Final = 64 << 10
+"""Not taken by the client at which nothing more is read from it or sent to it."""
 HOLD_SECONDS_MAX: Final = 1.0
 """A rate may be changed while its wait is on, so it is asked this often."""
 
@@ -28,10 +33,25 @@ UNANSWERED: Final = 8
 UNREAD: Final = 16
 
 
+def turn_bytes(connections: int) -> int:
+    """What one of so many connections may write in a turn of the loop."""
+    return min(WRITE_BYTES, max(WRITE_BYTES_MIN, WRITE_BYTES_TOTAL // max(connections, 1)))
+
+
 class FlowControl(asyncio.Protocol):
     """The part of a connection that says how fast it goes."""
 
-    __slots__ = ("_ended", "_holds", "_loop", "_out_bytes", "_paused", "_room_wanted", "_writable", "transport")
+    __slots__ = (
+        "_ended",
+        "_holds",
+        "_loop",
+        "_out_bytes",
+        "_paused",
+        "_room_wanted",
+        "_turn_bytes",
+        "_writable",
+        "transport",
+    )
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.transport: asyncio.Transport | None = None
@@ -40,6 +60,8 @@ class FlowControl(asyncio.Protocol):
         """It is being closed: nothing is read or resumed any more."""
         self._out_bytes = 0
         """Queued in this turn of the loop."""
+        self._turn_bytes = WRITE_BYTES
+        """What may be queued in this turn."""
         self._writable = True
         self._paused = 0
         """Reasons to read nothing."""
@@ -82,7 +104,7 @@ class FlowControl(asyncio.Protocol):
         return self.transport.get_write_buffer_size() + held[0]
 
     def writable(self) -> bool:
-        return self._writable and self._out_bytes < WRITE_BYTES
+        return self._writable and self._out_bytes < self._turn_bytes
 
     async def room(self) -> None:
         """Wait until the client took what was written; before an answer is made that may be long."""
