@@ -18,13 +18,14 @@ from meridian_broker.ledgers.entry import MARKER, unpack
 from meridian_broker.ledgers.store import LedgerError
 from meridian_broker.metadata import keys, records
 from meridian_broker.metadata.records import TopicRecord
-from meridian_broker.positions import ZERO, Progress, Stamp
+from meridian_broker.positions import ZERO, Beginning, Progress, Stamp
 from meridian_broker.positions.position import EARLIEST, LATEST, Origin, Position
 from meridian_broker.replication.exchange_waits import WaitResult
 from meridian_broker.topics import progress_log
 from meridian_broker.topics.consumer import Consumer
 from meridian_broker.topics.progress_log import Kind
 from meridian_broker.topics.subscription import Subscription
+from meridian_broker.topics.subscription_record import decode_record
 from meridian_broker.wire.pulsar import topic_name
 from simulation.names import HEARD_US, full_name
 
@@ -175,7 +176,10 @@ def durable_progress(home: SimRegion, topic: str) -> dict[str, Progress]:
         stored = home.volume.disk.ledgers.get(ledger)
         for entry in stored.entries if stored is not None else ():
             kind, name, _, payload = progress_log.decode(entry)
-            if kind in (Kind.ACKED, Kind.MERGED, Kind.PROGRESS):
+            if kind == Kind.SUBSCRIPTION:
+                life = Beginning(decode_record(payload).deleted, ZERO, {})
+                found.setdefault(name, Progress()).begin(life)
+            elif kind in (Kind.ACKED, Kind.MERGED, Kind.PROGRESS):
                 found.setdefault(name, Progress()).join(Progress.decode(payload))
     return found
 
@@ -625,7 +629,7 @@ class Model:
                 )
             # What must not come is seen when it is sent.
 
-    def all_know(self, topic: str, name: str) -> None:
+    def all_know(self, topic: str, subscription: Subscription) -> None:
         """Progress is equal in all regions, and durable: whatever one of them knew, all know."""
-        facts = self.facts[topic, name]
+        facts = self.facts[topic, life_of(subscription.name, subscription.progress)]
         self._spread(facts.all(), frozenset(self._world.names))

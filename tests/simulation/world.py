@@ -276,13 +276,13 @@ class World:
     def _judge(self) -> None:
         for topic in self.topics():
             self.model.check_logs(topic)
-            for life in sorted({life for known, life in self.model.facts if known == topic} | self._names(topic)):
-                self.model.all_know(topic, life)
             for home in self.regions.values():
                 broker = home.broker_of(topic)
                 opened = broker.topic(topic) if broker is not None else None
                 for subscription in opened.subscriptions.values() if opened is not None else ():
                     self.model.check_record(topic, subscription)
+                    if subscription.replicated:
+                        self.model.all_know(topic, subscription)
         for topic in self.topics():
             for name in sorted(self._names(topic)):
                 self._probe(topic, name)
