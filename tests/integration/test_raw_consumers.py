@@ -251,3 +251,27 @@ async def test_a_deliver_time_no_clock_has_is_no_delay(client: Client) -> None:
     client.flow(consumer, 10)
     assert [message.message_id.entryId for message in await client.take(4)] == [0, 1, 2, 3]
     await assert_quiet(client.messages)
+
+
+@pytest.mark.parametrize("kind", [SUBSCRIBE.Shared, SUBSCRIBE.Exclusive])
+async def test_r13_what_was_sent_before_a_rewind_cannot_be_acknowledged_after_it(client: Client, kind: int) -> None:
+    """A consumer that connects again by itself after somebody else's seek acknowledges what it still holds."""
+    consumer = await client.subscribe(kind)
+    await client.publish(4)
+    client.flow(consumer, 10)
+    messages = await client.take(4)
+    await client.acknowledge(consumer, [message.message_id for message in messages])
+    seek = pb.CommandSeek(consumer_id=consumer, request_id=0, message_id=messages[0].message_id)
+    await client.connection.request(T.SEEK, seek)
+    consumer = await client.subscribe(kind)
+    await client.acknowledge(consumer, [messages[0].message_id, messages[1].message_id])
+    if kind == SUBSCRIBE.Exclusive:
+        await client.acknowledge(consumer, [messages[2].message_id], kind=1)
+    client.flow(consumer, 3)
+    again = await client.take(3)
+    assert [message.message_id for message in again] == [message.message_id for message in messages[:3]]
+    await client.acknowledge(consumer, [message.message_id for message in again])
+    client.flow(consumer, 3)
+    (last,) = await client.take(1)
+    assert last.message_id == messages[3].message_id
+    await assert_quiet(client.messages)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 from meridian_broker.ledgers.entry import MARKER
 from meridian_broker.ledgers.store import LedgerError
-from meridian_broker.positions import Stamp
+from meridian_broker.positions import ZERO, Stamp
 from meridian_broker.positions.position import EARLIEST, Position
 from meridian_broker.topics.consumer import Consumer
 from meridian_broker.topics.producer import Producer
@@ -429,8 +429,16 @@ class ConsumerServer:
             if consumer is None:
                 return
             bits = {p: (1 << messages[p]) - 1 & ~batches.get(p, 0) for p in positions}
-            heard = self._model.acking(self._broker.home, self._client.topic, consumer, bits, epoch)
-            consumer.subscription.acknowledge(consumer, positions, batches or None, heard)
+            # What this life of the broker did not send since a rewind does not count after it (R13).
+            late = {p: acked for p, acked in bits.items() if consumer.subscription.ack_epoch(consumer, p) != epoch}
+            counting = {p: acked for p, acked in bits.items() if p not in late}
+            model, home, topic = self._model, self._broker.home, self._client.topic
+            told = [
+                model.acking(home, topic, consumer, part, counted)
+                for part, counted in ((counting, epoch), (late, ZERO))
+                if part
+            ]
+            consumer.subscription.acknowledge(consumer, positions, batches or None, _all(told))
 
         self.connection.send(0, arrive)
 
@@ -438,8 +446,12 @@ class ConsumerServer:
         def arrive() -> None:
             consumer = self._consumer
             if consumer is not None:
-                heard = self._model.acking_up_to(self._broker.home, self._client.topic, consumer, position, epoch)
-                consumer.subscription.acknowledge_cumulative(consumer, position, None, heard)
+                model, home, topic = self._model, self._broker.home, self._client.topic
+                sent = position if epoch == ZERO else min(position, consumer.subscription.sent_upto)
+                told = [model.acking_up_to(home, topic, consumer, sent, epoch)]
+                if sent < position:
+                    told.append(model.acking_up_to(home, topic, consumer, position, ZERO))
+                consumer.subscription.acknowledge_cumulative(consumer, position, None, _all(told))
 
         self.connection.send(0, arrive)
 
@@ -511,3 +523,11 @@ class ConsumerServer:
 
     def reached_end(self, consumer: Consumer) -> None:
         """Topics are not terminated here."""
+
+
+def _all(told: list[Callable[[LedgerError | None], None]]) -> Callable[[LedgerError | None], None]:
+    def heard(error: LedgerError | None) -> None:
+        for one in told:
+            one(error)
+
+    return heard

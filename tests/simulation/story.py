@@ -267,6 +267,7 @@ class Story:
         bits = {place: (1 << subscription.topic.log.messages(place)) - 1 for place in positions}
         home = self.world.regions[region]
         heard = self.world.model.acking(home, topic, consumer, bits, consumer.epoch)
+        subscription.sent_upto = max([subscription.sent_upto, *positions])
         subscription.acknowledge(consumer, positions, None, heard)
 
     def do_cumulative(self, name: str, *words: str) -> None:

@@ -20,7 +20,7 @@ from meridian_broker.ledgers.log import TopicLog
 from meridian_broker.positions import Cause, HybridClock, Progress
 from meridian_broker.positions.position import EARLIEST, Position
 from meridian_broker.server.loop import LoopScheduler
-from meridian_broker.topics import drops
+from meridian_broker.topics import cursor, drops
 from meridian_broker.topics.administration import _Nobody
 from meridian_broker.topics.consumer import Consumer
 from meridian_broker.topics.progress_log import ProgressLog
@@ -244,7 +244,7 @@ class World:
     async def check(self) -> None:
         for name in NAMES:
             subscription = self.topic.subscriptions[name]
-            await subscription._load_indexes()  # for a backlog that is exact
+            await cursor.load_indexes(subscription.topic.log)  # for a backlog that is exact
             owed = self.owed(name)
             found = [e.place for e in self.entries if not subscription.is_settled(e.region, e.origin)]
             assert found == owed

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
+from meridian_broker.ledgers.index import Place
 from meridian_broker.ledgers.log import TopicLog
 from meridian_broker.positions import Dropped, Progress, Stamp
 from meridian_broker.positions.position import Position
@@ -55,6 +56,20 @@ def rewound(
                 is_anything_settled = is_dropped or remaining is not None
         following = log.after(following)
     return ranges if is_anything_settled else {}
+
+
+async def load_indexes(log: TopicLog) -> None:
+    """Have the indexes of all ledgers in memory."""
+    for ledger, entries, _ in log.counts():
+        if entries:
+            await log.load_index(ledger)
+
+
+def claim_part(log: TopicLog, delta: Progress, epoch: Stamp, position: Position, place: Place, remaining: int) -> None:
+    """Claim the messages of a batch whose bits in ``remaining`` are not set."""
+    size = log.messages(position)
+    acked = ~remaining & (1 << size) - 1
+    delta.ack_batch(epoch, place.region, place.origin, size, acked, place.prev)
 
 
 def claim_between(

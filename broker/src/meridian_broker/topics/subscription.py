@@ -15,9 +15,8 @@ from enum import IntEnum
 from typing import TYPE_CHECKING, Final
 
 from meridian_broker.ledgers.entry import MARKER
-from meridian_broker.ledgers.index import Place
 from meridian_broker.ledgers.store import LedgerError, LedgerNotFound
-from meridian_broker.positions import Dropped, Progress, Stamp
+from meridian_broker.positions import ZERO, Dropped, Progress, Stamp
 from meridian_broker.positions.position import EARLIEST, Position
 from meridian_broker.topics import cursor, drops, termination
 from meridian_broker.topics.consumer import Consumer
@@ -73,6 +72,7 @@ class Subscription:
         "pace",
         "progress",
         "record",
+        "sent_upto",
         "topic",
         "type",
         "unacked_messages",
@@ -83,6 +83,8 @@ class Subscription:
         self.record = record
         self.progress = progress
         self.durable = durable
+        self.sent_upto: Position = EARLIEST
+        """Once there was a rewind: how far entries were sent since the newest one (R13)."""
         self.first_hand: Progress | None = None
         """What this region's own clients acked: evidence for the verifier (R60)."""
         self.dropped: Dropped | None = None
@@ -235,6 +237,8 @@ class Subscription:
         consumer.bytes_out += len(entry)
         self.messages_out += messages
         self.bytes_out += len(entry)
+        if consumer.epoch is not ZERO:
+            self.sent_upto = max(self.sent_upto, position)
         if self.pace is not None:
             self.pace.sent(messages, len(entry))
         remaining: int | None = None
@@ -305,8 +309,11 @@ class Subscription:
             self.topic.scheduler.spawn(work, "load an index for an acknowledgement")
             return
         delta = self._open_delta()
+        epoch, is_rewound = consumer.epoch, consumer.epoch is not ZERO
         parts: list[Position] = []
         for position in positions:
+            if is_rewound:
+                epoch = self.ack_epoch(consumer, position)
             if not log.holds(position):
                 self._settle(consumer, position)  # given back: it was acked elsewhere, or dropped
                 continue
@@ -314,11 +321,11 @@ class Subscription:
             part = batches.get(position) if batches else None
             if part is not None:
                 if place is not None:
-                    self._ack_part(delta, consumer.epoch, position, place, part)
+                    cursor.claim_part(log, delta, epoch, position, place, part)
                 parts.append(position)
                 continue
             if place is not None:
-                delta.ack(consumer.epoch, place.region, place.prev, place.origin)
+                delta.ack(epoch, place.region, place.prev, place.origin)
             self._settle(consumer, position)
         self._changed(confirmed)
         if parts:
@@ -369,17 +376,21 @@ class Subscription:
             self.topic.scheduler.spawn(work, "load an index for an acknowledgement")
             return
         delta = self._open_delta()
-        cursor.claim_between(log, delta, consumer.epoch, self.mark_delete, upto, self.dropped)
+        sent = upto if consumer.epoch is ZERO else min(upto, max(self.sent_upto, self.mark_delete))
+        cursor.claim_between(log, delta, consumer.epoch, self.mark_delete, sent, self.dropped)
+        cursor.claim_between(log, delta, ZERO, sent, upto, self.dropped)
         if part is not None and log.holds(position):
             place = log.place(position)
             if place is not None:
-                self._ack_part(delta, consumer.epoch, position, place, part)
+                cursor.claim_part(log, delta, self.ack_epoch(consumer, position), position, place, part)
         self._changed(confirmed)
 
-    def _ack_part(self, delta: Progress, epoch: Stamp, position: Position, place: Place, remaining: int) -> None:
-        size = self.topic.log.messages(position)
-        acked = ~remaining & (1 << size) - 1
-        delta.ack_batch(epoch, place.region, place.origin, size, acked, place.prev)
+    def ack_epoch(self, consumer: Consumer, position: Position) -> Stamp:
+        """The epoch in which an acknowledgement counts: that in which the entry was sent (R13).
+
+        What was not sent since the newest rewind was sent before it: whoever acknowledges it holds it from then.
+        """
+        return consumer.epoch if position <= self.sent_upto else ZERO
 
     def _index_missing(self, after: Position, upto: Position) -> int | None:
         """A ledger within ``(after, upto]`` whose index is not in memory."""
@@ -432,13 +443,15 @@ class Subscription:
                 self.topic.progress_log.when_durable(lambda error: _tell(confirmations, error))
             return
         self._write(Kind.ACKED, delta, confirmations)
+        self._tell_others(delta)
+        self.advance()
+
+    def _tell_others(self, delta: Progress) -> None:
         if self.replicated:
-            if self.first_hand is None:
-                self.first_hand = Progress()
+            self.first_hand = self.first_hand or Progress()
             self.first_hand.join(delta)
             if self.topic.exchange is not None:
                 self.topic.exchange.local_change(self.topic.name, self.name, delta)
-        self.advance()
 
     def _write(self, kind: Kind, delta: Progress, confirmations: list[Confirmed] | None = None) -> None:
         def done(error: LedgerError | None) -> None:
@@ -531,6 +544,7 @@ class Subscription:
         # An older rewind may come after a newer one, and rules other entries.
         if self.progress.rewinds() != rewinds or self.progress.beginning != beginning:
             self.disconnect_consumers()
+            self.sent_upto = EARLIEST
             self.start_cursor()
         else:
             self.advance()
@@ -545,7 +559,7 @@ class Subscription:
         )
         if target > log.last_confirmed:
             upto = log.last_confirmed
-        await self._load_indexes()
+        await cursor.load_indexes(log)
         if not self.durable:
             self.disconnect_consumers()
             self.mark_delete = upto
@@ -557,19 +571,11 @@ class Subscription:
             epoch = self.topic.clock.next(self.progress.epoch)
             delta.rewind(epoch, rules)
         self.disconnect_consumers()
+        self.sent_upto = EARLIEST
         drops.join(self.progress, self.dropped, delta)
         self._write(Kind.ACKED, delta)
-        if self.replicated:
-            self.first_hand = self.first_hand or Progress()
-            self.first_hand.join(delta)
-            if self.topic.exchange is not None:
-                self.topic.exchange.local_change(self.topic.name, self.name, delta)
+        self._tell_others(delta)
         self.start_cursor()
-
-    async def _load_indexes(self) -> None:
-        for ledger, entries, _ in self.topic.log.counts():
-            if entries:
-                await self.topic.log.load_index(ledger)
 
     def backlog(self) -> int:
         """Entries owed, as far as can be told at once: see ``cursor.backlog``."""
