@@ -27,6 +27,10 @@ demo: setup ## three regions, a year of New York's flights, one region killed; S
 test: setup ## unit, simulation, integration and scenario tests, JOBS=3 files at a time
 	@$(BIN)/python -m pytest -n $(JOBS) --dist loadfile tests/unit tests/simulation tests/integration tests/scenarios
 
+.PHONY: interop
+interop: setup ## the official Go client against a broker, where Go is installed; INTEROP_PULSAR_URL: a Pulsar to compare
+	@$(BIN)/python -m pytest -rs tests/interop $(if $(INTEROP_PULSAR_URL),tests/integration/test_protocol_answers.py)
+
 .PHONY: check
 check: setup ## lint, format, types, import contracts, generated files
 	@$(BIN)/ruff check .

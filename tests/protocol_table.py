@@ -237,6 +237,7 @@ PRODUCERS: Final = (
         "PRODUCER with an initial subscription",
         (producer(initial_subscription_name="first"), subscribe(request=2, subscription="first")),
     ),
+    Exchange("PRODUCER with an initial subscription without a name", (producer(initial_subscription_name=""),)),
     Exchange(
         "Exclusive beside Shared",
         (producer(), producer(request=2, number=2, producer_name="q", producer_access_mode=pb.Exclusive)),

@@ -66,7 +66,7 @@ async def _make(connection: Connection, asked: pb.CommandProducer) -> None:
         version = b""
         if asked.HasField("schema") and asked.schema.type != pb.Schema.NoSchema:
             version = await service.add_schema(name, asked.schema)
-        if asked.HasField("initial_subscription_name") and isinstance(topic, Topic):
+        if asked.initial_subscription_name and isinstance(topic, Topic):
             await service.ensure_subscription(topic, asked.initial_subscription_name)
         made = Producer(
             topic,

@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The official Go client against one broker: what the tests in ``go/`` say.
+
+They need Go and, the first time, the module proxy. What they are built of is pinned with checksums in ``go/go.sum``.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from broker_process import BrokerProcess
+
+GO_TESTS = Path(__file__).parent / "go"
+SECONDS = 540
+
+
+def go_or_why_not() -> tuple[str | None, str]:
+    """The command, or why it cannot be used."""
+    command = shutil.which("go")
+    if command is None:
+        return None, "Go is not installed"
+    wanted = re.search(r"^go (\d+)\.(\d+)", (GO_TESTS / "go.mod").read_text(encoding="utf-8"), re.MULTILINE)
+    said = subprocess.run([command, "env", "GOVERSION"], capture_output=True, text=True, check=True).stdout
+    found = re.match(r"go(\d+)\.(\d+)", said)
+    assert wanted is not None
+    if found is None or tuple(map(int, found.groups())) < tuple(map(int, wanted.groups())):
+        return None, f"the client needs Go {wanted[1]}.{wanted[2]}, and this is {said.strip()}"
+    return command, ""
+
+
+@pytest.mark.timeout(SECONDS + 30)
+def test_the_official_go_client(tmp_path: Path) -> None:
+    go, why_not = go_or_why_not()
+    if go is None:
+        pytest.skip(why_not)
+    with BrokerProcess("one", tmp_path / "broker") as broker:
+        done = subprocess.run(
+            [go, "test", "-mod=readonly", "-count=1", "-parallel=8", f"-timeout={SECONDS - 60}s", "."],
+            cwd=GO_TESTS,
+            env=os.environ | {"INTEROP_SERVICE_URL": broker.service_url, "INTEROP_ADMIN_URL": broker.admin_url},
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=SECONDS,
+        )
+        assert done.returncode == 0, (
+            f"{done.stdout[-8000:]}\n{done.stderr[-2000:]}\n{broker.log_file.read_text()[-4000:]}"
+        )
