@@ -155,7 +155,8 @@ def test_lookup(broker: BrokerProcess) -> None:
     low, high = (int(border, 16) for border in bundle.split("_"))
     assert high - low in (0x40000000, 0x3FFFFFFF)
     assert broker.http("GET", "/lookup/v2/topic/persistent/public/nowhere/anything").status == 404
-    assert broker.http("GET", "/lookup/v2/topic/non-persistent/public/default/anything").status == 412
+    assert broker.http("GET", "/lookup/v2/topic/non-persistent/public/nowhere/anything").status == 404
+    assert broker.http("GET", "/lookup/v2/topic/non-persistent/public/default/anything").json == found
 
 
 @pytest.mark.parametrize(
@@ -172,7 +173,7 @@ def test_lookup(broker: BrokerProcess) -> None:
         ("PUT", "/admin/v2/persistent/public/default/x/partitions", b"0", 406),
         ("PUT", "/admin/v2/persistent/public/default/x/partitions", b"1000000", 406),
         ("PUT", "/admin/v2/persistent/public/default/a%2Fb", b"", 412),
-        ("PUT", "/admin/v2/non-persistent/public/default/x", b"", 412),
+        ("PUT", "/admin/v2/non-persistent/public/default/x/properties", b"{}", 405),
         ("GET", "/admin/v2/nothing/here", None, 404),
         ("PATCH", "/admin/v2/tenants", b"{}", 405),
         ("DELETE", "/admin/v2/persistent/public/default/x?force=maybe", None, 400),
