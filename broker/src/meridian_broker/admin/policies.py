@@ -101,6 +101,12 @@ ENDPOINTS: Final = (
         "subscriptionTypesEnabled",
         "which types subscriptions may have",
     ),
+    Endpoint(
+        policies.SUBSCRIPTION_EXPIRATION,
+        "subscriptionExpirationTime",
+        "",
+        "the minutes without a consumer after which a subscription is deleted",
+    ),
     Endpoint(policies.AUTO_TOPICS, "autoTopicCreation", "", "whether clients make topics by naming them, and which"),
     Endpoint(
         policies.AUTO_SUBSCRIPTIONS,

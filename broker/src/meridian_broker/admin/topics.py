@@ -27,7 +27,7 @@ from meridian_broker.metadata.errors import Invalid
 from meridian_broker.metadata.topic_catalog import MAX_PARTITIONS
 from meridian_broker.topics import termination
 from meridian_broker.topics.topic import Topic
-from meridian_broker.wire.pulsar.topic_name import NON_PERSISTENT
+from meridian_broker.wire.pulsar.topic_name import NON_PERSISTENT, TopicName
 
 
 async def opened(request: web.Request) -> list[Topic]:
@@ -80,12 +80,20 @@ async def create(request: web.Request) -> web.Response:
 
 
 async def delete(request: web.Request) -> web.Response:
-    """Delete a topic with its messages; ``?force=true`` also when clients are connected."""
+    """Delete a topic with its messages; ``?force=true``: also when clients are connected.
+
+    ``?deleteSchema=true``: with its schemas."""
     name = any_topic_of(request)
     if name.partition < 0 and await state(request).catalog.partitioned.find(name) is not None:
         raise Refused(409, f"{name} is partitioned: delete {request.path}/partitions")
-    await state(request).service.delete_topic(name, force=flag(request, "force"))
+    await _delete(request, name)
     return done()
+
+
+async def _delete(request: web.Request, name: TopicName) -> None:
+    await state(request).service.delete_topic(name, force=flag(request, "force"))
+    if flag(request, "deleteSchema") and name.partition < 0:
+        await state(request).catalog.schemas.delete(name)
 
 
 # -- partitions ----------------------------------------------------------------------------------------------------
@@ -125,7 +133,7 @@ async def delete_partitioned(request: web.Request) -> web.Response:
     """Delete a partitioned topic with all its partitions."""
     name = any_topic_of(request)
     await state(request).catalog.partitioned.get(name)
-    await state(request).service.delete_topic(name, force=flag(request, "force"))
+    await _delete(request, name)
     return done()
 
 

@@ -43,6 +43,7 @@ from meridian_broker.metadata.policy_values import (
     BacklogQuota,
     DelayedDelivery,
     DispatchRate,
+    InactiveTopics,
     PublishRate,
     Retention,
 )
@@ -55,7 +56,7 @@ from meridian_broker.server.doors import Doors, client_tls
 from meridian_broker.server.loop import LoopScheduler
 from meridian_broker.server.settings import Settings
 from meridian_broker.server.settings_backlog import BacklogSettings
-from meridian_broker.topics import quotas, upkeep
+from meridian_broker.topics import quotas, removal, upkeep
 from meridian_broker.topics.ruling import UNLIMITED
 from meridian_broker.topics.service import TopicService
 from meridian_broker.topics.throttling import Rate, Throttle
@@ -180,6 +181,8 @@ class BrokerProcess:
         process.scheduler.spawn(process._trim(), "give space back")
         process.scheduler.spawn(process._expire(), "expire old messages")
         process.scheduler.spawn(process._check_quotas(), "check backlog quotas")
+        process.scheduler.spawn(process._remove_unused(), "remove unused topics")
+        process.scheduler.spawn(process._expire_subscriptions(), "expire unused subscriptions")
         process.scheduler.spawn(process.gateway.watch_keep_alive(), "keep connections alive")
         process.gateway.ready = process.admin.ready = True
         return process
@@ -334,6 +337,16 @@ class BrokerProcess:
             await asyncio.sleep(self.settings.storage.message_expiry_check_interval_in_minutes * 60)
             await upkeep.expire_all(self.service)
 
+    async def _remove_unused(self) -> None:
+        while True:
+            await asyncio.sleep(self.settings.removal.broker_delete_inactive_topics_frequency_seconds)
+            await removal.remove_unused(self.service)
+
+    async def _expire_subscriptions(self) -> None:
+        while True:
+            await asyncio.sleep(self.settings.removal.subscription_expiry_check_interval_in_minutes * 60)
+            await removal.expire_subscriptions(self.service)
+
     async def _check_quotas(self) -> None:
         while True:
             await asyncio.sleep(self.settings.backlog.backlog_quota_check_interval_in_seconds)
@@ -369,6 +382,7 @@ class BrokerProcess:
 
 def _defaults(settings: Settings) -> Rules:
     """What holds for topics when neither they nor their namespaces say otherwise."""
+    unused = settings.removal
     topics, storage, limits = settings.topics, settings.storage, settings.limits
     return Rules(
         publish_rate=PublishRate(
@@ -399,6 +413,13 @@ def _defaults(settings: Settings) -> Rules:
         delayed_delivery=DelayedDelivery(
             topics.delayed_delivery_enabled, max_delay_ms=topics.delayed_delivery_max_delay_in_millis
         ),
+        inactive_topics=InactiveTopics(
+            unused.broker_delete_inactive_topics_enabled,
+            unused.broker_delete_inactive_topics_mode,
+            unused.broker_delete_inactive_topics_max_inactive_duration_seconds
+            or unused.broker_delete_inactive_topics_frequency_seconds,
+        ),
+        subscription_expiration_minutes=unused.subscription_expiration_time_minutes,
         auto_topic_creation=AutoTopicCreation(
             topics.allow_auto_topic_creation,
             topics.allow_auto_topic_creation_type == "partitioned",

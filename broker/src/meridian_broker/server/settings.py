@@ -33,6 +33,7 @@ from meridian_broker.server.setting_fields import SettingsError
 from meridian_broker.server.setting_fields import whole as _int
 from meridian_broker.server.settings_backlog import BacklogSettings
 from meridian_broker.server.settings_limits import LimitSettings
+from meridian_broker.server.settings_removal import RemovalSettings
 from meridian_broker.server.settings_tls import TlsSettings
 
 __all__ = ["BY_KEY", "SECTIONS", "Given", "LogLevel", "Setting", "Settings", "SettingsError", "collect", "load"]
@@ -286,6 +287,7 @@ class Settings:
     tls: TlsSettings = field(default_factory=TlsSettings)
     authentication: AuthenticationSettings = field(default_factory=AuthenticationSettings)
     backlog: BacklogSettings = field(default_factory=BacklogSettings)
+    removal: RemovalSettings = field(default_factory=RemovalSettings)
     limits: LimitSettings = field(default_factory=LimitSettings)
     topics: TopicSettings = field(default_factory=TopicSettings)
     storage: StorageSettings = field(default_factory=StorageSettings)

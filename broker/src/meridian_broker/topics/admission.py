@@ -184,6 +184,11 @@ class Admission:
     def _clients(self) -> bool:
         return any(one.remote_region is None for one in self._topic.producers.values())
 
+    @property
+    def is_expecting(self) -> bool:
+        """Somebody waits, or is about to come in."""
+        return bool(self._waiting) or self._exclusive is not None
+
     def _check_going_on(self) -> None:
         """:raises TopicTerminated: there is nothing more to publish."""
         if self.ended is not None:

@@ -25,14 +25,13 @@ from meridian_broker.metadata.store import MetadataError
 from meridian_broker.metadata.topic_catalog import MAX_PARTITIONS
 from meridian_broker.positions import HybridClock, Progress
 from meridian_broker.positions.position import EARLIEST, LATEST, Position
-from meridian_broker.topics import drops, ruling, upkeep
+from meridian_broker.topics import drops, removal, ruling, upkeep
 from meridian_broker.topics.errors import (
     InvalidName,
     LimitReached,
     NotAllowed,
     TopicError,
     TopicFenced,
-    TopicInUse,
     TopicNotFound,
 )
 from meridian_broker.topics.lives import Lives
@@ -125,14 +124,14 @@ class TopicService:
         if not name.is_persistent:
             raise NotAllowed(f"{name} stores no messages: this can be asked of persistent topics only")
         await self.check_exists(name)
-        async with self._locks.setdefault(key, self.new_lock()):
+        async with self.lock(key):
             if self.closing:
                 raise TopicFenced("this broker is shutting down: look the topic up again")
             found = self.topics.get(key)
             if found is not None and found.failure is None:
                 return found
             if found is not None:
-                await self._drop(found)
+                await self.drop(found)
             async with self.loading:
                 return await self._open(name, create, incarnation, growing_to)
 
@@ -237,7 +236,8 @@ class TopicService:
         if self.topics.get(topic.name) is topic and not self.closing and topic.reopen:
             await self.topic(topic_name.parse(topic.name), create=False)
 
-    async def _drop(self, topic: Topic) -> None:
+    async def drop(self, topic: Topic) -> None:
+        """It is not open any more."""
         if self.topics.get(topic.name) is topic:
             del self.topics[topic.name]
             self._unopened.add(topic.name)
@@ -346,34 +346,22 @@ class TopicService:
         :raises TopicInUse: clients or subscriptions are there and ``force`` is not given.
         :raises NotFound: there is none.
         """
-        record = await self.catalog.partitioned.find(name) if name.partition < 0 else None
-        names = [name.with_partition(i) for i in range(record.partitions)] if record is not None else [name]
-        if not name.is_persistent:
-            self.non_persistent.delete(names, force=force, partitioned=record is not None)
-        topics = [await self.topic(one, create=record is not None) for one in names if one.is_persistent]
-        for topic in topics:
-            clients = [p for p in topic.producers.values() if p.remote_region is None]
-            busy = len(clients) + sum(len(s.consumers) for s in topic.subscriptions.values())
-            if busy and not force:
-                raise TopicInUse(f"{topic.name} has {busy} producers and consumers: close them, or force")
-        for topic in topics:
-            async with self._locks.setdefault(topic.name, self.new_lock()):
-                topic.reopen = False
-                await self._drop(topic)
-                topic.fence("the topic was deleted")
-                await topic.progress_log.delete()
-                await topic.log.delete()
-                await self.catalog.topics.delete(topic_name.parse(topic.name))
-                self._unopened.discard(topic.name)
-        if record is not None:
-            await self.catalog.partitioned.delete(name)
+        await removal.delete(self, name, force=force)
+
+    def lock(self, name: str) -> AbstractAsyncContextManager[Any]:
+        """Held while a topic is opened, closed or deleted."""
+        return self._locks.setdefault(name, self.new_lock())
+
+    def forget(self, name: str) -> None:
+        """The topic is no longer on record."""
+        self._unopened.discard(name)
 
     async def unload(self, name: TopicName) -> None:
         """Close the topic in good order; it is opened again for whoever asks."""
         topic = await self.topic(name, create=False)
-        async with self._locks.setdefault(topic.name, self.new_lock()):
+        async with self.lock(topic.name):
             topic.reopen = False
-            await self._drop(topic)
+            await self.drop(topic)
             await topic.close("the topic was unloaded: look it up again")
 
     def send_consumers_away(self) -> None:
@@ -390,7 +378,7 @@ class TopicService:
         self.non_persistent.close("this broker is shutting down")
         for topic in list(self.topics.values()):
             topic.reopen = False
-            await self._drop(topic)
+            await self.drop(topic)
             await topic.close("this broker is shutting down: look the topic up again")
 
     async def trim_all(self) -> None:

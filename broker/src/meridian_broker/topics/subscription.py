@@ -67,6 +67,7 @@ class Subscription:
         "entries_dropped",
         "first_hand",
         "last_acked_ms",
+        "last_left_ms",
         "mark_delete",
         "messages_out",
         "pace",
@@ -104,6 +105,8 @@ class Subscription:
         self.unacked_messages = 0
         """Shared: sent to all consumers and not yet acked."""
         self.last_acked_ms = 0
+        self.last_left_ms = topic.scheduler.now_ms()
+        """When its last consumer left; before, when it was made or opened here."""
         self._delta: Progress | None = None
         self._confirmations: list[Confirmed] | None = None
         self._flushing = False
@@ -161,6 +164,7 @@ class Subscription:
         if dispatcher is not None and consumer in dispatcher.consumers:
             dispatcher.remove(consumer)
             if not dispatcher.consumers:
+                self.last_left_ms = self.topic.scheduler.now_ms()
                 self.dispatcher = None
                 self.barrier = False
 

@@ -240,6 +240,7 @@ class Topic:
         if self.producers.get(producer.name) is producer:
             del self.producers[producer.name]
         self.admission.gone(producer)
+        self.last_used_ms = self.scheduler.now_ms()
 
     def publish(self, producer: Producer, sends: list[Send]) -> int:
         """Store messages of a client, in order. The producer's port hears the outcome of each.
@@ -465,6 +466,7 @@ class Topic:
         subscription = consumer.subscription
         assert isinstance(subscription, Subscription)
         subscription.remove_consumer(consumer)
+        self.last_used_ms = self.scheduler.now_ms()
         if subscription.durable or subscription.consumers:
             return
         if self.subscriptions.pop(subscription.name, None) is not None:

@@ -1,0 +1,38 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Settings of what goes by itself when nobody uses it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from meridian_broker.server.setting_fields import whole
+
+InactiveMode = Literal["delete_when_no_subscriptions", "delete_when_subscriptions_caught_up"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RemovalSettings:
+    """Topics and subscriptions that nobody uses. Policies of the topic or its namespace come first. What lives in
+    several regions never goes by itself."""
+
+    broker_delete_inactive_topics_enabled: bool = False
+    """Topics that nobody uses are removed with what they hold. Pulsar's default is true; here nothing goes unless
+    somebody says so."""
+
+    broker_delete_inactive_topics_frequency_seconds: int = whole(60, 1, 86_400)
+    """Seconds between two looks for them."""
+
+    broker_delete_inactive_topics_mode: InactiveMode = "delete_when_no_subscriptions"
+    """Which topics these are: those without subscriptions, or also those whose subscriptions have acknowledged
+    everything."""
+
+    broker_delete_inactive_topics_max_inactive_duration_seconds: int = whole(0, 0, 1_000_000_000)
+    """Seconds for which such a topic must have had no clients and no new messages. 0: as long as lies between two
+    looks."""
+
+    subscription_expiration_time_minutes: int = whole(0, 0, 100_000_000)
+    """Minutes without a consumer after which a subscription is deleted; replicated ones stay. 0: never."""
+
+    subscription_expiry_check_interval_in_minutes: int = whole(5, 1, 100_000)
+    """Minutes between two looks for them."""

@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How topics and subscriptions go: by hand, or because nobody has used them for a while.
+
+Between the last look whether clients are there and the fence nothing else runs: whoever comes finds the topic closed,
+and no message is taken to be deleted with it. What lives in several regions goes by hand only: from here nobody can say
+that it is not used there (R16).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from typing import TYPE_CHECKING
+
+from meridian_broker.ledgers.store import LedgerError
+from meridian_broker.metadata.policy_values import CAUGHT_UP
+from meridian_broker.metadata.store import MetadataError
+from meridian_broker.topics.administration import remove_subscription
+from meridian_broker.topics.errors import TopicError, TopicFenced, TopicInUse
+from meridian_broker.wire.pulsar import topic_name
+from meridian_broker.wire.pulsar.topic_name import TopicName
+
+if TYPE_CHECKING:
+    from meridian_broker.topics.service import TopicService
+    from meridian_broker.topics.subscription import Subscription
+    from meridian_broker.topics.topic import Topic
+
+log = logging.getLogger(__name__)
+
+Check = Callable[["Topic"], None]
+"""Raises when the topic may not go."""
+
+
+# -- by hand -------------------------------------------------------------------------------------------------------
+
+
+async def delete(service: TopicService, name: TopicName, *, force: bool) -> None:
+    """Delete a topic, or a partitioned one with its partitions.
+
+    :raises TopicInUse: clients are there and ``force`` is not given.
+    :raises NotFound: there is none.
+    """
+    record = await service.catalog.partitioned.find(name) if name.partition < 0 else None
+    names = [name.with_partition(i) for i in range(record.partitions)] if record is not None else [name]
+    if not name.is_persistent:
+        service.non_persistent.delete(names, force=force, partitioned=record is not None)
+    topics = [await service.topic(one, create=record is not None) for one in names if one.is_persistent]
+    await _remove(service, topics, _anyway if force else _check_no_clients)
+    if record is not None:
+        await service.catalog.partitioned.delete(name)
+
+
+def _anyway(_: Topic) -> None:
+    """Clients are sent away."""
+
+
+def _check_no_clients(topic: Topic) -> None:
+    """:raises TopicInUse: somebody is connected."""
+    if busy := clients(topic):
+        raise TopicInUse(f"{topic.name} has {busy} producers and consumers: close them, or force")
+
+
+def clients(topic: Topic) -> int:
+    """Producers and consumers; replicators of other regions are none."""
+    producers = sum(producer.remote_region is None for producer in topic.producers.values())
+    return producers + sum(len(subscription.consumers) for subscription in topic.subscriptions.values())
+
+
+async def _remove(service: TopicService, topics: list[Topic], check: Check) -> None:
+    async with AsyncExitStack() as locks:
+        for topic in topics:
+            await locks.enter_async_context(service.lock(topic.name))
+        for topic in topics:
+            if service.topics.get(topic.name) is not topic:
+                raise TopicFenced(f"{topic.name} was opened anew meanwhile: delete it again")
+            check(topic)
+        for topic in topics:
+            topic.reopen = False
+            topic.fence("the topic was deleted")
+        for topic in topics:
+            await service.drop(topic)
+            await topic.progress_log.delete()
+            await topic.log.delete()
+            await service.catalog.topics.delete(topic_name.parse(topic.name))
+            service.forget(topic.name)
+
+
+# -- unused topics -------------------------------------------------------------------------------------------------
+
+
+async def remove_unused(service: TopicService) -> None:
+    """Remove the topics whose rules say so and that nobody uses; a partitioned one's partitions all together or not."""
+    found: dict[TopicName, list[Topic]] = {}
+    for name, topic in service.topics.items():
+        if topic.rules.inactive_topics.remove:
+            found.setdefault(topic_name.parse(name).base, []).append(topic)
+
+    def check(topic: Topic) -> None:
+        if not is_unused(topic, alone=service.regions_of(topic.name) == {service.region}):
+            raise TopicInUse(f"{topic.name} is used again")
+
+    for base, topics in found.items():
+        try:
+            record = await service.catalog.partitioned.find(base)
+            if record is None or len(topics) == record.partitions:
+                for topic in topics:
+                    check(topic)
+                await _remove(service, topics, check)
+                log.info("%s was removed: nobody used it", base)
+        except TopicInUse:
+            continue
+        except (TopicError, LedgerError, MetadataError) as error:
+            log.warning("%s is not used and could not be removed, next try in a while: %s", base, error)
+
+
+def is_unused(topic: Topic, *, alone: bool) -> bool:
+    """Has nobody used it for as long as its rules say, and is nothing of it to be kept?
+
+    :param alone: it lives in this region only.
+    """
+    rule, retention = topic.rules.inactive_topics, topic.rules.retention
+    idle_ms = topic.scheduler.now_ms() - topic.last_used_ms
+    if not alone or topic.failure is not None or topic.producers or topic.admission.is_expecting or clients(topic):
+        return False
+    if idle_ms < rule.seconds * 1000 or retention.time_minutes < 0 or idle_ms < retention.time_minutes * 60_000:
+        return False
+    if rule.mode == CAUGHT_UP:
+        return all(one.mark_delete >= topic.log.last_confirmed for one in topic.subscriptions.values())
+    return not topic.subscriptions
+
+
+# -- unused subscriptions ------------------------------------------------------------------------------------------
+
+
+async def expire_subscriptions(service: TopicService) -> None:
+    """Delete the subscriptions that nobody has used for as long as their topic's rules say."""
+    for topic in list(service.topics.values()):
+        for subscription in list(topic.subscriptions.values()):
+            if topic.failure is None and is_abandoned(subscription):
+                try:
+                    await remove_subscription(topic, subscription.name)
+                    log.info("subscription %s of %s expired: nobody used it", subscription.name, topic.name)
+                except TopicError as error:
+                    log.warning("subscription %s of %s did not expire: %s", subscription.name, topic.name, error)
+
+
+def is_abandoned(subscription: Subscription) -> bool:
+    """Has it had no consumer for so long? A replicated one may have some in other regions: it never counts as such."""
+    limit_ms = subscription.topic.rules.subscription_expiration_minutes * 60_000
+    if not limit_ms or not subscription.durable or subscription.replicated or subscription.consumers:
+        return False
+    last_used_ms = max(subscription.last_acked_ms, subscription.last_left_ms)
+    return subscription.topic.scheduler.now_ms() - last_used_ms > limit_ms

@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Topics go when they are deleted, and by themselves when nobody uses them and somebody said so; never otherwise."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pulsar
+import pytest
+from broker_process import BrokerProcess, wait_until
+from broker_regions import regions
+from meridian_broker.metadata.policy_values import CAUGHT_UP as CAUGHT_UP_MODE
+from meridian_broker.metadata.policy_values import InactiveTopics, Retention
+from meridian_broker.metadata.rules import Rules
+from meridian_broker.positions.position import EARLIEST
+from meridian_broker.topics import ruling
+from meridian_broker.topics.removal import expire_subscriptions, remove_unused
+from meridian_broker.topics.service import TopicService
+from meridian_broker.topics.topic import Topic
+from meridian_broker.wire.pulsar.topic_name import parse
+
+NS = "/admin/v2/namespaces/public"
+TOPICS = "/admin/v2/persistent/public"
+SOON = {
+    "inactiveTopicDeleteMode": "delete_when_no_subscriptions",
+    "maxInactiveDurationSeconds": 1,
+    "deleteWhileInactive": True,
+}
+CAUGHT_UP = SOON | {"inactiveTopicDeleteMode": "delete_when_subscriptions_caught_up"}
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
+    settings = {"brokerDeleteInactiveTopicsFrequencySeconds": "1"}
+    with BrokerProcess("solo", tmp_path_factory.mktemp("removal") / "data", settings=settings) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def client(broker: BrokerProcess) -> Iterator[pulsar.Client]:
+    made = pulsar.Client(broker.service_url, logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error))
+    yield made
+    made.close()
+
+
+def listed(broker: BrokerProcess, namespace: str) -> set[str]:
+    names: list[str] = broker.http("GET", f"{TOPICS}/{namespace}").json
+    return {name.rpartition("/")[2] for name in names}
+
+
+def test_deleting_with_clients_and_with_schemas(broker: BrokerProcess, client: pulsar.Client) -> None:
+    broker.http("PUT", f"{NS}/byhand")
+    topic = "public/byhand/t"
+    producer = client.create_producer(topic, schema=pulsar.schema.StringSchema())
+    consumer = client.subscribe(topic, "s")
+    producer.send("old")
+    assert broker.http("DELETE", f"{TOPICS}/byhand/t").status == 412
+    assert consumer.receive(5000).data() == b"old"
+    off = {"allowAutoTopicCreation": False, "topicType": "non-partitioned"}
+    assert broker.http("POST", f"{NS}/byhand/autoTopicCreation", off).status == 204
+    assert broker.http("DELETE", f"{TOPICS}/byhand/t?force=true").status == 204
+    schema = f"/admin/v2/schemas/{topic}/schema"
+    assert listed(broker, "byhand") == set()
+    assert broker.http("PUT", f"{TOPICS}/byhand/t").status == 204
+    assert broker.http("GET", schema).status == 200
+    wait_until(lambda: broker.http("DELETE", f"{TOPICS}/byhand/t?force=true&deleteSchema=true").status == 204, "it")
+    broker.http("PUT", f"{TOPICS}/byhand/t")
+    assert broker.http("GET", schema).status == 404
+    producer.close()
+    consumer.close()
+
+
+def test_topics_that_nobody_uses_go_where_policies_say_so(broker: BrokerProcess, client: pulsar.Client) -> None:
+    broker.http("PUT", f"{NS}/idle")
+    for name in ("gone", "subscribed", "retained", "used", "kept"):
+        client.create_producer(f"public/idle/{name}").close()
+    client.subscribe("public/idle/subscribed", "s").close()
+    used = client.create_producer("public/idle/used")
+    retention = {"retentionTimeInMinutes": 10, "retentionSizeInMB": 10}
+    assert broker.http("POST", f"{TOPICS}/idle/retained/retention", retention).status == 204
+    assert broker.http("POST", f"{TOPICS}/idle/kept/inactiveTopicPolicies", SOON | {"deleteWhileInactive": False})
+    assert broker.http("PUT", f"{TOPICS}/idle/parts/partitions", 2).status == 204
+    assert broker.http("POST", f"{NS}/idle/inactiveTopicPolicies", SOON).status == 204
+    left = {"subscribed", "retained", "used", "kept"}
+    wait_until(lambda: listed(broker, "idle") == left, "the unused topics to go", 15)
+    assert broker.http("GET", f"{TOPICS}/idle/parts/partitions").json["partitions"] == 2, "only what it holds goes"
+    # Now those whose subscriptions have everything, too.
+    consumer = client.subscribe("public/idle/behind", "s")
+    client.create_producer("public/idle/behind").send(b"not read")
+    consumer.close()
+    assert broker.http("POST", f"{NS}/idle/inactiveTopicPolicies", CAUGHT_UP).status == 204
+    used.close()
+    left = {"retained", "kept", "behind"}
+    wait_until(lambda: listed(broker, "idle") == left, "what is read to its end to go", 15)
+    consumer = client.subscribe("public/idle/behind", "s")
+    assert consumer.receive(5000).data() == b"not read"
+    consumer.close()
+
+
+def an_hour_passes(service: TopicService, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the clock alone."""
+    now_ms = service.scheduler.now_ms
+    monkeypatch.setattr(service.scheduler, "now_ms", lambda: now_ms() + 3_600_000)
+
+
+async def opened(service: TopicService, rules: Rules) -> Topic:
+    """A topic in the default namespace, which these rules hold for."""
+    service.defaults = rules
+    return await service.topic(parse("t"), create=True)
+
+
+async def test_what_may_be_used_in_other_regions_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rules = Rules(inactive_topics=InactiveTopics(True, CAUGHT_UP_MODE, 60), subscription_expiration_minutes=30)
+    async with regions(tmp_path, "us-east", "us-west") as (east, _):
+        service = east.process.service
+        topic = await opened(service, rules)
+        for name, replicated in (("alone", False), ("everywhere", True)):
+            topic.create_subscription(name, EARLIEST, replicated=replicated)
+        await expire_subscriptions(service)
+        assert set(topic.subscriptions) == {"alone", "everywhere"}, "nobody used them for a moment only"
+        an_hour_passes(service, monkeypatch)
+        await remove_unused(service)
+        assert service.topics[topic.name] is topic
+        assert topic.failure is None
+        await expire_subscriptions(service)
+        assert set(topic.subscriptions) == {"everywhere"}
+
+
+async def test_what_is_to_be_kept_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Retention counts from the last use, whatever was stored."""
+    rule = InactiveTopics(True, CAUGHT_UP_MODE, 60)
+    async with regions(tmp_path, "alone") as (region,):
+        service = region.process.service
+        topic = await opened(service, Rules(inactive_topics=rule))
+        await remove_unused(service)
+        assert service.topics.get(topic.name) is topic, "nobody used it for a moment only"
+        an_hour_passes(service, monkeypatch)
+        for retention in (Retention(-1, -1), Retention(-1, 5), Retention(90, 100)):
+            service.defaults = Rules(inactive_topics=rule, retention=retention)
+            ruling.follow(topic, service.rules(parse(topic.name)))
+            await remove_unused(service)
+            assert service.topics.get(topic.name) is topic
+        service.defaults = Rules(inactive_topics=rule, retention=Retention(50, 100))
+        ruling.follow(topic, service.rules(parse(topic.name)))
+        await remove_unused(service)
+        assert topic.name not in service.topics
+        assert await service.catalog.topics.find(parse(topic.name)) is None
