@@ -261,7 +261,7 @@ class Story:
         subscription = self._subscription(region, topic, name)
         if subscription is None:
             return
-        consumer = Consumer(subscription, _Nobody(), 0, "nobody", 0, 0, None)
+        consumer = Consumer(subscription, _Nobody(), 0, "nobody", 0, 0, None, None, subscription.progress.epoch)
         places = [self.world.position(region, origin, topic) for origin in self._origins(messages)]
         positions = [place for place in places if place is not None]
         bits = {place: (1 << subscription.topic.log.messages(place)) - 1 for place in positions}

@@ -67,7 +67,7 @@ class Record:
         self.last += 1
         return self.last
 
-    async def save_spans(self, spans: list[Span], last_own: Position, last_origins: Any) -> None:
+    async def save_spans(self, spans: list[Span], last_own: Position, last_origins: Any, *_: Any) -> None:
         self.spans = list(spans), last_own, dict(last_origins)
 
     async def save_progress_ledgers(self, ledgers: list[int]) -> None:
@@ -145,7 +145,7 @@ class World:
         return self.entries[number // 2 % len(self.entries)] if self.entries else None
 
     def _nobody(self, subscription: Subscription) -> Consumer:
-        return Consumer(subscription, _Nobody(), 0, "", 0, START_MS, None)
+        return Consumer(subscription, _Nobody(), 0, "", 0, START_MS, None, None, subscription.progress.epoch)
 
     # -- steps ---------------------------------------------------------------------------------------------------
 
@@ -187,6 +187,7 @@ class World:
     async def ack(self, number: int) -> None:
         subscription, entry = self.subscription(number), self._choose(number)
         if entry is not None:
+            subscription.sent_upto = max(subscription.sent_upto, entry.place)
             subscription.acknowledge(self._nobody(subscription), [entry.place])
             self.acked[subscription.name].add(entry.place)
 
@@ -195,6 +196,7 @@ class World:
         subscription, entry = self.subscription(number), self._choose(number)
         if entry is not None:
             acked = {place for place in self.owed(subscription.name) if place <= entry.place}
+            subscription.sent_upto = max(subscription.sent_upto, entry.place)
             subscription.acknowledge_cumulative(self._nobody(subscription), entry.place)
             self.acked[subscription.name] |= acked
 
