@@ -197,7 +197,9 @@ def test_regions_speak_over_tls_alone(secure: Secure) -> None:
     """Entries, progress and the remote's admin API: a partitioned topic needs all three."""
     topic = "persistent://public/default/across"
     path = "/admin/v2/persistent/public/default/across/partitions"
-    assert secure.brokers["east"].http("PUT", path, 2).status == 204
+    east, west = secure.brokers["east"], secure.brokers["west"]
+    assert east.http("PUT", path, 2).status == 204
+    wait_until(lambda: west.http("GET", path).json.get("partitions") == 2, "the partitions to follow")
     here, there = (secure.client(secure.service_url(region)) for region in REGIONS)
     consumer = there.subscribe(topic, "all", initial_position=pulsar.InitialPosition.Earliest)
     producer = here.create_producer(topic, batching_enabled=False)
