@@ -304,7 +304,7 @@ class Replicator:
             prev = self._chain
             if ledger != prev[0] or number != prev[1]:
                 prev = Position(ledger, number) if ledger >= 0 else EARLIEST
-                if prev != self._chain and not self._joins(prev, position):
+                if prev != self._chain and not self._joins(prev, position, place):
                     break
             if offset == entries.HEADER.size or self._permitted(stored):
                 version = None
@@ -441,14 +441,14 @@ class Replicator:
         if self._refusals < 2:
             self.hold = None
 
-    def _joins(self, prev: Position, position: Position) -> bool:
+    def _joins(self, prev: Position, position: Position, place: Position) -> bool:
         """Whether an entry whose ``prev`` is not the one we saw last may be sent all the same."""
         if self._chain == EARLIEST:
             # The remote has none of our entries: it begins with what is still stored, and status says where.
             self.joined_at = position
             return True
         if is_break(prev, position):
-            known = self._own_before(position.ledger)
+            known = self._own_before(place.ledger)  # not the origin's ledger: what came back stands in another
             return known <= self._chain or self._stop_gap(known, position)
         if prev > self._chain:
             return self._stop_gap(prev, position)
