@@ -55,7 +55,9 @@ def follow(topic: Topic, rules: Rules) -> None:
     topic.pacing.follow(rules)
     if topic.bounds != before:
         for subscription in topic.subscriptions.values():
-            subscription.unblock_all()
+            for consumer in subscription.consumers:
+                consumer.blocked = consumer.unacked_messages >= topic.bounds.unacked_per_consumer
+            subscription.dispatch_soon()
 
 
 def check_new_subscription(topic: Topic, name: str) -> None:

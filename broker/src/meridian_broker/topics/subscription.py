@@ -284,12 +284,6 @@ class Subscription:
             consumer.blocked = False
             self.dispatch_soon()
 
-    def unblock_all(self) -> None:
-        """How much may be sent and not acked changed."""
-        for consumer in self.consumers:
-            consumer.blocked = consumer.unacked_messages >= self.topic.bounds.unacked_per_consumer
-        self.dispatch_soon()
-
     # -- acknowledgements ----------------------------------------------------------------------------------------
 
     def acknowledge(
