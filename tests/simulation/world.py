@@ -10,12 +10,14 @@ from random import Random
 from typing import Final
 
 from meridian_broker.ledgers.store import LedgerError
+from meridian_broker.metadata import keys
 from meridian_broker.metadata.store import MetadataError
 from meridian_broker.positions.position import EARLIEST, Origin, Position
 from meridian_broker.replication.exchange_messages import PeerMessage
 from meridian_broker.topics import progress_log
 from meridian_broker.topics.errors import TopicError
 from meridian_broker.topics.subscription import SubscriptionType
+from meridian_broker.wire.pulsar import topic_name
 from simulation.broker import SimBroker, SimRegion
 from simulation.clients import SimConsumer, SimProducer
 from simulation.engine_disks import EngineLoop
@@ -183,12 +185,14 @@ class World:
     # -- agreement
 
     def topics(self) -> list[str]:
+        """Those that clients asked for and that exist in some region."""
         found: dict[str, None] = {}
         for _, topic in self.producers:
             found[topic] = None
         for consumer in self.consumers.values():
             found[consumer.topic] = None
-        return list(found)
+        made = [home.metadata.records for home in self.regions.values()]
+        return [topic for topic in found if any(keys.topic(topic_name.parse(full_name(topic))) in one for one in made)]
 
     def disagreement(self) -> str:
         """What still differs between regions; empty when nothing does."""
@@ -240,6 +244,8 @@ class World:
                 if not lacks:
                     continue
                 hold = self.hold(source, target, topic)
+                if hold == "GAP" and self.regions[target].restores:
+                    continue  # what it lost in the restore was given back everywhere; that is said, not skipped (R4)
                 first = self.shown(min(lacks))
                 return f"{target} lacks {len(lacks)} entries of {source}, the first {first}; hold {hold or 'none'}"
         return ""
