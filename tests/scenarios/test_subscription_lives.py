@@ -157,3 +157,28 @@ def test_r17_switched_off_and_on_again(regions: RegionsProcess) -> None:
         for region in REGIONS:
             wait_for_backlog(regions, region, topic, 4)
         take_numbers(subscribe(east, topic), range(1, 5))
+
+
+@pytest.mark.parametrize("partitions", [0, 2])
+def test_r8_a_topic_is_deleted_in_all_regions_and_made_again(regions: RegionsProcess, partitions: int) -> None:
+    topic = new_topic("deleted")
+    rest = f"/admin/v2/{topic.replace('://', '/')}"
+    if partitions:
+        assert regions.http(EAST, "PUT", f"{rest}/partitions", partitions).status == 204
+        rest += "/partitions"
+    with client(regions, EAST) as east, client(regions, WEST) as west:
+        publish(east, topic, numbered(range(4)))
+        consumer = subscribe(west, topic)
+        take_numbers(consumer, range(4))
+        refused = regions.http(EAST, "DELETE", rest)
+        assert refused.status == 412
+        assert "us-west has" in refused.reason
+        consumer.close()
+        assert regions.http(EAST, "DELETE", rest).status == 204
+        for region in REGIONS:
+            assert topic not in regions.http(region, "GET", "/admin/v2/persistent/public/default").text
+        # What is made again is another topic, which replicates both ways.
+        publish(west, topic, numbered(range(4, 6)))
+        take_numbers(subscribe(east, topic), range(4, 6))
+        publish(east, topic, numbered(range(6, 8)))
+        take_numbers(subscribe(west, topic), range(6, 8))

@@ -5,9 +5,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Final
+from urllib.parse import quote
 
 from aiohttp import web
 
+from meridian_broker.admin.everywhere import ask_all
 from meridian_broker.admin.requests import (
     Refused,
     answer,
@@ -23,11 +26,17 @@ from meridian_broker.admin.requests import (
     state,
     topic_of,
 )
+from meridian_broker.admin.state import AdminState
+from meridian_broker.admin.users import topic_objections
 from meridian_broker.metadata.errors import Invalid
 from meridian_broker.metadata.topic_catalog import MAX_PARTITIONS
-from meridian_broker.topics import termination
+from meridian_broker.positions import Stamp
+from meridian_broker.topics import removal, termination
 from meridian_broker.topics.topic import Topic
 from meridian_broker.wire.pulsar.topic_name import NON_PERSISTENT, TopicName
+
+CLOCKS_APART_MS: Final = 3_600_000
+"""How far another region's clock may be ahead of ours."""
 
 
 async def opened(request: web.Request) -> list[Topic]:
@@ -91,9 +100,38 @@ async def delete(request: web.Request) -> web.Response:
 
 
 async def _delete(request: web.Request, name: TopicName) -> None:
-    await state(request).service.delete_topic(name, force=flag(request, "force"))
+    """Here, then in the topic's other regions, as one deletion (R8).
+
+    :raises Refused: it is used in another region or one cannot be asked, and it is not forced; or it is gone here, and
+        another region could not be told.
+    """
+    admin = state(request)
+    given = request.query.get("stamp")
+    if given is not None:
+        await removal.delete_as_elsewhere(admin.service, name, _stamp(admin, given))
+    else:
+        others = admin.service.regions_of(str(name)) - {admin.region} if name.is_persistent else frozenset()
+        path = request.rel_url.raw_path
+        forced = flag(request, "force")
+        if others and not forced and (objection := await topic_objections(admin, str(name), others, path)) is not None:
+            raise Refused(412, objection)
+        stamp = await removal.delete(admin.service, name, force=forced)
+        if others and stamp is not None:
+            await ask_all(admin, others, "DELETE", f"{path}?stamp={quote(str(stamp), safe='')}")
     if flag(request, "deleteSchema") and name.partition < 0:
-        await state(request).catalog.schemas.delete(name)
+        await admin.catalog.schemas.delete(name)
+
+
+def _stamp(admin: AdminState, text: str) -> Stamp:
+    """:raises Refused: it is no stamp, or none that another region can have given."""
+    try:
+        stamp = Stamp.parse(text)
+    except ValueError as error:
+        raise Refused(400, str(error)) from None
+    ahead_ms = stamp.time_ms - admin.service.scheduler.now_ms()
+    if stamp.region == admin.region or admin.catalog.cluster(stamp.region) is None or ahead_ms > CLOCKS_APART_MS:
+        raise Refused(412, f"?stamp={text}: no other region can have given this stamp")
+    return stamp
 
 
 # -- partitions ----------------------------------------------------------------------------------------------------
@@ -132,7 +170,8 @@ async def grow(request: web.Request) -> web.Response:
 async def delete_partitioned(request: web.Request) -> web.Response:
     """Delete a partitioned topic with all its partitions."""
     name = any_topic_of(request)
-    await state(request).catalog.partitioned.get(name)
+    if "stamp" not in request.query:
+        await state(request).catalog.partitioned.get(name)
     await _delete(request, name)
     return done()
 

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, Final
 from urllib.parse import quote
 
@@ -22,19 +22,30 @@ async def objections(admin: AdminState, topic: str, subscription: str) -> str | 
     domain, tenant, namespace, local = below.split("/", 3)
     path = f"/meridian/v1/subscriptions/{domain}/{tenant}/{namespace}/{quote(local, safe='')}"
     others = sorted(admin.service.regions_of(topic) - {admin.region})
-    said = await asyncio.gather(
-        *(_consumers(admin, region, f"{path}/{quote(subscription, safe='')}") for region in others)
-    )
+    path += f"/{quote(subscription, safe='')}/status"
+    said = await asyncio.gather(*(_asked(admin, region, path, _consumers, "consumers") for region in others))
     reasons = [one for one in said if one]
     if not reasons:
         return None
     return f"subscription {subscription!r} of {topic} stays: {'; '.join(reasons)}. Close them, or force"
 
 
-async def _consumers(admin: AdminState, region: str, path: str) -> str:
+async def topic_objections(admin: AdminState, topic: str, others: Collection[str], path: str) -> str | None:
+    """Why a topic may not go: clients in other regions, or regions that cannot be asked. ``path``: of its deletion."""
+    base = path.removesuffix("/partitions")
+    stats = f"{base}/stats" if base == path else f"{base}/partitioned-stats"
+    said = await asyncio.gather(*(_asked(admin, region, stats, _clients, "clients") for region in sorted(others)))
+    reasons = [one for one in said if one]
+    return f"{topic} stays: {'; '.join(reasons)}. Close them, or force" if reasons else None
+
+
+async def _asked(
+    admin: AdminState, region: str, path: str, count: Callable[[Mapping[str, Any]], int], what: str
+) -> str:
+    """Why a region objects; empty when it does not."""
     try:
         async with asyncio.timeout(SECONDS):
-            status, said = await ask(admin, region, "GET", f"{path}/status")
+            status, said = await ask(admin, region, "GET", path)
     except Refused as refused:
         return str(refused)
     except TimeoutError:
@@ -43,10 +54,18 @@ async def _consumers(admin: AdminState, region: str, path: str) -> str:
         return ""
     if status != 200 or not isinstance(said, Mapping):
         return f"{region} cannot be asked: it answered {status}"
-    count = _count(said)
-    return f"{region} has {count} consumers of it" if count else ""
+    using = count(said)
+    return f"{region} has {using} {what} of it" if using else ""
 
 
-def _count(said: Mapping[str, Any]) -> int:
+def _consumers(said: Mapping[str, Any]) -> int:
     parts = said.get("partitions")
-    return sum(map(_count, parts.values())) if isinstance(parts, Mapping) else int(said.get("consumers", 0))
+    return sum(map(_consumers, parts.values())) if isinstance(parts, Mapping) else int(said.get("consumers", 0))
+
+
+def _clients(said: Mapping[str, Any]) -> int:
+    parts = said.get("partitions")
+    if isinstance(parts, Mapping) and parts:
+        return sum(map(_clients, parts.values()))
+    subscriptions = said.get("subscriptions", {}).values()
+    return len(said.get("publishers", ())) + sum(len(one.get("consumers", ())) for one in subscriptions)

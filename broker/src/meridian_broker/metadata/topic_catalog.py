@@ -267,6 +267,15 @@ class Topics:
             self.on_change(topic, False)
         return deleted
 
+    async def mark_deleted(self, topic: TopicName, stamp: Stamp) -> None:
+        """Remember a deletion in another region: what is made under the name later is of that incarnation (R8)."""
+
+        async def attempt() -> bool | None:
+            check, put, _ = await self._deletions.marking(topic, stamp)
+            return await self._access.store.transact([check], [put]) or None
+
+        await self._access.retry(f"marking {topic} as deleted", attempt)
+
 
 class PoliciesOfTopics:
     """What topics set themselves, over what their namespaces say. They go when the topic is deleted."""

@@ -52,6 +52,15 @@ class Stamp(NamedTuple):
     def __str__(self) -> str:
         return f"{self.time_ms}.{self.counter}@{self.region}"
 
+    @classmethod
+    def parse(cls, text: str) -> Stamp:
+        """What ``str`` wrote. :raises ValueError: anything else."""
+        numbers, _, region = text.partition("@")
+        time_ms, _, counter = numbers.partition(".")
+        if not (region and time_ms.isdecimal() and counter.isdecimal() and numbers.isascii() and len(numbers) < 40):
+            raise ValueError(f"{text[:80]!r} is no stamp: milliseconds, a counter and a region are, as 12.0@us-east")
+        return cls(int(time_ms), int(counter), region)
+
     def encode(self) -> bytes:
         """``u64 time | u64 counter | region``. Read it back with ``decode``; not made to be compared as bytes."""
         return _FIXED.pack(self.time_ms, self.counter) + self.region.encode()

@@ -271,8 +271,7 @@ class Lives:
 
 
 def _is_shared(subscription: Subscription) -> bool:
-    record = subscription.record
-    return subscription.durable and (record.replicated or record.flag_stamp != ZERO)
+    return subscription.durable and subscription.record.is_shared
 
 
 def _nothing(record: SubscriptionRecord) -> Progress:

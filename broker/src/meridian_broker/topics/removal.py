@@ -8,16 +8,19 @@ that it is not used there (R16).
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING
 
 from meridian_broker.ledgers.store import LedgerError
+from meridian_broker.metadata.errors import NotFound
 from meridian_broker.metadata.policy_values import CAUGHT_UP
 from meridian_broker.metadata.store import MetadataError
+from meridian_broker.positions import Stamp
 from meridian_broker.topics.administration import remove_subscription
-from meridian_broker.topics.errors import TopicError, TopicFenced, TopicInUse
+from meridian_broker.topics.errors import TopicError, TopicFenced, TopicInUse, TopicNotFound
 from meridian_broker.wire.pulsar import topic_name
 from meridian_broker.wire.pulsar.topic_name import TopicName
 
@@ -35,9 +38,10 @@ Check = Callable[["Topic"], None]
 # -- by hand -------------------------------------------------------------------------------------------------------
 
 
-async def delete(service: TopicService, name: TopicName, *, force: bool) -> None:
-    """Delete a topic, or a partitioned one with its partitions.
+async def delete(service: TopicService, name: TopicName, *, force: bool, stamp: Stamp | None = None) -> Stamp | None:
+    """Delete a topic, or a partitioned one with its partitions. Answers the deletion's stamp, of a persistent topic.
 
+    :param stamp: of the same deletion in another region: both then mean the same incarnation (R8).
     :raises TopicInUse: clients are there and ``force`` is not given.
     :raises NotFound: there is none.
     """
@@ -46,9 +50,17 @@ async def delete(service: TopicService, name: TopicName, *, force: bool) -> None
     if not name.is_persistent:
         service.non_persistent.delete(names, force=force, partitioned=record is not None)
     topics = [await service.topic(one, create=record is not None) for one in names if one.is_persistent]
-    await _remove(service, topics, _anyway if force else _check_no_clients)
+    stamp = await _remove(service, topics, _anyway if force else _check_no_clients, stamp)
     if record is not None:
-        await service.catalog.partitioned.delete(name)
+        stamp = await service.catalog.partitioned.delete(name, stamp)
+    return stamp
+
+
+async def delete_as_elsewhere(service: TopicService, name: TopicName, stamp: Stamp) -> None:
+    """Another region deleted it, whoever uses it here: so is it here, also where there is none to delete (R8)."""
+    with contextlib.suppress(NotFound, TopicNotFound):
+        await delete(service, name, force=True, stamp=stamp)
+    await service.catalog.topics.mark_deleted(name, stamp)
 
 
 def _anyway(_: Topic) -> None:
@@ -67,7 +79,7 @@ def clients(topic: Topic) -> int:
     return producers + sum(len(subscription.consumers) for subscription in topic.subscriptions.values())
 
 
-async def _remove(service: TopicService, topics: list[Topic], check: Check) -> None:
+async def _remove(service: TopicService, topics: list[Topic], check: Check, stamp: Stamp | None = None) -> Stamp | None:
     async with AsyncExitStack() as locks:
         for topic in topics:
             await locks.enter_async_context(service.lock(topic.name))
@@ -82,8 +94,9 @@ async def _remove(service: TopicService, topics: list[Topic], check: Check) -> N
             await service.drop(topic)
             await topic.progress_log.delete()
             await topic.log.delete()
-            await service.catalog.topics.delete(topic_name.parse(topic.name))
+            stamp = await service.catalog.topics.delete(topic_name.parse(topic.name), stamp)
             service.forget(topic.name)
+    return stamp
 
 
 # -- unused topics -------------------------------------------------------------------------------------------------
@@ -146,9 +159,9 @@ async def expire_subscriptions(service: TopicService) -> None:
 
 
 def is_abandoned(subscription: Subscription) -> bool:
-    """Has it had no consumer for so long? A replicated one may have some in other regions: it never counts as such."""
+    """Has it had no consumer for so long? One that other regions know may have some there: it never counts as such."""
     limit_ms = subscription.topic.rules.subscription_expiration_minutes * 60_000
-    if not limit_ms or not subscription.durable or subscription.replicated or subscription.consumers:
+    if not limit_ms or not subscription.durable or subscription.record.is_shared or subscription.consumers:
         return False
     last_used_ms = max(subscription.last_acked_ms, subscription.last_left_ms)
     return subscription.topic.scheduler.now_ms() - last_used_ms > limit_ms

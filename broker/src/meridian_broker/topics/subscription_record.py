@@ -26,6 +26,11 @@ class SubscriptionRecord:
     """The deletion was forced."""
 
     @property
+    def is_shared(self) -> bool:
+        """Other regions know of it: it is replicated, or was until the flag was switched off."""
+        return self.replicated or self.flag_stamp != ZERO
+
+    @property
     def is_gone(self) -> bool:
         return self.created == ZERO and self.deleted != ZERO
 
