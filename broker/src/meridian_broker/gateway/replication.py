@@ -151,7 +151,8 @@ class ReplicatorRunner:
         except (ClientError, TimeoutError) as error:
             reason = str(error) or f"no answer in {ASK_SECONDS:g} s"
             raise PeerAway(f"{region} does not give entries of {want.origin}: {reason}") from error
-        return Found(tuple(answer.entries), answer.chained, answer.settled)
+        last = Position(answer.last_ledger, answer.last_entry)
+        return Found(tuple(answer.entries), answer.chained, answer.settled, last)
 
     def status(self, topic_name: str) -> dict[str, ReplicatorStatus]:
         """By remote region."""

@@ -155,6 +155,12 @@ class TopicLog(Chain):
         if self._writer is not None and self._own_link.entry < 0 and not self._chapters[-1].is_joined:
             self._own_link, self._own_waits = self._own_appended, True
 
+    def follow(self, end: Position) -> None:
+        """The next own entry comes after ``end``, which is stored nowhere any more (R5)."""
+        if end > self._own_appended:
+            self._own_appended = self._own_link = end
+            self._own_waits = True
+
     @property
     def region(self) -> str:
         return self._codes.names[0]

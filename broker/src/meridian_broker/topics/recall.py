@@ -56,6 +56,8 @@ class Found(NamedTuple):
     """The first follows ``after``; nothing in between is missing here."""
     is_settled: bool
     """The origin itself answers, and knows of nothing more that it might have lost."""
+    last: Position = EARLIEST
+    """The last entry of the origin that was ever stored there; given back meanwhile, perhaps."""
 
 
 class PeerAway(Exception):
@@ -94,7 +96,8 @@ async def find(topic: Topic, asker: str, want: Want) -> Found:
         size += len(stored)
         if size >= ANSWER_BYTES or len(entries) >= ANSWER_ENTRIES:
             break
-    return Found(tuple(entries), is_chained, settled)
+    end = topic.log.last_own if is_own else topic.log.last_origin.get(want.origin, EARLIEST)
+    return Found(tuple(entries), is_chained, settled, end)
 
 
 def _as_foreign(stored: bytes, header: EntryHeader, region: str, origin: Position) -> bytes:
@@ -264,6 +267,8 @@ class Recall:
                 )
                 chained = {first: having[first]}
             if not chained:
+                if origin == topic.region and before == LATEST and not away and not having:
+                    await self._follow_end(max((one.last for one in found.values()), default=EARLIEST))
                 return away | having.keys()
             best = max(chained, key=lambda region: len(chained[region].entries))
             stored = await self._store(want, chained[best].entries)
@@ -271,6 +276,14 @@ class Recall:
                 return away | {best}  # something else was stored meanwhile: next time
             after = stored
         return set(asking)
+
+    async def _follow_end(self, end: Position) -> None:
+        """What lies up to there is in no region any more, as all that had it gave it back: go on behind it."""
+        topic = self._topic
+        if end > topic.log.last_own:
+            if topic.metadata is not None:
+                await topic.metadata.never_below(end.ledger)
+            topic.log.follow(end)
 
     async def _store(self, want: Want, entries: Iterable[bytes]) -> Position | None:
         """Store what came, unless something else did meanwhile. Durable when it returns; says the last one."""

@@ -34,7 +34,12 @@ async def _answer(connection: Connection, asked: peer_pb2.EntriesWanted) -> None
         connection.fail(asked.request_id, error)
         return
     answer = peer_pb2.EntriesFound(
-        request_id=asked.request_id, entries=found.entries, chained=found.is_chained, settled=found.is_settled
+        request_id=asked.request_id,
+        entries=found.entries,
+        chained=found.is_chained,
+        settled=found.is_settled,
+        last_ledger=found.last.ledger,
+        last_entry=found.last.entry,
     )
     if connection.transport is not None:
         connection.write(encode.simple(pb.BaseCommand.ENTRIES_FOUND, answer))

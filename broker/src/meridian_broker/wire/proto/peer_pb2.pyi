@@ -78,16 +78,20 @@ class EntriesWanted(_message.Message):
     def __init__(self, request_id: _Optional[int] = ..., region: _Optional[str] = ..., topic: _Optional[str] = ..., incarnation: _Optional[str] = ..., origin: _Optional[str] = ..., after_ledger: _Optional[int] = ..., after_entry: _Optional[int] = ..., before_ledger: _Optional[int] = ..., before_entry: _Optional[int] = ...) -> None: ...
 
 class EntriesFound(_message.Message):
-    __slots__ = ("request_id", "entries", "chained", "settled")
+    __slots__ = ("request_id", "entries", "chained", "settled", "last_ledger", "last_entry")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     ENTRIES_FIELD_NUMBER: _ClassVar[int]
     CHAINED_FIELD_NUMBER: _ClassVar[int]
     SETTLED_FIELD_NUMBER: _ClassVar[int]
+    LAST_LEDGER_FIELD_NUMBER: _ClassVar[int]
+    LAST_ENTRY_FIELD_NUMBER: _ClassVar[int]
     request_id: int
     entries: _containers.RepeatedScalarFieldContainer[bytes]
     chained: bool
     settled: bool
-    def __init__(self, request_id: _Optional[int] = ..., entries: _Optional[_Iterable[bytes]] = ..., chained: bool = ..., settled: bool = ...) -> None: ...
+    last_ledger: int
+    last_entry: int
+    def __init__(self, request_id: _Optional[int] = ..., entries: _Optional[_Iterable[bytes]] = ..., chained: bool = ..., settled: bool = ..., last_ledger: _Optional[int] = ..., last_entry: _Optional[int] = ...) -> None: ...
 
 class ProgressHello(_message.Message):
     __slots__ = ("region", "protocol_version", "next_delta", "answer")
