@@ -28,7 +28,7 @@ test: setup ## unit, simulation, integration and scenario tests, JOBS=3 files at
 	@$(BIN)/python -m pytest -n $(JOBS) --dist loadfile tests/unit tests/simulation tests/integration tests/scenarios
 
 .PHONY: interop
-interop: setup ## the official Go client against a broker, where Go is installed; INTEROP_PULSAR_URL: a Pulsar to compare
+interop: setup ## the official Go and Java clients, where Go or Java and Maven are; INTEROP_PULSAR_URL: a Pulsar to compare
 	@$(BIN)/python -m pytest -rs tests/interop $(if $(INTEROP_PULSAR_URL),tests/integration/test_protocol_answers.py)
 
 .PHONY: check
