@@ -430,7 +430,7 @@ class ConsumerServer:
                 return
             bits = {p: (1 << messages[p]) - 1 & ~batches.get(p, 0) for p in positions}
             # What this life of the broker did not send since a rewind does not count after it (R13).
-            late = {p: acked for p, acked in bits.items() if consumer.subscription.ack_epoch(consumer, p) != epoch}
+            late = {p: acked for p, acked in bits.items() if subscription_of(consumer).ack_epoch(consumer, p) != epoch}
             counting = {p: acked for p, acked in bits.items() if p not in late}
             model, home, topic = self._model, self._broker.home, self._client.topic
             told = [
@@ -447,7 +447,7 @@ class ConsumerServer:
             consumer = self._consumer
             if consumer is not None:
                 model, home, topic = self._model, self._broker.home, self._client.topic
-                sent = position if epoch == ZERO else min(position, consumer.subscription.sent_upto)
+                sent = position if epoch == ZERO else min(position, subscription_of(consumer).sent_upto)
                 told = [model.acking_up_to(home, topic, consumer, sent, epoch)]
                 if sent < position:
                     told.append(model.acking_up_to(home, topic, consumer, position, ZERO))
