@@ -22,8 +22,9 @@ from meridian_broker.metadata.store import MetadataError
 from meridian_broker.positions import HybridClock
 from meridian_broker.replication.exchange import ProgressExchange
 from meridian_broker.topics.errors import TopicError
+from meridian_broker.topics.limits import TopicLimits
 from meridian_broker.topics.service import TopicService
-from meridian_broker.topics.topic import Topic, TopicLimits
+from meridian_broker.topics.topic import Topic
 from meridian_broker.wire.pulsar import topic_name
 from meridian_broker.wire.pulsar.errors import WireError
 from simulation.disks import Volume

@@ -76,7 +76,7 @@ from meridian_broker.ledgers.store import LedgerError
 from meridian_broker.metadata.store import MetadataError
 from meridian_broker.positions import ZERO, Cause, Progress, Stamp
 from meridian_broker.positions.position import EARLIEST, LATEST, Origin, Position
-from meridian_broker.topics import drops
+from meridian_broker.topics import drops, upkeep
 from meridian_broker.topics.consumer import Consumer
 from meridian_broker.topics.errors import TopicError
 from meridian_broker.topics.producer import Producer
@@ -467,7 +467,7 @@ class Story:
             async def work() -> None:
                 broker.home.is_trimming = True
                 try:
-                    await broker.service.trim_all()
+                    await upkeep.trim_all(broker.service)
                 finally:
                     broker.home.is_trimming = False
                 self.world.model.check_open()

@@ -31,9 +31,10 @@ from meridian_broker.topics.delayed import TICK_MS, Delays
 from meridian_broker.topics.dispatch import SharedDispatcher
 from meridian_broker.topics.key_ranges import KeySharedPolicy
 from meridian_broker.topics.key_shared import KeySharedDispatcher
+from meridian_broker.topics.limits import TopicLimits
 from meridian_broker.topics.progress_log import ProgressLog
 from meridian_broker.topics.subscription import Subscription, SubscriptionType
-from meridian_broker.topics.topic import Topic, TopicLimits
+from meridian_broker.topics.topic import Topic
 from meridian_broker.wire.proto import pulsar_pb2 as pb
 from meridian_broker.wire.pulsar.metadata import build_body
 

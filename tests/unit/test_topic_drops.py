@@ -23,9 +23,10 @@ from meridian_broker.server.loop import LoopScheduler
 from meridian_broker.topics import cursor, drops
 from meridian_broker.topics.administration import _Nobody
 from meridian_broker.topics.consumer import Consumer
+from meridian_broker.topics.limits import TopicLimits
 from meridian_broker.topics.progress_log import ProgressLog
 from meridian_broker.topics.subscription import Subscription
-from meridian_broker.topics.topic import Topic, TopicLimits
+from meridian_broker.topics.topic import Topic
 
 START_MS = 1_700_000_000_000
 TTL_MS = 1000

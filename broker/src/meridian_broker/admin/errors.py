@@ -17,6 +17,7 @@ from meridian_broker.metadata.errors import AlreadyExists, Contended, Invalid, N
 from meridian_broker.metadata.limits import BadRequest
 from meridian_broker.metadata.store import MetadataError, MetadataUnavailable, VersionConflict
 from meridian_broker.topics.errors import (
+    CompactionRunning,
     ConsumerBusy,
     IncompatibleSchema,
     InvalidName,
@@ -48,6 +49,7 @@ STATUSES: Final[tuple[tuple[type[Exception], int], ...]] = (
     (Contended, 409),
     (VersionConflict, 409),
     (SubscriptionExists, 409),
+    (CompactionRunning, 409),
     (IncompatibleSchema, 409),
     (Invalid, 412),
     (InvalidName, 412),

@@ -10,6 +10,7 @@ from aiohttp import web
 
 from meridian_broker.admin import (
     clusters,
+    compacting,
     expiring,
     exporting,
     health,
@@ -129,6 +130,8 @@ ROUTES: Final[tuple[Route, ...]] = (
     *_policies("topic", _TOPIC),
     Route("POST", f"{_TOPIC}/terminate", topics.terminate),
     Route("POST", f"{_TOPIC}/terminate/partitions", topics.terminate_partitions),
+    _get(f"{_TOPIC}/compaction", compacting.status),
+    _write("PUT", f"{_TOPIC}/compaction", compacting.start),
     _get(f"{_TOPIC}/lastMessageId", topics.last_message_id),
     _get(f"{_TOPIC}/messageid/{{timestamp}}", topics.message_id_by_time),
     _get(f"{_TOPIC}/subscriptions", subscriptions.listed),

@@ -31,6 +31,7 @@ from meridian_broker.topics.administration import (
     replicate_subscription,
     skip,
 )
+from meridian_broker.topics.compaction import COMPACTION_SUBSCRIPTION
 from meridian_broker.topics.errors import SubscriptionExists, SubscriptionNotFound
 from meridian_broker.topics.subscription import Subscription
 from meridian_broker.topics.topic import Topic
@@ -52,8 +53,13 @@ async def named(request: web.Request) -> list[Subscription]:
 
 async def listed(request: web.Request) -> web.Response:
     """Names of the topic's subscriptions."""
-    topics = await non_persistent(request) if is_non_persistent(request) else await opened(request)
-    return answer(sorted({name for topic in topics for name in topic.subscriptions}))
+    if is_non_persistent(request):
+        return answer(sorted({name for topic in await non_persistent(request) for name in topic.subscriptions}))
+    topics = await opened(request)
+    names = {name for topic in topics for name in topic.subscriptions}
+    if any(topic.compaction.view is not None for topic in topics):
+        names.add(COMPACTION_SUBSCRIPTION)
+    return answer(sorted(names))
 
 
 async def create(request: web.Request) -> web.Response:
@@ -75,8 +81,12 @@ async def create(request: web.Request) -> web.Response:
 async def delete(request: web.Request) -> web.Response:
     """Delete a subscription, a replicated one in all regions; ``?force=true`` also when it has consumers.
 
-    They count in all regions, and those that cannot be asked forbid it as well (R16).
+    They count in all regions, and those that cannot be asked forbid it as well (R16). Deleting that of compaction
+    deletes the compacted view.
     """
+    if part(request, "subscription") == COMPACTION_SUBSCRIPTION:
+        await _forget_view(await opened(request))
+        return done()
     found = await named(request)
     forced = flag(request, "force")
     if not forced:
@@ -102,6 +112,14 @@ async def check_elsewhere(request: web.Request, found: list[Subscription]) -> No
         objection = await objections(state(request), asked, shared[0].name)
         if objection is not None:
             raise Refused(412, objection)
+
+
+async def _forget_view(topics: list[Topic]) -> None:
+    having = [topic.compaction for topic in topics if topic.compaction.view is not None]
+    if not having:
+        raise SubscriptionNotFound(f"{topics[0].name} was never compacted")
+    for compaction in having:
+        await compaction.forget()
 
 
 async def reset_to_time(request: web.Request) -> web.Response:

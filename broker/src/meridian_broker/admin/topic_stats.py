@@ -94,6 +94,7 @@ class TopicStats:
                 for ledger, entries, size in counts
             ],
             "cursors": cursors,
+            "compactedLedger": _compacted(topic),
             "schemaLedgers": [],
             "incarnation": topic.incarnation,
             "lastOwn": str(log.last_own),
@@ -233,6 +234,18 @@ def _cursor(subscription: Subscription, stands: Standing) -> Json:
             "floors": {region: str(floor) for region, floor in sorted(subscription.progress.floors().items())},
             "detail": subscription.progress.count_detail(),
         },
+    }
+
+
+def _compacted(topic: Topic) -> Json:
+    """The ledger of the compacted view, and how far it goes."""
+    view = topic.compaction.view
+    having = (-1, -1, -1) if view is None else (view.record.ledger_id, view.record.entries, view.record.size)
+    return {
+        **dict(zip(("ledgerId", "entries", "size"), having, strict=True)),
+        "offloaded": False,
+        "underReplicated": False,
+        "horizon": None if view is None else str(view.horizon),
     }
 
 

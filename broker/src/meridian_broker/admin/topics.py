@@ -258,7 +258,7 @@ async def terminate_partitions(request: web.Request) -> web.Response:
 async def last_message_id(request: web.Request) -> web.Response:
     """Id of the last message; ``-1:-1`` when there is none."""
     topic = await opened_one(request)
-    return answer(id_json(topic.last_message(), topic.partition))
+    return answer(id_json(await topic.last_message(), topic.partition))
 
 
 async def message_id_by_time(request: web.Request) -> web.Response:

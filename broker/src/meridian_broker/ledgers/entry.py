@@ -41,12 +41,15 @@ EXTRA_REPLICATE_TO: Final = 1
 """Comma-joined region names this entry may go to; absent means all."""
 EXTRA_DELIVER_AT: Final = 2
 """u64 milliseconds: not before this time."""
+EXTRA_KEPT: Final = 3
+"""In a compacted view, of a batch that lost messages: the bits of those that are left, least significant byte first."""
 
 HEADER: Final = struct.Struct(">BBHIIIQQqq")
 _BARE: Final = bytes((0, 0, 0, 4))
 _FOREIGN: Final = struct.Struct(">qqB")
 _EXTRA: Final = struct.Struct(">BH")
 _U64: Final = struct.Struct(">Q")
+_MAX_OFFSET: Final = (1 << 16) - 1
 
 
 class EntryFormatError(ValueError):
@@ -71,6 +74,8 @@ class EntryHeader(NamedTuple):
     """The origin's position; None: the entry's own position is its origin."""
     replicate_to: tuple[str, ...] | None
     deliver_at_ms: int | None
+    kept: int | None = None
+    """Bits of the messages that compaction left in a batch; None: all."""
 
     @property
     def is_marker(self) -> bool:
@@ -162,7 +167,7 @@ def unpack(entry: bytes) -> EntryHeader:
                 f"entry format {version}: this broker reads format {FORMAT_VERSION} only; a newer broker wrote it, "
                 "start that version again"
             )
-        region = origin = replicate_to = deliver_at = None
+        region = origin = replicate_to = deliver_at = kept = None
         at = HEADER.size
         if flags & FOREIGN:
             ledger, number, length = _FOREIGN.unpack_from(entry, at)
@@ -176,6 +181,8 @@ def unpack(entry: bytes) -> EntryHeader:
                 replicate_to = tuple(name for name in str(entry[at : at + length], "utf-8").split(",") if name)
             elif kind == EXTRA_DELIVER_AT:
                 (deliver_at,) = _U64.unpack_from(entry, at)
+            elif kind == EXTRA_KEPT:
+                kept = int.from_bytes(entry[at : at + length], "little")
             at += length
     except (struct.error, UnicodeDecodeError) as error:
         raise EntryFormatError(f"{len(entry)} bytes are no stored entry: {error}") from error
@@ -192,7 +199,34 @@ def unpack(entry: bytes) -> EntryHeader:
         origin,
         replicate_to,
         deliver_at,
+        kept,
     )
+
+
+def with_kept(entry: bytes, kept: int, body: bytes) -> bytes:
+    """The entry with another body: its batch after compaction, of which the messages with these bits are left.
+
+    :raises EntryFormatError: so many messages that their bits have no room in the header.
+    """
+    bits = kept.to_bytes((kept.bit_length() + 7) // 8 or 1, "little")
+    head = _without_kept(entry) + _EXTRA.pack(EXTRA_KEPT, len(bits)) + bits
+    if len(head) > _MAX_OFFSET:
+        raise EntryFormatError(f"the bits of {kept.bit_length()} messages have no room in an entry's header")
+    return head[:2] + len(head).to_bytes(2, "big") + head[4:] + body
+
+
+def _without_kept(entry: bytes) -> bytes:
+    at, offset = HEADER.size, entry[2] << 8 | entry[3]
+    if entry[1] & FOREIGN:
+        at += _FOREIGN.size + entry[at + _FOREIGN.size - 1]
+    head = entry[:at]
+    while at < offset:
+        kind, length = _EXTRA.unpack_from(entry, at)
+        end = at + _EXTRA.size + length
+        if kind != EXTRA_KEPT:
+            head += entry[at:end]
+        at = end
+    return head
 
 
 def deliver_at_ms(entry: bytes) -> int:

@@ -207,6 +207,38 @@ class LedgerRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class CompactedRecord:
+    """The compacted view of a topic."""
+
+    ledger_id: int
+    """The ledger it is kept in."""
+    horizon: Position
+    """The last entry of the log that it takes account of."""
+    first: int = 0
+    """The first entry of that ledger that is one of the view."""
+    entries: int = 0
+    """How many there are."""
+    size: int = 0
+    """Bytes of the whole ledger."""
+
+    def to_json(self) -> Json:
+        return {
+            "id": self.ledger_id,
+            "horizon": str(self.horizon),
+            "first": self.first,
+            "entries": self.entries,
+            "size": self.size,
+        }
+
+    @classmethod
+    def from_json(cls, source: Any) -> CompactedRecord:
+        """:raises Invalid: a field is not what it should be."""
+        data = mapping(source, "a compacted view")
+        ledger_id, first, entries, size = (take(data, key, int, 0) for key in ("id", "first", "entries", "size"))
+        return cls(ledger_id, _position(data, "horizon"), first, entries, size)
+
+
+@dataclass(frozen=True, slots=True)
 class TopicRecord:
     """What this region must know of a topic, or of one partition, before it can open it."""
 
@@ -231,6 +263,10 @@ class TopicRecord:
     """The epoch of the broker that opened the topic last: its ledgers' fence (R10)."""
     holes: Mapping[str, tuple[tuple[Position, Position], ...]] = field(default_factory=dict)
     """Per origin, between which entries some may still have to be fetched from other regions (R5, R6)."""
+    compacted: CompactedRecord | None = None
+    """The compacted view, when there is one."""
+    compaction_scraps: tuple[int, ...] = ()
+    """Ledgers that compaction may have begun, or left behind: they are deleted when the topic is opened."""
 
     def to_json(self) -> Json:
         return {
@@ -244,6 +280,8 @@ class TopicRecord:
             "topicEpoch": self.topic_epoch,
             "owner": self.owner,
             **({"holes": {o: [[str(a), str(b)] for a, b in r] for o, r in self.holes.items()}} if self.holes else {}),
+            "compacted": None if self.compacted is None else self.compacted.to_json(),
+            "compactionScraps": list(self.compaction_scraps),
             **self.extra,
         }
 
@@ -262,6 +300,8 @@ class TopicRecord:
             terminated=None if data.get("terminated") is None else _position(data, "terminated"),
             topic_epoch=take(data, "topicEpoch", int),
             owner=take(data, "owner", int, 0),
+            compacted=None if data.get("compacted") is None else CompactedRecord.from_json(data["compacted"]),
+            compaction_scraps=tuple(int(ledger) for ledger in take(data, "compactionScraps", list, [])),
             extra=without(data, *_TOPIC_FIELDS),
             stamp=stamp,
         )
@@ -278,6 +318,8 @@ _TOPIC_FIELDS: Final = (
     "terminated",
     "topicEpoch",
     "owner",
+    "compacted",
+    "compactionScraps",
 )
 
 

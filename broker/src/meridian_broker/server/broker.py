@@ -57,10 +57,11 @@ from meridian_broker.server.loop import LoopScheduler
 from meridian_broker.server.settings import Settings
 from meridian_broker.server.settings_backlog import BacklogSettings
 from meridian_broker.topics import quotas, removal, upkeep
+from meridian_broker.topics.compactor import CompactionLimits
+from meridian_broker.topics.limits import TopicLimits
 from meridian_broker.topics.ruling import UNLIMITED
 from meridian_broker.topics.service import TopicService
 from meridian_broker.topics.throttling import Rate, Throttle
-from meridian_broker.topics.topic import TopicLimits
 
 log = logging.getLogger(__name__)
 
@@ -183,6 +184,7 @@ class BrokerProcess:
         process.scheduler.spawn(process._check_quotas(), "check backlog quotas")
         process.scheduler.spawn(process._remove_unused(), "remove unused topics")
         process.scheduler.spawn(process._expire_subscriptions(), "expire unused subscriptions")
+        process.scheduler.spawn(process._compact(), "compact topics")
         process.scheduler.spawn(process.gateway.watch_keep_alive(), "keep connections alive")
         process.gateway.ready = process.admin.ready = True
         return process
@@ -203,6 +205,10 @@ class BrokerProcess:
             fence=fence,
             defaults=_defaults(settings),
             backlog_quotas=settings.backlog.backlog_quota_check_enabled,
+            compaction_limits=CompactionLimits(
+                bytes_per_second=storage.compaction_rate_in_mb_per_second << 20,
+                keep_keyless=storage.topic_compaction_retain_null_key,
+            ),
             topic_limits=TopicLimits(
                 message_bytes=settings.network.max_message_size,
                 dedup_producers=topics.broker_deduplication_max_number_of_producers,
@@ -328,7 +334,7 @@ class BrokerProcess:
         while True:
             await asyncio.sleep(self.settings.storage.retention_check_interval_in_seconds)
             try:
-                await self.service.trim_all()
+                await upkeep.trim_all(self.service)
             except (LedgerError, MetadataError) as error:
                 log.warning("space could not be given back, next try in a while: %s", error)
 
@@ -351,6 +357,11 @@ class BrokerProcess:
         while True:
             await asyncio.sleep(self.settings.backlog.backlog_quota_check_interval_in_seconds)
             await upkeep.check_quotas(self.service)
+
+    async def _compact(self) -> None:
+        while True:
+            await asyncio.sleep(self.settings.storage.broker_service_compaction_monitor_interval_in_seconds)
+            upkeep.compact_due(self.service)
 
     def _producer_name(self) -> str:
         self._names += 1
@@ -420,6 +431,7 @@ def _defaults(settings: Settings) -> Rules:
             or unused.broker_delete_inactive_topics_frequency_seconds,
         ),
         subscription_expiration_minutes=unused.subscription_expiration_time_minutes,
+        compaction_threshold_bytes=storage.broker_service_compaction_threshold_in_bytes,
         auto_topic_creation=AutoTopicCreation(
             topics.allow_auto_topic_creation,
             topics.allow_auto_topic_creation_type == "partitioned",

@@ -234,6 +234,20 @@ class StorageSettings:
     retention_check_interval_in_seconds: int = _int(120, 1, 86_400)
     """Seconds between two looks for ledgers whose space can be given back."""
 
+    broker_service_compaction_threshold_in_bytes: int = _int(0, 0, 1 << 50)
+    """Bytes of a topic, about, that are not compacted yet, at which it is compacted by itself. A policy of the topic or
+    of its namespace comes first. 0: only when somebody asks for it."""
+
+    broker_service_compaction_monitor_interval_in_seconds: int = _int(60, 1, 86_400)
+    """Seconds between two looks for topics that are due to be compacted. One topic is compacted at a time."""
+
+    topic_compaction_retain_null_key: bool = True
+    """Compaction keeps messages without a key. Those in batches that cannot be opened are kept in any case."""
+
+    compaction_rate_in_mb_per_second: int = _int(16, 0, 1_000_000, key="compactionRateInMBPerSecond")
+    """Mebibytes that compaction reads per second, a message counting as at least 1 KiB, so that it leaves the broker
+    free for its clients. It reads a topic twice, and once more for every million keys. 0: as fast as it goes."""
+
     managed_ledger_max_entries_per_ledger: int = _int(50_000, 1, 10_000_000)
     """Entries after which a topic goes on in a new ledger. Space is given back by whole ledgers."""
 

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Final
 
 from meridian_broker.ledgers.store import LedgerError
 from meridian_broker.positions.position import EARLIEST, LATEST, Position
+from meridian_broker.topics import placing
+from meridian_broker.topics.compaction import COMPACTION_SUBSCRIPTION
 from meridian_broker.topics.consumer import Consumer
 from meridian_broker.topics.errors import InvalidName, NotAllowed, TopicFenced
 from meridian_broker.topics.ruling import check_new_subscription
@@ -138,10 +140,10 @@ async def make_subscription(
     :raises SubscriptionExists: there is one of that name.
     :raises LimitReached: the topic has as many as it may have.
     """
-    if not name or name.startswith(REPLICATION_PREFIX):
+    if not name or name.startswith(REPLICATION_PREFIX) or name == COMPACTION_SUBSCRIPTION:
         raise InvalidName(f"a subscription cannot be called {name!r}")
     check_new_subscription(topic, name)
-    places = None if place in (EARLIEST, LATEST) else await topic.places_before(place)
+    places = None if place in (EARLIEST, LATEST) else await placing.before(topic.log, topic.region, place)
 
     def make(done: Confirmed) -> None:
         topic.create_subscription(name, place, replicated=replicated, properties=properties, places=places, done=done)

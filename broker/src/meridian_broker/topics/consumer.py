@@ -58,6 +58,7 @@ class Consumer:
         "permits",
         "port",
         "priority",
+        "read_compacted",
         "subscription",
         "unacked",
         "unacked_messages",
@@ -74,6 +75,7 @@ class Consumer:
         metadata: dict[str, str] | None,
         key_shared: KeySharedPolicy | None = None,
         epoch: Stamp = ZERO,
+        read_compacted: bool = False,
     ) -> None:
         self.subscription = subscription
         self.port = port
@@ -84,6 +86,8 @@ class Consumer:
         self.metadata = metadata
         self.key_shared = key_shared
         """How it wants keys to be shared; None: in the usual way, or it is of another type."""
+        self.read_compacted = read_compacted
+        """It asks for the compacted view, as far as there is one."""
         self.epoch = epoch
         """Epoch under which its messages are dispatched: its acknowledgements count there (R13)."""
         self.consumer_epoch = 0

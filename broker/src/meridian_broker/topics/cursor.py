@@ -85,3 +85,11 @@ def claim_between(
         if place is not None and (unless is None or not unless.contains(place.region, place.origin)):
             delta.ack(epoch, place.region, place.prev, place.origin)
         following = log.after(following)
+
+
+def index_missing(log: TopicLog, after: Position, upto: Position) -> int | None:
+    """A ledger within ``(after, upto]`` whose index is not in memory."""
+    for ledger, entries, _ in log.counts():
+        if after.ledger <= ledger <= upto.ledger and entries and log.index(ledger) is None:
+            return ledger
+    return None

@@ -49,7 +49,7 @@ class Dispatcher:
     def __init__(self, subscription: Subscription) -> None:
         self.subscription = subscription
         self.consumers: list[Consumer] = []
-        self.read = subscription.mark_delete
+        self.read = subscription.start()
         self._reading = False
         self._generation = 0
         """Counts rewinds, so that a read begun before one is not dispatched after it."""
@@ -63,7 +63,7 @@ class Dispatcher:
     def rewind(self) -> None:
         """Read again from the first entry not acked."""
         self._generation += 1
-        self.read = self.subscription.mark_delete
+        self.read = self.subscription.start()
 
     def is_active(self, consumer: Consumer) -> bool:
         """Does this consumer get messages?"""
@@ -82,8 +82,7 @@ class Dispatcher:
             return None
         if self.subscription.pace is not None:
             limit = self.subscription.pace.allowance(limit)
-        log = self.subscription.topic.log
-        found = log.tail_after(self.read, limit, TURN_BYTES)
+        found = self.subscription.source.tail_after(self.read, limit, TURN_BYTES)
         if found is None:
             self._reading = True
             work = self._fetch(self.read, limit, self._generation)
@@ -93,8 +92,8 @@ class Dispatcher:
     async def _fetch(self, after: Position, limit: int, generation: int) -> None:
         log = self.subscription.topic.log
         try:
-            entries = await log.read_after(after, limit, TURN_BYTES)
-            if entries:
+            entries = await self.subscription.source.read_after(after, limit, TURN_BYTES)
+            if entries and log.holds(entries[0][0]):
                 await log.load_index(entries[0][0].ledger)
         except LedgerError as error:
             self.subscription.topic.fence(f"entries cannot be read: {error}")
@@ -147,6 +146,7 @@ class SingleDispatcher(Dispatcher):
             self.rewind()
             self._wait_a_moment()
         self.active = chosen
+        self.subscription.read_compacted(chosen is not None and chosen.read_compacted)
         if self._waiting is None:
             self._tell()
         self.subscription.dispatch_soon()

@@ -81,6 +81,10 @@ class OriginConflict(TopicError):
     """The same origin came with other bytes (R7)."""
 
 
+class CompactionRunning(TopicError):
+    """The topic is being compacted already."""
+
+
 class TopicInUse(TopicError):
     """Clients are connected: close them or force."""
 

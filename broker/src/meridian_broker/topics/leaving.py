@@ -17,7 +17,6 @@ def leave(consumer: Consumer, left: Confirmed) -> None:
         left(None)
         return
     topic = subscription.topic
-    subscription.flush()
     topic.remove_consumer(consumer)
 
     def durable(error: LedgerError | None) -> None:
@@ -26,4 +25,8 @@ def leave(consumer: Consumer, left: Confirmed) -> None:
         else:
             left(error)
 
-    topic.progress_log.when_durable(durable)
+    def resolved() -> None:
+        subscription.flush()
+        topic.progress_log.when_durable(durable)
+
+    subscription.when_resolved(resolved)

@@ -31,10 +31,11 @@ from meridian_broker.topics.errors import (
     TopicFenced,
 )
 from meridian_broker.topics.key_ranges import AutoSplit, KeySharedPolicy, Split, StickyRanges, slot_of
+from meridian_broker.topics.limits import TopicLimits
 from meridian_broker.topics.producer import Producer
 from meridian_broker.topics.ruling import TYPE_NAMES, bounds
 from meridian_broker.topics.subscription import Confirmed, SubscriptionType
-from meridian_broker.topics.topic import REPLICATION_PREFIX, TopicLimits
+from meridian_broker.topics.topic import REPLICATION_PREFIX
 from meridian_broker.wire.pulsar import metadata as message_metadata
 from meridian_broker.wire.pulsar.metadata import MetadataView
 

@@ -10,8 +10,8 @@ from meridian_broker.metadata.catalog import Catalog
 from meridian_broker.metadata.errors import AlreadyExists
 from meridian_broker.metadata.rules import Rules
 from meridian_broker.topics.errors import NotAllowed, TopicFenced, TopicInUse, TopicNotFound
+from meridian_broker.topics.limits import TopicLimits
 from meridian_broker.topics.non_persistent import NonPersistentTopic
-from meridian_broker.topics.topic import TopicLimits
 from meridian_broker.wire.pulsar import topic_name
 from meridian_broker.wire.pulsar.topic_name import NON_PERSISTENT, TopicName
 

@@ -18,7 +18,7 @@ from meridian_broker.ledgers.chapters import Span
 from meridian_broker.ledgers.holes import Hole
 from meridian_broker.ledgers.scheduling import Scheduler
 from meridian_broker.metadata.catalog import Catalog
-from meridian_broker.metadata.records import LedgerRecord, TopicRecord
+from meridian_broker.metadata.records import CompactedRecord, LedgerRecord, TopicRecord
 from meridian_broker.metadata.store import ABSENT, MetadataUnavailable, VersionConflict
 from meridian_broker.positions.position import Position
 from meridian_broker.topics.errors import TopicFenced
@@ -97,6 +97,11 @@ class TopicMetadata:
     async def save_progress_ledgers(self, ledgers: list[int]) -> None:
         async with self._lock:
             await self._write(replace(self.record, progress_ledgers=tuple(ledgers)))
+
+    async def save_compaction(self, compacted: CompactedRecord | None, scraps: tuple[int, ...]) -> None:
+        """:raises MetadataError: it is not written."""
+        async with self._lock:
+            await self._write(replace(self.record, compacted=compacted, compaction_scraps=scraps))
 
     async def save_topic_epoch(self, epoch: int) -> None:
         """:raises MetadataError: it is not written."""

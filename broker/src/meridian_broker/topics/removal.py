@@ -92,6 +92,7 @@ async def _remove(service: TopicService, topics: list[Topic], check: Check, stam
             topic.fence("the topic was deleted")
         for topic in topics:
             await service.drop(topic)
+            await topic.compaction.delete()
             await topic.progress_log.delete()
             await topic.log.delete()
             stamp = await service.catalog.topics.delete(topic_name.parse(topic.name), stamp)

@@ -10,8 +10,9 @@ from meridian_broker.metadata.rules import Rules
 from meridian_broker.topics.errors import ConsumerBusy, LimitReached, NotAllowed
 
 if TYPE_CHECKING:
+    from meridian_broker.topics.limits import TopicLimits
     from meridian_broker.topics.subscription import Subscription, SubscriptionType
-    from meridian_broker.topics.topic import Topic, TopicLimits
+    from meridian_broker.topics.topic import Topic
 
 METADATA_BYTES: Final = 4096
 """What a message's metadata may add to the largest message."""

@@ -25,7 +25,9 @@ from meridian_broker.metadata.store import MetadataError
 from meridian_broker.metadata.topic_catalog import MAX_PARTITIONS
 from meridian_broker.positions import HybridClock, Progress
 from meridian_broker.positions.position import EARLIEST, LATEST, Position
-from meridian_broker.topics import drops, removal, ruling, upkeep
+from meridian_broker.topics import placing, removal, ruling, upkeep
+from meridian_broker.topics.compaction import Workshop
+from meridian_broker.topics.compactor import CompactionLimits
 from meridian_broker.topics.errors import (
     InvalidName,
     LimitReached,
@@ -34,6 +36,7 @@ from meridian_broker.topics.errors import (
     TopicFenced,
     TopicNotFound,
 )
+from meridian_broker.topics.limits import TopicLimits
 from meridian_broker.topics.lives import Lives
 from meridian_broker.topics.non_persistent import NonPersistentTopic
 from meridian_broker.topics.non_persistent_service import NonPersistentTopics
@@ -44,7 +47,7 @@ from meridian_broker.topics.schemas import SchemaBook
 from meridian_broker.topics.subscription import Subscription
 from meridian_broker.topics.termination import ended
 from meridian_broker.topics.throttling import Throttle
-from meridian_broker.topics.topic import Exchange, Topic, TopicLimits
+from meridian_broker.topics.topic import Exchange, Topic
 from meridian_broker.topics.watching import TopicWatchers
 from meridian_broker.wire.proto import pulsar_pb2 as pb
 from meridian_broker.wire.pulsar import topic_name
@@ -85,6 +88,7 @@ class TopicService:
     """They are enforced."""
     exchange: Exchange | None = None
     replication: GeoReplication | None = None
+    compaction_limits: CompactionLimits = field(default_factory=CompactionLimits)
     topics: dict[str, Topic] = field(default_factory=dict)
     closing: bool = False
     _followed: int = -1
@@ -100,6 +104,7 @@ class TopicService:
         self.watchers = TopicWatchers(self.scheduler, self.topic_names)
         self.catalog.topics.on_change = self.watchers.changed
         self.non_persistent = NonPersistentTopics(self.catalog, self.scheduler, self.topic_limits, self.defaults)
+        self.workshop = Workshop(self.store, self.fence, self.new_lock(), self.compaction_limits)
 
     # -- finding and opening -------------------------------------------------------------------------------------
 
@@ -168,6 +173,7 @@ class TopicService:
         topic.pacing.of_broker(self.publishing)
         topic.metadata = metadata
         topic.admission.epoch = metadata.record.topic_epoch
+        await topic.compaction.open(metadata, self.workshop)
         if metadata.record.terminated is not None:
             ended(topic, metadata.record.terminated)
         topic.recover(await topic.progress_log.open(list(metadata.record.progress_ledgers)))
@@ -381,26 +387,6 @@ class TopicService:
             await self.drop(topic)
             await topic.close("this broker is shutting down: look the topic up again")
 
-    async def trim_all(self) -> None:
-        """Give back the space of ledgers nobody needs (by the retention that rules each topic)."""
-        now = self.scheduler.now_ms()
-        self.non_persistent.tidy()
-        for topic in list(self.topics.values()):
-            if topic.failure is not None:
-                continue
-            retention = topic.rules.retention
-            keep_since = None if retention.time_minutes < 0 else now - retention.time_minutes * 60_000
-            keep_bytes = None if retention.size_mb < 0 else retention.size_mb << 20
-            topic.deduplication.tidy()
-            needed = topic.needed_from()
-            try:  # an entry goes only when what settled it is on disk, else a crash would owe what is gone
-                await drops.durable(topic)
-            except TopicFenced:
-                continue
-            await topic.log.trim(min(needed, topic.needed_from()), keep_bytes, keep_since)
-            if now - topic.last_used_ms > 60_000:
-                topic.log.drop_tail()
-
     # -- subscriptions and schemas -------------------------------------------------------------------------------
 
     async def subscription(
@@ -412,11 +398,14 @@ class TopicService:
         replicated: bool | None,
         initial: Position,
         properties: dict[str, str],
+        read_compacted: bool = False,
     ) -> Subscription:
-        """Find or make one; durable when this returns. :raises TopicError: refused."""
+        """Find or make one; durable, and at its place, when this returns. :raises TopicError: refused."""
         places = None
         if durable and initial not in (EARLIEST, LATEST) and name not in topic.subscriptions:
-            places = await topic.places_before(initial)
+            places = await placing.before(topic.log, topic.region, initial)
+        if read_compacted:
+            await topic.compaction.prepare()
         answer: Subscription = await self.scheduler.answer(
             lambda ready: topic.subscribe(
                 name,
@@ -425,6 +414,7 @@ class TopicService:
                 initial=initial,
                 properties=properties,
                 may_create=topic.rules.auto_subscription_creation.allowed,
+                read_compacted=read_compacted,
                 ready=ready,
                 places=places,
             )

@@ -18,7 +18,8 @@ from meridian_broker.ledgers.entry import MARKER
 from meridian_broker.ledgers.store import LedgerError, LedgerNotFound
 from meridian_broker.positions import ZERO, Dropped, Progress, Stamp
 from meridian_broker.positions.position import EARLIEST, Position
-from meridian_broker.topics import cursor, drops, termination
+from meridian_broker.topics import acknowledging, cursor, drops, placing, termination
+from meridian_broker.topics.compacted_reading import CompactedReading
 from meridian_broker.topics.consumer import Consumer
 from meridian_broker.topics.dispatch import Dispatcher, SharedDispatcher, SingleDispatcher
 from meridian_broker.topics.errors import ConsumerBusy, TopicFenced
@@ -29,6 +30,8 @@ from meridian_broker.topics.progress_log import Kind
 from meridian_broker.topics.subscription_record import SubscriptionRecord
 
 if TYPE_CHECKING:
+    from meridian_broker.ledgers.log import TopicLog
+    from meridian_broker.topics.compaction import Compaction
     from meridian_broker.topics.topic import Exchange, Topic
 
 _MESSAGES: Final = struct.Struct(">I")
@@ -61,6 +64,7 @@ class Subscription:
         "_pumping",
         "barrier",
         "bytes_out",
+        "compacted",
         "dispatcher",
         "dropped",
         "durable",
@@ -95,6 +99,8 @@ class Subscription:
         self.mark_delete: Position = EARLIEST
         self.type: SubscriptionType | None = None
         self.dispatcher: Dispatcher | None = None
+        self.compacted: CompactedReading | None = None
+        """There while the consumer that gets messages asks for the compacted view, and until one does not."""
         self._barriers = 0
         self.barrier = False
         """True while dispatch waits for the newest progress of the other regions (R20)."""
@@ -192,6 +198,27 @@ class Subscription:
             self.dispatcher.rewind()
         self.dispatch_soon()
 
+    # -- the compacted view --------------------------------------------------------------------------------------
+
+    def read_compacted(self, wanted: bool) -> None:
+        """Read the compacted view from now on, or the whole log."""
+        if wanted == (self.compacted is not None):
+            return
+        self.compacted = CompactedReading(self) if wanted else None
+        if self.durable:
+            self.start_cursor()
+        if self.dispatcher is not None:
+            self.dispatcher.rewind()
+
+    @property
+    def source(self) -> TopicLog | Compaction:
+        """What entries are read from."""
+        return self.topic.log if self.compacted is None else self.topic.compaction
+
+    def start(self) -> Position:
+        """Behind which position a dispatcher begins to read."""
+        return self.mark_delete if self.compacted is None else self.compacted.start()
+
     # -- dispatch ------------------------------------------------------------------------------------------------
 
     def dispatch_soon(self) -> None:
@@ -218,6 +245,12 @@ class Subscription:
             return True
         if not self.durable:
             return position <= self.mark_delete
+        compacted = self.compacted
+        if compacted is not None and position <= compacted.horizon:
+            if compacted.is_done(position, entry):
+                self._passed_over = True
+                return True
+            return False
         index = self.topic.log.index(position.ledger)
         origin = None if index is None else index.origin(position.entry)
         if origin is None:
@@ -246,7 +279,9 @@ class Subscription:
         if self.pace is not None:
             self.pace.sent(messages, len(entry))
         remaining: int | None = None
-        if messages > 1 and self.durable:
+        if messages > 1 and self.compacted is not None and position <= self.compacted.horizon:
+            remaining = self.compacted.remaining(position, entry)
+        elif messages > 1 and self.durable:
             place = self.topic.log.place(position)
             if place is not None:
                 remaining = self.progress.remaining(place.region, place.origin, messages)
@@ -299,42 +334,22 @@ class Subscription:
         """
         log = self.topic.log
         if not self.durable:
-            self._ack_in_memory(consumer, positions, confirmed)
+            acknowledging.in_memory(self, consumer, positions, confirmed, is_sharing=self.type in _SHARING)
             return
+        if self.compacted is not None and positions:
+            positions = self.compacted.acknowledge(consumer, positions, batches, confirmed)
+            if not positions:
+                return
         missing = next((p.ledger for p in positions if log.index(p.ledger) is None and log.holds(p)), None)
         if missing is not None:
             work = self._load_then(missing, lambda: self.acknowledge(consumer, positions, batches, confirmed))
             self.topic.scheduler.spawn(work, "load an index for an acknowledgement")
             return
-        delta = self._open_delta()
-        epoch, is_rewound = consumer.epoch, consumer.epoch is not ZERO
-        parts: list[Position] = []
-        for position in positions:
-            if is_rewound:
-                epoch = self.ack_epoch(consumer, position)
-            if not log.holds(position):
-                self._settle(consumer, position)  # given back: it was acked elsewhere, or dropped
-                continue
-            place = log.place(position)
-            part = batches.get(position) if batches else None
-            if part is not None:
-                if place is not None:
-                    cursor.claim_part(log, delta, epoch, position, place, part)
-                parts.append(position)
-                continue
-            if place is not None:
-                delta.ack(epoch, place.region, place.prev, place.origin)
-            self._settle(consumer, position)
-        self._changed(confirmed)
-        if parts:
-            self.flush()
-            for position in parts:  # the last part of a batch makes it whole
-                place = log.place(position)
-                if place is not None and self.progress.is_acked(place.region, place.origin):
-                    self._settle(consumer, position)
+        acknowledging.each(self, consumer, positions, batches or {}, confirmed)
         self._unblock(consumer)
 
-    def _settle(self, consumer: Consumer, position: Position) -> None:
+    def settle(self, consumer: Consumer, position: Position) -> None:
+        """Nobody has this entry under way any more."""
         for owner in (consumer, *self.consumers):
             if owner.unacked is not None:
                 messages = owner.unacked.pop(position, None)
@@ -360,28 +375,16 @@ class Subscription:
                 confirmed(None)
             return
         log = self.topic.log
-        if position > self.mark_delete and not log.holds(position):
+        horizon = EARLIEST if self.compacted is None else self.compacted.horizon
+        if position > max(self.mark_delete, horizon) and not log.holds(position):
             if confirmed is not None:
                 confirmed(LedgerNotFound(f"there is no entry {position} here: nothing is acknowledged by its id"))
             return
         if not self.durable:
-            self._ack_in_memory(consumer, [position], confirmed)
+            acknowledging.in_memory(self, consumer, [position], confirmed, is_sharing=False)
             return
-        upto = position if part is None else log.before(position)
-        ledger = self._index_missing(self.mark_delete, position)
-        if ledger is not None:
-            work = self._load_then(ledger, lambda: self.acknowledge_cumulative(consumer, position, part, confirmed))
-            self.topic.scheduler.spawn(work, "load an index for an acknowledgement")
-            return
-        delta = self._open_delta()
-        sent = upto if consumer.epoch is ZERO else min(upto, max(self.sent_upto, self.mark_delete))
-        cursor.claim_between(log, delta, consumer.epoch, self.mark_delete, sent, self.dropped)
-        cursor.claim_between(log, delta, ZERO, sent, upto, self.dropped)
-        if part is not None and log.holds(position):
-            place = log.place(position)
-            if place is not None:
-                cursor.claim_part(log, delta, self.ack_epoch(consumer, position), position, place, part)
-        self._changed(confirmed)
+        if self.compacted is None or not self.compacted.acknowledge_up_to(consumer, position, part, confirmed):
+            acknowledging.up_to(self, consumer, position, part, confirmed)
 
     def ack_epoch(self, consumer: Consumer, position: Position) -> Stamp:
         """The epoch in which an acknowledgement counts: that in which the entry was sent (R13).
@@ -390,35 +393,18 @@ class Subscription:
         """
         return consumer.epoch if position <= self.sent_upto else ZERO
 
-    def _index_missing(self, after: Position, upto: Position) -> int | None:
-        """A ledger within ``(after, upto]`` whose index is not in memory."""
-        for ledger, entries, _ in self.topic.log.counts():
-            inside = after.ledger <= ledger <= upto.ledger and entries
-            if inside and self.topic.log.index(ledger) is None:
-                return ledger
-        return None
-
     async def _load_then(self, ledger: int, again: Callable[[], None]) -> None:
         await self.topic.log.load_index(ledger)
         again()
 
-    def _ack_in_memory(self, consumer: Consumer, positions: list[Position], confirmed: Confirmed | None) -> None:
-        """Readers keep no progress: only how far they are."""
-        for position in positions:
-            self._settle(consumer, position)
-            if self.type not in _SHARING and self.topic.log.holds(position):
-                self.mark_delete = max(self.mark_delete, position)
-        if self.topic.terminated is not None:
-            self.dispatch_soon()
-        if confirmed is not None:
-            confirmed(None)
-
-    def _open_delta(self) -> Progress:
+    def open_delta(self) -> Progress:
+        """What this turn's acknowledgements claim."""
         if self._delta is None:
             self._delta = self.progress.empty_delta()
         return self._delta
 
-    def _changed(self, confirmed: Confirmed | None) -> None:
+    def changed(self, confirmed: Confirmed | None) -> None:
+        """Something was claimed: it is written at the end of this turn, and ``confirmed`` hears when it is durable."""
         if confirmed is not None:
             if self._confirmations is None:
                 self._confirmations = []
@@ -457,6 +443,13 @@ class Subscription:
 
         self.topic.progress_log.append(kind, self.name, delta.encode(), done if confirmations else None)
 
+    def when_resolved(self, callback: Callable[[], None]) -> None:
+        """``callback`` runs once no acknowledgement waits for its entry to be looked up, at once when none does."""
+        if self.compacted is None:
+            callback()
+        else:
+            self.compacted.when_resolved(callback)
+
     def flush_pending(self) -> None:
         """As ``flush``, when there is something."""
         if self._delta is not None:
@@ -471,7 +464,7 @@ class Subscription:
 
     def advance(self) -> None:
         """Move mark-delete over what is settled; loads an index when the way leads through one not in memory."""
-        log, progress, dropped = self.topic.log, self.progress, self.dropped
+        log, progress, dropped, compacted = self.topic.log, self.progress, self.dropped, self.compacted
         position = self.mark_delete
         following = log.after(position)
         while following is not None:
@@ -483,7 +476,12 @@ class Subscription:
                     self.topic.scheduler.spawn(work, "load an index for a cursor")
                 break
             origin = index.origin(following.entry)
-            if origin is None or progress.is_acked(*origin) or (dropped is not None and dropped.contains(*origin)):
+            if (
+                origin is None
+                or progress.is_acked(*origin)
+                or (dropped is not None and dropped.contains(*origin))
+                or (compacted is not None and compacted.passes(following))
+            ):
                 position = following
                 following = log.after(position)
                 continue
@@ -492,11 +490,13 @@ class Subscription:
         if self.topic.terminated is not None:
             self.dispatch_soon()
         dispatcher = self.dispatcher
-        if dispatcher is not None and dispatcher.read < position:
+        if dispatcher is not None and compacted is None and dispatcher.read < position:
             dispatcher.read = position
 
     def pass_over(self, position: Position) -> None:
-        """A reader is owed nothing up to here any more."""
+        """A reader is owed nothing up to here any more, but for what a compacted view still has."""
+        if self.compacted is not None:
+            return
         self.mark_delete = max(self.mark_delete, position)
         if self.dispatcher is not None:
             self.dispatcher.read = max(self.dispatcher.read, position)
@@ -508,7 +508,7 @@ class Subscription:
             self.entries_dropped += 1
             for consumer in self.consumers:
                 if consumer.unacked is not None and position in consumer.unacked:
-                    self._settle(consumer, position)
+                    self.settle(consumer, position)
                     self._unblock(consumer)
         self.advance()
         self.dispatch_soon()
@@ -522,6 +522,8 @@ class Subscription:
 
     def start_cursor(self) -> None:
         """Stand before the first entry stored, then go over what is acked (after opening and after a rewind)."""
+        if self.compacted is not None:
+            self.compacted.reset()
         self.mark_delete = self.topic.log.before(self.topic.log.first)
         self.advance()
 
@@ -549,25 +551,11 @@ class Subscription:
             self.dispatch_soon()
 
     async def seek(self, target: Position) -> None:
-        """Stand so that ``target`` is the next entry: what is before it counts as acked, what is after as not (R12)."""
-        log = self.topic.log
-        self.flush()
-        upto = log.before(
-            min(max(target, log.first), Position(log.last_confirmed.ledger, log.last_confirmed.entry + 1))
-        )
-        if target > log.last_confirmed:
-            upto = log.last_confirmed
-        await cursor.load_indexes(log)
-        if not self.durable:
-            self.disconnect_consumers()
-            self.mark_delete = upto
-            return
-        delta = self.progress.empty_delta()
-        rules = cursor.rewound(log, self.progress, self.dropped, upto)
-        cursor.claim_between(log, delta, self.progress.epoch, log.before(log.first), upto)
-        if rules:
-            epoch = self.topic.clock.next(self.progress.epoch)
-            delta.rewind(epoch, rules)
+        """Stand so that ``target`` is the next entry, see ``placing.seek``."""
+        await placing.seek(self, target)
+
+    def take_back(self, delta: Progress) -> None:
+        """A seek: consumers come again, ``delta`` is joined, written and told, and the cursor begins anew."""
         self.disconnect_consumers()
         self.sent_upto = EARLIEST
         drops.join(self.progress, self.dropped, delta)

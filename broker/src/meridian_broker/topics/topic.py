@@ -9,7 +9,6 @@ fences the topic: clients are told to look it up again, and it is opened anew fr
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol
 
 from meridian_broker.ledgers.entry import CHUNK, unpack
@@ -19,8 +18,9 @@ from meridian_broker.ledgers.scheduling import Scheduler
 from meridian_broker.metadata.rules import Rules
 from meridian_broker.positions import Beginning, Dropped, HybridClock, Progress
 from meridian_broker.positions.position import EARLIEST, LATEST, Position
-from meridian_broker.topics import drops, ruling, termination
+from meridian_broker.topics import drops, placing, ruling, termination
 from meridian_broker.topics.admission import Admission
+from meridian_broker.topics.compaction import COMPACTION_SUBSCRIPTION, Compaction
 from meridian_broker.topics.consumer import Consumer, ConsumerPort
 from meridian_broker.topics.dedup import Deduplication
 from meridian_broker.topics.errors import (
@@ -36,6 +36,7 @@ from meridian_broker.topics.errors import (
     TopicFenced,
 )
 from meridian_broker.topics.key_ranges import KeySharedPolicy
+from meridian_broker.topics.limits import TopicLimits
 from meridian_broker.topics.lives import Lives
 from meridian_broker.topics.pacing import Pacing
 from meridian_broker.topics.producer import Producer
@@ -74,24 +75,6 @@ class Exchange(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class TopicLimits:
-    """Bounds of one topic."""
-
-    message_bytes: int = 5 << 20
-    failover_delay_seconds: float = 1.0
-    producers: int = 10_000
-    subscriptions: int = 1_000_000
-    closed_seconds: float = 30.0
-    """How long clients cannot make a subscription again that was deleted by force (R16)."""
-    dedup_producers: int = 10_000
-    """Names whose last sequence id is remembered."""
-    dedup_idle_minutes: int = 360
-    """Minutes for which a name is remembered after its last message."""
-    dedup_entries: int = 1000
-    """Entries after which sequence ids are written."""
-
-
 class Topic:
     """See the module's text. Made by the topic service; ``await open`` before anything else."""
 
@@ -126,6 +109,7 @@ class Topic:
         self.producers: dict[str, Producer] = {}
         self.admission = Admission(self)
         self.deduplication = Deduplication(self)
+        self.compaction = Compaction(self)
         self.subscriptions: dict[str, Subscription] = {}
         self.lives = Lives(self)
         self.is_ended = False
@@ -221,6 +205,7 @@ class Topic:
             subscription.flush()
         self.deduplication.record()
         self.fence(reason)
+        await self.compaction.close()
         await self.progress_log.close()
         await self.log.close()
 
@@ -341,12 +326,14 @@ class Topic:
         initial: Position,
         properties: dict[str, str] | None,
         may_create: bool,
+        read_compacted: bool = False,
         ready: Callable[[Subscription | Exception], None],
         places: Mapping[str, Position] | None = None,
     ) -> None:
         """Find or make a subscription. ``ready`` hears it once its record is durable, or the error.
 
-        ``places``: of an initial entry, see ``create_subscription``.
+        :param places: of an initial entry, see ``create_subscription``.
+        :param read_compacted: its first consumer asks for the compacted view.
         """
         existing = self.subscriptions.get(name)
         if existing is not None:
@@ -365,7 +352,7 @@ class Topic:
         if durable and not may_create:
             ready(SubscriptionNotFound(f"there is no subscription {name!r}, and making one by itself is switched off"))
             return
-        if name.startswith(REPLICATION_PREFIX) or not name:
+        if name.startswith(REPLICATION_PREFIX) or name == COMPACTION_SUBSCRIPTION or not name:
             ready(NotAllowed(f"a subscription cannot be called {name!r}"))
             return
         try:
@@ -375,7 +362,13 @@ class Topic:
             ready(error)
             return
         made = self.create_subscription(
-            name, initial, durable=durable, replicated=bool(replicated), properties=properties, places=places
+            name,
+            initial,
+            durable=durable,
+            replicated=bool(replicated),
+            properties=properties,
+            places=places,
+            read_compacted=read_compacted,
         )
         if durable:
             self.progress_log.when_durable(lambda error: ready(made if error is None else error))
@@ -391,11 +384,13 @@ class Topic:
         replicated: bool = False,
         properties: dict[str, str] | None = None,
         places: Mapping[str, Position] | None = None,
+        read_compacted: bool = False,
         done: Confirmed | None = None,
     ) -> Subscription:
         """Make a subscription whose next entry is ``initial`` (``EARLIEST``, ``LATEST`` or an entry).
 
-        :param places: of a durable one that begins at an entry, ``places_before`` of that entry.
+        :param places: of a durable one that begins at an entry, ``placing.before`` that entry.
+        :param read_compacted: a reader of the compacted view, which may have entries that the log has no more.
         :raises SubscriptionExists: there is one of that name.
         """
         if name in self.subscriptions:
@@ -404,10 +399,10 @@ class Topic:
         subscription = Subscription(self, record, Progress(), durable)
         self.subscriptions[name] = subscription
         if not durable:
-            self._place_reader(subscription, initial)
+            placing.begin_reader(subscription, initial, read_compacted=read_compacted)
             return subscription
         if initial == LATEST:
-            places = _known({self.region: self.log.last_own, **self.log.last_origin})
+            places = placing.latest(self.log, self.region)
             subscription.mark_delete = self.log.last_confirmed
         subscription.progress.begin(Beginning(record.deleted, record.created, places or _NOWHERE))
         if initial != LATEST:
@@ -416,25 +411,6 @@ class Topic:
             subscription.first_hand = subscription.progress.copy()
         self.lives.write(subscription, done)
         return subscription
-
-    def _place_reader(self, subscription: Subscription, initial: Position) -> None:
-        if initial == EARLIEST:
-            subscription.start_cursor()
-        else:
-            subscription.mark_delete = self.log.last_confirmed if initial == LATEST else self.log.before(initial)
-
-    async def places_before(self, position: Position) -> dict[str, Position]:
-        """Per origin region the last entry stored before a position: where a subscription that begins there begins in
-        every region (R15)."""
-        log = self.log
-        if position > log.last_confirmed:
-            return _known({self.region: log.last_own, **log.last_origin})
-        position = log.after(log.before(max(position, log.first))) or position
-        span = next(span for span in log.spans() if span.ledger_id == position.ledger)
-        index = await log.load_index(position.ledger)
-        places = {**span.origins_before, self.region: span.own_before}
-        places |= {region: origin for _, region, origin in index.origins(0, position.entry - 1)}
-        return _known(places)
 
     def add_consumer(
         self,
@@ -446,6 +422,7 @@ class Topic:
         priority: int,
         metadata: dict[str, str] | None,
         key_shared: KeySharedPolicy | None = None,
+        read_compacted: bool = False,
     ) -> Consumer:
         """:raises ConsumerBusy, ConsumerAssignError: see ``Subscription.add_consumer``.
         :raises NotAllowed: see ``ruling.check_new_consumer``.
@@ -455,7 +432,8 @@ class Topic:
         now_ms = self.scheduler.now_ms()
         epoch = subscription.progress.epoch
         consumer = Consumer(
-            subscription, port, consumer_id, name, priority, now_ms, metadata or None, key_shared, epoch
+            *(subscription, port, consumer_id, name, priority, now_ms, metadata or None, key_shared, epoch),
+            read_compacted,
         )
         subscription.add_consumer(consumer, kind)
         self.last_used_ms = self.scheduler.now_ms()
@@ -477,12 +455,15 @@ class Topic:
         self.messages_out_before += subscription.messages_out
         self.bytes_out_before += subscription.bytes_out
 
-    def last_message(self) -> Position:
-        """Last entry a client may see: markers do not count."""
+    async def last_message(self) -> Position:
+        """Last entry a client may see: markers do not count. -1:-1 when there is none.
+
+        :raises LedgerError: the entries' headers cannot be read.
+        """
         position = self.log.last_confirmed
         while self.log.holds(position):
-            index = self.log.index(position.ledger)
-            if index is None or index.place(position.entry) is not None:
+            index = await self.log.load_index(position.ledger)
+            if index.place(position.entry) is not None or not unpack(await self.log.read_one(position)).is_marker:
                 return position
             before = self.log.before(position)
             if before >= position:
@@ -490,8 +471,13 @@ class Topic:
             position = before
         return Position(-1, -1)
 
-    async def position_at(self, time_ms: int) -> Position:
-        """The first entry published at or after ``time_ms``; right after the last one when there is none."""
+    async def position_at(self, time_ms: int, *, read_compacted: bool = False) -> Position:
+        """The first entry published at or after ``time_ms``; right after the last one when there is none.
+
+        :param read_compacted: somebody who reads the compacted view asks.
+        """
+        if read_compacted and (early := await self.compaction.first_at(time_ms)) is not None:
+            return early
         position = self.log.before(self.log.first)
         while entries := await self.log.read_after(position, 1000, 1 << 20):
             for found, entry in entries:
@@ -544,6 +530,8 @@ class Topic:
         positions.extend(self.replicated_positions.values())
         if (unaccounted := self.deduplication.needed_from) is not None:
             positions.append(unaccounted)
+        if (uncompacted := self.compaction.holds_from()) is not None:
+            positions.append(uncompacted)
         return min(positions, default=self.log.last_confirmed)
 
     def dispatch_all(self) -> None:
@@ -554,7 +542,3 @@ class Topic:
                 subscription.dispatch_soon()
             elif subscription.durable:
                 subscription.follow()
-
-
-def _known(places: Mapping[str, Position]) -> dict[str, Position]:
-    return {region: place for region, place in places.items() if place > EARLIEST}

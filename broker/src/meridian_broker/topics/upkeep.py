@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a broker does to its topics from time to time: old messages go, and quotas are looked after."""
+"""What a broker does to its topics from time to time: space is given back, old messages go, quotas are looked after,
+and topics of which much is not compacted yet are compacted.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +10,38 @@ from typing import TYPE_CHECKING
 
 from meridian_broker.ledgers.store import LedgerError
 from meridian_broker.topics import drops, quotas
-from meridian_broker.topics.errors import TopicError
+from meridian_broker.topics.compaction import Status
+from meridian_broker.topics.errors import TopicError, TopicFenced
 
 if TYPE_CHECKING:
     from meridian_broker.topics.service import TopicService
     from meridian_broker.topics.topic import Topic
 
 log = logging.getLogger(__name__)
+
+
+async def trim_all(service: TopicService) -> None:
+    """Give back the space of ledgers nobody needs (by the retention that rules each topic).
+
+    :raises LedgerError, MetadataError: it cannot be given back now.
+    """
+    now = service.scheduler.now_ms()
+    service.non_persistent.tidy()
+    for topic in list(service.topics.values()):
+        if topic.failure is not None:
+            continue
+        retention = topic.rules.retention
+        keep_since = None if retention.time_minutes < 0 else now - retention.time_minutes * 60_000
+        keep_bytes = None if retention.size_mb < 0 else retention.size_mb << 20
+        topic.deduplication.tidy()
+        needed = topic.needed_from()
+        try:  # an entry goes only when what settled it is on disk, else a crash would owe what is gone
+            await drops.durable(topic)
+        except TopicFenced:
+            continue
+        await topic.log.trim(min(needed, topic.needed_from()), keep_bytes, keep_since)
+        if now - topic.last_used_ms > 60_000:
+            topic.log.drop_tail()
 
 
 async def expire_all(service: TopicService) -> None:
@@ -38,3 +65,12 @@ async def check_quotas(service: TopicService) -> None:
     """Enforce the backlog quota of every topic that has one."""
     for topic in list(service.topics.values()) if service.backlog_quotas else ():
         await quotas.enforce(topic)
+
+
+def compact_due(service: TopicService) -> None:
+    """Begin to compact the topics of which more is not compacted than their threshold allows."""
+    for topic in list(service.topics.values()):
+        threshold, compaction = topic.rules.compaction_threshold_bytes, topic.compaction
+        is_idle = topic.failure is None and compaction.status is not Status.RUNNING
+        if is_idle and 0 < threshold < compaction.bytes_to_do():
+            compaction.start()

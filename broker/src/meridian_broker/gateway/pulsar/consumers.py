@@ -90,22 +90,27 @@ async def _subscribe(connection: Connection, asked: pb.CommandSubscribe) -> None
 
 async def _subscription(connection: Connection, asked: pb.CommandSubscribe, topic: Topic) -> Subscription:
     """Found or made, at the place the client asks for. :raises TopicError: refused."""
-    initial = LATEST if asked.initialPosition == pb.CommandSubscribe.Latest else EARLIEST
-    if asked.HasField("start_message_id"):
-        initial = position_of(asked.start_message_id)
-        if initial not in (EARLIEST, LATEST) and asked.start_message_rollback_duration_sec == 0:
-            initial = max(initial, topic.log.first)
-    if asked.start_message_rollback_duration_sec > 0:
-        since = topic.scheduler.now_ms() - 1000 * asked.start_message_rollback_duration_sec
-        initial = await topic.position_at(since)
     return await connection.broker.service.subscription(
         topic,
         asked.subscription,
         durable=asked.durable,
         replicated=asked.replicate_subscription_state if asked.HasField("replicate_subscription_state") else None,
-        initial=initial,
+        initial=await _first_position(topic, asked),
         properties={pair.key: pair.value for pair in asked.subscription_properties},
+        read_compacted=asked.read_compacted,
     )
+
+
+async def _first_position(topic: Topic, asked: pb.CommandSubscribe) -> Position:
+    """Where a subscription begins that is made now."""
+    if asked.start_message_rollback_duration_sec > 0:
+        since = topic.scheduler.now_ms() - 1000 * asked.start_message_rollback_duration_sec
+        return await topic.position_at(since, read_compacted=asked.read_compacted)
+    if asked.HasField("start_message_id"):
+        start = position_of(asked.start_message_id)
+        # The id may be trimmed; a compacted view may have it all the same.
+        return start if start in (EARLIEST, LATEST) or asked.read_compacted else max(start, topic.log.first)
+    return LATEST if asked.initialPosition == pb.CommandSubscribe.Latest else EARLIEST
 
 
 def _enter(
@@ -118,10 +123,13 @@ def _enter(
     who = (connection, asked.consumer_id, asked.consumer_name or f"{asked.subscription}-{asked.consumer_id}")
     kind = SubscriptionType(asked.subType)
     metadata = {pair.key: pair.value for pair in asked.metadata} or None
+    shared = _key_shared(asked)
     if isinstance(topic, Topic):
         assert subscription is not None
-        return topic.add_consumer(subscription, *who, kind, asked.priority_level, metadata, _key_shared(asked))
-    return topic.subscribe(asked.subscription, *who, kind, asked.priority_level, metadata, _key_shared(asked))
+        return topic.add_consumer(
+            subscription, *who, kind, asked.priority_level, metadata, shared, read_compacted=asked.read_compacted
+        )
+    return topic.subscribe(asked.subscription, *who, kind, asked.priority_level, metadata, shared)
 
 
 def _key_shared(asked: pb.CommandSubscribe) -> KeySharedPolicy | None:
@@ -282,7 +290,8 @@ async def _seek(connection: Connection, asked: pb.CommandSeek, subscription: Sub
         if asked.HasField("message_id"):
             target = position_of(asked.message_id)
         else:
-            target = await subscription.topic.position_at(asked.message_publish_time)
+            is_compacted = subscription.compacted is not None
+            target = await subscription.topic.position_at(asked.message_publish_time, read_compacted=is_compacted)
         await subscription.seek(target)
     except REFUSALS as error:
         connection.fail(asked.request_id, error)
@@ -298,30 +307,39 @@ def last_message_id(connection: Connection, command: Any) -> None:
         connection.fail(asked.request_id, MetadataError("this connection has no such consumer"))
         return
     if isinstance(consumer.subscription, Subscription):
-        connection.run(_last_message_id(connection, asked.request_id, consumer.subscription))
+        connection.run(_last_message_id(connection, asked.request_id, consumer))
     else:
         text = f"{consumer.subscription.topic.name} stores nothing: it has no last message"
         connection.fail(asked.request_id, NotAllowed(text))
 
 
-async def _last_message_id(connection: Connection, request_id: int, subscription: Subscription) -> None:
+async def _last_message_id(connection: Connection, request_id: int, consumer: Consumer) -> None:
+    subscription = consumer.subscription
+    assert isinstance(subscription, Subscription)
     topic = subscription.topic
-    last = topic.last_message()
+    try:
+        compacted = await topic.compaction.last_message() if consumer.read_compacted else None
+        last, index = compacted or await _last_in_log(topic)
+    except LedgerError as error:
+        connection.fail(request_id, error)
+        return
     wire = pb.MessageIdData(ledgerId=last.ledger & (1 << 64) - 1, entryId=last.entry & (1 << 64) - 1)
     wire.partition = topic.partition
-    if topic.log.holds(last):
-        try:
-            header = unpack(await topic.log.read_one(last))
-        except LedgerError as error:
-            connection.fail(request_id, error)
-            return
-        wire.batch_index = header.messages - 1 if header.flags & BATCH else -1
+    wire.batch_index = index
     answer = pb.CommandGetLastMessageIdResponse(request_id=request_id, last_message_id=wire)
     place = subscription.mark_delete
     answer.consumer_mark_delete_position.CopyFrom(
         pb.MessageIdData(ledgerId=place.ledger & (1 << 64) - 1, entryId=place.entry & (1 << 64) - 1)
     )
     connection.write(encode.simple(30, answer))
+
+
+async def _last_in_log(topic: Topic) -> tuple[Position, int]:
+    last = await topic.last_message()
+    if not topic.log.holds(last):
+        return last, -1
+    header = unpack(await topic.log.read_one(last))
+    return last, header.messages - 1 if header.flags & BATCH else -1
 
 
 def consumer_stats(connection: Connection, command: Any) -> None:

@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What acknowledgements claim: single ones, cumulative ones, and those that nobody writes down."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from meridian_broker.positions import ZERO
+from meridian_broker.positions.position import Position
+from meridian_broker.topics import cursor
+
+if TYPE_CHECKING:
+    from meridian_broker.topics.consumer import Consumer
+    from meridian_broker.topics.subscription import Confirmed, Subscription
+
+
+def each(
+    subscription: Subscription,
+    consumer: Consumer,
+    positions: list[Position],
+    batches: dict[Position, int],
+    confirmed: Confirmed | None,
+) -> None:
+    """Single acknowledgements of a durable subscription. The entries' indexes are in memory."""
+    log = subscription.topic.log
+    delta = subscription.open_delta()
+    epoch, is_rewound = consumer.epoch, consumer.epoch is not ZERO
+    parts: list[Position] = []
+    for position in positions:
+        if is_rewound:
+            epoch = subscription.ack_epoch(consumer, position)
+        if not log.holds(position):
+            subscription.settle(consumer, position)  # given back: it was acked elsewhere, or dropped
+            continue
+        place = log.place(position)
+        part = batches.get(position)
+        if part is not None:
+            if place is not None:
+                cursor.claim_part(log, delta, epoch, position, place, part)
+            parts.append(position)
+            continue
+        if place is not None:
+            delta.ack(epoch, place.region, place.prev, place.origin)
+        subscription.settle(consumer, position)
+    subscription.changed(confirmed)
+    if parts:
+        subscription.flush()
+        for position in parts:  # the last part of a batch makes it whole
+            place = log.place(position)
+            if place is not None and subscription.progress.is_acked(place.region, place.origin):
+                subscription.settle(consumer, position)
+
+
+def up_to(
+    subscription: Subscription, consumer: Consumer, position: Position, part: int | None, confirmed: Confirmed | None
+) -> None:
+    """A cumulative acknowledgement, as far as it is about what is not read from a compacted view.
+
+    :param part: of the last entry only, all messages but those with these bits.
+    """
+    log = subscription.topic.log
+    after = subscription.mark_delete
+    if subscription.compacted is not None:
+        after = max(after, subscription.compacted.horizon)
+    upto = position if part is None else log.before(position)
+    ledger = cursor.index_missing(log, after, position)
+    if ledger is not None:
+        work = _load_then_up_to(ledger, subscription, consumer, position, part, confirmed)
+        subscription.topic.scheduler.spawn(work, "load an index for an acknowledgement")
+        return
+    delta = subscription.open_delta()
+    sent = upto if consumer.epoch is ZERO else min(upto, max(subscription.sent_upto, after))
+    cursor.claim_between(log, delta, consumer.epoch, after, sent, subscription.dropped)
+    cursor.claim_between(log, delta, ZERO, sent, upto, subscription.dropped)
+    if part is not None and position > after and log.holds(position):
+        place = log.place(position)
+        if place is not None:
+            cursor.claim_part(log, delta, subscription.ack_epoch(consumer, position), position, place, part)
+    subscription.changed(confirmed)
+
+
+async def _load_then_up_to(
+    ledger: int,
+    subscription: Subscription,
+    consumer: Consumer,
+    position: Position,
+    part: int | None,
+    confirmed: Confirmed | None,
+) -> None:
+    await subscription.topic.log.load_index(ledger)
+    up_to(subscription, consumer, position, part, confirmed)
+
+
+def in_memory(
+    subscription: Subscription,
+    consumer: Consumer,
+    positions: list[Position],
+    confirmed: Confirmed | None,
+    *,
+    is_sharing: bool,
+) -> None:
+    """Readers keep no progress: only how far they are."""
+    for position in positions:
+        subscription.settle(consumer, position)
+        if not is_sharing and subscription.topic.log.holds(position):
+            subscription.mark_delete = max(subscription.mark_delete, position)
+    if subscription.topic.terminated is not None:
+        subscription.dispatch_soon()
+    if confirmed is not None:
+        confirmed(None)

@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The compacted view of a topic: of each key the newest message, up to the *horizon*, in a ledger of its own.
+
+Its entries have the positions and the order they have in the log, and stay readable when the log was trimmed. A reader
+that asks for it reads the view as far as it goes and the log behind the horizon. Which entries the view has is in
+memory, two bytes an entry at most; the entries themselves are read from the ledger.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from itertools import accumulate
+from typing import Final
+
+from pyroaring import BitMap
+
+from meridian_broker.ledgers.log import Stored
+from meridian_broker.ledgers.store import LedgerCorrupt, LedgerStore, Reader
+from meridian_broker.metadata.records import CompactedRecord
+from meridian_broker.positions.position import Position
+from meridian_broker.topics.compacted_format import ViewFormatError, unpack_entry, unpack_index
+
+READ_BYTES: Final = 1 << 20
+
+
+class CompactedView:
+    """One view; it never changes. ``await load`` before anything else."""
+
+    def __init__(self, record: CompactedRecord, store: LedgerStore) -> None:
+        self.record = record
+        self.horizon = record.horizon
+        self._store = store
+        self._reader: Reader | None = None
+        self._ledgers: list[int] = []
+        self._kept: list[BitMap] = []
+        self._before: list[int] = [0]
+        """How many entries stand before those of each ledger."""
+
+    def index(self, kept: dict[int, BitMap]) -> None:
+        """Take in which entries of each ledger of the log the view has."""
+        self._ledgers = sorted(kept)
+        self._kept = [kept[ledger] for ledger in self._ledgers]
+        self._before = [0, *accumulate(map(len, self._kept))]
+
+    async def load(self) -> None:
+        """Read which entries there are.
+
+        :raises LedgerError: the ledger cannot be read.
+        """
+        kept: dict[int, BitMap] = {}
+        reader = await self.reader()
+        at, end = self.record.first + self.record.entries, reader.last_confirmed()
+        while at <= end:
+            records = await reader.read(at, end, READ_BYTES)
+            at += len(records)
+            try:
+                kept.update(map(unpack_index, records))
+            except ViewFormatError as error:
+                raise LedgerCorrupt(f"ledger {self.record.ledger_id}: {error}") from error
+        self.index(kept)
+
+    async def reader(self) -> Reader:
+        """:raises LedgerError: the ledger is gone, or cannot be read."""
+        if self._reader is None:
+            self._reader = await self._store.open(self.record.ledger_id)
+        return self._reader
+
+    # -- which entries -------------------------------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        return self._before[-1]
+
+    def holds(self, position: Position) -> bool:
+        """Is this an entry of the view?"""
+        at = bisect_left(self._ledgers, position.ledger)
+        return at < len(self._ledgers) and self._ledgers[at] == position.ledger and position.entry in self._kept[at]
+
+    def number_after(self, position: Position) -> int:
+        """How many entries lie at or before ``position``: the number of the first one after it."""
+        at = bisect_left(self._ledgers, position.ledger)
+        if at == len(self._ledgers) or self._ledgers[at] != position.ledger or position.entry < 0:
+            return self._before[at]
+        return self._before[at] + self._kept[at].rank(position.entry)
+
+    def position(self, number: int) -> Position:
+        """Of the entry with this number. :raises IndexError: there is none."""
+        if not 0 <= number < len(self):
+            raise IndexError(f"entry {number} of a view of {len(self)}")
+        at = bisect_right(self._before, number) - 1
+        return Position(self._ledgers[at], self._kept[at][number - self._before[at]])
+
+    def after(self, position: Position) -> Position | None:
+        """The first entry after ``position``; None: there is none in the view."""
+        number = self.number_after(position)
+        return self.position(number) if number < len(self) else None
+
+    @property
+    def last(self) -> Position | None:
+        """The last entry; None when nothing is left."""
+        return self.position(len(self) - 1) if len(self) else None
+
+    # -- reading -------------------------------------------------------------------------------------------------
+
+    async def read_after(self, position: Position, max_entries: int, max_bytes: int) -> list[Stored]:
+        """Entries after ``position``; none at the end of the view.
+
+        :raises LedgerError: they cannot be read.
+        """
+        first = self.number_after(position)
+        last = min(first + max_entries, len(self)) - 1
+        if last < first:
+            return []
+        reader = await self.reader()
+        try:
+            records = await reader.read(self.record.first + first, self.record.first + last, max_bytes)
+            return [unpack_entry(record) for record in records]
+        except ViewFormatError as error:
+            raise LedgerCorrupt(f"ledger {self.record.ledger_id}: {error}") from error
+
+    async def read_one(self, position: Position) -> bytes | None:
+        """The entry; None: the view does not have it."""
+        if not self.holds(position):
+            return None
+        return (await self.read_after(Position(position.ledger, position.entry - 1), 1, 1))[0][1]

@@ -1,0 +1,286 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The compaction of one topic: when it runs, what it leaves, and what survives when it is interrupted.
+
+The topic's record in the metadata names the view in force and the *scraps*: ledgers that compaction may have begun or
+left behind. A ledger is a scrap before it is made; one write makes the new view the one in force and the old one a
+scrap; only then is the old one deleted. So whenever the broker ends, the next one finds one whole view and knows what
+to delete.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, Final
+
+from meridian_broker.ledgers.entry import BATCH, unpack
+from meridian_broker.ledgers.log import Stored
+from meridian_broker.ledgers.store import LedgerError, LedgerNotFound, LedgerStore
+from meridian_broker.metadata.store import MetadataError
+from meridian_broker.positions.position import EARLIEST, Position
+from meridian_broker.topics.compacted_view import CompactedView
+from meridian_broker.topics.compactor import CompactionLimits, Compactor
+from meridian_broker.topics.errors import CompactionRunning, TopicError, TopicFenced
+
+if TYPE_CHECKING:
+    from meridian_broker.topics.ownership import TopicMetadata
+    from meridian_broker.topics.topic import Topic
+
+log = logging.getLogger(__name__)
+
+READ_ENTRIES: Final = 1000
+READ_BYTES: Final = 1 << 20
+COMPACTION_SUBSCRIPTION: Final = "__compaction"
+"""The name under which Pulsar's tools see that a topic is compacted: what the view does not cover yet stays."""
+
+
+class Status(StrEnum):
+    """How the last compaction went, since the topic was opened."""
+
+    NOT_RUN = "NOT_RUN"
+    RUNNING = "RUNNING"
+    SUCCESS = "SUCCESS"
+    ERROR = "ERROR"
+
+
+@dataclass(frozen=True, slots=True)
+class Workshop:
+    """What compactions of all topics share."""
+
+    store: LedgerStore
+    fence: int
+    turn: AbstractAsyncContextManager[Any]
+    """One at a time."""
+    limits: CompactionLimits
+
+
+class Compaction:
+    """See the module's text. ``await open`` before anything else."""
+
+    def __init__(self, topic: Topic) -> None:
+        self.view: CompactedView | None = None
+        self.status = Status.NOT_RUN
+        self.last_error = ""
+        self._topic = topic
+        self._workshop: Workshop | None = None
+        self._metadata: TopicMetadata | None = None
+        self._is_indexed = False
+        self._from: Position | None = None
+        """The first compaction runs: nothing behind this may be trimmed until its view is in force."""
+        self._stopping = False
+        self._at_work = False
+        self._waiting: list[Callable[[None], None]] = []
+
+    async def open(self, metadata: TopicMetadata, workshop: Workshop) -> None:
+        """Take over what an earlier owner left.
+
+        :raises LedgerError: a ledger that compaction left behind cannot be deleted.
+        """
+        self._metadata, self._workshop = metadata, workshop
+        if metadata.record.compacted is not None:
+            self.view = CompactedView(metadata.record.compacted, workshop.store)
+        await self._clear_scraps()
+
+    async def close(self) -> None:
+        """Stop at the next slice, and wait for it."""
+        self._stopping = True
+        if self._at_work:
+            await self._topic.scheduler.answer(self._waiting.append)
+
+    async def delete(self) -> None:
+        """The topic is deleted: its view goes, too."""
+        await self.close()
+        if self._workshop is not None:
+            for ledger in (*self._scraps(), *(() if self.view is None else (self.view.record.ledger_id,))):
+                await self._workshop.store.delete(ledger)
+        self.view = None
+
+    def holds_from(self) -> Position | None:
+        """What lies behind this is kept for the next compaction; None: nothing is."""
+        return self._from if self.view is None else self.view.horizon
+
+    def bytes_to_do(self) -> int:
+        """Bytes of the log that the view does not cover, about."""
+        return self._topic.log.bytes_after(EARLIEST if self.view is None else self.view.horizon)
+
+    # -- compacting ----------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Begin a compaction. :raises CompactionRunning: one is under way."""
+        if self.status is Status.RUNNING:
+            raise CompactionRunning(f"{self._topic.name} is being compacted: wait until it is done")
+        self.status, self.last_error = Status.RUNNING, ""
+        self._topic.scheduler.spawn(self._run(), "compact a topic")
+
+    async def _run(self) -> None:
+        error: Exception | None = None
+        try:
+            workshop, metadata = self._ready()
+            async with workshop.turn:
+                self._check()
+                self._at_work = True
+                await self._compact(workshop, metadata)
+        except (LedgerError, MetadataError, TopicError) as refused:
+            error = refused
+            log.warning("%s is not compacted: %s", self._topic.name, refused)
+        except Exception as unexpected:
+            error = unexpected
+            raise
+        finally:
+            self._from = None
+            self._at_work = False
+            self.last_error = "" if error is None else f"{error}" or type(error).__name__
+            self.status = Status.SUCCESS if error is None else Status.ERROR
+            waiting, self._waiting = self._waiting, []
+            for ready in waiting:
+                ready(None)
+
+    def _ready(self) -> tuple[Workshop, TopicMetadata]:
+        if self._workshop is None or self._metadata is None:
+            raise TopicFenced(f"{self._topic.name} is not open")
+        return self._workshop, self._metadata
+
+    def _check(self) -> None:
+        self._topic.check_open()
+        if self._stopping:
+            raise TopicFenced(f"{self._topic.name} was closed meanwhile: compact it again")
+
+    async def _compact(self, workshop: Workshop, metadata: TopicMetadata) -> None:
+        topic, old = self._topic, self.view
+        await self.prepare()
+        await self._clear_scraps()
+        if not topic.log.entries or (old is not None and old.horizon >= topic.log.last_confirmed):
+            return
+        self._from = topic.log.before(topic.log.first)
+        compactor = Compactor(
+            topic.log,
+            old,
+            topic.region,
+            workshop.limits,
+            topic.scheduler,
+            self._check,
+            by_time=bool(topic.remotes or topic.log.last_origin),
+        )
+        ledger_id = await metadata.allocate_ledger_id()
+        in_force = None if old is None else old.record
+        await metadata.save_compaction(in_force, (ledger_id,))
+        writer = await workshop.store.create(ledger_id, workshop.fence)
+        try:
+            record = await compactor.run(writer)
+        except (LedgerError, TopicError):
+            await writer.seal()  # its ledger is a scrap: nothing is under way any more when it is deleted
+            raise
+        self._check()
+        await metadata.save_compaction(record, () if old is None else (old.record.ledger_id,))
+        view = CompactedView(record, workshop.store)
+        view.index(compactor.kept)
+        self.view, self._is_indexed = view, True
+        for subscription in topic.subscriptions.values():
+            if subscription.compacted is not None:
+                subscription.advance()
+        await self._clear_scraps()
+
+    def _scraps(self) -> tuple[int, ...]:
+        return () if self._metadata is None else self._metadata.record.compaction_scraps
+
+    async def _clear_scraps(self) -> None:
+        workshop, metadata = self._ready()
+        if scraps := metadata.record.compaction_scraps:
+            for ledger in scraps:
+                await workshop.store.delete(ledger)
+            await metadata.save_compaction(metadata.record.compacted, ())
+
+    async def forget(self) -> None:
+        """Be a topic that was never compacted: readers get the log as it is, and nothing is kept for the view.
+
+        :raises CompactionRunning: a compaction is under way.
+        """
+        if self.status is Status.RUNNING:
+            raise CompactionRunning(f"{self._topic.name} is being compacted: wait until it is done")
+        _, metadata = self._ready()
+        old, self.view, self._is_indexed = self.view, None, False
+        if old is not None:
+            await metadata.save_compaction(None, (old.record.ledger_id,))
+            await self._clear_scraps()
+
+    # -- reading -------------------------------------------------------------------------------------------------
+
+    async def prepare(self) -> None:
+        """Have in memory which entries the view has: a consumer is about to read it.
+
+        :raises LedgerError: its ledger cannot be read.
+        """
+        if self.view is not None and not self._is_indexed:
+            await self.view.load()
+            self._is_indexed = True
+
+    def covers(self, position: Position) -> bool:
+        """Is there a view, and does it take account of this entry?"""
+        return self.view is not None and position <= self.view.horizon
+
+    def tail_after(self, position: Position, max_entries: int, max_bytes: int) -> list[Stored] | None:
+        """As ``TopicLog.tail_after``, through the view."""
+        view = self.view
+        if view is not None and position < view.horizon:
+            if view.after(position) is not None:
+                return None
+            position = view.horizon
+        return self._topic.log.tail_after(position, max_entries, max_bytes)
+
+    async def read_after(self, position: Position, max_entries: int, max_bytes: int) -> list[Stored]:
+        """As ``TopicLog.read_after``, through the view. :raises LedgerError: the store cannot give them."""
+        if self.view is not None and position < self.view.horizon:
+            entries = await self.read_view(position, max_entries, max_bytes)
+            if entries:
+                return entries
+            position = max(position, EARLIEST if self.view is None else self.view.horizon)
+        return await self._topic.log.read_after(position, max_entries, max_bytes)
+
+    async def read_view(self, position: Position, max_entries: int, max_bytes: int) -> list[Stored]:
+        """Entries of the view after ``position``; none at its end, or when there is no view.
+
+        :raises LedgerError: the store cannot give them.
+        """
+        while (view := self.view) is not None:
+            try:
+                return await view.read_after(position, max_entries, max_bytes)
+            except LedgerNotFound:
+                if view is self.view:
+                    raise  # else a newer view took its place meanwhile
+        return []
+
+    async def first_at(self, time_ms: int) -> Position | None:
+        """The first entry published at or after ``time_ms`` among those that only the view has; None: none is.
+
+        :raises LedgerError: they cannot be read.
+        """
+        position, first = EARLIEST, self._topic.log.first
+        while entries := await self.read_view(position, READ_ENTRIES, READ_BYTES):
+            for position, entry in entries:
+                if position >= first:
+                    return None
+                if unpack(entry).publish_time_ms >= time_ms:
+                    return position
+        return None
+
+    async def last_message(self) -> tuple[Position, int] | None:
+        """The last message that a reader of the view gets, with its index in its batch, -1 for none.
+
+        None: it is the log's. Position -1:-1: there is no message at all.
+
+        :raises LedgerError: it cannot be read.
+        """
+        view = self.view
+        if view is None or await self._topic.last_message() > view.horizon:
+            return None
+        if view.last is None:
+            return Position(-1, -1), -1
+        entry = await view.read_one(view.last)
+        assert entry is not None
+        header = unpack(entry)
+        if not header.flags & BATCH:
+            return view.last, -1
+        return view.last, header.messages - 1 if header.kept is None else header.kept.bit_length() - 1

@@ -1,0 +1,24 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What one topic may hold and ask for, as the broker's settings have it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class TopicLimits:
+    """Bounds of one topic."""
+
+    message_bytes: int = 5 << 20
+    failover_delay_seconds: float = 1.0
+    producers: int = 10_000
+    subscriptions: int = 1_000_000
+    closed_seconds: float = 30.0
+    """How long clients cannot make a subscription again that was deleted by force (R16)."""
+    dedup_producers: int = 10_000
+    """Names whose last sequence id is remembered."""
+    dedup_idle_minutes: int = 360
+    """Minutes for which a name is remembered after its last message."""
+    dedup_entries: int = 1000
+    """Entries after which sequence ids are written."""

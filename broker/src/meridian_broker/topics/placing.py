@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where a subscription begins, and where a seek leads it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from meridian_broker.ledgers.log import TopicLog
+from meridian_broker.positions.position import EARLIEST, LATEST, Position
+from meridian_broker.topics import cursor
+
+if TYPE_CHECKING:
+    from meridian_broker.topics.subscription import Subscription
+
+Ranges = dict[str, tuple[Position, Position]]
+
+
+def latest(log: TopicLog, region: str) -> dict[str, Position]:
+    """Per origin region the last entry there is. ``region``: the one we are in."""
+    return _known({region: log.last_own, **log.last_origin})
+
+
+async def before(log: TopicLog, region: str, position: Position) -> dict[str, Position]:
+    """Per origin region the last entry stored before a position: where a subscription that begins there begins in
+    every region (R15).
+
+    :raises LedgerError: the entries' headers cannot be read.
+    """
+    if position > log.last_confirmed:
+        return latest(log, region)
+    position = log.after(log.before(max(position, log.first))) or position
+    span = next(span for span in log.spans() if span.ledger_id == position.ledger)
+    index = await log.load_index(position.ledger)
+    places = {**span.origins_before, region: span.own_before}
+    places |= {other: origin for _, other, origin in index.origins(0, position.entry - 1)}
+    return _known(places)
+
+
+def _known(places: Mapping[str, Position]) -> dict[str, Position]:
+    return {region: place for region, place in places.items() if place > EARLIEST}
+
+
+def begin_reader(subscription: Subscription, initial: Position, *, read_compacted: bool) -> None:
+    """Let a reader begin at ``initial``, which the compacted view may have when the log does not any more."""
+    log = subscription.topic.log
+    if initial == EARLIEST:
+        subscription.start_cursor()
+    else:
+        subscription.mark_delete = log.last_confirmed if initial == LATEST else log.before(initial)
+    if read_compacted and initial != LATEST:
+        subscription.mark_delete = _before_in_view(initial, subscription.mark_delete)
+
+
+async def seek(subscription: Subscription, target: Position) -> None:
+    """Stand so that ``target`` is the next entry: what is before it counts as acked, what is after as not (R12).
+
+    :raises LedgerError: the entries' headers cannot be read.
+    """
+    log, compacted = subscription.topic.log, subscription.compacted
+    subscription.flush()
+    end = Position(log.last_confirmed.ledger, log.last_confirmed.entry + 1)
+    upto = log.last_confirmed if target > log.last_confirmed else log.before(min(max(target, log.first), end))
+    await cursor.load_indexes(log)
+    if not subscription.durable:
+        subscription.disconnect_consumers()
+        subscription.mark_delete = upto if compacted is None else _before_in_view(target, upto)
+        return
+    delta = subscription.progress.empty_delta()
+    seen = {} if compacted is None else await compacted.move(delta, target)
+    rules = _joined(seen, cursor.rewound(log, subscription.progress, subscription.dropped, upto))
+    cursor.claim_between(log, delta, subscription.progress.epoch, log.before(log.first), upto)
+    if rules:
+        delta.rewind(subscription.topic.clock.next(subscription.progress.epoch), rules)
+    subscription.take_back(delta)
+
+
+def _joined(one: Ranges, other: Ranges) -> Ranges:
+    """What two parts of a log, read one after the other, rule together."""
+    ranges = dict(one)
+    for region, (low, high) in other.items():
+        before = ranges.get(region, (low, high))
+        ranges[region] = (min(before[0], low), max(before[1], high))
+    return ranges
+
+
+def _before_in_view(target: Position, upto: Position) -> Position:
+    """Behind which place a reader of a compacted view goes on with ``target``; ``upto``: that place in the log."""
+    return min(upto, target if target.entry < 0 else Position(target.ledger, target.entry - 1))

@@ -1,0 +1,166 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which message of each key stays when a topic is compacted, in bounded memory.
+
+The winner of a key is the message of the highest *rank*: of a topic in one region its place in the log, of a topic in
+several regions ``(publish time, origin)``, so that every region comes to the same winners in whatever order messages
+arrived (R50). Taking the maximum is associative, commutative and idempotent: a view can be compacted again with what
+came later, any number of times, and tells nothing else than if all had been compacted at once. For that a *tombstone*
+(an empty message, which deletes its key) must not be forgotten while an older message may still arrive: on replicated
+topics it stays in the view, out of readers' sight.
+
+Keys are dealt with in as many passes as it takes to never hold more than ``limit`` of them: a pass that meets too many
+gives half of them to a later one.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Iterator
+from hashlib import blake2b
+from typing import Final, NamedTuple
+
+from pyroaring import BitMap64
+
+DIGEST_BYTES: Final = 16
+OPEN_MESSAGES: Final = 10_000
+"""Chunked messages under way at once; of more, the oldest are kept as they are."""
+_PART: Final = struct.Struct(">Q")
+
+
+class Rank(NamedTuple):
+    """What makes one message of a key later than another."""
+
+    publish_time_ms: int
+    """0 in a topic of one region: there the place alone counts."""
+    region: str
+    ledger: int
+    entry: int
+    batch_index: int
+    """0 outside of a batch."""
+
+
+class Tombstone(NamedTuple):
+    """A key that is deleted, and by which message."""
+
+    digest: bytes
+    rank: Rank
+
+
+class Chunk(NamedTuple):
+    """Which part of which message."""
+
+    message: tuple[str, str]
+    """Its producer's name and its uuid."""
+    number: int
+    of: int
+
+
+def digest(key: str) -> bytes:
+    """A key as it is remembered, however long it is."""
+    return blake2b(key.encode(), digest_size=DIGEST_BYTES).digest()
+
+
+class Winners:
+    """Say ``begin_pass`` and ``offer`` everything; again until it returns False. Then ``kept`` is the answer.
+
+    A message is named by its *ordinal*: messages are counted in the order in which they are offered, and every pass
+    offers the same ones in the same order.
+
+    :param limit: keys held at a time.
+    :param keep_tombstones: tell which keys are deleted, see the module's text.
+    """
+
+    def __init__(self, limit: int, *, keep_tombstones: bool) -> None:
+        self.kept = BitMap64()
+        """Ordinals of the messages that stay."""
+        self.passes = 0
+        self._limit = limit
+        self._keep_tombstones = keep_tombstones
+        self._parts = [(0, 1)]
+        """Which keys are to be done: those of which the digest modulo the second number is the first."""
+        self._part, self._of = 0, 0
+        self._best: dict[bytes, tuple[Rank, tuple[int, ...], bool]] = {}
+        self._chunks: dict[tuple[str, str], list[int]] = {}
+        self._ordinal = 0
+
+    @property
+    def messages(self) -> int:
+        """How many were offered in this pass."""
+        return self._ordinal
+
+    def begin_pass(self) -> bool:
+        """Make ready to be offered all messages from the start; False: nothing is left to do."""
+        if not self._parts:
+            return False
+        self._part, self._of = self._parts.pop()
+        self._ordinal = 0
+        self._best.clear()
+        self._chunks.clear()
+        self.passes += 1
+        return True
+
+    def offer_tombstone(self, found: Tombstone) -> None:
+        """One that an earlier compaction kept."""
+        self._compete(found.digest, found.rank, (), True)
+
+    def offer(self, key: str | None, rank: Rank, *, is_empty: bool = False) -> None:
+        """The next message. ``None``: it has no key, or nobody can tell, and stays."""
+        ordinal = self._ordinal
+        self._ordinal += 1
+        if key is None:
+            self._keep((ordinal,))
+        else:
+            self._compete(digest(key), rank, (ordinal,), is_empty)
+
+    def offer_nothing(self) -> None:
+        """The next message is one that was taken out before."""
+        self._ordinal += 1
+
+    def offer_chunk(self, key: str | None, rank: Rank, chunk: Chunk) -> None:
+        """The next message is a part of one; the last part speaks for all."""
+        ordinal = self._ordinal
+        self._ordinal += 1
+        if chunk.number == 0 and (abandoned := self._chunks.pop(chunk.message, None)):
+            self._keep(abandoned)
+        parts = self._chunks.setdefault(chunk.message, [])
+        parts.append(ordinal)
+        if chunk.number + 1 >= chunk.of:
+            del self._chunks[chunk.message]
+            if key is None or len(parts) != chunk.of:
+                self._keep(parts)
+            else:
+                self._compete(digest(key), rank, tuple(parts), False)
+        elif len(self._chunks) > OPEN_MESSAGES:
+            self._keep(self._chunks.pop(next(iter(self._chunks))))
+
+    def _keep(self, ordinals: Iterable[int]) -> None:
+        self.kept.update(ordinals)
+
+    def _compete(self, of: bytes, rank: Rank, ordinals: tuple[int, ...], is_empty: bool) -> None:
+        if self._of > 1 and _PART.unpack_from(of)[0] % self._of != self._part:
+            return
+        best = self._best.get(of)
+        if best is not None:
+            if rank > best[0]:
+                self._best[of] = (rank, ordinals, is_empty)
+            return
+        self._best[of] = (rank, ordinals, is_empty)
+        if len(self._best) > self._limit:
+            self._split()
+
+    def _split(self) -> None:
+        self._parts.append((self._part + self._of, 2 * self._of))
+        self._of *= 2
+        part, number = self._part, self._of
+        self._best = {of: best for of, best in self._best.items() if _PART.unpack_from(of)[0] % number == part}
+
+    def end_pass(self) -> Iterator[Tombstone]:
+        """Everything was offered. Tells the deleted keys among those of this pass."""
+        for parts in self._chunks.values():
+            self._keep(parts)
+        for of, (rank, ordinals, is_empty) in self._best.items():
+            if not is_empty:
+                self.kept.update(ordinals)
+            elif self._keep_tombstones:
+                yield Tombstone(of, rank)
+        self._best.clear()

@@ -1,0 +1,232 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Compaction through unmodified clients and the admin API: views, readers, table views, durable subscriptions."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pulsar
+import pytest
+from broker_process import BrokerProcess, RegionsProcess, wait_until
+from compaction_steps import (
+    ADMIN,
+    EARLIEST,
+    FAILOVER,
+    SETTINGS,
+    Door,
+    assert_quiet,
+    compact,
+    connect,
+    entries,
+    internal,
+    publish,
+    read,
+    receive,
+    retain,
+    rows,
+    status,
+)
+
+_numbers = itertools.count()
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
+    with BrokerProcess("one", tmp_path_factory.mktemp("broker"), settings=SETTINGS) as process:
+        retain(process, -1)
+        yield process
+
+
+@pytest.fixture
+def client(broker: BrokerProcess) -> Iterator[pulsar.Client]:
+    made = connect(broker)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def topic() -> str:
+    return f"compacted-{next(_numbers)}"
+
+
+CODECS = ("NONE", "LZ4", "ZLib", "ZSTD", "SNAPPY")
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_of_each_key_the_newest_message_stays_also_inside_batches(
+    broker: BrokerProcess, client: pulsar.Client, topic: str, codec: str
+) -> None:
+    old = [(f"k{number}", b"old" * 50) for number in range(6)]
+    new = [("k1", b"new" * 50), ("k2", b""), ("", b"no key"), ("k3", b"new")]
+    codecs = {"compression_type": getattr(pulsar.CompressionType, codec)}
+    batched: dict[str, Any] = {"batching_enabled": True, "batching_max_publish_delay_ms": 1000}
+    publish(client, topic, old, **codecs, **batched)
+    publish(client, topic, new, **codecs, **batched)
+    assert entries(broker, topic) == 2
+    whole = read(client, topic, compacted=False)
+    assert read(client, topic) == whole, "not compacted yet: the log as it is"
+    assert status(broker, topic) == "NOT_RUN"
+    compact(broker, topic)
+    kept = [old[0], old[4], old[5], new[0], new[2], new[3]]
+    assert read(client, topic) == kept
+    publish(client, topic, [("k0", b"newest")])
+    assert read(client, topic) == [*kept, ("k0", b"newest")]
+    compact(broker, topic)
+    assert read(client, topic) == [*kept[1:], ("k0", b"newest")]
+    assert read(client, topic, compacted=False) == [*whole, ("k0", b"newest")]
+
+
+def test_a_message_keeps_its_id(broker: BrokerProcess, client: pulsar.Client, topic: str) -> None:
+    publish(client, topic, [(f"k{number % 3}", b"%d" % number) for number in range(9)], batching_enabled=True)
+    before = client.create_reader(topic, pulsar.MessageId.earliest)
+    ids = {message.data(): str(message.message_id()) for message in (before.read_next(5000) for _ in range(9))}
+    compact(broker, topic)
+    reader = client.create_reader(topic, pulsar.MessageId.earliest, is_read_compacted=True)
+    for value in (b"6", b"7", b"8"):
+        message = reader.read_next(5000)
+        assert (message.data(), str(message.message_id())) == (value, ids[value])
+    assert not reader.has_message_available()
+
+
+def test_a_durable_subscription_reads_the_view_and_claims_nothing_of_what_is_not_in_it(
+    broker: BrokerProcess, client: pulsar.Client, topic: str
+) -> None:
+    published = [(f"k{number % 5}", b"%d" % number) for number in range(20)]
+    client.subscribe(topic, "s", initial_position=EARLIEST).close()
+    publish(client, topic, published)
+    compact(broker, topic)
+    consumer = client.subscribe(topic, "s", is_read_compacted=True)
+    messages = receive(consumer, 5)
+    assert rows(messages) == published[15:]
+    consumer.acknowledge(messages[0])
+    consumer.acknowledge(messages[3])
+    consumer.close()
+    consumer = client.subscribe(topic, "s", FAILOVER, is_read_compacted=True)
+    messages = receive(consumer, 3)
+    assert rows(messages) == [published[16], published[17], published[19]]
+    consumer.acknowledge_cumulative(messages[2])
+    publish(client, topic, [("k0", b"live")])
+    live = receive(consumer, 1)
+    consumer.acknowledge(live[0])
+    wait_until(lambda: backlog(broker, topic, "s") == 0, "the cursor to pass what compaction took out")
+    consumer.close()
+    plain = client.subscribe(topic, "s")
+    assert rows(receive(plain, 15)) == published[:15], "who asks for all gets what nobody acknowledged"
+    assert_quiet(plain)
+
+
+def backlog(broker: BrokerProcess, topic: str, subscription: str) -> int:
+    cursor = internal(broker, topic)["cursors"][subscription]
+    return int(cursor["numberOfEntriesSinceFirstNotAckedMessage"])
+
+
+def test_readers_of_the_view_know_where_it_ends(broker: BrokerProcess, client: pulsar.Client, topic: str) -> None:
+    publish(client, topic, [("a", b"1"), ("b", b"1"), ("a", b"2"), ("b", b"")])
+    compact(broker, topic)
+    assert read(client, topic) == [("a", b"2")]
+    publish(client, topic, [("a", b"")])
+    compact(broker, topic)
+    reader = client.create_reader(topic, pulsar.MessageId.earliest, is_read_compacted=True)
+    assert not reader.has_message_available()
+    publish(client, topic, [("c", b"3")])
+    assert reader.has_message_available()
+    assert reader.read_next(5000).data() == b"3"
+    assert not reader.has_message_available()
+    latest = client.create_reader(topic, pulsar.MessageId.latest, is_read_compacted=True)
+    assert not latest.has_message_available()
+    whole = client.create_reader(topic, pulsar.MessageId.earliest)
+    assert [whole.read_next(5000).data() for _ in range(6)] == [b"1", b"1", b"2", b"", b"", b"3"]
+    assert not whole.has_message_available()
+
+
+@pytest.mark.parametrize("partitions", [0, 3])
+def test_table_views_hold_the_newest_of_each_key_and_follow(
+    broker: BrokerProcess, client: pulsar.Client, topic: str, partitions: int
+) -> None:
+    if partitions:
+        assert broker.http("PUT", f"{ADMIN}/{topic}/partitions", partitions).status == 204
+    publish(client, topic, [(f"k{number % 7}", b"%d" % number) for number in range(40)])
+    plain = client.create_table_view(topic)
+    compact(broker, topic)
+    view = client.create_table_view(topic)
+    expected = {f"k{number % 7}": b"%d" % number for number in range(33, 40)}
+    assert table(view) == table(plain) == expected
+    publish(client, topic, [("k0", b"new"), ("k1", b""), ("k9", b"more")])
+    expected |= {"k0": b"new", "k9": b"more"}
+    del expected["k1"]
+    for one in (view, plain):
+        wait_until(lambda one=one: table(one) == expected, "the table to follow")
+        one.close()
+    compact(broker, topic)
+    again = client.create_table_view(topic)
+    assert table(again) == expected
+    again.close()
+
+
+def table(view: pulsar.TableView) -> dict[str, bytes]:
+    found: dict[str, bytes] = {}
+    view.for_each(found.__setitem__)
+    return found
+
+
+def test_a_topic_is_compacted_by_itself_beyond_its_threshold(
+    broker: BrokerProcess, client: pulsar.Client, topic: str
+) -> None:
+    publish(client, topic, [("k", b"x" * 1000)] * 10)
+    assert broker.http("POST", f"{ADMIN}/{topic}/compactionThreshold", 50_000).status == 204
+    publish(client, topic, [("k", b"x" * 1000)] * 50)
+    wait_until(lambda: status(broker, topic) == "SUCCESS", "the topic to be compacted")
+    assert internal(broker, topic)["compactedLedger"]["entries"] == 1
+    assert status(broker, topic) == "SUCCESS"
+
+
+def test_only_one_consumer_at_a_time_reads_a_view(client: pulsar.Client, topic: str) -> None:
+    with pytest.raises(pulsar.PulsarException):
+        client.subscribe(topic, "s", pulsar.ConsumerType.Shared, is_read_compacted=True)
+    with pytest.raises(pulsar.PulsarException):
+        client.subscribe(topic, "__compaction")
+
+
+def test_chunked_messages_are_compacted_whole(broker: BrokerProcess, client: pulsar.Client, topic: str) -> None:
+    size = 11 << 20
+    publish(client, topic, [("a", b"1" * size), ("b", b"2" * size), ("a", b"3" * size)], chunking_enabled=True)
+    assert entries(broker, topic) > 6
+    compact(broker, topic)
+    found = read(client, topic)
+    assert [(key, value[:1], len(value)) for key, value in found] == [("b", b"2", size), ("a", b"3", size)]
+
+
+def test_regions_compact_to_the_same_view_and_claim_only_what_was_delivered(tmp_path: Path) -> None:
+    with RegionsProcess(("us-east", "us-west"), tmp_path, settings=SETTINGS) as regions:
+        east, west = (
+            pulsar.Client(regions.service_url(name), logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error))
+            for name in regions.regions
+        )
+        consumers = [
+            one.subscribe("t", "s", initial_position=EARLIEST, replicate_subscription_state_enabled=True)
+            for one in (east, west)
+        ]
+        for consumer in consumers:
+            consumer.close()
+        published = [(f"k{number % 4}", b"%d" % number) for number in range(12)]
+        for number, row in enumerate(published):
+            publish((east, west)[number % 2], "t", [row])
+        admins = [Door(regions.admin_url(name)) for name in regions.regions]
+        for admin in admins:
+            wait_until(lambda admin=admin: entries(admin, "t") == 12, "all messages to be in both regions")
+            compact(admin, "t")
+        expected = sorted(published[8:])
+        assert sorted(read(east, "t")) == sorted(read(west, "t")) == expected
+        consumer = east.subscribe("t", "s", is_read_compacted=True, replicate_subscription_state_enabled=True)
+        messages = receive(consumer, 4)
+        assert sorted(rows(messages)) == expected
+        consumer.acknowledge_cumulative(messages[-1])
+        consumer.close()
+        plain = west.subscribe("t", "s", replicate_subscription_state_enabled=True)
+        assert sorted(rows(receive(plain, 8))) == sorted(published[:8]), "nobody acknowledged these"
+        assert_quiet(plain)
+        east.close()
+        west.close()
