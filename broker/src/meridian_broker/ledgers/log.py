@@ -413,7 +413,8 @@ class TopicLog(Chain):
 
     def _is_chain_known(self) -> bool:
         """This opening has published already, so what the next own entry follows is certain."""
-        return self._writing >= 0 and (self._own_link.ledger == self._writing or self._chapters[-1].is_joined)
+        has_published = self._own_link.ledger == self._writing and self._own_link.entry >= 0
+        return self._writing >= 0 and (has_published or self._chapters[-1].is_joined)
 
     def _durable_origins(self) -> dict[str, Position]:
         """Last origins at the end of what is stored: held entries are not stored yet."""
