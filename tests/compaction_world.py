@@ -11,6 +11,7 @@ from typing import Any
 from meridian_broker.engines.memory.ledgers import MemoryLedgerStore
 from meridian_broker.ledgers.chapters import CacheBudget, LogLimits, Span
 from meridian_broker.ledgers.entry import BATCH, CHUNK, FOREIGN, MARKER, EntryHeader, unpack
+from meridian_broker.ledgers.holes import Hole
 from meridian_broker.ledgers.log import TopicLog
 from meridian_broker.ledgers.store import LedgerError
 from meridian_broker.positions.position import EARLIEST, Position
@@ -73,7 +74,13 @@ class Spans:
         self.next_id += 1
         return self.next_id
 
-    async def save_spans(self, spans: list[Span], last_own: Position, last_origins: Mapping[str, Position]) -> None:
+    async def save_spans(
+        self,
+        spans: list[Span],
+        last_own: Position,
+        last_origins: Mapping[str, Position],
+        holes: Mapping[str, list[Hole]],
+    ) -> None:
         pass
 
 
