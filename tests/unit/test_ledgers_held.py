@@ -82,3 +82,33 @@ async def test_a_damaged_note_costs_space_and_nothing_else(tmp_path: Path, sched
     await store_of(disk, note, scheduler)
     assert sorted(disk.ledgers) == [1]
     assert not note.exists()
+
+
+async def test_what_the_disk_refuses_to_delete_goes_later(tmp_path: Path, scheduler: LoopScheduler) -> None:
+    disk, note = MemoryDisk(), tmp_path / "note"
+    store = MemoryLedgerStore(disk, schedule=asyncio.get_running_loop().call_soon)
+    held = HeldLedgers(store, note, scheduler)
+    for ledger in (1, 2, 3):
+        await (await held.create(ledger, 1)).seal()
+    store.fail_writes("no space")
+    await held.delete(1)
+    await held.delete(2)
+    await held.retry_deletions()
+    assert (sorted(disk.ledgers), note.read_text()) == ([1, 2, 3], "1\n2\n")
+    store.repair()
+    await held.retry_deletions()
+    assert sorted(disk.ledgers) == [3]
+    assert not note.exists()
+
+
+async def test_a_refused_deletion_is_done_at_the_next_start(tmp_path: Path, scheduler: LoopScheduler) -> None:
+    disk, note = MemoryDisk(), tmp_path / "note"
+    store = MemoryLedgerStore(disk, schedule=asyncio.get_running_loop().call_soon)
+    before = HeldLedgers(store, note, scheduler)
+    await (await before.create(1, 1)).seal()
+    store.fail_writes("no space")
+    await before.delete(1)
+    store.crash()
+    await store_of(disk, note, scheduler)
+    assert not disk.ledgers
+    assert not note.exists()

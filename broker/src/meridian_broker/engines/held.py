@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A ledger store in which ledgers can be held: deleting one that somebody still reads waits until they let go.
+"""A ledger store in which deletions are never forgotten: of ledgers somebody still reads, and of those that fail.
 
 The export names ledgers to a child process that reads them from disk a while later; trimming and topic deletion must
 not wait for it, and must not take the ledgers away from it either. So the deletion is noted, in a file too, and done
 when the last hold ends, or at the next start: ids are never used twice (R1), so doing it late deletes nothing else.
+A deletion that the disk refuses is noted too and tried again later: whoever asked has let go of the ledger already.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import logging
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Final
 
 from meridian_broker.ledgers.scheduling import Scheduler
 from meridian_broker.ledgers.store import LedgerError, LedgerInfo, LedgerStore, Reader, Writer
@@ -19,11 +21,15 @@ from meridian_broker.ledgers.store import LedgerError, LedgerInfo, LedgerStore, 
 log = logging.getLogger(__name__)
 
 
+RETRIES: Final = 100
+"""Deletions that failed tried again at a time."""
+
+
 class HeldLedgers:
     """Any ``LedgerStore`` with holds. See the module's text."""
 
     def __init__(self, store: LedgerStore, note: Path, scheduler: Scheduler) -> None:
-        """:param note: file of the ids that are to be deleted and still held."""
+        """:param note: file of the ids that are to be deleted and still there."""
         self._store = store
         self._note = note
         self._scheduler = scheduler
@@ -39,9 +45,16 @@ class HeldLedgers:
         except ValueError as error:
             log.warning("%s is damaged (%s): ledgers named in it keep their space", self._note, error)
             noted = set()
-        for ledger_id in noted:
-            await self._store.delete(ledger_id)
-        self._note.unlink()
+        self._waiting |= noted
+        await self._delete(noted)
+        if not noted:
+            self._note.unlink(missing_ok=True)
+
+    async def retry_deletions(self) -> None:
+        """Try again what the disk refused to delete: ``RETRIES`` ledgers at most. Call it once in a while."""
+        refused = sorted(self._waiting - self._holds.keys())[:RETRIES]
+        if refused:
+            await self._delete(set(refused))
 
     def hold(self, ledgers: Iterable[int]) -> None:
         """Keep these ledgers until ``release``; holds are counted."""
@@ -56,13 +69,13 @@ class HeldLedgers:
             self._scheduler.spawn(self._delete(free), "delete ledgers that were held")
 
     async def _delete(self, ledgers: set[int]) -> None:
-        for ledger_id in ledgers:
+        for ledger_id in sorted(ledgers):
             try:
                 await self._store.delete(ledger_id)
             except LedgerError as error:
-                log.warning("ledger %d is not deleted before the next start: %s", ledger_id, error)
-                return
-        self._waiting -= ledgers
+                log.warning("ledger %d keeps its space for now: %s", ledger_id, error)
+                break
+            self._waiting.discard(ledger_id)
         self._write_note()
 
     def _write_note(self) -> None:
@@ -84,12 +97,11 @@ class HeldLedgers:
         return await self._store.recover(ledger_id, fence)
 
     async def delete(self, ledger_id: int) -> None:
-        """Delete it, or note that it goes when the last hold ends."""
-        if self._holds[ledger_id]:
-            self._waiting.add(ledger_id)
-            self._write_note()
-        else:
-            await self._store.delete(ledger_id)
+        """Delete it, or note that it goes when the last hold ends, or when the disk lets it go."""
+        self._waiting.add(ledger_id)
+        self._write_note()
+        if not self._holds[ledger_id]:
+            await self._delete({ledger_id})
 
     async def list(self) -> list[LedgerInfo]:
         return [info for info in await self._store.list() if info.ledger_id not in self._waiting]

@@ -334,6 +334,7 @@ class BrokerProcess:
         while True:
             await asyncio.sleep(self.settings.storage.retention_check_interval_in_seconds)
             try:
+                await self.held.retry_deletions()
                 await upkeep.trim_all(self.service)
             except (LedgerError, MetadataError) as error:
                 log.warning("space could not be given back, next try in a while: %s", error)

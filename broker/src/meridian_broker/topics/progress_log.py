@@ -248,13 +248,15 @@ class ProgressLog:
             settled(None)
 
     async def _forget(self, old: list[int], current: int, before: Writer | None) -> None:
-        if before is not None:
-            await before.seal()
-        await self._metadata.save_progress_ledgers([current])
-        self.ledgers = [current]
-        for ledger_id in old:
-            await self._store.delete(ledger_id)
-        self._rolling = False
+        try:
+            if before is not None:
+                await before.seal()
+            await self._metadata.save_progress_ledgers([current])
+            self.ledgers = [current]
+            for ledger_id in old:
+                await self._store.delete(ledger_id)
+        finally:
+            self._rolling = False  # whatever failed, the next roll-over is due at its time
 
     async def close(self) -> None:
         """Seal what is being written; later appends fail."""
