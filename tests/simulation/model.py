@@ -311,7 +311,7 @@ class Model:
         name, created = subscription.name, subscription.record.created
         facts = self.facts[topic, life_of(name, subscription.progress)]
         asked = self._asked[topic, name][home.name]
-        places = asked.pop() if asked else {}
+        places = asked.pop(0) if asked else {}  # who asks first makes it
         if created.region == home.name:
             facts.made.setdefault(home.name, created)
             facts.places.setdefault(created, places)
