@@ -213,3 +213,57 @@ def test_expired_messages_give_their_space_back(broker: BrokerProcess, client: p
     assert sum(upto - after for _, _, after, upto in dropped(broker, topic)) >= 9, "the record of it stays"
     publish(client, topic, b"new")
     assert rest(client.subscribe(topic, "s"), 5000) == [b"new"]
+
+
+def test_truncating_empties_a_topic_whatever_is_retained(
+    broker: BrokerProcess, client: pulsar.Client, space: str
+) -> None:
+    topic = f"persistent://{space}/truncated"
+    consumer = client.subscribe(topic, "busy", consumer_type=SHARED)
+    client.subscribe(topic, "idle").close()
+    producer = client.create_producer(topic, batching_enabled=False)
+    for number in range(25):
+        producer.send(b"%d" % number)
+    held = [consumer.receive(5000) for _ in range(3)]
+    consumer.acknowledge(held[1])
+    assert broker.http("POST", f"{path(topic)}/trim").status == 204
+    assert entries(broker, topic) == 25, "retention keeps everything, and so does the backlog"
+    assert broker.http("DELETE", f"{path(topic)}/truncate").status == 204
+    assert entries(broker, topic) == 0
+    assert [backlog(broker, topic, name) for name in ("busy", "idle")] == [0, 0]
+    producer.send(b"new")
+    assert rest(client.subscribe(topic, "idle", consumer_type=SHARED), 5000) == [b"new"]
+    causes = {(subscription, cause) for subscription, cause, _, _ in dropped(broker, topic)}
+    assert causes == {("busy", "truncated"), ("idle", "truncated")}
+    reader = client.create_reader(topic, pulsar.MessageId.earliest)
+    assert reader.read_next(5000).data() == b"new"
+    assert broker.http("DELETE", f"{path(topic)}-nobody-knows/truncate").status == 404
+
+
+def test_a_truncated_topic_goes_on_after_kill_9(broker: BrokerProcess, space: str) -> None:
+    topic = f"persistent://{space}/truncated-killed"
+    with connected(broker) as client:
+        client.subscribe(topic, "s").close()
+        publish(client, topic, *(b"%d" % number for number in range(15)))
+    before = broker.http("GET", f"{path(topic)}/internalStats").json["lastOwn"]
+    assert broker.http("DELETE", f"{path(topic)}/truncate").status == 204
+    restart(broker)
+    after = broker.http("GET", f"{path(topic)}/internalStats").json
+    assert (after["lastOwn"], after["numberOfEntries"]) == (before, 0)
+    with connected(broker) as client:
+        publish(client, topic, b"new")
+        assert rest(client.subscribe(topic, "s"), 10_000) == [b"new"]
+
+
+def test_trimming_at_once(broker: BrokerProcess, client: pulsar.Client) -> None:
+    topic = "persistent://public/default/trimmed-at-once"
+    consumer = client.subscribe(topic, "s")
+    publish(client, topic, *(b"%d" % number for number in range(35)))
+    assert len(rest(consumer, 5000)) == 35
+    wait_until(lambda: backlog(broker, topic, "s") == 0, "the acknowledgements")
+    assert broker.http("POST", f"{path(topic)}/trim").status == 204
+    assert entries(broker, topic) <= 10, "the ledger that is being written stays"
+
+
+def entries(broker: BrokerProcess, topic: str) -> int:
+    return int(broker.http("GET", f"{path(topic)}/internalStats").json["numberOfEntries"])

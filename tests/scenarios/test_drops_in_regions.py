@@ -87,6 +87,28 @@ def test_all_regions_drop_when_asked(regions: RegionsProcess) -> None:
     assert [backlog(regions, region, by_id) for region in REGIONS] == [2, 2]
 
 
+def test_a_truncated_region_and_all_of_them(regions: RegionsProcess) -> None:
+    topic = new_topic("truncated")
+    prepared(regions, topic, 25)
+    assert regions.http(EAST, "DELETE", f"{path(topic)}/truncate").status == 204
+    assert [backlog(regions, region, topic) for region in REGIONS] == [0, 25]
+    with client(regions, WEST) as west:
+        publish(west, topic, numbered(range(25, 30)))
+        wait_for_backlog(regions, EAST, topic, 5)
+        assert live_findings({region: regions.admin_url(region) for region in REGIONS}, topic) == []
+        take_numbers(subscribe(west, topic), range(30))
+    with client(regions, EAST) as east:
+        publish(east, topic, numbered(range(30, 35)))
+    stored(regions, WEST, topic, 35)
+    assert regions.http(WEST, "DELETE", f"{path(topic)}/truncate?allRegions=true").status == 204
+    wait_for_backlog(regions, EAST, topic, 0)
+    wait_for_backlog(regions, WEST, topic, 0)
+    with client(regions, EAST) as east:
+        publish(east, topic, numbered(range(35, 40)))
+    with client(regions, WEST) as west:
+        take_numbers(subscribe(west, topic), range(35, 40))
+
+
 def test_a_quota_holds_replication_and_nothing_is_lost(regions: RegionsProcess) -> None:
     topic = new_topic("held")
     prepared(regions, topic, 5)

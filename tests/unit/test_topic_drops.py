@@ -9,6 +9,7 @@ other regions are told - must hold what clients acked and nothing that was only 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from typing import Any
 
 from hypothesis import given, settings
@@ -16,11 +17,12 @@ from hypothesis import strategies as st
 from meridian_broker.engines.memory.ledgers import MemoryDisk, MemoryLedgerStore
 from meridian_broker.ledgers.chapters import CacheBudget, LogLimits, Span
 from meridian_broker.ledgers.entry import EntryHeader
+from meridian_broker.ledgers.holes import Hole
 from meridian_broker.ledgers.log import TopicLog
 from meridian_broker.positions import Cause, HybridClock, Progress
 from meridian_broker.positions.position import EARLIEST, Position
 from meridian_broker.server.loop import LoopScheduler
-from meridian_broker.topics import cursor, drops
+from meridian_broker.topics import cursor, drops, upkeep
 from meridian_broker.topics.administration import _Nobody
 from meridian_broker.topics.consumer import Consumer
 from meridian_broker.topics.limits import TopicLimits
@@ -32,19 +34,21 @@ START_MS = 1_700_000_000_000
 TTL_MS = 1000
 NAMES = ("one", "two")
 STEPS = (
-    "own",
-    "own",
-    "foreign",
-    "wait",
-    "ack",
-    "ack",
-    "cumulative",
-    "expire",
-    "expire",
-    "upto",
-    "seek",
-    "reopen",
-    "roll",
+    *(
+        "own",
+        "ahead",
+        "foreign",
+        "foreign",
+        "wait",
+        "ack",
+        "ack",
+        "cumulative",
+        "cumulative",
+        "expire",
+        "expire",
+        "upto",
+    ),
+    *("seek", "reopen", "roll", "trim", "trim", "truncate"),
 )
 steps = st.lists(st.tuples(st.sampled_from(STEPS), st.integers(0, 60)), min_size=8, max_size=40)
 
@@ -61,15 +65,21 @@ class Record:
 
     def __init__(self) -> None:
         self.last = 0
-        self.spans: tuple[list[Span], Position, dict[str, Position]] = ([], EARLIEST, {})
+        self.spans: tuple[list[Span], Position, dict[str, Position], dict[str, list[Hole]]] = ([], EARLIEST, {}, {})
         self.progress: list[int] = []
 
     async def allocate_ledger_id(self) -> int:
         self.last += 1
         return self.last
 
-    async def save_spans(self, spans: list[Span], last_own: Position, last_origins: Any, *_: Any) -> None:
-        self.spans = list(spans), last_own, dict(last_origins)
+    async def save_spans(
+        self,
+        spans: list[Span],
+        last_own: Position,
+        last_origins: Mapping[str, Position],
+        holes: Mapping[str, list[Hole]],
+    ) -> None:
+        self.spans = list(spans), last_own, dict(last_origins), dict(holes)
 
     async def save_progress_ledgers(self, ledgers: list[int]) -> None:
         self.progress = list(ledgers)
@@ -107,6 +117,8 @@ class World:
         self.entries: list[Entry] = []
         self.acked: dict[str, set[Position]] = {name: set() for name in NAMES}
         self.dropped: dict[str, set[Position]] = {name: set() for name in NAMES}
+        self.trimmed: set[Position] = set()
+        self.last_origin = EARLIEST
         self.disk = MemoryDisk()
         self.fence = 0
         await self._open_topic()
@@ -143,9 +155,12 @@ class World:
         return [e.place for e in self.entries if e.place not in self.acked[name] | self.dropped[name]]
 
     def _choose(self, number: int) -> Entry | None:
-        return self.entries[number // 2 % len(self.entries)] if self.entries else None
+        stored = [entry for entry in self.entries if entry.place not in self.trimmed]
+        return stored[number // 2 % len(stored)] if stored else None
 
-    def _nobody(self, subscription: Subscription) -> Consumer:
+    def _nobody(self, subscription: Subscription, upto: Position) -> Consumer:
+        """A consumer that was sent everything up to here."""
+        subscription.sent_upto = max(subscription.sent_upto, upto)
         return Consumer(subscription, _Nobody(), 0, "", 0, START_MS, None, None, subscription.progress.epoch)
 
     # -- steps ---------------------------------------------------------------------------------------------------
@@ -179,6 +194,7 @@ class World:
 
         def stored(_: Any, first: Any) -> None:
             self.entries.append(Entry(first, "there", origin, published_ms, header.stored_time_ms))
+            self.last_origin = origin
 
         self.topic.log.append_foreign(header, b"x", stored, 0)
 
@@ -188,8 +204,7 @@ class World:
     async def ack(self, number: int) -> None:
         subscription, entry = self.subscription(number), self._choose(number)
         if entry is not None:
-            subscription.sent_upto = max(subscription.sent_upto, entry.place)
-            subscription.acknowledge(self._nobody(subscription), [entry.place])
+            subscription.acknowledge(self._nobody(subscription, entry.place), [entry.place])
             self.acked[subscription.name].add(entry.place)
 
     async def cumulative(self, number: int) -> None:
@@ -197,8 +212,7 @@ class World:
         subscription, entry = self.subscription(number), self._choose(number)
         if entry is not None:
             acked = {place for place in self.owed(subscription.name) if place <= entry.place}
-            subscription.sent_upto = max(subscription.sent_upto, entry.place)
-            subscription.acknowledge_cumulative(self._nobody(subscription), entry.place)
+            subscription.acknowledge_cumulative(self._nobody(subscription, entry.place), entry.place)
             self.acked[subscription.name] |= acked
 
     async def expire(self, number: int) -> None:
@@ -231,7 +245,8 @@ class World:
         if entry is not None:
             await subscription.seek(entry.place)
             name = subscription.name
-            self.acked[name] = {e.place for e in self.entries if e.place < entry.place}
+            stored = {e.place for e in self.entries} - self.trimmed
+            self.acked[name] = self.acked[name] - stored | {place for place in stored if place < entry.place}
             self.dropped[name] = {place for place in self.dropped[name] if place < entry.place}
 
     async def reopen(self, number: int) -> None:
@@ -242,9 +257,30 @@ class World:
     async def roll(self, _: int) -> None:
         self.topic.progress_log._roll()
 
+    async def trim(self, _: int) -> None:
+        """Ledgers go that nobody is owed anything of."""
+        await upkeep.trim(self.topic)
+        self._note_trimmed()
+
+    async def truncate(self, number: int) -> None:
+        if number % 4 == 0:
+            await upkeep.truncate(self.topic)
+            for name in NAMES:
+                self.dropped[name] |= set(self.owed(name))
+            self._note_trimmed()
+            assert self.topic.log.entries == 0
+
+    def _note_trimmed(self) -> None:
+        self.trimmed = {entry.place for entry in self.entries if not self.topic.log.holds(entry.place)}
+        for name in NAMES:
+            assert not self.trimmed & set(self.owed(name))
+
     # -- what must hold ------------------------------------------------------------------------------------------
 
     async def check(self) -> None:
+        log = self.topic.log
+        assert log.last_origin.get("there", EARLIEST) == self.last_origin  # also when it is trimmed (R4)
+        assert log.last_own == max((e.origin for e in self.entries if e.region == "here"), default=EARLIEST)
         for name in NAMES:
             subscription = self.topic.subscriptions[name]
             await cursor.load_indexes(subscription.topic.log)  # for a backlog that is exact

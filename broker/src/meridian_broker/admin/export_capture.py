@@ -22,7 +22,7 @@ from meridian_broker.admin.state import AdminState
 from meridian_broker.ledgers.log import TopicLog
 from meridian_broker.metadata.records import TopicRecord
 from meridian_broker.positions.clock import ZERO, Stamp
-from meridian_broker.positions.position import EARLIEST, Position
+from meridian_broker.positions.position import EARLIEST, LATEST, Position
 from meridian_broker.topics.progress_log import Change, Kind
 from meridian_broker.topics.subscription import Subscription
 from meridian_broker.topics.subscription_record import decode_record
@@ -125,6 +125,8 @@ def durable_ends(log: TopicLog, record: TopicRecord) -> tuple[Position, Mapping[
 def trimmed_to(log: TopicLog) -> Position:
     """Everything up to here was given back; ``EARLIEST`` when nothing ever was."""
     spans = log.spans()
+    if not spans and (log.last_own != EARLIEST or log.last_origin):
+        return LATEST  # nothing is left
     if not spans or (spans[0].own_before == EARLIEST and not spans[0].origins_before):
         return EARLIEST
     return Position(spans[0].ledger_id, -1)

@@ -127,6 +127,8 @@ ROUTES: Final[tuple[Route, ...]] = (
     _write("PUT", f"{_TOPIC}/properties", topics.set_properties),
     _write("DELETE", f"{_TOPIC}/properties", topics.remove_property),
     _write("PUT", f"{_TOPIC}/unload", topics.unload),
+    _write("POST", f"{_TOPIC}/trim", topics.trim),
+    _write("DELETE", f"{_TOPIC}/truncate", topics.truncate),
     *_policies("topic", _TOPIC),
     Route("POST", f"{_TOPIC}/terminate", topics.terminate),
     Route("POST", f"{_TOPIC}/terminate/partitions", topics.terminate_partitions),

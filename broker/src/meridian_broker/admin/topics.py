@@ -31,7 +31,7 @@ from meridian_broker.admin.users import topic_objections
 from meridian_broker.metadata.errors import Invalid
 from meridian_broker.metadata.topic_catalog import MAX_PARTITIONS
 from meridian_broker.positions import Stamp
-from meridian_broker.topics import removal, termination
+from meridian_broker.topics import removal, termination, upkeep
 from meridian_broker.topics.topic import Topic
 from meridian_broker.wire.pulsar.topic_name import NON_PERSISTENT, TopicName
 
@@ -226,6 +226,25 @@ async def _change_properties(request: web.Request, added: Mapping[str, str], rem
     topic = await state(request).service.topic(name, create=False)
     if topic.metadata is not None:
         await topic.metadata.save_properties(changed(topic.metadata.record.properties))
+
+
+async def trim(request: web.Request) -> web.Response:
+    """Give back the space of ledgers nobody needs, now and not at the next look."""
+    for topic in await opened(request):
+        await upkeep.trim(topic)
+    return done()
+
+
+async def truncate(request: web.Request) -> web.Response:
+    """Let go of everything stored so far, for all subscriptions; ``?allRegions=true`` in every region."""
+    admin = state(request)
+    topics = await opened(request)
+    for topic in topics:
+        await upkeep.truncate(topic)
+    if flag(request, "allRegions"):
+        others = admin.service.regions_of(topics[0].name) - {admin.region}
+        await ask_all(admin, others, request.method, request.rel_url.raw_path)
+    return done()
 
 
 async def unload(request: web.Request) -> web.Response:

@@ -64,6 +64,7 @@ class TopicLog(Chain):
         """The entry, and the bytes, after which the ledger is full."""
         self._index: LedgerIndex | None = None
         self._rolling = False
+        self._rolled: list[Callable[[], None]] = []  # who waits for the roll-over that is under way
         self._held: deque[Held] = deque()
         self._pending: deque[Pending] = deque()
         self._durable = -1
@@ -371,7 +372,24 @@ class TopicLog(Chain):
             self._rolling = True
             self._scheduler.spawn(self._roll_over(), "roll a ledger over")
 
+    async def roll(self) -> None:
+        """Go on in another ledger, so that all stored until now can be trimmed. :raises LedgerError: the log failed."""
+        if self.failure is None and self._chapters and self._chapters[-1].entries:
+            self._roll()
+        if self._rolling:
+            await self._scheduler.answer(lambda ready: self._rolled.append(lambda: ready(None)))
+        if self.failure is not None:
+            raise self.failure
+
     async def _roll_over(self) -> None:
+        try:
+            await self._begin_ledger()
+        finally:
+            rolled, self._rolled = self._rolled, []
+            for ready in rolled:
+                ready()
+
+    async def _begin_ledger(self) -> None:
         try:
             if self._writer is not None:
                 await self._writer.seal()

@@ -9,6 +9,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from meridian_broker.ledgers.store import LedgerError
+from meridian_broker.positions import Cause
 from meridian_broker.topics import drops, quotas
 from meridian_broker.topics.compaction import Status
 from meridian_broker.topics.errors import TopicError, TopicFenced
@@ -21,27 +22,14 @@ log = logging.getLogger(__name__)
 
 
 async def trim_all(service: TopicService) -> None:
-    """Give back the space of ledgers nobody needs (by the retention that rules each topic).
+    """Give back the space of ledgers nobody needs.
 
     :raises LedgerError, MetadataError: it cannot be given back now.
     """
-    now = service.scheduler.now_ms()
     service.non_persistent.tidy()
     for topic in list(service.topics.values()):
-        if topic.failure is not None:
-            continue
-        retention = topic.rules.retention
-        keep_since = None if retention.time_minutes < 0 else now - retention.time_minutes * 60_000
-        keep_bytes = None if retention.size_mb < 0 else retention.size_mb << 20
-        topic.deduplication.tidy()
-        needed = topic.needed_from()
-        try:  # an entry goes only when what settled it is on disk, else a crash would owe what is gone
-            await drops.durable(topic)
-        except TopicFenced:
-            continue
-        await topic.log.trim(min(needed, topic.needed_from()), keep_bytes, keep_since)
-        if now - topic.last_used_ms > 60_000:
-            topic.log.drop_tail()
+        if topic.failure is None:
+            await trim(topic)
 
 
 async def expire_all(service: TopicService) -> None:
@@ -74,3 +62,42 @@ def compact_due(service: TopicService) -> None:
         is_idle = topic.failure is None and compaction.status is not Status.RUNNING
         if is_idle and 0 < threshold < compaction.bytes_to_do():
             compaction.start()
+
+
+async def trim(topic: Topic) -> None:
+    """Give back the space of ledgers nobody needs, by the retention that rules the topic.
+
+    :raises LedgerError: the disk does not delete a ledger.
+    """
+    now, retention = topic.scheduler.now_ms(), topic.rules.retention
+    keep_since = None if retention.time_minutes < 0 else now - retention.time_minutes * 60_000
+    keep_bytes = None if retention.size_mb < 0 else retention.size_mb << 20
+    topic.deduplication.tidy()
+    await _give_back(topic, keep_bytes, keep_since)
+    if now - topic.last_used_ms > 60_000:
+        topic.log.drop_tail()
+
+
+async def truncate(topic: Topic) -> None:
+    """Let go of everything stored until now, for all subscriptions, and of its space whatever the retention (R14).
+
+    What another region has not got yet stays stored until it has.
+
+    :raises LedgerError: a ledger cannot be read, made or deleted.
+    :raises TopicFenced: the topic was closed meanwhile.
+    """
+    topic.check_open()
+    await topic.log.roll()
+    await drops.drop_upto(topic, list(topic.subscriptions.values()), Cause.TRUNCATED, topic.log.last_confirmed)
+    topic.deduplication.tidy()
+    await _give_back(topic, 0, None)
+
+
+async def _give_back(topic: Topic, keep_bytes: int | None, keep_since_ms: int | None) -> None:
+    """An entry goes only when what settled it is on disk, else a crash would owe what is gone."""
+    needed = topic.needed_from()
+    try:
+        await drops.durable(topic)
+    except TopicFenced:
+        return
+    await topic.log.trim(min(needed, topic.needed_from()), keep_bytes, keep_since_ms)
