@@ -61,6 +61,10 @@ class Volume:
     def rot(self, ledger: int, entry: int) -> None:
         self.rotten.add((ledger, entry))
 
+    @property
+    def is_rotten(self) -> bool:
+        return bool(self.rotten)
+
     def mend(self) -> None:
         self.rotten.clear()
 

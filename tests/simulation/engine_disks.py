@@ -187,6 +187,10 @@ class EngineVolume:
             offset = (place >> 32) + RECORD_BYTES + (place & LENGTH_MASK) // 2
             self._rot.append(self.files.flip(segment_name(run.segment), offset))
 
+    @property
+    def is_rotten(self) -> bool:
+        return bool(self._rot)
+
     def mend(self) -> None:
         while self._rot:
             self._rot.pop()()

@@ -97,7 +97,11 @@ class World:
         """Nothing was wrong for a while, and nothing is."""
         troubled = self.network.cuts or self.network.stalls or self.loop.now_us - self.trouble_us < CALM_US
         return not troubled and all(
-            region.broker_of("") is not None and region.is_one and not region.disk_us and not region.metadata.away
+            region.broker_of("") is not None
+            and region.is_one
+            and not region.disk_us
+            and not region.volume.is_rotten
+            and not region.metadata.away
             for region in self.regions.values()
         )
 
@@ -246,8 +250,6 @@ class World:
                 hold = self.hold(source, target, topic)
                 if hold == "GAP" and self.regions[target].restores:
                     continue  # what it lost in the restore was given back everywhere; that is said, not skipped (R4)
-                if source in model.rolled_back and self._stopped(source, topic):
-                    continue
                 first = self.shown(min(lacks))
                 return f"{target} lacks {len(lacks)} entries of {source}, the first {first}; hold {hold or 'none'}"
         return ""
@@ -257,10 +259,6 @@ class World:
         broker = self.regions[source].broker_of(topic)
         run = broker.replication.runs.get((full_name(topic), target)) if broker is not None else None
         return EARLIEST if run is None else run.core.joined_at or EARLIEST
-
-    def _stopped(self, source: str, topic: str) -> bool:
-        """A restored region says that one of the others has more of its entries: not all came back, or not in time."""
-        return any(self.hold(source, target, topic) == "ROLLED_BACK" for target in self.names)
 
     def hold(self, source: str, target: str, topic: str) -> str:
         """Why the replicator does not go on; empty when it does."""
