@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What clients encrypt stays closed: on disk, in another region, to whoever lacks the key. Others get it whole."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pulsar
+import pytest
+from broker_process import RegionsProcess
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import rsa
+
+SECRET = b"nobody else may read this"
+PATIENCE = 20_000
+
+
+@pytest.fixture(scope="module")
+def regions(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RegionsProcess]:
+    with RegionsProcess(("east", "west"), tmp_path_factory.mktemp("closed") / "data") as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def keys(tmp_path_factory: pytest.TempPathFactory) -> pulsar.CryptoKeyReader:
+    directory = tmp_path_factory.mktemp("keys")
+    private = rsa.generate_private_key(public_exponent=65537, key_size=2048)
+    pem = serialization.Encoding.PEM
+    (directory / "public").write_bytes(
+        private.public_key().public_bytes(pem, serialization.PublicFormat.SubjectPublicKeyInfo)
+    )
+    (directory / "private").write_bytes(
+        private.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    )
+    return pulsar.CryptoKeyReader(str(directory / "public"), str(directory / "private"))
+
+
+def connect(regions: RegionsProcess, region: str) -> pulsar.Client:
+    # What cannot be decrypted is told as an error of the client's log, which is not this test's.
+    return pulsar.Client(regions.service_url(region), logger=pulsar.FileLogger(pulsar.LoggerLevel.Error, "/dev/null"))
+
+
+@pytest.mark.parametrize("shape", ["single", "batch", "chunks"])
+def test_only_the_key_opens_it(regions: RegionsProcess, keys: pulsar.CryptoKeyReader, shape: str) -> None:
+    topic = f"closed-{shape}"
+    east, west = connect(regions, "east"), connect(regions, "west")
+    consumer = west.subscribe(topic, "s", crypto_key_reader=keys, initial_position=pulsar.InitialPosition.Earliest)
+    options = {
+        "single": {"batching_enabled": False},
+        "batch": {"batching_enabled": True, "batching_max_publish_delay_ms": 100},
+        "chunks": {"batching_enabled": False, "chunking_enabled": True},
+    }[shape]
+    size = (6 << 20) if shape == "chunks" else 0
+    bodies = [SECRET + b"%d" % number + bytes(size) for number in range(2 if size else 10)]
+    producer = east.create_producer(topic, encryption_key="ours", crypto_key_reader=keys, **options)
+    for body in bodies:
+        producer.send_async(body, lambda *_: None)
+    producer.flush()
+    assert [consumer.receive(PATIENCE).data() for _ in bodies] == bodies, "whole and in order, in the other region"
+
+    if shape != "chunks":  # the client ends its own process over chunks that it cannot open
+        stranger = west.subscribe(
+            topic,
+            "stranger",
+            initial_position=pulsar.InitialPosition.Earliest,
+            crypto_failure_action=pulsar.ConsumerCryptoFailureAction.CONSUME,
+        )
+        assert SECRET not in stranger.receive(PATIENCE).data()
+    for client in (east, west):
+        client.close()
+    for region in regions.regions:
+        stored = [path for path in (regions.data_dir / region).rglob("*") if path.is_file()]
+        assert stored
+        assert not any(SECRET in path.read_bytes() for path in stored)
