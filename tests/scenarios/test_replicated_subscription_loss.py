@@ -121,10 +121,12 @@ def test_what_only_the_dead_region_had_is_not_lost(regions: RegionsProcess) -> N
         consumer = subscribe(west, topic)
         publish(east, topic, numbered(range(50)))
         take_numbers(consumer, range(50))
-        regions.kill_region(WEST)
+        for others in (WEST, CENTRAL):
+            regions.kill_region(others)
         publish(east, topic, numbered(range(50, 120)))
         regions.kill_region(EAST)
-        regions.bring_back(WEST)
+        for others in (WEST, CENTRAL):
+            regions.bring_back(others)
         assert rest(consumer) == []
         regions.bring_back(EAST)
         take_numbers(consumer, range(50, 120))

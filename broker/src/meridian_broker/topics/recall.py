@@ -82,10 +82,14 @@ async def find(topic: Topic, asker: str, want: Want) -> Found:
     is_own = want.origin == topic.region
     settled = is_own and topic.recall is not None and topic.recall.is_settled
     last, entries, size, is_chained = want.after, list[bytes](), 0, True
+    spans = topic.log.spans()
+    given_back = spans[0].origins_before.get(want.origin, EARLIEST) if spans else EARLIEST
     for origin, place in await origins_between(topic.log, want.origin, want.after, want.before, ANSWER_ENTRIES):
         stored = await topic.log.read_one(place)
         header = unpack(stored)
-        if not (is_own or header.prev == last or is_break(header.prev, origin)):
+        # A break claims no predecessor; only who gave nothing back in between can say that there was none.
+        follows = header.prev == last or (is_break(header.prev, origin) and given_back <= last)
+        if not (is_own or follows):
             if entries:
                 break
             is_chained = False
