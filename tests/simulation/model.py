@@ -308,7 +308,7 @@ class Model:
 
     def subscription_seen(self, home: SimRegion, topic: str, subscription: Subscription) -> None:
         """What a region thinks when it has just found or made it."""
-        name, created = subscription.name, subscription.record.created
+        name, created = subscription.name, _creation(subscription)
         facts = self.facts[topic, life_of(name, subscription.progress)]
         asked = self._asked[topic, name][home.name]
         places = asked.pop(0) if asked else {}  # who asks first makes it
@@ -318,7 +318,7 @@ class Model:
 
     def check_record(self, topic: str, subscription: Subscription) -> None:
         """Of several creations the earliest counts (R15)."""
-        name, created = subscription.name, subscription.record.created
+        name, created = subscription.name, _creation(subscription)
         made = list(self.facts[topic, life_of(name, subscription.progress)].made.values())
         for one in made:
             if later(created, one):
@@ -633,3 +633,10 @@ class Model:
         """Progress is equal in all regions, and durable: whatever one of them knew, all know."""
         facts = self.facts[topic, life_of(subscription.name, subscription.progress)]
         self._spread(facts.all(), frozenset(self._world.names))
+
+
+def _creation(subscription: Subscription) -> Stamp:
+    """The creation that says where it begins. A crash may cut one off between its record and its beginning: nobody was
+    told of that one, and another region's counts."""
+    begun = subscription.progress.beginning.created
+    return subscription.record.created if begun == ZERO else begun
