@@ -195,6 +195,8 @@ class Model:
         self.facts: dict[Key, SubscriptionFacts] = defaultdict(SubscriptionFacts)
         """(topic, life of a subscription) -> what is known of it."""
         self._asked: dict[Key, dict[str, list[dict[str, Position]]]] = defaultdict(lambda: defaultdict(list))
+        self._cut_off: dict[Key, list[dict[str, Position]]] = defaultdict(list)
+        """What was asked for before a crash and never answered: made or not."""
         """(topic, subscription) -> region -> where creations begin that have begun there. Who asked may never hear how
         they ended, and other regions may have heard of them."""
         self._deleted: set[Key] = set()
@@ -312,6 +314,9 @@ class Model:
         facts = self.facts[topic, life_of(name, subscription.progress)]
         asked = self._asked[topic, name][home.name]
         places = asked.pop(0) if asked else {}  # who asks first makes it
+        if home.name in places:  # the latest message when it was made, which is at some moment before the answer
+            stored = subscription.topic.log
+            places = {**stored.last_origin, home.name: stored.last_own}
         if created.region == home.name:
             facts.made.setdefault(home.name, created)
             facts.places.setdefault(created, places)
@@ -467,6 +472,8 @@ class Model:
 
     def crashed(self, home: SimRegion) -> None:
         """The power is gone: look at what is left."""
+        for key, asked in self._asked.items():
+            self._cut_off[key] += asked.pop(home.name, [])
         self.check_replicas(home)
         for topic in {topic for topic, _ in self.facts}:
             self.check_known(home, topic, durable_progress(home, topic))
@@ -612,7 +619,7 @@ class Model:
         """What one consumer got who looked at everything, after all was quiet."""
         name = subscription.name
         facts = self.facts[topic, life_of(name, subscription.progress)]
-        asked = [places for some in self._asked[topic, name].values() for places in some]
+        asked = [places for some in self._asked[topic, name].values() for places in some] + self._cut_off[topic, name]
         for position, origin, messages in self.log(home, topic):
             whole = (1 << messages) - 1
             bits = got.get(position, 0)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,14 +12,15 @@ from meridian_operator.plan.observed import TopicName
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class Change(ABC):
     """One call of a region's admin API."""
 
     region: str
     topic: TopicName
 
+    @abstractmethod
     def sentence(self) -> str:
-        raise NotImplementedError
+        """What it does, beginning with the region."""
 
 
 @dataclass(frozen=True, slots=True)
