@@ -17,6 +17,7 @@ from meridian_broker.ledgers.entry import MARKER
 from meridian_broker.ledgers.store import LedgerError
 from meridian_broker.positions import ZERO, Stamp
 from meridian_broker.positions.position import EARLIEST, Position
+from meridian_broker.topics import rewinding
 from meridian_broker.topics.consumer import Consumer
 from meridian_broker.topics.producer import Producer
 from meridian_broker.topics.subscription import SubscriptionType
@@ -430,7 +431,11 @@ class ConsumerServer:
                 return
             bits = {p: (1 << messages[p]) - 1 & ~batches.get(p, 0) for p in positions}
             # What this life of the broker did not send since a rewind does not count after it (R13).
-            late = {p: acked for p, acked in bits.items() if subscription_of(consumer).ack_epoch(consumer, p) != epoch}
+            late = {
+                p: acked
+                for p, acked in bits.items()
+                if rewinding.ack_epoch(subscription_of(consumer), consumer, p) != epoch
+            }
             counting = {p: acked for p, acked in bits.items() if p not in late}
             model, home, topic = self._model, self._broker.home, self._client.topic
             told = [
@@ -472,7 +477,7 @@ class ConsumerServer:
                 return
             subscription = subscription_of(consumer)
             topic = subscription.topic
-            subscription.flush()
+            subscription.claims.flush()
             topic.remove_consumer(consumer)
 
             def durable(error: LedgerError | None) -> None:

@@ -25,7 +25,7 @@ from meridian_broker.metadata.rules import Rules
 from meridian_broker.positions import HybridClock
 from meridian_broker.positions.position import EARLIEST, Position
 from meridian_broker.server.loop import LoopScheduler
-from meridian_broker.topics import dispatch, key_shared, ruling
+from meridian_broker.topics import dispatch, key_shared, recovery, ruling
 from meridian_broker.topics.consumer import Consumer
 from meridian_broker.topics.delayed import TICK_MS, Delays
 from meridian_broker.topics.dispatch import SharedDispatcher
@@ -165,7 +165,7 @@ class World:
         clock = HybridClock(self.scheduler.now_ms, "here")
 
         def progress_log(topic: Topic) -> ProgressLog:
-            return ProgressLog(store, record, 1, self.scheduler, topic.snapshot)
+            return ProgressLog(store, record, 1, self.scheduler, lambda: recovery.snapshot(topic))
 
         self.topic = Topic("t", -1, "here", "", log, progress_log, self.scheduler, clock, TopicLimits(), None)
         ruling.follow(self.topic, Rules(max_unacked_per_consumer=12, max_unacked_per_subscription=20))

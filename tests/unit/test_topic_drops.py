@@ -22,7 +22,7 @@ from meridian_broker.ledgers.log import TopicLog
 from meridian_broker.positions import Cause, HybridClock, Progress
 from meridian_broker.positions.position import EARLIEST, Position
 from meridian_broker.server.loop import LoopScheduler
-from meridian_broker.topics import cursor, drops, upkeep
+from meridian_broker.topics import cursor, drops, recovery, upkeep
 from meridian_broker.topics.administration import _Nobody
 from meridian_broker.topics.consumer import Consumer
 from meridian_broker.topics.limits import TopicLimits
@@ -135,11 +135,11 @@ class World:
         await log.open(*self.record.spans)
 
         def progress_log(topic: Topic) -> ProgressLog:
-            return ProgressLog(store, self.record, self.fence, self.scheduler, topic.snapshot)
+            return ProgressLog(store, self.record, self.fence, self.scheduler, lambda: recovery.snapshot(topic))
 
         clock = HybridClock(self.scheduler.now_ms, "here")
         self.topic = Topic("t", -1, "here", "", log, progress_log, self.scheduler, clock, TopicLimits(), self.told)
-        self.topic.recover(await self.topic.progress_log.open(list(self.record.progress)))
+        recovery.recover(self.topic, await self.topic.progress_log.open(list(self.record.progress)))
 
     async def settle(self) -> None:
         quiet = 0

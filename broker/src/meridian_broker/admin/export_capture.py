@@ -74,7 +74,7 @@ async def capture_subscription(captured: Captured, subscription: Subscription) -
     Looking ahead of its cursor takes turns; what it finds acked is in the progress that is copied right after.
     """
     stands = await standing(subscription, HOLES_KEPT)
-    subscription.flush_pending()
+    subscription.claims.flush_pending()
     log = subscription.topic.log
     dispatcher = subscription.dispatcher
     read = stands.mark_delete if dispatcher is None else max(dispatcher.read, stands.mark_delete)

@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING
 
 from meridian_broker.positions import ZERO
 from meridian_broker.positions.position import Position
-from meridian_broker.topics import cursor
+from meridian_broker.topics import cursor, rewinding
 
 if TYPE_CHECKING:
+    from meridian_broker.topics.claims import Confirmed
     from meridian_broker.topics.consumer import Consumer
-    from meridian_broker.topics.subscription import Confirmed, Subscription
+    from meridian_broker.topics.subscription import Subscription
 
 
 def each(
@@ -23,12 +24,12 @@ def each(
 ) -> None:
     """Single acknowledgements of a durable subscription. The entries' indexes are in memory."""
     log = subscription.topic.log
-    delta = subscription.open_delta()
+    delta = subscription.claims.open()
     epoch, is_rewound = consumer.epoch, consumer.epoch is not ZERO
     parts: list[Position] = []
     for position in positions:
         if is_rewound:
-            epoch = subscription.ack_epoch(consumer, position)
+            epoch = rewinding.ack_epoch(subscription, consumer, position)
         if not log.holds(position):
             subscription.settle(consumer, position)  # given back: it was acked elsewhere, or dropped
             continue
@@ -42,9 +43,9 @@ def each(
         if place is not None:
             delta.ack(epoch, place.region, place.prev, place.origin)
         subscription.settle(consumer, position)
-    subscription.changed(confirmed)
+    subscription.claims.changed(confirmed)
     if parts:
-        subscription.flush()
+        subscription.claims.flush()
         for position in parts:  # the last part of a batch makes it whole
             place = log.place(position)
             if place is not None and subscription.progress.is_acked(place.region, place.origin):
@@ -68,15 +69,15 @@ def up_to(
         work = _load_then_up_to(ledger, subscription, consumer, position, part, confirmed)
         subscription.topic.scheduler.spawn(work, "load an index for an acknowledgement")
         return
-    delta = subscription.open_delta()
+    delta = subscription.claims.open()
     sent = upto if consumer.epoch is ZERO else min(upto, max(subscription.sent_upto, after))
     cursor.claim_between(log, delta, consumer.epoch, after, sent, subscription.dropped)
     cursor.claim_between(log, delta, ZERO, sent, upto, subscription.dropped)
     if part is not None and position > after and log.holds(position):
         place = log.place(position)
         if place is not None:
-            cursor.claim_part(log, delta, subscription.ack_epoch(consumer, position), position, place, part)
-    subscription.changed(confirmed)
+            cursor.claim_part(log, delta, rewinding.ack_epoch(subscription, consumer, position), position, place, part)
+    subscription.claims.changed(confirmed)
 
 
 async def _load_then_up_to(

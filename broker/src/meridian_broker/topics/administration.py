@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from meridian_broker.ledgers.store import LedgerError
 from meridian_broker.positions.position import EARLIEST, LATEST, Position
-from meridian_broker.topics import placing
+from meridian_broker.topics import placing, rewinding
 from meridian_broker.topics.compaction import COMPACTION_SUBSCRIPTION
 from meridian_broker.topics.consumer import Consumer
 from meridian_broker.topics.errors import InvalidName, NotAllowed, TopicFenced
@@ -20,7 +20,8 @@ from meridian_broker.topics.ruling import check_new_subscription
 from meridian_broker.topics.topic import REPLICATION_PREFIX
 
 if TYPE_CHECKING:
-    from meridian_broker.topics.subscription import Confirmed, Subscription
+    from meridian_broker.topics.claims import Confirmed
+    from meridian_broker.topics.subscription import Subscription
     from meridian_broker.topics.topic import Topic
 
 COMMAND: Final = 2000
@@ -86,7 +87,7 @@ async def damage(subscription: Subscription, entries: int) -> list[Position]:
         place = log.place(position)
         if place is not None:
             delta.ack(subscription.progress.epoch, place.region, place.prev, place.origin)
-    await subscription.topic.scheduler.answer(lambda ready: subscription.merge(delta, ready))
+    await subscription.topic.scheduler.answer(lambda ready: rewinding.merge(subscription, delta, ready))
     return found
 
 

@@ -24,8 +24,9 @@ from meridian_broker.topics import acknowledging
 
 if TYPE_CHECKING:
     from meridian_broker.positions import Progress
+    from meridian_broker.topics.claims import Confirmed
     from meridian_broker.topics.consumer import Consumer
-    from meridian_broker.topics.subscription import Confirmed, Subscription
+    from meridian_broker.topics.subscription import Subscription
 
 SLICE_ENTRIES: Final = 500
 SLICE_BYTES: Final = 1 << 20
@@ -245,11 +246,11 @@ class CompactedReading:
 
     def _claim(self, epochs: Epochs, claims: list[_Claim], confirmed: Confirmed | None) -> None:
         subscription = self._subscription
-        delta = subscription.open_delta()
+        delta = subscription.claims.open()
         for claim in claims:
             self._claim_one(delta, epochs(claim.position), claim)
-        subscription.changed(confirmed)
-        subscription.flush()
+        subscription.claims.changed(confirmed)
+        subscription.claims.flush()
         for position, header, _ in claims:
             if not header.flags & NO_ORIGIN and self._is_settled(position, header):
                 self._note_done(position, header)

@@ -24,7 +24,8 @@ from meridian_broker.topics.progress_log import Kind
 
 if TYPE_CHECKING:
     from meridian_broker.ledgers.log import TopicLog
-    from meridian_broker.topics.subscription import Confirmed, Subscription
+    from meridian_broker.topics.claims import Confirmed
+    from meridian_broker.topics.subscription import Subscription
     from meridian_broker.topics.topic import Topic
 
 PAGE: Final = 2000

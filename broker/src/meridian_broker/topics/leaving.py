@@ -4,8 +4,9 @@
 from __future__ import annotations
 
 from meridian_broker.ledgers.store import LedgerError
+from meridian_broker.topics.claims import Confirmed
 from meridian_broker.topics.consumer import Consumer
-from meridian_broker.topics.subscription import Confirmed, Subscription
+from meridian_broker.topics.subscription import Subscription
 
 
 def leave(consumer: Consumer, left: Confirmed) -> None:
@@ -26,7 +27,7 @@ def leave(consumer: Consumer, left: Confirmed) -> None:
             left(error)
 
     def resolved() -> None:
-        subscription.flush()
+        subscription.claims.flush()
         topic.progress_log.when_durable(durable)
 
     subscription.when_resolved(resolved)

@@ -17,9 +17,11 @@ from typing import TYPE_CHECKING, Final
 
 from meridian_broker.ledgers.store import LedgerError
 from meridian_broker.positions import ZERO, Beginning, Position, Progress
+from meridian_broker.topics import rewinding
+from meridian_broker.topics.claims import Confirmed
 from meridian_broker.topics.errors import NotAllowed, SubscriptionNotFound
 from meridian_broker.topics.progress_log import Kind
-from meridian_broker.topics.subscription import Confirmed, Subscription
+from meridian_broker.topics.subscription import Subscription
 from meridian_broker.topics.subscription_record import SubscriptionRecord, decode_record, encode_record, join_records
 
 if TYPE_CHECKING:
@@ -52,7 +54,7 @@ class Lives:
         """What other regions hear of its progress, this turn's acknowledgements included; None: it is not shared."""
         subscription = self._topic.subscriptions.get(name)
         if subscription is not None and subscription.durable and subscription.replicated:
-            subscription.flush_pending()
+            subscription.claims.flush_pending()
             return subscription.progress
         record = self._shared_record(name)
         return None if record is None else _nothing(record)
@@ -193,7 +195,7 @@ class Lives:
         elif subscription is None or not subscription.replicated:
             self._topic.progress_log.when_durable(settled)  # of an earlier life, or switched off: nothing is taken
         else:
-            subscription.merge(delta, done)
+            rewinding.merge(subscription, delta, done)
 
     def _adopt(self, told: SubscriptionRecord) -> None:
         """:raises ValueError: a subscription of that name is here that has nothing to do with it."""

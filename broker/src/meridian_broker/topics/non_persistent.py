@@ -18,6 +18,7 @@ from meridian_broker.ledgers.scheduling import Scheduler
 from meridian_broker.metadata.rules import Rules
 from meridian_broker.positions.position import Position
 from meridian_broker.topics.admission import Admission
+from meridian_broker.topics.claims import Confirmed
 from meridian_broker.topics.consumer import Consumer, ConsumerPort
 from meridian_broker.topics.dispatch import preferred
 from meridian_broker.topics.errors import (
@@ -34,7 +35,7 @@ from meridian_broker.topics.key_ranges import AutoSplit, KeySharedPolicy, Split,
 from meridian_broker.topics.limits import TopicLimits
 from meridian_broker.topics.producer import Producer
 from meridian_broker.topics.ruling import TYPE_NAMES, bounds
-from meridian_broker.topics.subscription import Confirmed, SubscriptionType
+from meridian_broker.topics.subscription import SubscriptionType
 from meridian_broker.topics.topic import REPLICATION_PREFIX
 from meridian_broker.wire.pulsar import metadata as message_metadata
 from meridian_broker.wire.pulsar.metadata import MetadataView

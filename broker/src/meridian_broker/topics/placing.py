@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from meridian_broker.ledgers.log import TopicLog
 from meridian_broker.positions.position import EARLIEST, LATEST, Position
-from meridian_broker.topics import cursor
+from meridian_broker.topics import cursor, rewinding
 
 if TYPE_CHECKING:
     from meridian_broker.topics.subscription import Subscription
@@ -58,7 +58,7 @@ async def seek(subscription: Subscription, target: Position) -> None:
     :raises LedgerError: the entries' headers cannot be read.
     """
     log, compacted = subscription.topic.log, subscription.compacted
-    subscription.flush()
+    subscription.claims.flush()
     end = Position(log.last_confirmed.ledger, log.last_confirmed.entry + 1)
     upto = log.last_confirmed if target > log.last_confirmed else log.before(min(max(target, log.first), end))
     await cursor.load_indexes(log)
@@ -72,7 +72,7 @@ async def seek(subscription: Subscription, target: Position) -> None:
     cursor.claim_between(log, delta, subscription.progress.epoch, log.before(log.first), upto)
     if rules:
         delta.rewind(subscription.topic.clock.next(subscription.progress.epoch), rules)
-    subscription.take_back(delta)
+    rewinding.take_back(subscription, delta)
 
 
 def _joined(one: Ranges, other: Ranges) -> Ranges:

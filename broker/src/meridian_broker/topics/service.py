@@ -22,10 +22,9 @@ from meridian_broker.metadata.errors import AlreadyExists
 from meridian_broker.metadata.records import TopicRecord
 from meridian_broker.metadata.rules import Rules
 from meridian_broker.metadata.store import MetadataError
-from meridian_broker.metadata.topic_catalog import MAX_PARTITIONS
 from meridian_broker.positions import HybridClock, Progress
 from meridian_broker.positions.position import EARLIEST, LATEST, Position
-from meridian_broker.topics import placing, removal, ruling, upkeep
+from meridian_broker.topics import growth, placing, recovery, removal, ruling, upkeep
 from meridian_broker.topics.compaction import Workshop
 from meridian_broker.topics.compactor import CompactionLimits
 from meridian_broker.topics.errors import (
@@ -156,7 +155,7 @@ class TopicService:
         await topic_log.open(metadata.spans(), record.last_own, record.last_origins, record.holes)
 
         def progress_log(topic: Topic) -> ProgressLog:
-            return ProgressLog(self.store, metadata, self.fence, self.scheduler, topic.snapshot)
+            return ProgressLog(self.store, metadata, self.fence, self.scheduler, lambda: recovery.snapshot(topic))
 
         topic = Topic(
             str(name),
@@ -176,7 +175,7 @@ class TopicService:
         await topic.compaction.open(metadata, self.workshop)
         if metadata.record.terminated is not None:
             ended(topic, metadata.record.terminated)
-        topic.recover(await topic.progress_log.open(list(metadata.record.progress_ledgers)))
+        recovery.recover(topic, await topic.progress_log.open(list(metadata.record.progress_ledgers)))
         topic.rules = self.rules(name)
         await topic.deduplication.open(topic.rules.deduplication)
         if name.partition >= 0:
@@ -318,29 +317,8 @@ class TopicService:
             await self.topic(name.with_partition(index), create=True)
 
     async def grow(self, name: TopicName, partitions: int) -> None:
-        """More partitions; the subscriptions of the topic start at the earliest message of the new ones (R15).
-
-        Clients are told of a partition once its subscriptions are durable: one who subscribes to it himself, at its
-        latest message, would miss what was published there before.
-        """
-        if not name.is_persistent:
-            await self.catalog.partitioned.grow(name, partitions)
-            return
-        before = await self.partitions(name, create=False)
-        for index in range(before, min(partitions, MAX_PARTITIONS) if before else 0):
-            await self._prepare_partition(name, index, partitions)
-        await self.catalog.partitioned.grow(name, partitions)
-        for index in range(partitions):
-            (await self.topic(name.with_partition(index), create=True)).partitions = partitions
-
-    async def _prepare_partition(self, name: TopicName, index: int, partitions: int) -> None:
-        """Make a new partition with the subscriptions of the first one."""
-        known = await self.topic(name.with_partition(0), create=True)
-        topic = await self.topic(name.with_partition(index), create=True, growing_to=partitions)
-        for subscription in list(known.subscriptions.values()):
-            if subscription.durable and subscription.name not in topic.subscriptions:
-                topic.create_subscription(subscription.name, EARLIEST, replicated=subscription.replicated)
-        await self.scheduler.answer(topic.progress_log.when_durable)
+        """More partitions; the subscriptions of the topic start at the earliest message of the new ones (R15)."""
+        await growth.grow(self, name, partitions)
 
     async def topic_names(self, namespace: str) -> list[str]:
         """Every topic of a namespace, partitions by their own names."""
@@ -376,7 +354,7 @@ class TopicService:
         for topic in self.topics.values():
             for subscription in topic.subscriptions.values():
                 subscription.disconnect_consumers()
-                subscription.flush_pending()
+                subscription.claims.flush_pending()
 
     async def close(self) -> None:
         """The end of a drain: hand every client away and seal what is open."""

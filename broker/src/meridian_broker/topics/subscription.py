@@ -3,8 +3,8 @@
 
 *Progress*, in origin coordinates, is the record of truth (R10). The cursor - a mark-delete position and what is acked
 beyond it - is its image under this region's local <-> origin index: ``advance`` walks forward while entries are acked,
-wherever they were acked. All acknowledgements of one turn of the loop become one delta: one record in the progress log
-(durable in the group commit) and one message to each peer.
+wherever they were acked. How acknowledgements are made known is told in ``claims.py``, what a rewind does in
+``rewinding.py``.
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ from enum import IntEnum
 from typing import TYPE_CHECKING, Final
 
 from meridian_broker.ledgers.entry import MARKER
-from meridian_broker.ledgers.store import LedgerError, LedgerNotFound
-from meridian_broker.positions import ZERO, Dropped, Progress, Stamp
+from meridian_broker.ledgers.store import LedgerNotFound
+from meridian_broker.positions import ZERO, Dropped, Progress
 from meridian_broker.positions.position import EARLIEST, Position
-from meridian_broker.topics import acknowledging, cursor, drops, placing, termination
+from meridian_broker.topics import acknowledging, cursor, placing, termination
+from meridian_broker.topics.claims import Claims, Confirmed
 from meridian_broker.topics.compacted_reading import CompactedReading
 from meridian_broker.topics.consumer import Consumer
 from meridian_broker.topics.dispatch import Dispatcher, SharedDispatcher, SingleDispatcher
@@ -26,7 +27,6 @@ from meridian_broker.topics.errors import ConsumerBusy, TopicFenced
 from meridian_broker.topics.key_ranges import KeySharedPolicy
 from meridian_broker.topics.key_shared import KeySharedDispatcher
 from meridian_broker.topics.pacing import Pace
-from meridian_broker.topics.progress_log import Kind
 from meridian_broker.topics.subscription_record import SubscriptionRecord
 
 if TYPE_CHECKING:
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from meridian_broker.topics.topic import Exchange, Topic
 
 _MESSAGES: Final = struct.Struct(">I")
-Confirmed = Callable[[LedgerError | None], None]
 
 
 class SubscriptionType(IntEnum):
@@ -56,14 +55,12 @@ class Subscription:
 
     __slots__ = (
         "_barriers",
-        "_confirmations",
-        "_delta",
-        "_flushing",
         "_loading",
         "_passed_over",
         "_pumping",
         "barrier",
         "bytes_out",
+        "claims",
         "compacted",
         "dispatcher",
         "dropped",
@@ -101,6 +98,7 @@ class Subscription:
         self.dispatcher: Dispatcher | None = None
         self.compacted: CompactedReading | None = None
         """There while the consumer that gets messages asks for the compacted view, and until one does not."""
+        self.claims = Claims(self)
         self._barriers = 0
         self.barrier = False
         """True while dispatch waits for the newest progress of the other regions (R20)."""
@@ -113,9 +111,6 @@ class Subscription:
         self.last_acked_ms = 0
         self.last_left_ms = topic.scheduler.now_ms()
         """When its last consumer left; before, when it was made or opened here."""
-        self._delta: Progress | None = None
-        self._confirmations: list[Confirmed] | None = None
-        self._flushing = False
         self._pumping = False
         self._loading = False
         self._passed_over = False
@@ -230,8 +225,7 @@ class Subscription:
     def _pump(self) -> None:
         self._pumping = False
         if self.dispatcher is not None and not self.barrier and self.topic.failure is None:
-            if self._delta is not None:
-                self.flush()
+            self.claims.flush_pending()
             self.dispatcher.pump()
             if self.topic.terminated is not None:
                 termination.tell_consumers(self)
@@ -386,62 +380,9 @@ class Subscription:
         if self.compacted is None or not self.compacted.acknowledge_up_to(consumer, position, part, confirmed):
             acknowledging.up_to(self, consumer, position, part, confirmed)
 
-    def ack_epoch(self, consumer: Consumer, position: Position) -> Stamp:
-        """The epoch in which an acknowledgement counts: that in which the entry was sent (R13).
-
-        What was not sent since the newest rewind was sent before it: whoever acknowledges it holds it from then.
-        """
-        return consumer.epoch if position <= self.sent_upto else ZERO
-
     async def _load_then(self, ledger: int, again: Callable[[], None]) -> None:
         await self.topic.log.load_index(ledger)
         again()
-
-    def open_delta(self) -> Progress:
-        """What this turn's acknowledgements claim."""
-        if self._delta is None:
-            self._delta = self.progress.empty_delta()
-        return self._delta
-
-    def changed(self, confirmed: Confirmed | None) -> None:
-        """Something was claimed: it is written at the end of this turn, and ``confirmed`` hears when it is durable."""
-        if confirmed is not None:
-            if self._confirmations is None:
-                self._confirmations = []
-            self._confirmations.append(confirmed)
-        if not self._flushing:
-            self._flushing = True
-            self.topic.scheduler.defer(self._flush_turn)
-
-    def _flush_turn(self) -> None:
-        self._flushing = False
-        self.flush()
-
-    def flush(self) -> None:
-        """Make this turn's acknowledgements one record and one message to each peer."""
-        delta, self._delta = self._delta, None
-        confirmations, self._confirmations = self._confirmations, None
-        self.last_acked_ms = self.topic.scheduler.now_ms()
-        if delta is None or not drops.join(self.progress, self.dropped, delta):
-            if confirmations:
-                self.topic.progress_log.when_durable(lambda error: _tell(confirmations, error))
-            return
-        self._write(Kind.ACKED, delta, confirmations)
-        self._tell_others(delta)
-        self.advance()
-
-    def _tell_others(self, delta: Progress) -> None:
-        if self.replicated:
-            self.first_hand = self.first_hand or Progress()
-            self.first_hand.join(delta)
-            if self.topic.exchange is not None:
-                self.topic.exchange.local_change(self.topic.name, self.name, delta)
-
-    def _write(self, kind: Kind, delta: Progress, confirmations: list[Confirmed] | None = None) -> None:
-        def done(error: LedgerError | None) -> None:
-            _tell(confirmations, error)
-
-        self.topic.progress_log.append(kind, self.name, delta.encode(), done if confirmations else None)
 
     def when_resolved(self, callback: Callable[[], None]) -> None:
         """``callback`` runs once no acknowledgement waits for its entry to be looked up, at once when none does."""
@@ -449,11 +390,6 @@ class Subscription:
             callback()
         else:
             self.compacted.when_resolved(callback)
-
-    def flush_pending(self) -> None:
-        """As ``flush``, when there is something."""
-        if self._delta is not None:
-            self.flush()
 
     def follow(self) -> None:
         """New entries came and nobody consumes here: acknowledgements may have come before them."""
@@ -527,41 +463,9 @@ class Subscription:
         self.mark_delete = self.topic.log.before(self.topic.log.first)
         self.advance()
 
-    def merge(self, delta: Progress, done: Callable[[str | None], None]) -> None:
-        """Join what another region told, make it durable, and act on it.
-
-        A rewind closes the consumers (R13), and so does an earlier creation, whose place may lie further back (R15).
-        """
-        if self._delta is not None:
-            self.flush()
-        rewinds, beginning = self.progress.rewinds(), self.progress.beginning
-        if not drops.join(self.progress, self.dropped, delta):
-            self.topic.progress_log.when_durable(lambda error: done(None if error is None else str(error)))
-            return
-        self.topic.progress_log.append(
-            Kind.MERGED, self.name, delta.encode(), lambda error: done(None if error is None else str(error))
-        )
-        # An older rewind may come after a newer one, and rules other entries.
-        if self.progress.rewinds() != rewinds or self.progress.beginning != beginning:
-            self.disconnect_consumers()
-            self.sent_upto = EARLIEST
-            self.start_cursor()
-        else:
-            self.advance()
-            self.dispatch_soon()
-
     async def seek(self, target: Position) -> None:
         """Stand so that ``target`` is the next entry, see ``placing.seek``."""
         await placing.seek(self, target)
-
-    def take_back(self, delta: Progress) -> None:
-        """A seek: consumers come again, ``delta`` is joined, written and told, and the cursor begins anew."""
-        self.disconnect_consumers()
-        self.sent_upto = EARLIEST
-        drops.join(self.progress, self.dropped, delta)
-        self._write(Kind.ACKED, delta)
-        self._tell_others(delta)
-        self.start_cursor()
 
     def backlog(self) -> int:
         """Entries owed, as far as can be told at once: see ``cursor.backlog``."""
@@ -574,11 +478,6 @@ class Subscription:
         """:raises TopicFenced: the topic is closing."""
         if self.topic.failure is not None:
             raise TopicFenced(self.topic.failure)
-
-
-def _tell(confirmations: list[Confirmed] | None, error: LedgerError | None) -> None:
-    for confirmed in confirmations or ():
-        confirmed(error)
 
 
 def _label(kind: SubscriptionType | None) -> str:

@@ -16,10 +16,11 @@ from meridian_broker.ledgers.log import Stored, TopicLog
 from meridian_broker.ledgers.pending import OwnEntry
 from meridian_broker.ledgers.scheduling import Scheduler
 from meridian_broker.metadata.rules import Rules
-from meridian_broker.positions import Beginning, Dropped, HybridClock, Progress
+from meridian_broker.positions import Beginning, HybridClock, Progress
 from meridian_broker.positions.position import EARLIEST, LATEST, Position
-from meridian_broker.topics import drops, placing, ruling, termination
+from meridian_broker.topics import placing, ruling, termination
 from meridian_broker.topics.admission import Admission
+from meridian_broker.topics.claims import Confirmed
 from meridian_broker.topics.compaction import COMPACTION_SUBSCRIPTION, Compaction
 from meridian_broker.topics.consumer import Consumer, ConsumerPort
 from meridian_broker.topics.dedup import Deduplication
@@ -40,10 +41,9 @@ from meridian_broker.topics.limits import TopicLimits
 from meridian_broker.topics.lives import Lives
 from meridian_broker.topics.pacing import Pacing
 from meridian_broker.topics.producer import Producer
-from meridian_broker.topics.progress_log import Change, Kind, ProgressLog
+from meridian_broker.topics.progress_log import ProgressLog
 from meridian_broker.topics.stored_metadata import foreign_header, own_entry
-from meridian_broker.topics.subscription import Confirmed, Subscription, SubscriptionType
-from meridian_broker.topics.subscription_record import decode_record, encode_record
+from meridian_broker.topics.subscription import Subscription, SubscriptionType
 from meridian_broker.topics.throttling import Rate
 from meridian_broker.wire.proto import pulsar_pb2 as pb
 from meridian_broker.wire.pulsar import metadata as message_metadata
@@ -139,51 +139,7 @@ class Topic:
         self.last_used_ms = scheduler.now_ms()
         self.created_ms = scheduler.now_ms()
 
-    # -- opening -------------------------------------------------------------------------------------------------
-
-    def recover(self, changes: list[Change]) -> None:
-        """Rebuild the subscriptions from what the progress log holds."""
-        for kind, name, time_ms, payload in changes:
-            if kind == Kind.SEQUENCES:
-                self.deduplication.recall(payload)
-                continue
-            subscription = self.subscriptions.get(name)
-            if kind == Kind.SUBSCRIPTION:
-                self.lives.recall(decode_record(payload), time_ms)
-            elif kind == Kind.REMOVED:
-                self.subscriptions.pop(name, None)
-            elif subscription is None:
-                continue
-            elif kind in (Kind.ACKED, Kind.MERGED, Kind.PROGRESS):
-                delta = Progress.decode(payload)
-                drops.join(subscription.progress, subscription.dropped, delta)
-                if kind == Kind.ACKED:
-                    subscription.last_acked_ms = time_ms
-                    if subscription.replicated:
-                        subscription.first_hand = subscription.first_hand or Progress()
-                        subscription.first_hand.join(delta)
-            elif kind == Kind.FIRST_HAND:
-                subscription.first_hand = subscription.first_hand or Progress()
-                subscription.first_hand.join(Progress.decode(payload))
-            elif kind == Kind.DROPPED:
-                subscription.dropped = subscription.dropped or Dropped()
-                subscription.dropped.join(Dropped.decode(payload))
-        for subscription in self.subscriptions.values():
-            subscription.start_cursor()
-
-    def snapshot(self) -> list[tuple[Kind, str, bytes]]:
-        """Everything the progress log must begin a ledger with."""
-        records = self.deduplication.snapshot()
-        for name, subscription in self.subscriptions.items():
-            if subscription.durable:
-                records.append((Kind.SUBSCRIPTION, name, encode_record(subscription.record)))
-                records.append((Kind.PROGRESS, name, subscription.progress.encode()))
-                if subscription.first_hand is not None:
-                    records.append((Kind.FIRST_HAND, name, subscription.first_hand.encode()))
-                if subscription.dropped is not None:  # behind its rewinds, which would take them back
-                    records.append((Kind.DROPPED, name, subscription.dropped.encode()))
-        records.extend((Kind.SUBSCRIPTION, one.name, encode_record(one)) for one in self.lives.snapshot())
-        return records
+    # -- closing -------------------------------------------------------------------------------------------------
 
     def fence(self, reason: str) -> None:
         """Stop serving: send every client away. The service opens the topic anew when somebody asks for it."""
@@ -202,7 +158,7 @@ class Topic:
     async def close(self, reason: str) -> None:
         """Let go of the topic in good order: clients away, acknowledgements written, ledgers sealed."""
         for subscription in self.subscriptions.values():
-            subscription.flush()
+            subscription.claims.flush()
         self.deduplication.record()
         self.fence(reason)
         await self.compaction.close()

@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the acknowledgements of one turn of the loop claim, and how it is made known.
+
+They all become one delta (R18): one record in the progress log, durable in the group commit, and one message to each
+peer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from meridian_broker.ledgers.store import LedgerError
+from meridian_broker.positions import Progress
+from meridian_broker.topics import drops
+from meridian_broker.topics.progress_log import Kind
+
+if TYPE_CHECKING:
+    from meridian_broker.topics.subscription import Subscription
+
+Confirmed = Callable[[LedgerError | None], None]
+"""Hears that a change is durable, or why it never will be."""
+
+
+class Claims:
+    """The claims of one subscription that nobody was told of yet."""
+
+    __slots__ = ("_confirmations", "_delta", "_flushing", "_subscription")
+
+    def __init__(self, subscription: Subscription) -> None:
+        self._subscription = subscription
+        self._delta: Progress | None = None
+        self._confirmations: list[Confirmed] | None = None
+        self._flushing = False
+
+    def open(self) -> Progress:
+        """What this turn's acknowledgements claim."""
+        if self._delta is None:
+            self._delta = self._subscription.progress.empty_delta()
+        return self._delta
+
+    def changed(self, confirmed: Confirmed | None) -> None:
+        """Something was claimed: it is written at the end of this turn, and ``confirmed`` hears when it is durable."""
+        if confirmed is not None:
+            if self._confirmations is None:
+                self._confirmations = []
+            self._confirmations.append(confirmed)
+        if not self._flushing:
+            self._flushing = True
+            self._subscription.topic.scheduler.defer(self._flush_turn)
+
+    def _flush_turn(self) -> None:
+        self._flushing = False
+        self.flush()
+
+    def flush_pending(self) -> None:
+        """As ``flush``, when there is something."""
+        if self._delta is not None:
+            self.flush()
+
+    def flush(self) -> None:
+        """Make this turn's acknowledgements one record and one message to each peer."""
+        delta, self._delta = self._delta, None
+        confirmations, self._confirmations = self._confirmations, None
+        subscription = self._subscription
+        subscription.last_acked_ms = subscription.topic.scheduler.now_ms()
+        if delta is None or not drops.join(subscription.progress, subscription.dropped, delta):
+            if confirmations:
+                subscription.topic.progress_log.when_durable(lambda error: _tell(confirmations, error))
+            return
+        self.make_known(delta, confirmations)
+        subscription.advance()
+
+    def make_known(self, delta: Progress, confirmations: list[Confirmed] | None = None) -> None:
+        """Write what is joined already, and tell it to the other regions."""
+
+        def done(error: LedgerError | None) -> None:
+            _tell(confirmations, error)
+
+        subscription = self._subscription
+        topic = subscription.topic
+        topic.progress_log.append(Kind.ACKED, subscription.name, delta.encode(), done if confirmations else None)
+        if subscription.replicated:
+            subscription.first_hand = subscription.first_hand or Progress()
+            subscription.first_hand.join(delta)
+            if topic.exchange is not None:
+                topic.exchange.local_change(topic.name, subscription.name, delta)
+
+
+def _tell(confirmations: list[Confirmed] | None, error: LedgerError | None) -> None:
+    for confirmed in confirmations or ():
+        confirmed(error)

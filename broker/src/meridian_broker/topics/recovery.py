@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the progress log keeps of a topic: how its subscriptions come back, and what a new ledger of it begins with."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from meridian_broker.positions import Dropped, Progress
+from meridian_broker.topics import drops
+from meridian_broker.topics.progress_log import Change, Kind
+from meridian_broker.topics.subscription_record import decode_record, encode_record
+
+if TYPE_CHECKING:
+    from meridian_broker.topics.topic import Topic
+
+
+def recover(topic: Topic, changes: list[Change]) -> None:
+    """Rebuild the subscriptions from what the progress log holds."""
+    for kind, name, time_ms, payload in changes:
+        if kind == Kind.SEQUENCES:
+            topic.deduplication.recall(payload)
+            continue
+        subscription = topic.subscriptions.get(name)
+        if kind == Kind.SUBSCRIPTION:
+            topic.lives.recall(decode_record(payload), time_ms)
+        elif kind == Kind.REMOVED:
+            topic.subscriptions.pop(name, None)
+        elif subscription is None:
+            continue
+        elif kind in (Kind.ACKED, Kind.MERGED, Kind.PROGRESS):
+            delta = Progress.decode(payload)
+            drops.join(subscription.progress, subscription.dropped, delta)
+            if kind == Kind.ACKED:
+                subscription.last_acked_ms = time_ms
+                if subscription.replicated:
+                    subscription.first_hand = subscription.first_hand or Progress()
+                    subscription.first_hand.join(delta)
+        elif kind == Kind.FIRST_HAND:
+            subscription.first_hand = subscription.first_hand or Progress()
+            subscription.first_hand.join(Progress.decode(payload))
+        elif kind == Kind.DROPPED:
+            subscription.dropped = subscription.dropped or Dropped()
+            subscription.dropped.join(Dropped.decode(payload))
+    for subscription in topic.subscriptions.values():
+        subscription.start_cursor()
+
+
+def snapshot(topic: Topic) -> list[tuple[Kind, str, bytes]]:
+    """Everything the progress log must begin a ledger with."""
+    records = topic.deduplication.snapshot()
+    for name, subscription in topic.subscriptions.items():
+        if subscription.durable:
+            records.append((Kind.SUBSCRIPTION, name, encode_record(subscription.record)))
+            records.append((Kind.PROGRESS, name, subscription.progress.encode()))
+            if subscription.first_hand is not None:
+                records.append((Kind.FIRST_HAND, name, subscription.first_hand.encode()))
+            if subscription.dropped is not None:  # behind its rewinds, which would take them back
+                records.append((Kind.DROPPED, name, subscription.dropped.encode()))
+    records.extend((Kind.SUBSCRIPTION, one.name, encode_record(one)) for one in topic.lives.snapshot())
+    return records
