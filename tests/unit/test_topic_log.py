@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping
 from typing import Any
 
 from hypothesis import given, settings
@@ -19,15 +19,13 @@ from meridian_broker.positions.position import EARLIEST, Position
 from meridian_broker.server.loop import LoopScheduler
 
 Step = tuple[str, int]
-steps = st.lists(
-    st.one_of(
-        st.tuples(st.just("own"), st.integers(1, 9)),
-        st.tuples(st.just("foreign"), st.integers(1, 3)),
-        st.tuples(st.just("sync"), st.integers(1, 12)),
-        st.tuples(st.just("turn"), st.integers(1, 4)),
-    ),
-    max_size=25,
+step = st.one_of(
+    st.tuples(st.just("own"), st.integers(1, 9)),
+    st.tuples(st.just("foreign"), st.integers(1, 3)),
+    st.tuples(st.just("sync"), st.integers(1, 12)),
+    st.tuples(st.just("turn"), st.integers(1, 4)),
 )
+steps = st.lists(step, max_size=25)
 
 
 class Spans:
@@ -57,10 +55,14 @@ class Writing:
     def __init__(self, store: MemoryLedgerStore, scheduler: LoopScheduler) -> None:
         self.store = store
         self.scheduler = scheduler
-        self.log = TopicLog("here", store, Spans(), 1, LogLimits(max_entries=7), scheduler, CacheBudget(1 << 20))
+        self.spans = Spans()
+        self.log = self.opening(store)
         self.given: list[int] = []
         self.stored: dict[int, Position] = {}
         self.refused: list[int] = []
+
+    def opening(self, store: MemoryLedgerStore) -> TopicLog:
+        return TopicLog("here", store, self.spans, 1, LogLimits(max_entries=7), self.scheduler, CacheBudget(1 << 20))
 
     def told(self, tokens: list[Any], result: Position | LedgerError) -> None:
         for at, token in enumerate(tokens):
@@ -153,3 +155,56 @@ def test_each_token_is_told_once_where_its_entry_stands(chosen: list[Step]) -> N
 @given(steps, st.integers(0, 20))
 def test_a_disk_that_refuses_loses_nothing_it_confirmed(chosen: list[Step], fail_at: int) -> None:
     asyncio.run(_run(chosen, fail_at))
+
+
+class Seen:
+    """The last entry of each region that the disk ever had, trimmed or not."""
+
+    def __init__(self, disk: MemoryDisk) -> None:
+        self._disk = disk
+        self.last: dict[str, Position] = {}
+
+    def look(self) -> None:
+        for ledger, stored in self._disk.ledgers.items():
+            for number, entry in enumerate(stored.entries):
+                header = unpack(entry)
+                region, origin = header.region or "here", header.origin or Position(ledger, number)
+                self.last[region] = max(origin, self.last.get(region, EARLIEST))
+
+    async def until(self, work: Coroutine[Any, Any, Any], store: MemoryLedgerStore) -> None:
+        """Let ``work`` end while the disk goes on."""
+        task = asyncio.ensure_future(work)
+        while not task.done():
+            store.sync(1)
+            self.look()
+            await asyncio.sleep(0)
+        await task
+
+
+async def _reopened(chosen: list[Step], is_closed: bool) -> None:
+    scheduler = LoopScheduler()
+    store = MemoryLedgerStore(MemoryDisk())
+    writing, seen = Writing(store, scheduler), Seen(store.disk)
+    log = writing.log
+    try:
+        for step in chosen:
+            if step[0] == "trim":
+                await seen.until(log.trim(log.last_confirmed, None, scheduler.now_ms() + 1), store)
+            else:
+                await writing.run(step)
+            seen.look()
+        if is_closed:
+            await seen.until(log.close(), store)
+        after = MemoryLedgerStore(store.crash())
+        again = writing.opening(after)
+        await seen.until(again.open(*writing.spans.saved), after)
+        assert {"here": again.last_own, **again.last_origin} == {"here": EARLIEST, **seen.last}
+    finally:
+        await scheduler.close()
+
+
+@settings(max_examples=500, deadline=None)
+@given(st.lists(st.one_of(step, st.tuples(st.just("trim"), st.just(0))), max_size=25), st.booleans())
+def test_who_opens_a_log_knows_the_last_entries_that_were_stored(chosen: list[Step], is_closed: bool) -> None:
+    """Neither one that never reached the disk, nor less than what was trimmed (R4)."""
+    asyncio.run(_reopened(chosen, is_closed))

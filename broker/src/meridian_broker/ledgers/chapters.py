@@ -108,6 +108,19 @@ class Chapter:
             self.is_joined,
         )
 
+    def ends(self) -> tuple[Position, dict[str, Position]]:
+        """The last own entry, and the last one of every other region, at the end of what is durable of this ledger.
+
+        The ledger that is written has its index in memory.
+        """
+        own, origins = self.own_before, dict(self.origins_before)
+        index = self.index
+        if index is not None:
+            own = max(own, index.last_own() or EARLIEST)
+            for region, last in index.last_origins().items():
+                origins[region] = max(last, origins.get(region, EARLIEST))
+        return own, origins
+
 
 class Chain:
     """Ledgers in order, and the arithmetic of positions over them."""

@@ -61,7 +61,7 @@ class RegionCodes:
 class LedgerIndex:
     """Origins of the entries of one ledger, in entry order."""
 
-    __slots__ = ("_columns", "_own_before", "_sizes", "codes", "kinds", "ledger_id")
+    __slots__ = ("_columns", "_last", "_own_before", "_sizes", "codes", "kinds", "ledger_id")
 
     def __init__(self, ledger_id: int, codes: RegionCodes, own_before: Position) -> None:
         self.ledger_id = ledger_id
@@ -69,6 +69,8 @@ class LedgerIndex:
         self._own_before = own_before
         self.kinds = bytearray()
         self._columns: tuple[array[int], array[int], array[int], array[int]] | None = None
+        self._last: dict[int, tuple[int, int, int, int]] = {}
+        """Of each region that is not this one the highest origin, with its ``prev``."""
         self._sizes: array[int] | None = None
         """Messages of each entry; None while all have one."""
 
@@ -119,6 +121,8 @@ class LedgerIndex:
             empty = bytes(8 * len(self.kinds))
             columns = self._columns = (array("q", empty), array("q", empty), array("q", empty), array("q", empty))
         self.kinds.append(kind)
+        if kind not in self._last or values > self._last[kind]:
+            self._last[kind] = values
         for column, value in zip(columns, values, strict=True):
             column.append(value)
 
@@ -176,11 +180,15 @@ class LedgerIndex:
         """The highest own entry that is stored in this ledger, fetched back or not; None when none is."""
         at = self.kinds.rfind(b"\0")
         found = Position(self.ledger_id, at) if at >= 0 else None
-        if self._columns is not None and RETURNED in self.kinds:
-            ledgers, entries, _, _ = self._columns
-            back = max(Position(ledgers[n], entries[n]) for n, kind in enumerate(self.kinds) if kind == RETURNED)
+        if RETURNED in self._last:
+            back = Position(*self._last[RETURNED][:2])
             found = back if found is None else max(found, back)
         return found
+
+    def last_origins(self) -> dict[str, Position]:
+        """The highest entry of every other region in this ledger."""
+        name = self.codes.name
+        return {name(kind): Position(*last[:2]) for kind, last in self._last.items() if kind < RETURNED}
 
     def memory(self) -> int:
         """Bytes held, about."""

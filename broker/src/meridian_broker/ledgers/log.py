@@ -76,6 +76,9 @@ class TopicLog(Chain):
         self._watchers: list[Callable[[], None]] = []
         self._waking = False
         self._own_appended = EARLIEST
+        self._known_own = EARLIEST
+        self._known_origins: dict[str, Position] = {}
+        """As of the opening; ``_known_own`` also of what is stored nowhere any more (``follow``)."""
         self._own_link = EARLIEST
         """``prev`` of the next own entry; claims nothing before that one while other regions may know of more (R5)."""
         self._own_waits = False
@@ -145,7 +148,8 @@ class TopicLog(Chain):
         else:
             self._own_appended = last_own
             self.last_origin = dict(last_origins)
-        self._own_link = self._own_appended
+        self._own_link = self._known_own = self._own_appended
+        self._known_origins = dict(self.last_origin)
         if changed:
             await self._save()
 
@@ -159,7 +163,7 @@ class TopicLog(Chain):
     def follow(self, end: Position) -> None:
         """The next own entry comes after ``end``, which is stored nowhere any more (R5)."""
         if end > self._own_appended:
-            self._own_appended = self._own_link = end
+            self._own_appended = self._own_link = self._known_own = end
             self._own_waits = True
 
     @property
@@ -168,19 +172,22 @@ class TopicLog(Chain):
 
     async def close(self) -> None:
         """Seal the ledger being written, so that the next owner need not recover it."""
-        writer, self._writer = self._writer, None
         if self.failure is None:
             self.failure = LedgerError("the topic is being closed: look its owner up again")
+        self._fail_held(self.failure)
+        if self._rolling:
+            await self._rolled_over()
+        writer, self._writer = self._writer, None
         if writer is not None:
             await writer.seal()
             self._take_durable()
             self._chapters[-1].sealed_ms = self._scheduler.now_ms()
             await self._save()
-        self._fail_held(self.failure)
+        self._settle()
         self._forget_tail()
 
     async def _save(self) -> None:
-        await self._metadata.save_spans(self.spans(), self._own_appended, self._durable_origins(), self.holes.ranges)
+        await self._metadata.save_spans(self.spans(), *self._ends(), self.holes.ranges)
 
     # -- appending -----------------------------------------------------------------------------------------------
 
@@ -377,9 +384,12 @@ class TopicLog(Chain):
         if self.failure is None and self._chapters and self._chapters[-1].entries:
             self._roll()
         if self._rolling:
-            await self._scheduler.answer(lambda ready: self._rolled.append(lambda: ready(None)))
+            await self._rolled_over()
         if self.failure is not None:
             raise self.failure
+
+    async def _rolled_over(self) -> None:
+        await self._scheduler.answer(lambda ready: self._rolled.append(lambda: ready(None)))
 
     async def _roll_over(self) -> None:
         try:
@@ -400,8 +410,7 @@ class TopicLog(Chain):
             is_known = self.is_joined or self._is_chain_known()
             if not is_known:
                 self.holes.open(self.region, self._own_appended, Position(ledger_id, -1))
-            origins = dict(self._durable_origins())
-            chapter = Chapter(Span(ledger_id, self._own_appended, origins, is_joined=is_known))
+            chapter = Chapter(Span(ledger_id, *self._ends(), is_joined=is_known))
             self._own_link = chapter.span(is_open=True).link
             chapter.index = self._index = LedgerIndex(ledger_id, self._codes, self._own_link)
             self._chapters.append(chapter)
@@ -434,23 +443,13 @@ class TopicLog(Chain):
         has_published = self._own_link.ledger == self._writing and self._own_link.entry >= 0
         return self._writing >= 0 and (has_published or self._chapters[-1].is_joined)
 
-    def _durable_origins(self) -> dict[str, Position]:
-        """Last origins at the end of what is stored: held entries are not stored yet."""
-        origins = dict(self.last_origin)
-        waiting = {held.header.region for held in self._held if held.header is not None and held.header.region}
-        waiting.discard(self.region)
-        if not waiting:
-            return origins
-        durable: dict[str, Position] = dict(self._chapters[-1].origins_before) if self._chapters else {}
-        if self._chapters and (index := self._chapters[-1].index) is not None:
-            for _, region, origin in index.origins(0, len(index) - 1):
-                durable[region] = max(origin, durable.get(region, EARLIEST))
-        for region in waiting:
-            if region in durable:
-                origins[region] = durable[region]
-            else:
-                origins.pop(region, None)
-        return origins
+    def _ends(self) -> tuple[Position, dict[str, Position]]:
+        """The last own entry and the last one of every other region that are stored, or were. What is on its way to the
+        disk may never arrive, and whoever would believe in it could neither be given it again nor miss it."""
+        if not self._chapters:
+            return self._known_own, self._known_origins
+        own, origins = self._chapters[-1].ends()
+        return max(own, self._known_own), origins
 
     # -- reading -------------------------------------------------------------------------------------------------
 
