@@ -23,7 +23,7 @@ from meridian_broker.positions.position import EARLIEST, LATEST, Origin, Positio
 from meridian_broker.replication.exchange_waits import WaitResult
 from meridian_broker.topics import progress_log
 from meridian_broker.topics.consumer import Consumer
-from meridian_broker.topics.progress_log import Kind
+from meridian_broker.topics.progress_log import Kind, Whole
 from meridian_broker.topics.subscription import Subscription
 from meridian_broker.topics.subscription_record import decode_record
 from meridian_broker.wire.pulsar import topic_name
@@ -179,6 +179,11 @@ def durable_progress(home: SimRegion, topic: str) -> dict[str, Progress]:
             if kind == Kind.SUBSCRIPTION:
                 life = Beginning(decode_record(payload).deleted, ZERO, {})
                 found.setdefault(name, Progress()).begin(life)
+            elif kind == Kind.WHOLE:
+                stood = Whole.decode(payload)
+                of_this_life = found.setdefault(name, Progress())
+                of_this_life.begin(Beginning(decode_record(stood.record).deleted, ZERO, {}))
+                of_this_life.join(Progress.decode(stood.progress))
             elif kind in (Kind.ACKED, Kind.MERGED, Kind.PROGRESS):
                 found.setdefault(name, Progress()).join(Progress.decode(payload))
     return found
@@ -310,7 +315,7 @@ class Model:
 
     def subscription_seen(self, home: SimRegion, topic: str, subscription: Subscription) -> None:
         """What a region thinks when it has just found or made it."""
-        name, created = subscription.name, _creation(subscription)
+        name, created = subscription.name, subscription.record.created
         facts = self.facts[topic, life_of(name, subscription.progress)]
         asked = self._asked[topic, name][home.name]
         places = asked.pop(0) if asked else {}  # who asks first makes it
@@ -323,7 +328,7 @@ class Model:
 
     def check_record(self, topic: str, subscription: Subscription) -> None:
         """Of several creations the earliest counts (R15)."""
-        name, created = subscription.name, _creation(subscription)
+        name, created = subscription.name, subscription.record.created
         made = list(self.facts[topic, life_of(name, subscription.progress)].made.values())
         for one in made:
             if later(created, one):
@@ -640,10 +645,3 @@ class Model:
         """Progress is equal in all regions, and durable: whatever one of them knew, all know."""
         facts = self.facts[topic, life_of(subscription.name, subscription.progress)]
         self._spread(facts.all(), frozenset(self._world.names))
-
-
-def _creation(subscription: Subscription) -> Stamp:
-    """The creation that says where it begins. A crash may cut one off between its record and its beginning: nobody was
-    told of that one, and another region's counts."""
-    begun = subscription.progress.beginning.created
-    return subscription.record.created if begun == ZERO else begun

@@ -117,6 +117,8 @@ def test_progress_records_are_read(kind: progress_log.Kind) -> None:
     assert progress_log.decode(golden(name)) == expected
     if kind is progress_log.Kind.SUBSCRIPTION:
         assert decode_record(expected[3]) == world.SUBSCRIPTION
+    if kind is progress_log.Kind.WHOLE:
+        assert progress_log.Whole.decode(expected[3]).record == world.RECORD
     if kind is progress_log.Kind.SEQUENCES:
         assert sequences.decode(expected[3]) == world.SEQUENCES
 

@@ -20,7 +20,7 @@ from meridian_broker.positions import ZERO, Beginning, Position, Progress
 from meridian_broker.topics import rewinding
 from meridian_broker.topics.claims import Confirmed
 from meridian_broker.topics.errors import NotAllowed, SubscriptionNotFound
-from meridian_broker.topics.progress_log import Kind
+from meridian_broker.topics.progress_log import Kind, Whole
 from meridian_broker.topics.subscription import Subscription
 from meridian_broker.topics.subscription_record import SubscriptionRecord, decode_record, encode_record, join_records
 
@@ -106,13 +106,9 @@ class Lives:
 
     def write(self, subscription: Subscription, done: Confirmed | None = None) -> None:
         """Put a subscription on record as it is now, and tell the other regions."""
-        log, name = self._topic.progress_log, subscription.name
-        log.append(Kind.SUBSCRIPTION, name, encode_record(subscription.record))
-        if subscription.first_hand is not None:
-            log.append(Kind.FIRST_HAND, name, subscription.first_hand.encode())
-        log.append(Kind.PROGRESS, name, subscription.progress.encode(), done)
+        self._topic.progress_log.append(Kind.WHOLE, subscription.name, whole(subscription).encode(), done)
         if _is_shared(subscription):
-            self._tell(name)
+            self._tell(subscription.name)
 
     def set_replicated(self, subscription: Subscription, replicated: bool, done: Confirmed | None = None) -> None:
         """Switch the replicated flag; the later stamp wins everywhere, and switching it on joins what all know (R17).
@@ -270,6 +266,12 @@ class Lives:
                 del self.tombstones[record.name]
             else:
                 yield record
+
+
+def whole(subscription: Subscription) -> Whole:
+    """What the progress log keeps of it, drops apart."""
+    first_hand = b"" if subscription.first_hand is None else subscription.first_hand.encode()
+    return Whole(encode_record(subscription.record), subscription.progress.encode(), first_hand)
 
 
 def _is_shared(subscription: Subscription) -> bool:

@@ -21,6 +21,7 @@ from meridian_broker.ledgers.store import LedgerError, LedgerNotFound, LedgerSto
 
 FORMAT_VERSION: Final = 1
 _HEAD: Final = struct.Struct(">BBHQ")
+_LENGTHS: Final = struct.Struct(">II")
 ROLL_BYTES: Final = 32 << 20
 """A progress ledger is rolled over at this size: what it holds shrinks to one snapshot a subscription."""
 READ_BYTES: Final = 1 << 20
@@ -45,6 +46,9 @@ class Kind(IntEnum):
     """The subscription was deleted."""
     SEQUENCES = 8
     """Last sequence ids of producers, of no subscription (``sequences.py``)."""
+    WHOLE = 9
+    """A subscription as it stands (``Whole``): made, or its flag switched. One record, so that a crash leaves no
+    subscription behind of which it is not known where it begins."""
 
 
 _KINDS: Final = frozenset(Kind)
@@ -57,6 +61,29 @@ class Change(NamedTuple):
     subscription: str
     time_ms: int
     payload: bytes
+
+
+class Whole(NamedTuple):
+    """Payload of ``Kind.WHOLE``. Layout: ``u32 length of the record | u32 length of the progress | record | progress |
+    first-hand progress``; the last one is empty where nobody keeps it."""
+
+    record: bytes
+    progress: bytes
+    first_hand: bytes
+
+    def encode(self) -> bytes:
+        return _LENGTHS.pack(len(self.record), len(self.progress)) + self.record + self.progress + self.first_hand
+
+    @classmethod
+    def decode(cls, payload: bytes) -> Whole:
+        """:raises ProgressLogError: these bytes are no such payload."""
+        if len(payload) < _LENGTHS.size:
+            raise ProgressLogError(f"{len(payload)} bytes are no whole subscription")
+        record, progress = _LENGTHS.unpack_from(payload)
+        middle = _LENGTHS.size + record
+        if middle + progress > len(payload):
+            raise ProgressLogError(f"a whole subscription is cut off after {len(payload)} bytes")
+        return cls(payload[_LENGTHS.size : middle], payload[middle : middle + progress], payload[middle + progress :])
 
 
 class ProgressLogMetadata(Protocol):

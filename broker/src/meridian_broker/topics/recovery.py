@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING
 
 from meridian_broker.positions import Dropped, Progress
 from meridian_broker.topics import drops
-from meridian_broker.topics.progress_log import Change, Kind
+from meridian_broker.topics.lives import whole
+from meridian_broker.topics.progress_log import Change, Kind, Whole
 from meridian_broker.topics.subscription_record import decode_record, encode_record
 
 if TYPE_CHECKING:
+    from meridian_broker.topics.subscription import Subscription
     from meridian_broker.topics.topic import Topic
 
 
@@ -19,6 +21,9 @@ def recover(topic: Topic, changes: list[Change]) -> None:
     for kind, name, time_ms, payload in changes:
         if kind == Kind.SEQUENCES:
             topic.deduplication.recall(payload)
+            continue
+        if kind == Kind.WHOLE:
+            _recall(topic, Whole.decode(payload), name, time_ms)
             continue
         subscription = topic.subscriptions.get(name)
         if kind == Kind.SUBSCRIPTION:
@@ -36,8 +41,7 @@ def recover(topic: Topic, changes: list[Change]) -> None:
                     subscription.first_hand = subscription.first_hand or Progress()
                     subscription.first_hand.join(delta)
         elif kind == Kind.FIRST_HAND:
-            subscription.first_hand = subscription.first_hand or Progress()
-            subscription.first_hand.join(Progress.decode(payload))
+            _join_first_hand(subscription, payload)
         elif kind == Kind.DROPPED:
             subscription.dropped = subscription.dropped or Dropped()
             subscription.dropped.join(Dropped.decode(payload))
@@ -45,15 +49,25 @@ def recover(topic: Topic, changes: list[Change]) -> None:
         subscription.start_cursor()
 
 
+def _recall(topic: Topic, stood: Whole, name: str, time_ms: int) -> None:
+    topic.lives.recall(decode_record(stood.record), time_ms)
+    subscription = topic.subscriptions[name]
+    drops.join(subscription.progress, subscription.dropped, Progress.decode(stood.progress))
+    if stood.first_hand:
+        _join_first_hand(subscription, stood.first_hand)
+
+
+def _join_first_hand(subscription: Subscription, payload: bytes) -> None:
+    subscription.first_hand = subscription.first_hand or Progress()
+    subscription.first_hand.join(Progress.decode(payload))
+
+
 def snapshot(topic: Topic) -> list[tuple[Kind, str, bytes]]:
     """Everything the progress log must begin a ledger with."""
     records = topic.deduplication.snapshot()
     for name, subscription in topic.subscriptions.items():
         if subscription.durable:
-            records.append((Kind.SUBSCRIPTION, name, encode_record(subscription.record)))
-            records.append((Kind.PROGRESS, name, subscription.progress.encode()))
-            if subscription.first_hand is not None:
-                records.append((Kind.FIRST_HAND, name, subscription.first_hand.encode()))
+            records.append((Kind.WHOLE, name, whole(subscription).encode()))
             if subscription.dropped is not None:  # behind its rewinds, which would take them back
                 records.append((Kind.DROPPED, name, subscription.dropped.encode()))
     records.extend((Kind.SUBSCRIPTION, one.name, encode_record(one)) for one in topic.lives.snapshot())
