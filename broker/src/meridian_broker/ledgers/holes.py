@@ -53,7 +53,3 @@ class Holes:
             self.ranges[region] = left
         else:
             self.ranges.pop(region, None)
-
-    def begins_at(self, region: str, after: Position, origin: Position) -> bool:
-        """Whether an entry lies in the hole that begins right behind ``after``."""
-        return any(a == after and origin < b for a, b in self.ranges.get(region, ()))

@@ -304,9 +304,9 @@ class Recall:
             taken.append((header, body))
         if want.origin == topic.region and topic.metadata is not None:
             await topic.metadata.never_below(after.ledger)
-        first = taken[0][0].origin
-        assert first is not None
-        if not self._is_next(want, first):
+        end = self._room(want, taken[0][0].origin)
+        taken = [one for one in taken if one[0].origin is not None and one[0].origin < end]
+        if not taken:
             return None
         now = topic.scheduler.now_ms()
         for header, body in taken:
@@ -314,15 +314,23 @@ class Recall:
         await topic.scheduler.answer(topic.log.when_durable)
         for header, _ in taken:
             assert header.origin is not None
-            topic.log.holes.fill(want.origin, header.origin)
+            after = header.origin
+            topic.log.holes.fill(want.origin, after)
         if want.origin == topic.region:
             self.returned += len(taken)
         return after
 
-    def _is_next(self, want: Want, first: Position) -> bool:
+    def _room(self, want: Want, first: Position | None) -> Position:
+        """Before which position entries from ``first`` on may be stored; ``EARLIEST``: nothing of it fits any more.
+
+        What was published, or came, while the others were asked ends it: they may give that back as well.
+        """
         held, is_own = self._topic.log, want.origin == self._topic.region
         last = held.last_own if is_own else held.last_origin.get(want.origin, EARLIEST)
-        return (want.after == last and first > last) or held.holes.begins_at(want.origin, want.after, first)
+        if first is not None and want.after == last and first > last:
+            return LATEST
+        ends = [b for a, b in held.holes.of(want.origin) if a == want.after and first is not None and first < b]
+        return min(ends, default=EARLIEST)
 
     def _stored(self, _: list[None], result: Position | LedgerError) -> None:
         if isinstance(result, LedgerError):
