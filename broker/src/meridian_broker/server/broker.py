@@ -25,6 +25,7 @@ import uvloop
 from meridian_broker.admin.state import AdminState
 from meridian_broker.admin.users import objections
 from meridian_broker.engines.held import HeldLedgers
+from meridian_broker.engines.local.files import VolumeInUse
 from meridian_broker.engines.local.store import LocalLedgerStore
 from meridian_broker.gateway.addresses import Addresses
 from meridian_broker.gateway.authentication import Authentication, read_secret_key
@@ -49,13 +50,14 @@ from meridian_broker.metadata.policy_values import (
 )
 from meridian_broker.metadata.records import ClusterRecord
 from meridian_broker.metadata.rules import Rules
-from meridian_broker.metadata.store import MetadataError, MetadataStore
+from meridian_broker.metadata.store import MetadataError, MetadataStore, MetadataUnavailable
 from meridian_broker.positions import HybridClock
 from meridian_broker.replication.exchange import ProgressExchange
 from meridian_broker.server.doors import Doors, client_tls
 from meridian_broker.server.loop import LoopScheduler
 from meridian_broker.server.settings import Settings
 from meridian_broker.server.settings_backlog import BacklogSettings
+from meridian_broker.server.waiting import once_there
 from meridian_broker.topics import quotas, removal, upkeep
 from meridian_broker.topics.compactor import CompactionLimits
 from meridian_broker.topics.limits import TopicLimits
@@ -104,7 +106,9 @@ async def _run(settings: Settings) -> None:
     for name in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(name, stop.set)
     async with AsyncExitStack() as stack:
-        process = await BrokerProcess.start(settings, stack)
+        process = await _started(settings, stack, stop)
+        if process is None:
+            return
         log.info("region %s serves %s", process.region, process.doors)
         gc.collect()
         gc.freeze()  # what the broker is made of needs no more looking at
@@ -113,6 +117,16 @@ async def _run(settings: Settings) -> None:
         log.info("draining")
         await process.drain()
     log.info("stopped")
+
+
+async def _started(settings: Settings, stack: AsyncExitStack, stop: asyncio.Event) -> BrokerProcess | None:
+    """None: it was told to stop before it stood."""
+    starting = asyncio.ensure_future(BrokerProcess.start(settings, stack))
+    stopping = asyncio.ensure_future(stop.wait())
+    await asyncio.wait((starting, stopping), return_when=asyncio.FIRST_COMPLETED)
+    (starting if stop.is_set() and not starting.done() else stopping).cancel()
+    await asyncio.wait((starting, stopping))
+    return None if starting.cancelled() else starting.result()
 
 
 async def open_metadata(settings: Settings) -> MetadataStore:
@@ -157,13 +171,15 @@ class BrokerProcess:
         settings.region.data_directory.mkdir(parents=True, exist_ok=True)
         process = cls(settings)
         stack.push_async_callback(process.scheduler.close)
-        store = await open_metadata(settings)
+        patience = settings.process.start_timeout_seconds
+        store = await once_there(lambda: open_metadata(settings), MetadataUnavailable, patience)
         stack.push_async_callback(store.close)
         process.clock = HybridClock(process.scheduler.now_ms, process.region)
         catalog = process.catalog = Catalog(store, process.clock, process.scheduler.now_ms, asyncio.sleep)
         await catalog.refresh()
         process.scheduler.spawn(catalog.run(), "follow the metadata")
-        process.ledgers = await LocalLedgerStore.start(settings.region.data_directory / "ledgers")
+        volume = settings.region.data_directory / "ledgers"
+        process.ledgers = await once_there(lambda: LocalLedgerStore.start(volume), VolumeInUse, patience)
         stack.push_async_callback(process.ledgers.close)
         note = settings.region.data_directory / "ledgers-to-delete"
         process.held = HeldLedgers(process.ledgers, note, process.scheduler)

@@ -288,6 +288,10 @@ class ProcessSettings:
     """For tests of the verification: offers admin calls that lose messages on purpose. Never set it where messages
     matter."""
 
+    start_timeout_seconds: int = _int(60, 0, 3600)
+    """How long, in seconds, a broker that starts waits for its metadata store to answer, and for an earlier broker to
+    let go of its volume. Then it ends and says which of them it waited for."""
+
     broker_shutdown_timeout_ms: int = _int(60_000, 0, 3_600_000)
     """Longest time, in milliseconds, in which the broker hands over and stores what is open after SIGTERM."""
 

@@ -24,6 +24,10 @@ IOV_MAX: Final = min(1024, os.sysconf("SC_IOV_MAX"))
 """Buffers one writev takes; Linux fixes it at 1024."""
 
 
+class VolumeInUse(LedgerError):
+    """Another process has the directory. It may be about to end."""
+
+
 class AppendFile(Protocol):
     """A new file that is written at its end only."""
 
@@ -89,7 +93,7 @@ class FilePort(Protocol):
         ...
 
     def lock(self) -> None:
-        """Become the directory's only writer. :raises LedgerError: another process is."""
+        """Become the directory's only writer. :raises VolumeInUse: another process is."""
         ...
 
     def unlock(self) -> None: ...
@@ -220,7 +224,7 @@ class OsFiles:
             os.close(fd)
             if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
                 raise
-            raise LedgerError(
+            raise VolumeInUse(
                 f"{self.place} is in use by another broker process: stop that one, or give this one its own directory"
             ) from error
         self._lock_fd = fd
