@@ -80,6 +80,18 @@ def test_ten_commands_lead_to_a_failover(cluster: Cluster) -> None:
     assert sorted(first + second) == list(range(1, 1001)), "nothing is missing and nothing came twice"
 
 
+def test_brokers_waited_for_their_etcd(cluster: Cluster) -> None:
+    """All parts of a region start at once; none is restarted because another one took longer."""
+    for region in ("us-west", "eu-central"):
+        pods = json.loads(cluster.run(f"kubectl -n {region} get pods -o json"))["items"]
+        restarts = {
+            f"{pod['metadata']['name']}/{container['name']}": container["restartCount"]
+            for pod in pods
+            for container in pod["status"]["containerStatuses"]
+        }
+        assert restarts and not any(restarts.values()), restarts
+
+
 def test_a_region_that_is_away_is_told_and_comes_back(cluster: Cluster) -> None:
     cluster.wait(
         lambda: cluster.condition("geotopic/orders", "Degraded").get("status") == "True", "the operator to notice"
