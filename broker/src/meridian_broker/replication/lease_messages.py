@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What those who want a lease and those who vote on it say to each other (R26).
+
+A *stream* is whatever only one may read at a time; nothing in these modules looks into its name. One message speaks of
+all streams that its two ends have in common, so the cost of renewing does not grow with one message per stream.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+Stream: TypeAlias = tuple[str, str, str]
+"""Between regions: topic or partition, subscription, origin region."""
+
+ITEMS_MAX: Final = 256
+"""Streams in one message; more take several."""
+
+OTHER_VOTERS: Final = "OtherVoters"
+"""Asker and voter do not agree on who votes: nobody is to hold the stream until they do."""
+NOT_SERVED: Final = "NotServed"
+"""The voter has not read its earlier votes yet, so it does not know whom it promised the stream."""
+HELD: Final = "Held"
+"""The vote is somebody else's."""
+PAST: Final = "Past"
+"""The term is over, or another's."""
+
+
+@dataclass(frozen=True, slots=True)
+class AskItem:
+    """One stream that the asker wants to hold, or to go on holding."""
+
+    stream: Stream
+    term: int
+    """Grows with each attempt at a stream, whoever makes it; renewals keep it."""
+    voters: tuple[str, ...]
+    """Who votes, sorted, as the asker knows it."""
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseAsk:
+    """Vote for me, for this long."""
+
+    number: int
+    """Names the moment at which the asker asked; only the asker knows which."""
+    holder: str
+    """One life of a broker: another one of the same region is another holder."""
+    duration_ms: int
+    items: tuple[AskItem, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerItem:
+    """A vote, durable, or why there is none."""
+
+    stream: Stream
+    term: int
+    granted: bool
+    known_term: int = 0
+    """The highest the voter knows: an attempt needs a higher one."""
+    left_ms: int = 0
+    """How long the vote is somebody else's."""
+    holder: str = ""
+    """Whose it is."""
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseAnswer:
+    """Answer to a :class:`LeaseAsk`, or to a part of it."""
+
+    number: int
+    items: tuple[AnswerItem, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseRelease:
+    """The holder has stopped: its votes for these streams, of these terms, are free again."""
+
+    holder: str
+    items: tuple[tuple[Stream, int], ...]
+
+
+LeaseMessage: TypeAlias = LeaseAsk | LeaseAnswer | LeaseRelease

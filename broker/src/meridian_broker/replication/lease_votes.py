@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The voter's side of leases: to whom this voter promised a stream, and until when by its own clock (R26).
+
+A vote is a promise not to vote for anybody else before its time is over. It is durable before it is given. A voter that
+comes back does not know how long ago it gave what it finds on its disk, so it counts every vote for its whole length
+from then. Each renewal is written, too: it is how a voter that was replaced meanwhile finds out that it was.
+
+The term of a stream only grows. It keeps what was said in an earlier attempt, and arrives late, from counting in a
+later one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol, TypeAlias
+
+from meridian_broker.replication.lease_messages import (
+    HELD,
+    NOT_SERVED,
+    OTHER_VOTERS,
+    PAST,
+    AnswerItem,
+    AskItem,
+    LeaseAnswer,
+    LeaseAsk,
+    LeaseRelease,
+    Stream,
+)
+
+Reply: TypeAlias = Callable[[LeaseAnswer], None]
+
+
+@dataclass(slots=True)
+class Vote:
+    """A promise."""
+
+    holder: str
+    term: int
+    duration_ms: int
+    """0: its holder stopped before its time, and the vote is free."""
+    until_ms: int = 0
+    """By this voter's monotone clock; not kept on disk."""
+
+    @property
+    def is_released(self) -> bool:
+        return self.duration_ms == 0
+
+
+class Ballots(Protocol):
+    """Where a voter writes."""
+
+    def voters(self, stream: Stream) -> tuple[str, ...]:
+        """Who votes on the stream, sorted; empty: the stream is not known or not served here."""
+
+    def write(self, votes: list[tuple[Stream, Vote]], durable: Callable[[list[Stream]], None]) -> None:
+        """Write votes down. ``durable`` hears, once or several times, of which streams that is done; never of those
+        that could not be written."""
+
+
+class Voter:
+    """One voter's votes on all streams."""
+
+    def __init__(self, ballots: Ballots) -> None:
+        self._ballots = ballots
+        self.votes: dict[Stream, Vote] = {}
+
+    def found(self, stream: Stream, holder: str, term: int, duration_ms: int, now_ms: int) -> None:
+        """A vote on disk: it counts for its whole length from now on."""
+        self.votes[stream] = Vote(holder, term, duration_ms, now_ms + duration_ms)
+
+    def forget(self, stream: Stream) -> None:
+        """The stream is not served here any more; what is on disk will be found again."""
+        self.votes.pop(stream, None)
+
+    def promised(self, stream: Stream, now_ms: int) -> Vote | None:
+        """The vote that binds this voter now."""
+        vote = self.votes.get(stream)
+        return vote if vote is not None and not vote.is_released and now_ms < vote.until_ms else None
+
+    def asked(self, ask: LeaseAsk, reply: Reply, now_ms: int) -> None:
+        """Somebody wants streams. What is refused is answered at once, what is granted once it is durable."""
+        refused: list[AnswerItem] = []
+        granted: list[tuple[Stream, Vote]] = []
+        for item in ask.items:
+            refusal = self._refusal(ask, item, now_ms)
+            if refusal is not None:
+                refused.append(refusal)
+                continue
+            vote = Vote(ask.holder, item.term, ask.duration_ms, now_ms + ask.duration_ms)
+            before = self.votes.get(item.stream)
+            if before is not None and before.holder == ask.holder:
+                vote.until_ms = max(vote.until_ms, before.until_ms)
+            self.votes[item.stream] = vote
+            granted.append((item.stream, vote))
+        if refused:
+            reply(LeaseAnswer(ask.number, tuple(refused)))
+        if granted:
+            terms = {stream: vote.term for stream, vote in granted}
+
+            def durable(streams: list[Stream]) -> None:
+                items = tuple(AnswerItem(stream, terms[stream], True) for stream in streams)
+                if items:
+                    reply(LeaseAnswer(ask.number, items))
+
+            self._ballots.write(granted, durable)
+
+    def _refusal(self, ask: LeaseAsk, item: AskItem, now_ms: int) -> AnswerItem | None:
+        stream, term = item.stream, item.term
+        voters = self._ballots.voters(stream)
+        if not voters:
+            return AnswerItem(stream, term, False, reason=NOT_SERVED)
+        if voters != item.voters:
+            return AnswerItem(stream, term, False, reason=OTHER_VOTERS)
+        vote = self.votes.get(stream)
+        if vote is None:
+            return None
+        if vote.holder != ask.holder and not vote.is_released and now_ms < vote.until_ms:
+            return AnswerItem(stream, term, False, vote.term, vote.until_ms - now_ms, vote.holder, HELD)
+        is_same_attempt = term == vote.term and vote.holder == ask.holder and not vote.is_released
+        if term <= vote.term and not is_same_attempt:
+            return AnswerItem(stream, term, False, vote.term, 0, "", PAST)
+        return None
+
+    def released(self, release: LeaseRelease) -> None:
+        """A holder stopped. That is written as well, so that a voter that comes back does not wait for nothing."""
+        freed: list[tuple[Stream, Vote]] = []
+        for stream, term in release.items:
+            vote = self.votes.get(stream)
+            if vote is not None and vote.holder == release.holder and vote.term <= term and not vote.is_released:
+                vote = self.votes[stream] = Vote(vote.holder, term, 0)
+                freed.append((stream, vote))
+        if freed:
+            self._ballots.write(freed, lambda _: None)

@@ -1,0 +1,233 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Some voters and holders of leases in one process: clocks that run at different rates, messages that are late, lost or
+said twice, crashes that keep what is durable, and pauses in which a process does nothing and its clock goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from heapq import heappop, heappush
+from random import Random
+
+from meridian_broker.replication.lease_messages import LeaseAnswer, LeaseAsk, LeaseMessage, LeaseRelease, Stream
+from meridian_broker.replication.lease_votes import Vote, Voter
+from meridian_broker.replication.leases import CLOCK_RATE, Claim, Leases, LeaseTimes
+
+TIMES = LeaseTimes(duration=3000, step=200, linger=500)
+EAGER = LeaseTimes(duration=2000, step=5, linger=100)
+"""Nobody waits for anybody longer than the protocol must, so that what it must is seen."""
+
+
+class LeaseNode:
+    """One region: what is durable, and the life of a broker."""
+
+    def __init__(self, world: LeaseWorld, name: str, rate: float, began_ms: int) -> None:
+        self.world = world
+        self.name = name
+        self.rate = rate
+        self.began_ms = began_ms
+        self.disk: dict[Stream, tuple[str, int, int]] = {}
+        self.homes: dict[Stream, str] = {}
+        self.life = 0
+        self.alive = False
+        self.paused = False
+        self.inbox: list[Callable[[], None]] = []
+        self.wanted: set[Stream] = set()
+        self.drain_ms = 100
+        self.leases: Leases
+        self.voter: Voter
+        self.start()
+
+    def now_ms(self) -> int:
+        return self.began_ms + int(self.world.now_us * self.rate) // 1000
+
+    def start(self) -> None:
+        self.life += 1
+        self.alive, self.paused = True, False
+        self.inbox.clear()
+        self.voter = Voter(self)
+        self.leases = Leases(self, self.name, f"{self.name}#{self.life}", self.world.times)
+        for stream, (holder, term, duration_ms) in self.disk.items():
+            self.voter.found(stream, holder, term, duration_ms, self.now_ms())
+        for stream in sorted(self.wanted):
+            self.want(stream)
+        self._wake()
+
+    def crash(self) -> None:
+        self.alive = False
+
+    def want(self, stream: Stream) -> None:
+        self.wanted.add(stream)
+        if self.alive:
+            self.do(lambda: self.leases.want(stream, self.world.voters(stream), self.home(stream), self.now_ms()))
+
+    def unwant(self, stream: Stream) -> None:
+        self.wanted.discard(stream)
+        if self.alive:
+            self.do(lambda: self.leases.unwant(stream, self.now_ms()))
+
+    def home(self, stream: Stream) -> str:
+        return self.homes.get(stream, stream[2])
+
+    def holds(self, stream: Stream) -> bool:
+        """Would it read the stream at this instant, if it got the processor?"""
+        claim = self.leases.claims.get(stream) if self.alive else None
+        return claim is not None and claim.is_held and self.now_ms() < claim.until_ms
+
+    def do(self, work: Callable[[], object]) -> None:
+        """Let the process do something, as soon as it is not paused."""
+        if self.paused:
+            self.inbox.append(lambda: work() and None)
+            return
+        work()
+        self._wake()
+
+    def resume(self) -> None:
+        self.paused = False
+        waiting, self.inbox = self.inbox, []
+        for work in waiting:
+            self.do(work)
+        self._wake()
+
+    def _wake(self) -> None:
+        life = self.life
+
+        def tick() -> None:
+            if self.alive and self.life == life:
+                self.do(lambda: self.leases.tick(self.now_ms()))
+
+        deadline = self.leases.next_deadline()
+        if deadline is not None:
+            wait_ms = max(deadline - self.now_ms(), 1)
+            self.world.after_us(int(wait_ms * 1000 / self.rate) + 500, tick)
+
+    # -- the host of claims
+
+    def can_ask(self, voter: str) -> bool:
+        return voter == self.name or (voter in self.world.nodes and self.world.is_open(self.name, voter))
+
+    def send(self, voter: str, message: LeaseMessage) -> None:
+        self.world.send(self, voter, message)
+
+    def promised_ms(self, stream: Stream) -> int:
+        vote = self.voter.promised(stream, self.now_ms())
+        return 0 if vote is None or vote.holder == self.leases.holder else vote.until_ms - self.now_ms()
+
+    def won(self, claim: Claim) -> None:
+        self.world.check(claim.stream)
+        self.world.wins[claim.stream] = self.world.wins.get(claim.stream, 0) + 1
+
+    def lost(self, claim: Claim) -> None:
+        pass
+
+    def wanted_back(self, claim: Claim) -> None:
+        life = self.life
+
+        def drained() -> None:
+            if self.alive and self.life == life:
+                self.do(lambda: self.leases.release(claim.stream, self.now_ms()))
+
+        self.world.after_us(self.drain_ms * 1000, drained)
+
+    # -- the voter's ballots
+
+    def voters(self, stream: Stream) -> tuple[str, ...]:
+        return self.world.voters(stream)
+
+    def write(self, votes: list[tuple[Stream, Vote]], durable: Callable[[list[Stream]], None]) -> None:
+        life = self.life
+        written = [(stream, (vote.holder, vote.term, vote.duration_ms)) for stream, vote in votes]
+
+        def synced() -> None:
+            if self.alive and self.life == life:
+                self.disk.update(written)
+                self.do(lambda: durable([stream for stream, _ in written]))
+
+        self.world.after_us(self.world.random.randrange(100, self.world.disk_ms * 1000), synced)
+
+    def received(self, region: str, message: LeaseMessage, reply: Callable[[LeaseAnswer], None]) -> None:
+        match message:
+            case LeaseAsk():
+                self.voter.asked(message, reply, self.now_ms())
+                self.leases.others_asked(region, message)
+            case LeaseRelease():
+                self.voter.released(message)
+            case LeaseAnswer():
+                self.leases.answered(region, message, self.now_ms())
+                for item in message.items:  # nothing else makes a lease longer
+                    self.world.check(item.stream)
+
+
+class LeaseWorld:
+    """Everything, in true microseconds."""
+
+    def __init__(
+        self,
+        names: list[str],
+        seed: int,
+        *,
+        delay_ms: int = 50,
+        loss: float = 0.0,
+        twice: float = 0.0,
+        disk_ms: int = 20,
+        times: LeaseTimes = TIMES,
+    ) -> None:
+        self.random = Random(seed)
+        self.now_us = 0
+        self.delay_ms, self.loss, self.twice = delay_ms, loss, twice
+        self.disk_ms, self.times = disk_ms, times
+        self.names = names
+        self.cuts: set[frozenset[str]] = set()
+        self.wins: dict[Stream, int] = {}
+        self.streams: list[Stream] = [("t", "s", name) for name in names]
+        self._events: list[tuple[int, int, Callable[[], None]]] = []
+        self._counter = 0
+        rates = [1 - CLOCK_RATE, 1 + CLOCK_RATE, 1.0]
+        self.nodes: dict[str, LeaseNode] = {}
+        for name in names:
+            self.nodes[name] = LeaseNode(self, name, self.random.choice(rates), self.random.randrange(10**9))
+
+    def voters(self, stream: Stream) -> tuple[str, ...]:
+        return tuple(sorted(self.names))
+
+    def is_open(self, one: str, other: str) -> bool:
+        return frozenset((one, other)) not in self.cuts and self.nodes[other].alive
+
+    def after_us(self, delay_us: int, work: Callable[[], None]) -> None:
+        self._counter += 1
+        heappush(self._events, (self.now_us + max(delay_us, 1), self._counter, work))
+
+    def send(self, source: LeaseNode, target: str, message: LeaseMessage) -> None:
+        node = self.nodes.get(target)
+        if node is None:
+            return
+        if target != source.name and (not self.is_open(source.name, target) or self.random.random() < self.loss):
+            return
+        for _ in range(2 if self.random.random() < self.twice else 1):
+            self.after_us(self.random.randrange(self.delay_ms * 1000), self._arrival(source, node, message))
+
+    def _arrival(self, source: LeaseNode, node: LeaseNode, message: LeaseMessage) -> Callable[[], None]:
+        source_life, life = source.life, node.life
+
+        def reply(answer: LeaseAnswer) -> None:
+            if source.alive and source.life == source_life:
+                self.send(node, source.name, answer)
+
+        def arrive() -> None:
+            if node.alive and node.life == life:
+                node.do(lambda: node.received(source.name, message, reply))
+
+        return arrive
+
+    def run_ms(self, milliseconds: int) -> None:
+        end = self.now_us + milliseconds * 1000
+        while self._events and self._events[0][0] <= end:
+            self.now_us, _, work = heappop(self._events)
+            work()
+        self.now_us = end
+
+    def holders(self, stream: Stream) -> list[str]:
+        return [node.name for node in self.nodes.values() if node.holds(stream)]
+
+    def check(self, stream: Stream) -> None:
+        holders = self.holders(stream)
+        assert len(holders) <= 1, f"at {self.now_us} us {holders} hold {stream} at once"

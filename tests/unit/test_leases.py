@@ -1,0 +1,227 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Leases on streams (R26): never two holders at one instant of true time, and one as soon as a majority is up."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from lease_world import EAGER, TIMES, LeaseWorld
+from meridian_broker.replication.lease_messages import HELD, AnswerItem, AskItem, LeaseAnswer, LeaseAsk, Stream
+from meridian_broker.replication.lease_votes import Vote, Voter
+from meridian_broker.replication.leases import CLOCK_RATE, LeaseTimes, State
+
+NAMES = ["af", "ap", "eu", "sa", "us"]
+WHO = st.integers(0, 5)
+"""One of the nodes, or (5) whoever holds the stream."""
+STEP = st.tuples(
+    st.sampled_from(["want", "unwant", "crash", "start", "start", "pause", "resume", "cut", "heal", "isolate"]),
+    WHO,
+    WHO,
+    st.sampled_from([0, 10, 150, 400, 1000, 1950, 2050]),
+)
+
+
+def do(world: LeaseWorld, step: tuple[str, int, int, int]) -> None:
+    """Something happens to a node, and the world goes on for a while."""
+    kind, *who, run_ms = step
+    stream = world.streams[0]
+    holder = [world.names.index(name) for name in world.holders(stream)] or [0]
+    one, other = (world.names[holder[0] if number == 5 else number % len(world.names)] for number in who)
+    node = world.nodes[one]
+    if kind == "want":
+        node.want(stream)
+    elif kind == "unwant":
+        node.unwant(stream)
+    elif kind == "crash":
+        node.crash()
+    elif kind == "start" and not node.alive:
+        node.start()
+    elif kind == "pause":
+        node.paused = True
+    elif kind == "resume" and node.alive:
+        node.resume()
+    elif kind == "cut" and one != other:
+        world.cuts.add(frozenset((one, other)))
+    elif kind == "heal":
+        world.cuts = {pair for pair in world.cuts if one not in pair}
+    elif kind == "isolate":
+        world.cuts |= {frozenset((one, name)) for name in world.names if name != one}
+    world.run_ms(run_ms)
+
+
+@settings(max_examples=500, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    st.sampled_from([2, 3, 3, 3, 4, 5]),
+    st.integers(0, 10**6),
+    st.sampled_from([5, 100, 400]),
+    st.sampled_from([0.0, 0.2]),
+    st.sampled_from([2, 150]),
+    st.lists(STEP, min_size=1, max_size=25),
+)
+def test_one_holder_at_a_time_and_one_when_a_majority_is_up(
+    count: int, seed: int, delay_ms: int, trouble: float, disk_ms: int, steps: list[tuple[str, int, int, int]]
+) -> None:
+    world = LeaseWorld(
+        NAMES[:count], seed, delay_ms=delay_ms, loss=trouble / 4, twice=trouble, disk_ms=disk_ms, times=EAGER
+    )
+    (stream, *_) = world.streams
+    for node in world.nodes.values():
+        node.want(stream)
+    world.run_ms(delay_ms * 4)
+    for step in steps:
+        do(world, step)
+    world.cuts.clear()
+    world.loss = world.twice = 0.0
+    world.delay_ms, world.disk_ms = 20, 5
+    for node in world.nodes.values():
+        if not node.alive:
+            node.start()
+        node.resume()
+    if count > 2:
+        world.nodes[world.names[-1]].crash()
+    world.run_ms(4 * EAGER.duration)
+    wanting = [name for name, node in world.nodes.items() if node.alive and stream in node.wanted]
+    holders = world.holders(stream)
+    assert bool(holders) == bool(wanting), "a majority is up"
+    if stream[2] in wanting:
+        assert holders == [stream[2]], "its home has it, once it wants it"
+
+
+@pytest.fixture
+def three() -> LeaseWorld:
+    world = LeaseWorld(["ap", "eu", "us"], 1, delay_ms=20)
+    for stream in world.streams:
+        for node in world.nodes.values():
+            node.want(stream)
+    world.run_ms(1000)
+    return world
+
+
+def test_each_has_its_own(three: LeaseWorld) -> None:
+    assert [three.holders(stream) for stream in three.streams] == [["ap"], ["eu"], ["us"]]
+
+
+def test_a_dead_ones_is_taken_over_within_the_lease_and_given_back(three: LeaseWorld) -> None:
+    us = three.streams[2]
+    three.nodes["us"].crash()
+    three.run_ms(TIMES.duration + 2 * TIMES.step + 300)
+    assert three.holders(us) == ["ap"]
+    three.nodes["us"].start()
+    three.run_ms(1500)
+    assert three.holders(us) == ["us"]
+
+
+def test_an_isolated_home_stops(three: LeaseWorld) -> None:
+    us = three.streams[2]
+    three.cuts |= {frozenset(("us", "ap")), frozenset(("us", "eu"))}
+    three.run_ms(TIMES.duration + 50)
+    assert "us" not in three.holders(us)
+
+
+def test_one_that_was_paused_does_not_go_on(three: LeaseWorld) -> None:
+    us = three.streams[2]
+    three.nodes["us"].paused = True
+    three.run_ms(TIMES.duration + 2 * TIMES.step + 300)
+    assert three.holders(us) == ["ap"]
+    assert not three.nodes["us"].holds(us)
+
+
+def test_what_nobody_wants_at_home_is_given_away_at_once(three: LeaseWorld) -> None:
+    us = three.streams[2]
+    three.nodes["us"].unwant(us)
+    three.run_ms(TIMES.linger + 50)
+    assert three.holders(us) == []
+    three.run_ms(TIMES.duration)
+    assert three.holders(us) == ["ap"]
+
+
+def test_of_two_only_the_home_goes_on_alone_and_another_home_must_be_named() -> None:
+    world = LeaseWorld(["eu", "us"], 3, delay_ms=20)
+    us = world.streams[1]
+    for node in world.nodes.values():
+        node.want(us)
+    world.run_ms(1000)
+    assert world.holders(us) == ["us"]
+    world.nodes["eu"].crash()
+    world.run_ms(3 * TIMES.duration)
+    assert world.holders(us) == ["us"], "it needs nobody"
+    world.nodes["eu"].start()
+    world.nodes["us"].crash()
+    world.run_ms(3 * TIMES.duration)
+    assert world.holders(us) == [], "eu cannot know that us is dead"
+    world.nodes["eu"].homes[us] = "eu"
+    world.nodes["eu"].want(us)
+    world.run_ms(TIMES.step)
+    assert world.holders(us) == ["eu"], "until somebody says so"
+
+
+def test_a_voter_that_comes_back_counts_its_votes_for_their_whole_length(three: LeaseWorld) -> None:
+    us, ap = three.streams[2], three.nodes["ap"]
+    three.cuts.add(frozenset(("us", "ap")))
+    three.run_ms(TIMES.duration - 500)
+    ap.crash()
+    ap.start()
+    answers: list[LeaseAnswer] = []
+    ask = LeaseAsk(1, "eu#9", TIMES.duration, (AskItem(us, 99, ("ap", "eu", "us")),))
+    ap.voter.asked(ask, answers.append, ap.now_ms())
+    (item,) = answers[0].items
+    assert (item.granted, item.holder, item.left_ms) == (False, "us#1", TIMES.duration)
+
+
+def test_voters_that_do_not_agree_who_votes_let_nobody_have_it(three: LeaseWorld) -> None:
+    us = three.nodes["us"]
+    claim = us.leases.want(three.streams[2], ("ap", "eu", "sa", "us"), "us", us.now_ms())
+    three.run_ms(2 * TIMES.duration)
+    assert not claim.is_held
+    assert claim.state in (State.IDLE, State.ASKING)
+
+
+def test_the_holder_counts_from_before_it_asked(three: LeaseWorld) -> None:
+    us, stream = three.nodes["us"], three.streams[2]
+    claim = us.leases.claims[stream]
+    us.leases.tick(us.now_ms() + TIMES.beat)  # a renewal, whose answers take their time
+    begun, before = us.now_ms() + TIMES.beat, claim.until_ms
+    number = max(us.leases._asked_ms)
+    for voter in claim.voters:
+        us.leases.answered(voter, LeaseAnswer(number, (AnswerItem(stream, claim.term, True),)), begun + 900)
+    assert before < claim.until_ms == begun + TIMES.usable
+
+
+def test_the_slowest_holder_stops_before_the_fastest_voter_forgets() -> None:
+    for times in (TIMES, EAGER, LeaseTimes()):
+        assert times.usable / (1 - CLOCK_RATE) < times.duration / (1 + CLOCK_RATE)
+
+
+def test_a_vote_is_durable_before_it_is_given() -> None:
+    class Slow:
+        def __init__(self) -> None:
+            self.written: list[tuple[list[Stream], Callable[[list[Stream]], None]]] = []
+
+        def voters(self, stream: Stream) -> tuple[str, ...]:
+            return ("ap", "eu", "us")
+
+        def write(self, votes: list[tuple[Stream, Vote]], durable: Callable[[list[Stream]], None]) -> None:
+            self.written.append(([stream for stream, _ in votes], durable))
+
+    slow, answers, stream = Slow(), list[LeaseAnswer](), ("t", "s", "us")
+    voter = Voter(slow)
+    voter.asked(LeaseAsk(7, "us#1", 1000, (AskItem(stream, 1, ("ap", "eu", "us")),)), answers.append, 0)
+    assert answers == []
+    voter.asked(LeaseAsk(3, "eu#1", 1000, (AskItem(stream, 2, ("ap", "eu", "us")),)), answers.append, 10)
+    assert [item.reason for item in answers.pop().items] == [HELD], "what is being written binds already"
+    ((streams, durable),) = slow.written
+    durable(streams)
+    assert answers == [LeaseAnswer(7, (AnswerItem(stream, 1, True),))]
+
+
+def test_an_answer_to_an_earlier_attempt_does_not_count(three: LeaseWorld) -> None:
+    us = three.nodes["us"]
+    claim = us.leases.claims[three.streams[2]]
+    us.leases.release(claim.stream, us.now_ms())
+    for number in range(1, 9):
+        for voter in claim.voters:
+            us.leases.answered(voter, LeaseAnswer(number, (AnswerItem(claim.stream, claim.term, True),)), us.now_ms())
+    assert not claim.is_held
