@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 from aiohttp import web
-from meridian_broker.gateway.remote_admin import RemoteAdmin, RemoteAdminFailed
+from meridian_broker.gateway.remote_admin import OtherDeletion, RemoteAdmin, RemoteAdminFailed
 
 TOPIC = "persistent://tenant/ns/a topic"
 PATH = "/admin/v2/persistent/tenant/ns/a%20topic/partitions"
@@ -23,10 +23,16 @@ class Rest:
         self.asked: list[str] = []
         self.taken_meanwhile = 0
         self.tokens: set[str | None] = set()
+        self.incarnations: list[str] = []
+        self.deleted = False
 
     async def answer(self, request: web.Request) -> web.Response:
-        assert request.raw_path == PATH
+        assert request.rel_url.raw_path == PATH
         self.asked.append(request.method)
+        if request.method == "PUT":
+            self.incarnations.append(request.query["incarnation"])
+            if self.deleted:
+                return web.json_response({"reason": "deleted since"}, status=412)
         self.tokens.add(request.headers.get("Authorization"))
         if request.method == "GET":
             return web.json_response({"partitions": self.count}) if self.count else web.Response(status=404)
@@ -82,6 +88,15 @@ async def test_another_region_may_be_quicker(theirs: int) -> None:
         one.taken_meanwhile = theirs
         await admin.ensure_partitions("us-west", TOPIC, 4)
         assert one.count == 4
+
+
+async def test_a_topic_that_was_deleted_there_is_not_made_again() -> None:
+    """R8: the remote is told which deletion we know of, and knows of a later one."""
+    async with rest() as (one, admin):
+        one.deleted = True
+        with pytest.raises(OtherDeletion, match=r"us-west: .*deleted since"):
+            await admin.ensure_partitions("us-west", TOPIC, 4, "5.0@us-east")
+        assert (one.count, one.asked, one.incarnations) == (0, ["GET", "PUT"], ["5.0@us-east"])
 
 
 async def test_what_cannot_be_told_is_an_error_that_names_the_region() -> None:

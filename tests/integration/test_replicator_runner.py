@@ -15,6 +15,7 @@ from meridian_broker.gateway.links import Backoff, PeerLinks, Send
 from meridian_broker.gateway.replication import ReplicatorRunner
 from meridian_broker.positions.position import EARLIEST, Position
 from meridian_broker.replication.replicator_status import Hold, ReplicatorStatus
+from meridian_broker.topics.incarnations import Told
 from meridian_broker.topics.throttling import Rate
 from meridian_broker.wire.proto import peer_pb2
 from meridian_broker.wire.proto import pulsar_pb2 as pb
@@ -31,6 +32,7 @@ class Source(LocalLog):
 
     region = LOCAL
     incarnation = ""
+    base_incarnation = ""
     partitions = None
     replication_rate = Rate()
 
@@ -39,6 +41,10 @@ class Source(LocalLog):
         self.name = name
         self.confirmed: dict[str, Position] = {}
         self._watchers: list[Callable[[], None]] = []
+        self.told: list[Told] = []
+
+    def deleted_elsewhere(self, told: Told) -> None:
+        self.told.append(told)
 
     def publish(self, count: int) -> None:
         for _ in range(count):
@@ -91,6 +97,7 @@ class ToyRegion:
         self.topic_of: dict[tuple[ToyConnection, int], str] = {}
         self.refuse_next = False
         self.incarnation = ""
+        self.ends: dict[str, Position] = {}
         server.answers[T.PRODUCER] = self._producer
         server.answers[T.SEND] = self._send
 
@@ -100,6 +107,8 @@ class ToyRegion:
         stored = self.stored.setdefault(asked.topic, [])
         answer = pb.CommandProducerSuccess(request_id=asked.request_id, producer_name=asked.producer_name)
         answer.replication.incarnation = self.incarnation
+        for name, end in self.ends.items():
+            answer.replication.ends.add(region=name, ledger=end.ledger, entry=end.entry)
         if stored:
             answer.replication.last_origin_ledger, answer.replication.last_origin_entry = stored[-1]
         connection.say(T.PRODUCER_SUCCESS, answer)
@@ -231,10 +240,12 @@ async def test_another_incarnation_waits_until_both_know_the_same() -> None:
     async with toy_server() as server, running(server) as runner:
         region = ToyRegion(server)
         region.incarnation = "9-us-west"
+        region.ends = {LOCAL: Position(7, 3)}
         source = Source()
         source.publish(2)
         runner.start(source, REMOTE)
         await until(lambda: state(runner, source).hold is Hold.INCARNATION)
+        assert source.told[0] == Told("9-us-west", {LOCAL: Position(7, 3)}, False)
         source.incarnation = "9-us-west"
         runner.nudge(REMOTE)
         await until(lambda: source.confirmed.get(REMOTE) == source.end)

@@ -128,6 +128,7 @@ class SimBroker:
     async def _follow(self) -> None:
         while True:
             await self._sleep(1)
+            self.service.follow_policies()
             self.service.recall_missing()
 
     async def _sleep(self, seconds: float) -> None:
@@ -154,8 +155,7 @@ class SimRegion:
     def __init__(self, world: World, name: str) -> None:
         self.world = world
         self.name = name
-        self.volume: Volume | EngineVolume = EngineVolume() if world.engine is not None else Volume()
-        self.metadata = MetadataVolume()
+        self.volume, self.metadata, _ = self.empty()
         self.skew_ms = 0
         self.disk_us = 0
         """A sync takes so much longer."""
@@ -250,13 +250,18 @@ class SimRegion:
     def save(self) -> None:
         self.saved = (self.volume.copy(), self.metadata.copy(), self.world.loop.now_us)
 
-    def restore(self) -> bool:
-        """Back to the copy that was saved; the broker must be down."""
-        if self.saved is None:
-            return False
+    def empty(self) -> tuple[Volume | EngineVolume, MetadataVolume, int]:
+        """A copy of what a region begins with."""
+        return EngineVolume() if self.world.engine is not None else Volume(), MetadataVolume(), -1
+
+    def restore(self, what: str = "") -> None:
+        """Back to the copy that was saved, or to a part of it; the broker must be down."""
+        assert self.saved is not None
         self.restores += 1
         self._ledgers.clear()
         self.restored_us = self.world.loop.now_us
         volume, metadata, _ = self.saved
-        self.volume, self.metadata = volume.copy(), metadata.copy()
-        return True
+        if what != "metadata":
+            self.volume = volume.copy()
+        if what != "volume":
+            self.metadata = metadata.copy()

@@ -11,6 +11,7 @@ from meridian_broker.metadata.store import MetadataError
 from meridian_broker.positions.position import EARLIEST, Position
 from meridian_broker.replication.replicator import RemotePlace, ReplicationSource, Replicator, last_own_durable
 from meridian_broker.replication.replicator_status import Hold, ReplicatorStatus, State
+from meridian_broker.topics import incarnations
 from meridian_broker.topics.errors import TopicError, TopicFenced
 from meridian_broker.topics.producer import Producer
 from meridian_broker.topics.recall import Found, PeerAway, Want
@@ -177,6 +178,8 @@ class ReplicationRun:
                 await self._stream(connection, server)
             elif core.hold is Hold.ROLLED_BACK:
                 source.rolled_back(self.remote)
+            elif core.hold is Hold.INCARNATION and place.told is not None:
+                source.deleted_elsewhere(place.told)
             return self._ended
         finally:
             core.stopping()
@@ -251,6 +254,13 @@ class ReplicationServer:
         """PRODUCER, as ``gateway/pulsar/producers.py`` answers it."""
         run, source = self._run, self._run.source
         try:
+            told = await incarnations.differing(
+                self._broker.service, topic_name.parse(source.name), run.core.incarnation
+            )
+            if told is not None:
+                other = RemotePlace(EARLIEST, told.incarnation, told)
+                self._connection.send(1, lambda: opened.settle(other))
+                return
             topic = await self._broker.service.topic(
                 topic_name.parse(source.name), create=True, incarnation=run.core.incarnation
             )

@@ -47,6 +47,7 @@ Trouble::
     clock us +5000              the wall clock jumps
     rot us t 3 / mend us        an entry's bytes change by themselves / the operator brings them back
     save us / restore us        keep a copy of volume and metadata / crash and start from it
+                                (more about whole regions: ``region_steps.py``)
     trim us                     give back what nobody needs
     expire us t 500             drop there what was published more than 500 ms ago, of every subscription
     evict us t x3               drop there the three oldest, as a backlog quota does
@@ -83,11 +84,12 @@ from meridian_broker.topics.producer import Producer
 from meridian_broker.topics.subscription import Subscription, SubscriptionType
 from meridian_broker.topics.topic import Topic
 from meridian_broker.wire.proto import pulsar_pb2 as pb
-from meridian_broker.wire.pulsar import metadata, topic_name
+from meridian_broker.wire.pulsar import metadata
 from meridian_broker.wire.pulsar.frames import Send
 from simulation.broker import SimBroker, SimRegion
 from simulation.clients import SimConsumer
 from simulation.names import full_name
+from simulation.region_steps import RegionSteps
 from simulation.telling import tell
 from simulation.world import World
 
@@ -102,7 +104,7 @@ class StoryError(Exception):
     """A line that is no command."""
 
 
-class Story:
+class Story(RegionSteps):
     """One story while it is told."""
 
     def __init__(self) -> None:
@@ -456,10 +458,6 @@ class Story:
     def do_save(self, region: str) -> None:
         self.world.regions[region].save()
 
-    def do_restore(self, region: str) -> None:
-        if not self.world.restore(region):
-            self.say(f"{region} has no copy")
-
     def do_trim(self, region: str) -> None:
         broker = self._broker(region)
         if broker is not None:
@@ -504,12 +502,6 @@ class Story:
                 self.say(f"refused: {error}")
 
         self.world.loop.spawn(home.broker_of(""), work(), "drop")
-
-    def do_delete(self, region: str, topic: str) -> None:
-        broker = self._broker(region)
-        if broker is not None:
-            name = topic_name.parse(full_name(topic))
-            self.world.loop.spawn(broker, broker.service.delete_topic(name, force=True), "delete a topic")
 
     # -- what is there
 

@@ -60,6 +60,8 @@ class World:
         """When something was last broken on purpose."""
         self.producers: dict[tuple[str, str], SimProducer] = {}
         self.consumers: dict[str, SimConsumer] = {}
+        self.homes: dict[str, frozenset[str]] = {}
+        """Topic -> the regions it lives in, where a story said so; else in all."""
         self.topic_of_ledger: dict[tuple[str, int], str] = {}
         """(region, ledger) -> topic, of every ledger that ever held entries."""
         self._numbers: dict[str, dict[int, int]] = defaultdict(dict)
@@ -145,20 +147,32 @@ class World:
         home.crash()
         self.model.crashed(home)
 
-    def restore(self, region: str) -> bool:
-        """Back to the saved copy, with the broker down meanwhile."""
+    def restore(self, region: str, what: str = "") -> bool:
+        """Back to the saved copy, or only its ``volume`` or ``metadata``, with the broker down meanwhile."""
         home = self.regions[region]
         if home.saved is None:
             return False
+        self._go_back(home, what)
+        return True
+
+    def wipe(self, region: str) -> None:
+        """Rebuilt from nothing."""
+        home = self.regions[region]
+        saved, home.saved = home.saved, home.empty()
+        self._go_back(home, "")
+        home.saved = saved
+
+    def _go_back(self, home: SimRegion, what: str) -> None:
+        assert home.saved is not None
+        region = home.name
         self.crash(region)
         topics = self.topics()
         before = {topic: self._origins(home, topic) for topic in topics}
-        home.restore()
+        home.restore(what)
         after = {topic: self._origins(home, topic) for topic in topics}
         lost = {topic: before[topic] - after[topic] for topic in topics}
         self.model.restored(home, home.saved[2], lost)
         home.start()
-        return True
 
     def _origins(self, home: SimRegion, topic: str) -> set[Origin]:
         ledgers = [
@@ -198,6 +212,11 @@ class World:
         made = [home.metadata.records for home in self.regions.values()]
         return [topic for topic in found if any(keys.topic(topic_name.parse(full_name(topic))) in one for one in made)]
 
+    def homes_of(self, topic: str) -> dict[str, SimRegion]:
+        """The regions a topic lives in."""
+        homes = self.homes.get(topic, frozenset(self.names))
+        return {name: region for name, region in self.regions.items() if name in homes}
+
     def disagreement(self) -> str:
         """What still differs between regions; empty when nothing does."""
         for producer in self.producers.values():
@@ -207,7 +226,7 @@ class World:
                 )
         for topic in self.topics():
             opened = {}
-            for name, home in self.regions.items():
+            for name, home in self.homes_of(topic).items():
                 broker = home.broker_of(topic)
                 found = broker.topic(topic) if broker is not None else None
                 if found is None:
@@ -235,10 +254,10 @@ class World:
         model = self.model
         have = {
             name: {origin for _, origin, _ in model.log(home, topic)} | model.trimmed[name, topic]
-            for name, home in self.regions.items()
+            for name, home in self.homes_of(topic).items()
         }
-        for source in self.names:
-            for target in self.names:
+        for source in have:
+            for target in have:
                 if source == target:
                     continue
                 joined = self._joined(source, target, topic)
@@ -286,7 +305,7 @@ class World:
     def _judge(self) -> None:
         for topic in self.topics():
             self.model.check_logs(topic)
-            for home in self.regions.values():
+            for home in self.homes_of(topic).values():
                 broker = home.broker_of(topic)
                 opened = broker.topic(topic) if broker is not None else None
                 for subscription in opened.subscriptions.values() if opened is not None else ():
@@ -298,7 +317,7 @@ class World:
                 self._probe(topic, name)
 
     def _names(self, topic: str) -> set[str]:
-        broker = self.regions[self.names[0]].broker_of(topic)
+        broker = next(iter(self.homes_of(topic).values())).broker_of(topic)
         opened = broker.topic(topic) if broker is not None else None
         return set() if opened is None else {n for n, s in opened.subscriptions.items() if s.replicated and s.durable}
 
@@ -308,7 +327,7 @@ class World:
             if consumer.topic == topic and consumer.subscription == name and not consumer.is_closed:
                 consumer.close(lambda: None)
         self.run(1000)
-        for region in self.names:
+        for region in self.homes_of(topic):
             probe = SimConsumer(self, f"probe of {name}", region, topic, name, SubscriptionType.EXCLUSIVE)
             probe.probe = {}
             probe.connect()

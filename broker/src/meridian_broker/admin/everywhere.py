@@ -45,9 +45,12 @@ async def ask(admin: AdminState, region: str, method: str, path: str, body: obje
         return response.status, None
 
 
-async def ask_all(admin: AdminState, regions: Iterable[str], method: str, path: str) -> None:
+async def ask_all(
+    admin: AdminState, regions: Iterable[str], method: str, path: str, *, may_be_away: bool = False
+) -> None:
     """The same request to several regions.
 
+    :param may_be_away: one that cannot be reached hears of it by other ways when it is back.
     :raises Refused: not all of them did it; it says which did not. Asking again does no harm.
     """
     problems = []
@@ -55,7 +58,8 @@ async def ask_all(admin: AdminState, regions: Iterable[str], method: str, path: 
         try:
             status, said = await ask(admin, region, method, path)
         except Refused as refused:
-            problems.append(str(refused))
+            if not may_be_away:
+                problems.append(str(refused))
             continue
         if status >= 300 and status not in NOTHING_THERE:
             problems.append(f"{region} answered {status}: {reason(said)}")

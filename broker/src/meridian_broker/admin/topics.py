@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Final
 from urllib.parse import quote
 
 from aiohttp import web
@@ -31,11 +30,10 @@ from meridian_broker.admin.users import topic_objections
 from meridian_broker.metadata.errors import Invalid
 from meridian_broker.metadata.topic_catalog import MAX_PARTITIONS
 from meridian_broker.positions import Stamp
-from meridian_broker.topics import removal, termination, upkeep
+from meridian_broker.topics import incarnations, removal, termination, upkeep
 from meridian_broker.topics.topic import Topic
 from meridian_broker.wire.pulsar.topic_name import NON_PERSISTENT, TopicName
 
-CLOCKS_APART_MS: Final = 3_600_000
 """How far another region's clock may be ahead of ours."""
 
 
@@ -102,8 +100,10 @@ async def delete(request: web.Request) -> web.Response:
 async def _delete(request: web.Request, name: TopicName) -> None:
     """Here, then in the topic's other regions, as one deletion (R8).
 
+    A region that is away finds out when it is back (``topics.incarnations``).
+
     :raises Refused: it is used in another region or one cannot be asked, and it is not forced; or it is gone here, and
-        another region could not be told.
+        another region did not do it.
     """
     admin = state(request)
     given = request.query.get("stamp")
@@ -117,7 +117,7 @@ async def _delete(request: web.Request, name: TopicName) -> None:
             raise Refused(412, objection)
         stamp = await removal.delete(admin.service, name, force=forced)
         if others and stamp is not None:
-            await ask_all(admin, others, "DELETE", f"{path}?stamp={quote(str(stamp), safe='')}")
+            await ask_all(admin, others, "DELETE", f"{path}?stamp={quote(str(stamp), safe='')}", may_be_away=True)
     if flag(request, "deleteSchema") and name.partition < 0:
         await admin.catalog.schemas.delete(name)
 
@@ -129,7 +129,11 @@ def _stamp(admin: AdminState, text: str) -> Stamp:
     except ValueError as error:
         raise Refused(400, str(error)) from None
     ahead_ms = stamp.time_ms - admin.service.scheduler.now_ms()
-    if stamp.region == admin.region or admin.catalog.cluster(stamp.region) is None or ahead_ms > CLOCKS_APART_MS:
+    if (
+        stamp.region == admin.region
+        or admin.catalog.cluster(stamp.region) is None
+        or ahead_ms > incarnations.CLOCKS_APART_MS
+    ):
         raise Refused(412, f"?stamp={text}: no other region can have given this stamp")
     return stamp
 
@@ -146,13 +150,19 @@ async def get_partitions(request: web.Request) -> web.Response:
 
 
 async def create_partitioned(request: web.Request) -> web.Response:
-    """Make a partitioned topic; the body is the number of partitions."""
+    """Make a partitioned topic; the body is the number of partitions.
+
+    ``?incarnation=``: another region asks, and this is the last deletion that it knows of (R8)."""
     given = await body(request)
     having: dict[str, str] = {}
     if isinstance(given, Mapping):
         having = properties(given.get("properties"))
         given = given.get("partitions")
-    await state(request).service.create_partitioned(any_topic_of(request), _count(given), having)
+    name, service = any_topic_of(request), state(request).service
+    known = request.query.get("incarnation")
+    if known is not None and (later := await incarnations.follow_base(service, name, known)) is not None:
+        raise Refused(412, f"{name} was deleted ({later.stamp}), and you know of {known or 'no deletion'} (R8)")
+    await service.create_partitioned(name, _count(given), having)
     return done()
 
 

@@ -19,6 +19,8 @@ from meridian_broker.gateway.tls import ContextSource
 
 TIMEOUT: Final = 10.0
 """Seconds for one request."""
+DELETED_LATER: Final = 412
+"""Answer of a region that knows of a later deletion of the topic it is to make."""
 CACHE: Final = 10_000
 """Topics whose count at a remote is remembered."""
 
@@ -27,6 +29,10 @@ Resolver = Callable[[str], "tuple[str, str | None] | None"]
 
 class RemoteAdminFailed(ClientError):
     """The remote's admin REST cannot be reached, or refused."""
+
+
+class OtherDeletion(RemoteAdminFailed):
+    """The remote knows of a later deletion of the topic, so it is not made there again (R8)."""
 
 
 class RemoteAdmin:
@@ -41,9 +47,11 @@ class RemoteAdmin:
         self._known: dict[tuple[str, str], int] = {}
         self._locks: dict[tuple[str, str], asyncio.Lock] = {}
 
-    async def ensure_partitions(self, region: str, topic: str, partitions: int) -> None:
+    async def ensure_partitions(self, region: str, topic: str, partitions: int, incarnation: str = "") -> None:
         """Make ``topic`` (a partitioned topic's own name) have at least so many partitions in ``region``.
 
+        :param incarnation: stamp of its last deletion: who knows of a later one does not make it again.
+        :raises OtherDeletion: the remote knows of a later one.
         :raises RemoteAdminFailed: it cannot be told, or does not want to.
         """
         key = (region, topic)
@@ -53,7 +61,7 @@ class RemoteAdmin:
         try:
             async with lock:
                 if self._known.get(key, 0) < partitions:
-                    count = await self._raise_to(region, topic, partitions)
+                    count = await self._raise_to(region, topic, partitions, incarnation)
                     if len(self._known) >= CACHE:
                         self._known.clear()
                     self._known[key] = count
@@ -70,7 +78,7 @@ class RemoteAdmin:
             await self._session.close()
             self._session = None
 
-    async def _raise_to(self, region: str, topic: str, partitions: int) -> int:
+    async def _raise_to(self, region: str, topic: str, partitions: int, incarnation: str) -> int:
         place = self._resolve(region)
         if place is None or place[1] is None:
             raise RemoteAdminFailed(f"no admin URL is known for region {region}: {topic} cannot be prepared there")
@@ -85,8 +93,10 @@ class RemoteAdmin:
             )
         if count >= partitions:
             return count
-        method = "POST" if count else "PUT"
-        status, body = await self._ask(method, url, partitions)
+        method, query = ("POST", "") if count else ("PUT", f"?incarnation={quote(incarnation, safe='')}")
+        status, body = await self._ask(method, url + query, partitions)
+        if status == DELETED_LATER:
+            raise OtherDeletion(f"{topic} is not made in {region}: {body[:200]}")
         if status == 409:  # another region's replicator was quicker: see what it made
             status, body = await self._ask("GET", url, None)
             if status == 200 and (count := _count(body)) >= partitions:

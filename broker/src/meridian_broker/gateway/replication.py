@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 from meridian_broker.gateway.client import MAX_REDIRECTS, PulsarClientConnection
 from meridian_broker.gateway.client_errors import ClientError, ConnectionLost, RequestRefused, code_name
 from meridian_broker.gateway.links import STEADY, Backoff, Link, Resolver
-from meridian_broker.gateway.remote_admin import RemoteAdmin
+from meridian_broker.gateway.remote_admin import OtherDeletion, RemoteAdmin
 from meridian_broker.ledgers.store import LedgerError
 from meridian_broker.positions.position import EARLIEST, LATEST, Position
 from meridian_broker.replication.replicator import (
@@ -28,6 +28,7 @@ from meridian_broker.replication.replicator import (
     last_own_durable,
 )
 from meridian_broker.replication.replicator_status import Hold, ReplicatorStatus, State
+from meridian_broker.topics.incarnations import Told
 from meridian_broker.topics.recall import Found, PeerAway, Want
 from meridian_broker.topics.throttling import Throttle
 from meridian_broker.wire.proto import peer_pb2
@@ -354,7 +355,10 @@ class _Run:
             )
         if source.partitions is not None:
             base = partitioned_topic(source.name)
-            await self._admin.ensure_partitions(self.place.region, base, source.partitions)
+            try:
+                await self._admin.ensure_partitions(self.place.region, base, source.partitions, source.base_incarnation)
+            except OtherDeletion:
+                pass  # the answer to PRODUCER says which one
         self._ended = None
         self._epoch += 1
         command = pb.CommandProducer(
@@ -380,6 +384,8 @@ class _Run:
                 await self._stream(connection)
             elif self._core.hold is Hold.ROLLED_BACK:
                 source.rolled_back(self._core.remote)
+            elif self._core.hold is Hold.INCARNATION and place.told is not None:
+                source.deleted_elsewhere(place.told)
             return self._ended
         finally:
             self._core.stopping()
@@ -463,4 +469,6 @@ def _place(state: peer_pb2.ReplicationState | None, url: str) -> RemotePlace:
             "both regions the same peer token",
         )
     last = Position(state.last_origin_ledger, state.last_origin_entry)
-    return RemotePlace(last if last.ledger >= 0 else EARLIEST, state.incarnation)
+    ends = {end.region: Position(end.ledger, end.entry) for end in state.ends}
+    told = Told(state.incarnation, ends, state.with_base)
+    return RemotePlace(last if last.ledger >= 0 else EARLIEST, state.incarnation, told)

@@ -79,7 +79,7 @@ class Catalog:
         """Regions of a topic, as last seen: its own choice, else its namespace's."""
         own = self._access.view.topic_policies(topic)
         if own is not None and REPLICATION in own.own:
-            return frozenset(own.own[REPLICATION])
+            return frozenset(region for region, is_in_it in own.own[REPLICATION].items() if is_in_it)
         namespace = self.namespace(topic.namespace_name)
         return frozenset() if namespace is None else namespace.replication_clusters
 

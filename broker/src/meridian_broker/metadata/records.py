@@ -201,7 +201,7 @@ class LedgerRecord:
         """:raises Invalid: a field is not what it should be."""
         data = mapping(source, "a ledger")
         ledger_id, entries, size, sealed = (take(data, key, int, 0) for key in ("id", "entries", "size", "sealedMs"))
-        own_before, origins_before = _position(data, "ownBefore"), _positions(data, "originsBefore")
+        own_before, origins_before = _position(data, "ownBefore"), positions(data, "originsBefore")
         is_joined = take(data, "isJoined", bool, True)
         return cls(ledger_id, entries, size, sealed, own_before, origins_before, is_joined)
 
@@ -295,7 +295,7 @@ class TopicRecord:
             ledgers=tuple(LedgerRecord.from_json(ledger) for ledger in take(data, "ledgers", list, [])),
             progress_ledgers=tuple(int(ledger) for ledger in take(data, "progressLedgers", list, [])),
             last_own=_position(data, "lastOwn"),
-            last_origins=_positions(data, "lastOrigins"),
+            last_origins=positions(data, "lastOrigins"),
             holes=_holes(data),
             terminated=None if data.get("terminated") is None else _position(data, "terminated"),
             topic_epoch=take(data, "topicEpoch", int),
@@ -379,5 +379,6 @@ def _holes(data: Mapping[str, Any]) -> dict[str, tuple[tuple[Position, Position]
         raise Invalid(f"holes: {error}") from None
 
 
-def _positions(data: Mapping[str, Any], key: str) -> dict[str, Position]:
+def positions(data: Mapping[str, Any], key: str) -> dict[str, Position]:
+    """Positions by region. :raises Invalid: they are something else."""
     return {region: _position({region: text}, region) for region, text in strings(data, key).items()}

@@ -10,20 +10,31 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from meridian_broker.metadata import keys
 from meridian_broker.metadata.access import Access, check_namespace
 from meridian_broker.metadata.errors import AlreadyExists, Invalid, NotFound
 from meridian_broker.metadata.policies import TopicPolicies
-from meridian_broker.metadata.records import PartitionedTopicRecord, TopicRecord, decode, encode
+from meridian_broker.metadata.records import PartitionedTopicRecord, TopicRecord, decode, encode, positions
 from meridian_broker.metadata.store import ABSENT, Check, Delete, Put
 from meridian_broker.metadata.trees import Tree, fold_topic_policies, unfold_topic_policies
 from meridian_broker.positions.clock import Stamp
+from meridian_broker.positions.position import EARLIEST, Position
 from meridian_broker.wire.pulsar.topic_name import PERSISTENT, TopicName
 
 MAX_PARTITIONS = 10_000
 """Most partitions of one topic."""
+
+
+class Deletion(NamedTuple):
+    """The last deletion of a topic, as this region knows it (R8)."""
+
+    stamp: Stamp
+    ends: Mapping[str, Position]
+    """Per origin region the last entry that was stored here. Others had more, perhaps: nobody meant to delete that."""
+    is_of_base: bool
+    """The partitioned topic was deleted, with this partition of it."""
 
 
 class Deletions:
@@ -46,14 +57,35 @@ class Deletions:
                 newest = stamp
         return "" if newest is None else str(newest), checks
 
-    async def marking(self, topic: TopicName, stamp: Stamp | None) -> tuple[Check, Put, Stamp]:
-        """What a transaction that deletes the topic has to contain. ``stamp``: of a deletion in another region."""
+    async def find(self, topic: TopicName) -> Deletion | None:
+        """None: it was never deleted here."""
+        value, own, _ = await self._access.value(keys.deletion(topic))
+        _, base, _ = await self._access.value(keys.deletion(topic.base))
+        stamps = [stamp for stamp in (own, base) if stamp is not None]
+        if not stamps:
+            return None
+        newest = max(stamps)
+        ends = {} if own is None else positions(value, "ends")
+        return Deletion(newest, ends, topic.partition >= 0 and newest == base)
+
+    async def marking(
+        self, topic: TopicName, stamp: Stamp | None, ends: Mapping[str, Position] | None = None
+    ) -> tuple[Check, Put, Stamp]:
+        """What a transaction that deletes the topic has to contain.
+
+        :param stamp: of a deletion in another region.
+        :param ends: see ``Deletion``.
+        """
         path = keys.deletion(topic)
-        _, before, version = await self._access.value(path)
+        value, before, version = await self._access.value(path)
         mark = self._access.stamp(before) if stamp is None else stamp
         if before is not None and before > mark:
             mark = before
-        return Check(path, version), Put(path, encode({}, mark)), mark
+        known = positions(value, "ends") if version else {}
+        for region, end in (ends or {}).items():
+            known[region] = max(end, known.get(region, EARLIEST))
+        shown = {region: str(end) for region, end in sorted(known.items())}
+        return Check(path, version), Put(path, encode({"ends": shown} if shown else {}, mark)), mark
 
 
 class PartitionedTopics:
@@ -78,6 +110,10 @@ class PartitionedTopics:
     async def names(self, namespace: str, domain: str = PERSISTENT) -> list[TopicName]:
         """Those of ``tenant/namespace``."""
         return await list_topics(self._access, namespace, domain, keys.partitioned_topics_of(namespace, domain))
+
+    async def deletion(self, topic: TopicName) -> Deletion | None:
+        """The last deletion of the partitioned topic, or of a topic of that name."""
+        return await self._deletions.find(topic.base)
 
     async def create(
         self, topic: TopicName, partitions: int, properties: Mapping[str, str] | None = None
@@ -170,7 +206,9 @@ class PartitionedTopics:
             done = await self._access.store.transact([Check(path, version), check], [Delete(path), put, *forgotten])
             return mark if done else None
 
-        return await self._access.retry(f"deleting {topic}", attempt)
+        deleted = await self._access.retry(f"deleting {topic}", attempt)
+        await _forget_older(self._access, topic, deleted)
+        return deleted
 
 
 class Topics:
@@ -197,6 +235,10 @@ class Topics:
     async def incarnation(self, topic: TopicName) -> str:
         """The incarnation the topic would have if it were made now (R8)."""
         return (await self._deletions.incarnation(topic))[0]
+
+    async def deletion(self, topic: TopicName) -> Deletion | None:
+        """Its last deletion here; None: there was none."""
+        return await self._deletions.find(topic)
 
     async def names(self, namespace: str, domain: str = PERSISTENT) -> list[TopicName]:
         """Those of ``tenant/namespace``, partitions as topics of their own."""
@@ -244,11 +286,13 @@ class Topics:
             keys.topic(topic), encode(record.to_json(), record.stamp), expected=expected
         )
 
-    async def delete(self, topic: TopicName, stamp: Stamp | None = None) -> Stamp:
+    async def delete(
+        self, topic: TopicName, stamp: Stamp | None = None, ends: Mapping[str, Position] | None = None
+    ) -> Stamp:
         """Forget it; its ledgers are the caller's to delete. Returns the stamp of the deletion (R8).
 
-        ``stamp``: that of the same deletion in another region, so that both mean the same incarnation.
-
+        :param stamp: that of the same deletion in another region, so that both mean the same incarnation.
+        :param ends: see ``Deletion``.
         :raises NotFound: it does not exist here.
         """
         path = keys.topic(topic)
@@ -257,15 +301,43 @@ class Topics:
             found = await self._access.store.get(path)
             if found is None:
                 raise NotFound(f"topic {topic} does not exist in {self._access.region}")
-            check, put, mark = await self._deletions.marking(topic, stamp)
+            check, put, mark = await self._deletions.marking(topic, stamp, ends)
             checks = [Check(path, found.version), check]
             forgotten = [] if topic.partition >= 0 else await _policies_to_forget(self._access, topic)
             return mark if await self._access.store.transact(checks, [Delete(path), put, *forgotten]) else None
 
         deleted = await self._access.retry(f"deleting {topic}", attempt)
+        if topic.partition < 0:
+            await _forget_older(self._access, topic, deleted)
         if self.on_change is not None:
             self.on_change(topic, False)
         return deleted
+
+    async def move(self, topic: TopicName, to: TopicName, why: Mapping[str, str], stamp: Stamp) -> None:
+        """Give a topic that was deleted in other regions another name here, with all it holds (R8).
+
+        :param why: properties that say so.
+        :raises NotFound: it does not exist here.
+        """
+        old, new = keys.topic(topic), keys.topic(to)
+
+        async def attempt() -> bool | None:
+            found = await self._access.store.get(old)
+            if found is None:
+                raise NotFound(f"topic {topic} does not exist in {self._access.region}")
+            check, put, _ = await self._deletions.marking(topic, stamp)
+            incarnation, checks = await self._deletions.incarnation(to)
+            value, written = decode(old, found.value)
+            record = TopicRecord.from_json(value)
+            moved = replace(record, incarnation=incarnation, properties={**record.properties, **why})
+            checks += [Check(old, found.version), Check(new, ABSENT), check]
+            operations: list[Put | Delete] = [Delete(old), put, Put(new, encode(moved.to_json(), written))]
+            return await self._access.store.transact(checks, operations) or None
+
+        await self._access.retry(f"setting {topic} aside", attempt)
+        if self.on_change is not None:
+            self.on_change(topic, False)
+            self.on_change(to, True)
 
     async def mark_deleted(self, topic: TopicName, stamp: Stamp) -> None:
         """Remember a deletion in another region: what is made under the name later is of that incarnation (R8)."""
@@ -303,6 +375,20 @@ class PoliciesOfTopics:
 async def _policies_to_forget(access: Access, topic: TopicName) -> list[Delete]:
     tree = await access.tree(keys.topic_policies(topic))
     return [Delete(tree.path + leaf) for leaf in tree.records]
+
+
+async def _forget_older(access: Access, topic: TopicName, deleted: Stamp) -> None:
+    """Policies that somebody set while the topic was being deleted; what is set later is the next topic's."""
+
+    async def attempt() -> bool | None:
+        tree = await access.tree(keys.topic_policies(topic))
+        older = [leaf for leaf in tree.records if (tree.stamp(leaf) or deleted) <= deleted]
+        if not older:
+            return True
+        checks = [Check(tree.path + leaf, tree.version(leaf)) for leaf in older]
+        return await access.write(tree, checks, [Delete(tree.path + leaf) for leaf in older]) or None
+
+    await access.retry(f"forgetting the policies of {topic}", attempt)
 
 
 async def list_topics(access: Access, namespace: str, domain: str, folder: str) -> list[TopicName]:

@@ -31,6 +31,7 @@ from meridian_broker.replication.sending import SendWriter, Stamp, schema_versio
 from meridian_broker.topics.throttling import Rate
 
 if TYPE_CHECKING:
+    from meridian_broker.topics.incarnations import Told
     from meridian_broker.wire.proto.pulsar_pb2 import Schema
 
 QUEUE_SIZE: Final = 1000
@@ -67,6 +68,11 @@ class ReplicationSource(Protocol):
         ...
 
     @property
+    def base_incarnation(self) -> str:
+        """Stamp of the last deletion of the partitioned topic it belongs to."""
+        ...
+
+    @property
     def replication_rate(self) -> Rate:
         """What may be sent to one other region."""
         ...
@@ -95,6 +101,10 @@ class ReplicationSource(Protocol):
         """``remote`` has entries of ours that are not here: fetch them back (R5)."""
         ...
 
+    def deleted_elsewhere(self, told: Told, /) -> None:
+        """A remote knows of another deletion of the topic than we do (R8)."""
+        ...
+
     def entries_after(self, position: Position) -> int:
         """How many stored entries lie after ``position``."""
         ...
@@ -118,6 +128,8 @@ class RemotePlace(NamedTuple):
     last: Position
     """The last of our entries it stored durably; ``EARLIEST`` for none."""
     incarnation: str
+    told: Told | None = None
+    """There is no producer, because it knows of another deletion."""
 
 
 class Read(NamedTuple):

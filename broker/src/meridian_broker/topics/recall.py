@@ -35,6 +35,8 @@ log = logging.getLogger(__name__)
 ANSWER_ENTRIES: Final = 1000
 ANSWER_BYTES: Final = 1 << 20
 """Most of one answer. One entry is always given, however large."""
+UNFED_MS: Final = 3000
+"""A region whose replicator has not been here for so long is not waited for any more: it may be unable to dial us."""
 
 
 class Want(NamedTuple):
@@ -80,6 +82,7 @@ async def find(topic: Topic, asker: str, want: Want) -> Found:
     :raises LedgerError: the entries cannot be read.
     """
     is_own = want.origin == topic.region
+    is_authority = is_own and want.before != LATEST  # of a hole: what its origin gave back is missed by nobody
     settled = is_own and topic.recall is not None and topic.recall.is_settled
     last, entries, size, is_chained = want.after, list[bytes](), 0, True
     spans = topic.log.spans()
@@ -88,8 +91,9 @@ async def find(topic: Topic, asker: str, want: Want) -> Found:
         stored = await topic.log.read_one(place)
         header = unpack(stored)
         # A break claims no predecessor; only who gave nothing back in between can say that there was none.
-        follows = header.prev == last or (is_break(header.prev, origin) and given_back <= last)
-        if not (is_own or follows):
+        before = topic.log.own_before(place.ledger) if is_own else given_back
+        follows = header.prev == last or (is_break(header.prev, origin) and before <= last)
+        if not (is_authority or follows):
             if entries:
                 break
             is_chained = False
@@ -145,6 +149,8 @@ class Recall:
         self._is_running = False
         self._is_tried = False
         self._waiting: list[Callable[[None], None]] = []
+        self._unfed_since_ms: dict[str, int] = {}
+        """Regions that have no replicator here, and since when."""
         self.returned = 0
         """Own entries that were fetched back since the topic was opened."""
         self.problem = ""
@@ -182,9 +188,18 @@ class Recall:
         others = self._others()
         away = {region for region in others if not self._peers.is_reachable(region)}
         gone = self._topic.log.last_origin.keys() - others
+        unfed = self._unfed(others)
         if not others <= self._asked | away or self._foreign_holes():
             return True
-        return bool(away or gone) and others != away
+        return bool(away or gone or unfed) and others != away
+
+    def _unfed(self, others: Collection[str]) -> set[str]:
+        """Regions that have not brought their entries themselves for a while."""
+        now = self._topic.scheduler.now_ms()
+        fed = {producer.remote_region for producer in self._topic.producers.values()}
+        known = self._unfed_since_ms
+        self._unfed_since_ms = {region: known.get(region, now) for region in others if region not in fed}
+        return {region for region, since in self._unfed_since_ms.items() if now - since >= UNFED_MS}
 
     async def _run(self) -> None:
         self.problem = ""
@@ -228,10 +243,13 @@ class Recall:
         topic, others = self._topic, self._others()
         for region, hole in self._foreign_holes():
             await self._fill(region, hole, others)
+        unfed = self._unfed(others)
         for region in sorted(others | topic.log.last_origin.keys()):
-            if region not in others or not self._peers.is_reachable(region):
+            is_away = region in others and not self._peers.is_reachable(region)
+            if region not in others or is_away or region in unfed:
                 last = topic.log.last_origin.get(region, EARLIEST)
-                await self._fetch(region, (last, LATEST), others - {region}, may_skip=region not in others)
+                asked = others - {region} if is_away else others
+                await self._fetch(region, (last, LATEST), asked, may_skip=region not in others)
 
     async def _fill(self, region: str, hole: Hole, others: set[str]) -> None:
         """What may be missing before an entry: its origin knows; when that one is gone for good, nobody does better."""

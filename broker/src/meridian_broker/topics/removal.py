@@ -19,6 +19,7 @@ from meridian_broker.metadata.errors import NotFound
 from meridian_broker.metadata.policy_values import CAUGHT_UP
 from meridian_broker.metadata.store import MetadataError
 from meridian_broker.positions import Stamp
+from meridian_broker.positions.position import EARLIEST
 from meridian_broker.topics.administration import remove_subscription
 from meridian_broker.topics.errors import TopicError, TopicFenced, TopicInUse, TopicNotFound
 from meridian_broker.wire.pulsar import topic_name
@@ -92,12 +93,20 @@ async def _remove(service: TopicService, topics: list[Topic], check: Check, stam
             topic.fence("the topic was deleted")
         for topic in topics:
             await service.drop(topic)
-            await topic.compaction.delete()
-            await topic.progress_log.delete()
-            await topic.log.delete()
-            stamp = await service.catalog.topics.delete(topic_name.parse(topic.name), stamp)
-            service.forget(topic.name)
+            stamp = await destroy(service, topic, stamp)
     return stamp
+
+
+async def destroy(service: TopicService, topic: Topic, stamp: Stamp | None) -> Stamp:
+    """Delete all that is stored of a topic that is closed for good; the caller holds its lock."""
+    ends = {**topic.log.last_origin, topic.region: topic.log.last_own}
+    await topic.compaction.delete()
+    await topic.progress_log.delete()
+    await topic.log.delete()
+    known = {region: end for region, end in ends.items() if end > EARLIEST}
+    deleted = await service.catalog.topics.delete(topic_name.parse(topic.name), stamp, known)
+    service.forget(topic.name)
+    return deleted
 
 
 # -- unused topics -------------------------------------------------------------------------------------------------

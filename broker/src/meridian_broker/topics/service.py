@@ -24,7 +24,7 @@ from meridian_broker.metadata.rules import Rules
 from meridian_broker.metadata.store import MetadataError
 from meridian_broker.positions import HybridClock, Progress
 from meridian_broker.positions.position import EARLIEST, LATEST, Position
-from meridian_broker.topics import growth, placing, recovery, removal, ruling, upkeep
+from meridian_broker.topics import growth, incarnations, placing, recovery, removal, ruling, upkeep
 from meridian_broker.topics.compaction import Workshop
 from meridian_broker.topics.compactor import CompactionLimits
 from meridian_broker.topics.errors import (
@@ -181,11 +181,16 @@ class TopicService:
         if name.partition >= 0:
             partitioned = await self.catalog.partitioned.find(name.base)
             topic.partitions = growing_to or (None if partitioned is None else partitioned.partitions)
+            base = await self.catalog.partitioned.deletion(name)
+            topic.base_incarnation = "" if base is None else str(base.stamp)
         topic.schema_source = self.schemas.for_topic(name)
         if self.replication is not None:
             topic.recall = Recall(topic, self.replication, lambda: self.regions_of(topic.name))
             topic_log.is_joined = topic.recall.is_settled
             topic.rolled_back = topic.recall.doubt
+            topic.deleted_elsewhere = lambda told: self.scheduler.spawn(
+                incarnations.follow(self, topic, told), "follow a deletion in another region"
+            )
         topic_log.watch(topic.dispatch_all)
         topic.on_fenced = self._fenced
         self.topics[str(name)] = topic
@@ -476,8 +481,9 @@ class TopicService:
             self.scheduler.spawn(upkeep.expire(topic), "expire old messages")
 
     def regions_of(self, topic: str) -> frozenset[str]:
-        """Regions of a topic, this one included."""
-        return self.catalog.regions(topic_name.parse(topic)) | {self.region}
+        """Regions of a topic, this one included. Where it does not live here any more, the copy here is on its own."""
+        listed = self.catalog.regions(topic_name.parse(topic))
+        return listed if self.region in listed else frozenset((self.region,))
 
     def _lives(self, topic: str) -> Lives | None:
         found = self.topics.get(topic)

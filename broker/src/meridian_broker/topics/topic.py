@@ -50,6 +50,7 @@ from meridian_broker.wire.pulsar import metadata as message_metadata
 from meridian_broker.wire.pulsar.frames import Send
 
 if TYPE_CHECKING:
+    from meridian_broker.topics.incarnations import Told
     from meridian_broker.topics.ownership import TopicMetadata
     from meridian_broker.topics.recall import Recall
 
@@ -121,9 +122,12 @@ class Topic:
         self.metadata: TopicMetadata | None = None
         self.recall: Recall | None = None
         self.rolled_back: Callable[[str], None] = lambda _: None
+        self.deleted_elsewhere: Callable[[Told], None] = lambda _: None
         self.own_before = log.own_before
         self.partitions: int | None = None
         """Of the partitioned topic this is a partition of; None for other topics."""
+        self.base_incarnation = ""
+        """Stamp of that topic's last deletion (R8)."""
         self.schema_source: Callable[[bytes], Awaitable[pb.Schema | None]] | None = None
         self.remotes: set[str] = set()
         """Regions a replicator runs to."""

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 from meridian_broker.gateway.pulsar.refusals import REFUSALS
 from meridian_broker.ledgers.store import LedgerError
 from meridian_broker.positions.position import EARLIEST, Position
-from meridian_broker.topics import quotas
+from meridian_broker.topics import incarnations, quotas
 from meridian_broker.topics.access import AccessMode
 from meridian_broker.topics.admission import Admitted
 from meridian_broker.topics.errors import NotAllowed, TopicFenced
+from meridian_broker.topics.incarnations import Told
 from meridian_broker.topics.non_persistent import NonPersistentTopic
 from meridian_broker.topics.producer import Producer
 from meridian_broker.topics.topic import REPLICATION_PREFIX, Topic
@@ -54,6 +55,10 @@ async def _make(connection: Connection, asked: pb.CommandProducer) -> None:
             raise NotAllowed("producer names of replicators and origins are for brokers of other regions (R7)")
         name = topic_name.parse(asked.topic)
         incarnation = None if remote is None else asked.replication_source.incarnation
+        if incarnation is not None and (told := await incarnations.differing(service, name, incarnation)) is not None:
+            del producers[asked.producer_id]
+            _answer_other(connection, asked, told)
+            return
         topic = await service.served(name, create=True, incarnation=incarnation)
         if isinstance(topic, Topic) and topic.recall is not None:
             await topic.scheduler.answer(topic.recall.ready)
@@ -171,6 +176,17 @@ def _answer(
             )
         )
     connection.write(encode.simple(17, answer))
+
+
+def _answer_other(connection: Connection, asked: pb.CommandProducer, told: Told) -> None:
+    """To a replicator that knows of another deletion of the topic: what we know of it, and no producer (R8)."""
+    answer = pb.CommandProducerSuccess(request_id=asked.request_id, producer_name=asked.producer_name)
+    state = answer.replication
+    state.incarnation, state.with_base = told.incarnation, told.is_of_base
+    for region, end in told.ends.items():
+        state.ends.add(region=region, ledger=end.ledger, entry=end.entry)
+    if connection.transport is not None:
+        connection.write(encode.simple(17, answer))
 
 
 def close_producer(connection: Connection, command: Any) -> None:

@@ -45,15 +45,29 @@ class ReplicationSource(_message.Message):
     incarnation: str
     def __init__(self, region: _Optional[str] = ..., incarnation: _Optional[str] = ...) -> None: ...
 
+class OriginEnd(_message.Message):
+    __slots__ = ("region", "ledger", "entry")
+    REGION_FIELD_NUMBER: _ClassVar[int]
+    LEDGER_FIELD_NUMBER: _ClassVar[int]
+    ENTRY_FIELD_NUMBER: _ClassVar[int]
+    region: str
+    ledger: int
+    entry: int
+    def __init__(self, region: _Optional[str] = ..., ledger: _Optional[int] = ..., entry: _Optional[int] = ...) -> None: ...
+
 class ReplicationState(_message.Message):
-    __slots__ = ("last_origin_ledger", "last_origin_entry", "incarnation")
+    __slots__ = ("last_origin_ledger", "last_origin_entry", "incarnation", "ends", "with_base")
     LAST_ORIGIN_LEDGER_FIELD_NUMBER: _ClassVar[int]
     LAST_ORIGIN_ENTRY_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    ENDS_FIELD_NUMBER: _ClassVar[int]
+    WITH_BASE_FIELD_NUMBER: _ClassVar[int]
     last_origin_ledger: int
     last_origin_entry: int
     incarnation: str
-    def __init__(self, last_origin_ledger: _Optional[int] = ..., last_origin_entry: _Optional[int] = ..., incarnation: _Optional[str] = ...) -> None: ...
+    ends: _containers.RepeatedCompositeFieldContainer[OriginEnd]
+    with_base: bool
+    def __init__(self, last_origin_ledger: _Optional[int] = ..., last_origin_entry: _Optional[int] = ..., incarnation: _Optional[str] = ..., ends: _Optional[_Iterable[_Union[OriginEnd, _Mapping[str, object]]]] = ..., with_base: bool = ...) -> None: ...
 
 class EntriesWanted(_message.Message):
     __slots__ = ("request_id", "region", "topic", "incarnation", "origin", "after_ledger", "after_entry", "before_ledger", "before_entry")
@@ -78,20 +92,24 @@ class EntriesWanted(_message.Message):
     def __init__(self, request_id: _Optional[int] = ..., region: _Optional[str] = ..., topic: _Optional[str] = ..., incarnation: _Optional[str] = ..., origin: _Optional[str] = ..., after_ledger: _Optional[int] = ..., after_entry: _Optional[int] = ..., before_ledger: _Optional[int] = ..., before_entry: _Optional[int] = ...) -> None: ...
 
 class EntriesFound(_message.Message):
-    __slots__ = ("request_id", "entries", "chained", "settled", "last_ledger", "last_entry")
+    __slots__ = ("request_id", "entries", "chained", "settled", "last_ledger", "last_entry", "ends", "stored")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     ENTRIES_FIELD_NUMBER: _ClassVar[int]
     CHAINED_FIELD_NUMBER: _ClassVar[int]
     SETTLED_FIELD_NUMBER: _ClassVar[int]
     LAST_LEDGER_FIELD_NUMBER: _ClassVar[int]
     LAST_ENTRY_FIELD_NUMBER: _ClassVar[int]
+    ENDS_FIELD_NUMBER: _ClassVar[int]
+    STORED_FIELD_NUMBER: _ClassVar[int]
     request_id: int
     entries: _containers.RepeatedScalarFieldContainer[bytes]
     chained: bool
     settled: bool
     last_ledger: int
     last_entry: int
-    def __init__(self, request_id: _Optional[int] = ..., entries: _Optional[_Iterable[bytes]] = ..., chained: bool = ..., settled: bool = ..., last_ledger: _Optional[int] = ..., last_entry: _Optional[int] = ...) -> None: ...
+    ends: _containers.RepeatedCompositeFieldContainer[OriginEnd]
+    stored: int
+    def __init__(self, request_id: _Optional[int] = ..., entries: _Optional[_Iterable[bytes]] = ..., chained: bool = ..., settled: bool = ..., last_ledger: _Optional[int] = ..., last_entry: _Optional[int] = ..., ends: _Optional[_Iterable[_Union[OriginEnd, _Mapping[str, object]]]] = ..., stored: _Optional[int] = ...) -> None: ...
 
 class ProgressHello(_message.Message):
     __slots__ = ("region", "protocol_version", "next_delta", "answer")

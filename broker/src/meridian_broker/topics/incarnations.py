@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A topic was deleted while a region was away: what that region does with its copy when it comes back (R8).
+
+Whoever asks for a topic names the deletion that he knows of. Of two the later one counts, and who hears of a later one
+follows it: his copy is of a topic that is gone.
+
+The deletion remembers how far each origin's entries had come to the region that deleted. A copy that holds nothing
+beyond is deleted. One that does holds messages with receipts that nobody else ever had, and whoever deleted the topic
+cannot have meant them. It is *set aside*: it gets another name, under which it lives in this region alone, with its
+subscriptions, until somebody has looked at it and deletes it. In both cases the name is free for the topic as the other
+regions know it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from meridian_broker.metadata.errors import NotFound
+from meridian_broker.metadata.policy_table import REPLICATION
+from meridian_broker.metadata.topic_catalog import Deletion
+from meridian_broker.positions import ZERO, Stamp
+from meridian_broker.positions.position import EARLIEST, Position
+from meridian_broker.topics import removal
+from meridian_broker.wire.pulsar import topic_name
+from meridian_broker.wire.pulsar.topic_name import TopicName
+
+if TYPE_CHECKING:
+    from meridian_broker.topics.service import TopicService
+    from meridian_broker.topics.topic import Topic
+
+log = logging.getLogger(__name__)
+
+CLOCKS_APART_MS: Final = 3_600_000
+"""A deletion further in the future than this is no deletion, but a broken clock."""
+SET_ASIDE: Final = "meridian.setAside"
+"""Property of a copy that was set aside: why."""
+
+
+class Told(NamedTuple):
+    """What a region says of its last deletion of a topic."""
+
+    incarnation: str
+    """The deletion's stamp; empty: there was none."""
+    ends: Mapping[str, Position]
+    """Per origin the last entry that was stored there; others than these nobody meant to delete."""
+    is_of_base: bool
+    """The partitioned topic was deleted, and this partition with it."""
+
+
+async def differing(service: TopicService, name: TopicName, asked: str) -> Told | None:
+    """What to tell a region that knows of another deletion of the topic than we do; None: both know of the same one,
+    or it knows of a later one, which is followed then."""
+    found = service.topics.get(str(name))
+    if found is not None and found.failure is None and found.incarnation == asked:
+        return None
+    record, deletion = await service.catalog.topics.find(name), await service.catalog.topics.deletion(name)
+    known = record[0].incarnation if record is not None else "" if deletion is None else str(deletion.stamp)
+    if known == asked:
+        return None
+    if record is None and _stamp(known) < (stamp := _stamp(asked)) and _is_possible(service, stamp):
+        await service.catalog.topics.mark_deleted(name, stamp)
+        return None
+    if deletion is None or str(deletion.stamp) != known:
+        return Told(known, {}, False)
+    return Told(known, deletion.ends, deletion.is_of_base)
+
+
+async def follow_base(service: TopicService, name: TopicName, asked: str) -> Deletion | None:
+    """Somebody wants to make a partitioned topic and knows of deletion ``asked``: the later one that we know of, which
+    forbids it; None: it may be made."""
+    known = await service.catalog.partitioned.deletion(name)
+    stamp = _stamp(asked)
+    if known is not None and known.stamp > stamp:
+        return known
+    if stamp > (ZERO if known is None else known.stamp) and _is_possible(service, stamp):
+        await service.catalog.topics.mark_deleted(name.base, stamp)
+    return None
+
+
+async def follow(service: TopicService, topic: Topic, told: Told) -> None:
+    """Another region told of a deletion that is later than the one we know of: our copy goes, or is set aside."""
+    stamp = _stamp(told.incarnation)
+    if stamp <= _stamp(topic.incarnation) or not _is_possible(service, stamp):
+        return
+    name = topic_name.parse(topic.name)
+    async with service.lock(topic.name):
+        if service.topics.get(topic.name) is not topic or topic.failure is not None:
+            return
+        topic.reopen = False
+        topic.fence(f"the topic was deleted in another region ({stamp})")
+        await topic.scheduler.answer(topic.log.when_durable)
+        beyond = {
+            region: end
+            for region, end in {**topic.log.last_origin, topic.region: topic.log.last_own}.items()
+            if end > told.ends.get(region, EARLIEST)
+        }
+        await service.drop(topic)
+        if beyond:
+            await _set_aside(service, topic, name, stamp, beyond)
+        else:
+            await removal.destroy(service, topic, stamp)
+            log.warning("topic %s was deleted in another region (%s) and is now deleted here", name, stamp)
+    if told.is_of_base:
+        base = await service.catalog.partitioned.deletion(name)
+        if base is None or base.stamp < stamp:
+            try:
+                await service.catalog.partitioned.delete(name.base, stamp)
+            except NotFound:
+                await service.catalog.topics.mark_deleted(name.base, stamp)
+
+
+async def _set_aside(
+    service: TopicService, topic: Topic, name: TopicName, stamp: Stamp, beyond: Mapping[str, Position]
+) -> None:
+    to = TopicName(name.domain, name.tenant, name.namespace, f"{name.local_name}-set-aside-{stamp.time_ms}")
+    regions = ", ".join(sorted(beyond))
+    why = f"{name} was deleted in other regions ({stamp}), and this copy has messages of {regions} that they never got"
+    await service.catalog.topic_policies.set_policy(to, REPLICATION, {service.region: True})
+    await topic.close(why)
+    await service.catalog.topics.move(name, to, {SET_ASIDE: why}, stamp)
+    service.forget(topic.name)
+    log.warning("%s: it is kept as %s in %s alone; look at it, then delete it", why, to, service.region)
+    await service.topic(to, create=False)
+
+
+def _stamp(text: str) -> Stamp:
+    """Of a deletion; one that cannot be read counts as none."""
+    try:
+        return Stamp.parse(text) if text else ZERO
+    except ValueError:
+        return ZERO
+
+
+def _is_possible(service: TopicService, stamp: Stamp) -> bool:
+    ahead_ms = stamp.time_ms - service.scheduler.now_ms()
+    known = stamp.region == service.region or service.catalog.cluster(stamp.region) is not None
+    return known and ahead_ms <= CLOCKS_APART_MS

@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Lines of a story about whole regions: what comes back of one, and where a topic lives.
+
+restore us volume           only the volume goes back to the copy; or ``metadata``: only that one
+wipe us                     rebuilt under its old name with an empty disk and empty metadata
+live t us eu                from now on the topic lives in these regions: told to each region that is up
+delete us t                 delete a topic, with all its regions that can be reached, as the admin API does
+hours 3                     let so much time pass
+expect regions us t         where the topic lives, as us has it, and whether us is filled
+expect topics us            which topics there are
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from meridian_broker.ledgers.store import LedgerError
+from meridian_broker.metadata import policy_table
+from meridian_broker.metadata.errors import NotFound
+from meridian_broker.metadata.store import MetadataError
+from meridian_broker.topics import removal
+from meridian_broker.topics.errors import TopicError
+from meridian_broker.wire.pulsar import topic_name
+from simulation.names import full_name
+
+if TYPE_CHECKING:
+    from simulation.broker import SimBroker
+    from simulation.world import World
+
+HOUR_MS = 3_600_000
+
+
+class RegionSteps:
+    """See the module's text. A part of ``story.Story``."""
+
+    world: World
+    say: Callable[[str], None]
+    _broker: Callable[[str], SimBroker | None]
+
+    def do_restore(self, region: str, what: str = "") -> None:
+        if not self.world.restore(region, what):
+            self.say(f"{region} has no copy")
+
+    def do_wipe(self, region: str) -> None:
+        self.world.wipe(region)
+
+    def do_hours(self, count: str) -> None:
+        self.world.run(int(count) * HOUR_MS)
+
+    def do_live(self, topic: str, *regions: str) -> None:
+        self.world.trouble()
+        self.world.homes[topic] = frozenset(regions)
+        for name in self.world.names:
+            broker = self.world.broker(name)
+            if broker is not None:
+                broker.spawn(_settle_in(broker, topic, regions), "say where a topic lives")
+
+    def do_delete(self, region: str, topic: str) -> None:
+        broker = self._broker(region)
+        if broker is not None:
+            self.world.loop.spawn(broker, self._delete(broker, topic), "delete a topic")
+
+    async def _delete(self, broker: SimBroker, topic: str) -> None:
+        """As ``admin.topics`` does it, forced."""
+        name = topic_name.parse(full_name(topic))
+        others = broker.service.regions_of(str(name)) - {broker.region}
+        try:
+            stamp = await removal.delete(broker.service, name, force=True)
+        except (TopicError, LedgerError, MetadataError, NotFound) as error:
+            self.say(f"refused: {error}")
+            return
+        assert stamp is not None
+        for other in sorted(others):
+            target = self.world.broker(other)
+            if target is None or not self.world.network.can_dial(broker.region, other):
+                self.say(f"{other} cannot be told")
+            else:
+                work = removal.delete_as_elsewhere(target.service, name, stamp)
+                target.spawn(work, "delete a topic as elsewhere")
+
+    def expect_regions(self, region: str, topic: str) -> None:
+        broker = self._broker(region)
+        if broker is not None:
+            self.say(" ".join(sorted(broker.service.regions_of(full_name(topic)))))
+
+    def expect_topics(self, region: str) -> None:
+        broker = self._broker(region)
+        if broker is not None:
+            names = sorted(name.rpartition("/")[2] for name in broker.service.topics)
+            self.say(" ".join(names) or "none")
+
+
+async def _settle_in(broker: SimBroker, topic: str, regions: tuple[str, ...]) -> None:
+    value: dict[str, Any] = dict.fromkeys(regions, True)
+    name = topic_name.parse(full_name(topic))
+    await broker.service.catalog.topic_policies.set_policy(name, policy_table.REPLICATION, value)
+    await broker.service.catalog.refresh()  # here nobody watches the store, as brokers do
+    broker.service.follow_policies()
