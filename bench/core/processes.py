@@ -80,7 +80,7 @@ class Broker:
         """:param settings: more of them, by key."""
         self.directory = directory
         self.region = region
-        self._settings = settings
+        self.settings = settings
         self.port, self.admin_port = free_ports(2)
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -91,7 +91,7 @@ class Broker:
             "dataDirectory": self.directory / "data",
             "brokerServicePort": self.port,
             "webServicePort": self.admin_port,
-            **self._settings,
+            **self.settings,
         }
         command = [*PROGRAM, "broker"]
         for key, value in settings.items():
@@ -120,6 +120,10 @@ class Broker:
                 self._process.wait(60)
             except subprocess.TimeoutExpired:
                 self.kill()
+
+    def kill_if_running(self) -> None:
+        if self._process is not None and self._process.poll() is None:
+            self.kill()
 
     def __enter__(self) -> Broker:
         return self.start()

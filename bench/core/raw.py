@@ -19,12 +19,12 @@ CONNECTED, ERROR, RECEIPT, SEND_ERROR, MESSAGE, PING = 3, 14, 7, 8, 9, 18
 class Raw:
     """One connection, through its handshake."""
 
-    def __init__(self, port: int, receive_bytes: int | None = None) -> None:
+    def __init__(self, port: int, receive_bytes: int | None = None, host: str = "127.0.0.1") -> None:
         """:param receive_bytes: size of the kernel's buffer for what is not read yet; None: the kernel chooses."""
         self.socket = socket.socket()
         if receive_bytes is not None:
             self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
-        self.socket.connect(("127.0.0.1", port))
+        self.socket.connect((host, port))
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._decoder = FrameDecoder()
         self._requests = 0

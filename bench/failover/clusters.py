@@ -1,18 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two clusters that replicate to each other, spoken with as any user would: Pulsar's protocol and admin REST."""
+"""Clusters that replicate to each other, spoken with as any user would: Pulsar's protocol and admin REST."""
 
 from __future__ import annotations
 
+import http.client
 import json
 import os
 import subprocess
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 
 import pulsar
 
@@ -21,7 +20,7 @@ PATIENCE = 120.0
 
 @dataclass
 class Cluster:
-    """One of the two."""
+    """One of them."""
 
     name: str
     service_url: str
@@ -29,6 +28,13 @@ class Cluster:
     kill: Callable[[], None] | None = None
     """SIGKILL its broker; None: nobody told us how."""
     bring_back: Callable[[], None] = field(default=lambda: None)
+    _connection: http.client.HTTPConnection | None = None
+
+    @property
+    def place(self) -> dict[str, Any]:
+        """Host and port for clients, as the workers take them."""
+        split = urlsplit(self.service_url)
+        return {"host": split.hostname, "port": split.port}
 
     def client(self) -> pulsar.Client:
         return pulsar.Client(
@@ -39,20 +45,46 @@ class Cluster:
         )
 
     def get(self, path: str) -> Any:
-        """The answer's JSON; None when it is refused, or nobody answers."""
+        """The answer's JSON; None when it is refused, or nobody answers. The connection is kept: it is asked often."""
         try:
-            with urllib.request.urlopen(self.admin_url + path, timeout=10) as answer:
-                return json.load(answer)
-        except (urllib.error.URLError, OSError, ValueError):
+            if self._connection is None:
+                self._connection = http.client.HTTPConnection(urlsplit(self.admin_url).netloc, timeout=10)
+            self._connection.request("GET", path)
+            answer = self._connection.getresponse()
+            body = answer.read()
+            return json.loads(body) if answer.status == 200 else None
+        except (http.client.HTTPException, OSError, ValueError):
+            if self._connection is not None:
+                self._connection.close()
+            self._connection = None
             return None
 
-    def backlog(self, topic: str, subscription: str) -> int | None:
-        """Entries that the subscription has not got acknowledged here, as the admin API counts them."""
-        stats = self.get(
-            f"/admin/v2/{topic.replace('://', '/', 1).rpartition('/')[0]}/{quote(topic.rpartition('/')[2])}/stats"
-        )
-        found = (stats or {}).get("subscriptions", {}).get(subscription)
-        return None if found is None else int(found["msgBacklog"])
+    def entries(self, topic: str) -> int:
+        """Entries that are stored, of clients and of other regions."""
+        return int((self.get(f"{_path(topic)}/internalStats") or {}).get("numberOfEntries", 0))
+
+    def acknowledged(self, topic: str, subscription: str) -> int | None:
+        """Of these, those that the subscription does not owe any more."""
+        found = (self.get(f"{_path(topic)}/stats") or {}).get("subscriptions", {}).get(subscription)
+        return None if found is None else self.entries(topic) - int(found["msgBacklog"])
+
+    def subscriptions(self, topic: str) -> list[str]:
+        """Names."""
+        found: list[str] = self.get(f"{_path(topic)}/subscriptions") or []
+        return found
+
+    def mark_delete(self, topic: str, subscription: str) -> tuple[int, int] | None:
+        """Up to where a subscription is acknowledged without gaps."""
+        found = (self.get(f"{_path(topic)}/internalStats") or {}).get("cursors", {}).get(quote(subscription))
+        if found is None:
+            return None
+        ledger, _, entry = found["markDeletePosition"].partition(":")
+        return int(ledger), int(entry)
+
+
+def _path(topic: str) -> str:
+    space, _, name = topic.replace("://", "/", 1).rpartition("/")
+    return f"/admin/v2/{space}/{quote(name)}"
 
 
 def wait(condition: Callable[[], Any], what: str, seconds: float = PATIENCE) -> Any:

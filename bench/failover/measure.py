@@ -9,20 +9,26 @@ import math
 import os
 import sys
 import tempfile
+import time
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from clusters import Cluster, by_command
-from stories import Moved, Stories
-
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "core"))
+from clusters import Cluster, by_command
+from disasters import NAMES, Disasters
+from picture import write_report
 from processes import Regions
+from stories import Lag, Moved, Stories
+from wired import Wired
 
-NAMES = ("one", "two", "three")
-HOLDS = {"none_held": None, "1_percent_held_2_s": 2.0, "1_percent_held_for_ever": math.inf}
+HOLDS = {"none_held": 0.0, "1_percent_held_2_s": 2.0, "1_percent_held_for_ever": math.inf}
 LAG_MS = 25.0
 KILLED_PERCENT = 0.1
+IDLE_BYTES_PER_SECOND = 50_000
+IDLE_SUBSCRIPTIONS = 100_000
+PARTS = ("lag", "moves", "disasters")
 
 
 @dataclass
@@ -58,29 +64,44 @@ class Bench:
         if self._say:
             print(text, flush=True)
 
+    def moved(self, name: str, moved: Moved, limit: float) -> None:
+        """What came again and what was lost."""
+        self.at_most(f"{name}_again_percent", moved.again_percent, limit)
+        self.at_most(f"{name}_lost", moved.lost, 0)
+        self.figure(f"{name}_again", moved.again)
+        self.figure(f"{name}_confirmed", moved.confirmed)
+        if moved.unconfirmed:
+            self.figure(f"{name}_without_receipt", moved.unconfirmed)
+            self.figure(f"{name}_without_receipt_again", moved.unconfirmed_again)
+        if moved.first_message_ms >= 0:
+            self.figure(f"{name}_first_message_ms", moved.first_message_ms)
+
 
 def main() -> int:
     options = _options()
     load_before = os.getloadavg()[0]
+    began = time.monotonic()
     bench = Bench(say=not options.json)
+    lag: Lag | None = None
     with ExitStack() as stack:
-        regions = None
+        directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-failover-")))
         if options.a:
             a = Cluster("A", *options.a, kill=by_command(options.kill_a))
-            if options.bring_back_a:
-                a.bring_back = by_command(options.bring_back_a) or a.bring_back
-            b = Cluster("B", *options.b)
+            a.bring_back = by_command(options.bring_back_a) or a.bring_back
+            stories = Stories(a, Cluster("B", *options.b), options.namespace, directory)
+            lag = measure(bench, stories, options, by_command(options.kill_c))
         else:
-            directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-failover-")))
-            regions = stack.enter_context(Regions(directory / "regions", *NAMES))
-            a, b = _ours(regions, "one"), _ours(regions, "two")
-        stories = Stories(a, b, options.namespace)
-        measure(bench, stories, options.quick)
-        if regions is not None:
-            bench.title("with the third region down")
-            regions.kill("three")
-            measure_moves(bench, stories, options.quick, "third_region_down", 0)
+            if {"lag", "moves"} & set(options.only):
+                with Regions(directory / "regions", *NAMES) as regions:
+                    stories = Stories(_ours(regions, "one"), _ours(regions, "two"), options.namespace, directory)
+                    lag = measure(bench, stories, options, lambda: regions.kill("three"))
+            if "disasters" in options.only:
+                with Wired(directory / "wired", *NAMES) as wired:
+                    measure_disasters(bench, Disasters(wired, directory), options.quick)
+    bench.figure("seconds", time.monotonic() - began)
     machine = {"processors": os.cpu_count(), "load_before": load_before, "load_after": os.getloadavg()[0]}
+    if options.report:
+        write_report(options.report, lag, bench.figures, machine)
     if options.json:
         targets = {name: asdict(target) for name, target in bench.targets.items()}
         json.dump({**bench.figures, "targets": targets, "machine": machine}, sys.stdout)
@@ -90,37 +111,67 @@ def main() -> int:
     return 0 if all(target.met for target in bench.targets.values()) else 1
 
 
-def measure(bench: Bench, stories: Stories, quick: bool) -> None:
-    """The cursor's lag, then moves without and with a backlog."""
-    bench.title("from an acknowledgement in A until B's admin API counts it")
-    lag = stories.lag(1500 if quick else 10_000, 300)
-    bench.figure("cursor_lag_p50_ms", lag.p50)
-    bench.at_most("cursor_lag_p99_ms", lag.p99, LAG_MS)
-    bench.title("acknowledged messages that come again after a move")
-    measure_moves(bench, stories, quick, "no_backlog", 0)
-    bench.title("the same with 50,000 entries behind them")
-    measure_moves(bench, stories, quick, "backlog_50000", 50_000)
+def measure(
+    bench: Bench, stories: Stories, options: argparse.Namespace, kill_third: Callable[[], object] | None
+) -> Lag | None:
+    """The cursor's lag, then moves: without and with a backlog, and while a third region is away."""
+    quick: bool = options.quick
+    lag = None
+    if "lag" in options.only:
+        bench.title("from the sending of an acknowledgement in A until B's admin API shows it")
+        lag = stories.lag(1500 if quick else 10_000, 300)
+        bench.figure("cursor_lag_p50_ms", lag.percentile(50))
+        bench.at_most("cursor_lag_p99_ms", lag.percentile(99), LAG_MS)
+        bench.figure("cursor_lag_max_ms", lag.sorted_ms[-1])
+        bench.figure("cursor_lag_samples", len(lag.samples))
+    if "moves" in options.only:
+        bench.title("messages that were acknowledged, with the broker's receipt, and come again after a move")
+        measure_moves(bench, stories, quick, "no_backlog", 0)
+        bench.title("the same, 50,000 entries behind")
+        measure_moves(bench, stories, quick, "backlog_50000", 50_000)
+        if kill_third is not None:
+            bench.title("with the third region down")
+            kill_third()
+            measure_moves(bench, stories, quick, "third_region_down", 0)
+    return lag
 
 
 def measure_moves(bench: Bench, stories: Stories, quick: bool, case: str, backlog: int) -> None:
     """Planned switches and kills, with nothing held back, a little, and a little for ever."""
     work = 2000 if quick else 10_000
     for name, hold in HOLDS.items():
-        if quick and backlog and hold == 2.0:
-            continue
+        if quick and case != "no_backlog" and hold != math.inf:
+            continue  # the hardest of the three stands for them
         moved = stories.move(hold_seconds=hold, planned=True, work=work, backlog=backlog)
-        _tell(bench, f"{case}_{name}_planned", moved, 0.0)
+        bench.moved(f"{case}_{name}_planned", moved, 0.0)
         if stories.a.kill is not None:
             moved = stories.move(hold_seconds=hold, planned=False, work=work, backlog=backlog)
-            _tell(bench, f"{case}_{name}_killed", moved, KILLED_PERCENT)
+            bench.moved(f"{case}_{name}_killed", moved, KILLED_PERCENT)
 
 
-def _tell(bench: Bench, name: str, moved: Moved, limit: float) -> None:
-    bench.at_most(f"{name}_again_percent", moved.again_percent, limit)
-    bench.at_most(f"{name}_lost", moved.lost, 0)
-    bench.figure(f"{name}_first_message_ms", moved.first_message_ms)
-    if moved.again_in_client:
-        bench.figure(f"{name}_again_that_may_not_have_left_the_client", moved.again_in_client)
+def measure_disasters(bench: Bench, disasters: Disasters, quick: bool) -> None:
+    """A cut, a disk from earlier, and rest. A quick look takes less of each, and its figures say how much."""
+    cut_seconds = 10 if quick else 60
+    bench.title(f"region one is cut off from both others for {cut_seconds} s while its consumer works on, then moves")
+    bench.figure("link_cut_seconds", cut_seconds)
+    healed = disasters.cut_and_healed(cut_seconds)
+    bench.moved("link_cut_and_healed", healed.moved, 0.0)
+    bench.figure("link_cut_caught_up_after_ms", healed.caught_up_ms)
+    bench.title("the consumer moves over a link that is cut; a third region has links to both")
+    bench.moved("link_cut_third_region_relays", disasters.around_a_cut(2 if quick else 10), 0.0)
+    old_seconds = 15 if quick else 300
+    bench.title(f"a region is killed and returns with its disk of {old_seconds} s ago")
+    bench.figure("restored_disk_seconds_old", old_seconds)
+    bench.moved("restored_disk", disasters.restored(old_seconds), KILLED_PERCENT)
+    count = IDLE_SUBSCRIPTIONS // (10 if quick else 1)
+    bench.title(f"{count:,} replicated subscriptions at rest in three regions")
+    idle = disasters.idle(count, 10 if quick else 60)
+    bench.figure("idle_subscriptions", idle.subscriptions)
+    bench.figure("idle_topics", idle.topics)
+    bench.at_most("idle_exchange_bytes_per_second", idle.bytes_per_second, IDLE_BYTES_PER_SECOND)
+    bench.figure("idle_brokers_cpu_percent", idle.cpu_percent)
+    bench.figure("idle_made_in_seconds", idle.made_seconds)
+    bench.figure("idle_settled_in_seconds", idle.settled_seconds)
 
 
 def _ours(regions: Regions, name: str) -> Cluster:
@@ -137,14 +188,18 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="a look in less than four minutes")
     parser.add_argument("--json", action="store_true", help="one JSON object in the last line")
     parser.add_argument("--prepare", action="store_true", help="nothing has to be prepared; for symmetry with others")
+    parser.add_argument("--only", action="append", choices=PARTS, help="only this part; repeat for more")
+    parser.add_argument("--report", type=Path, metavar="FILE.html", help="write a page with the lag drawn, and figures")
     parser.add_argument("--a", nargs=2, metavar=("SERVICE_URL", "ADMIN_URL"), help="the cluster that is left")
     parser.add_argument("--b", nargs=2, metavar=("SERVICE_URL", "ADMIN_URL"), help="the cluster that goes on")
     parser.add_argument("--kill-a", metavar="COMMAND", help="shell command that kills A's broker with SIGKILL")
     parser.add_argument("--bring-back-a", metavar="COMMAND", help="shell command that starts it again and waits for it")
+    parser.add_argument("--kill-c", metavar="COMMAND", help="shell command that takes a third cluster down, at the end")
     parser.add_argument("--namespace", default="public/default", help="one that both replicate to each other")
     options = parser.parse_args()
     if (options.a is None) != (options.b is None):
         parser.error("--a and --b go together")
+    options.only = options.only or PARTS
     if options.prepare:
         raise SystemExit(0)
     return options

@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is measured: the other region's cursor behind an acknowledgement, and what comes again after a move.
+"""What is measured on any two clusters: the other one's cursor behind an acknowledgement, and what comes again after a
+move.
 
-Messages are published in A and are all in B before the consumer moves, so that nothing but the subscription's place is
-judged. The consumer takes them at a steady rate, acknowledges each at once, or holds some back; then it moves.
+One process publishes in A at a steady rate, another one takes the messages there at the same rate and acknowledges
+each by itself, with a receipt, at once or, of some, later or never. Then the consumer moves to B, where the official
+client goes on. Publishing begins a moment earlier and so ends before the move: nothing but the subscription's place is
+judged.
 """
 
 from __future__ import annotations
@@ -10,153 +13,163 @@ from __future__ import annotations
 import itertools
 import threading
 import time
+from bisect import bisect_left
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 
 import pulsar
 from clusters import Cluster, wait
+from work import Notes, Worker
 
 SUBSCRIPTION = "s"
 RATE = 1000
-"""Messages a second that the consumer takes."""
-HELD_SHARE = 100
-"""One of so many is held back."""
-IN_CLIENT_SECONDS = 0.3
-"""Client libraries gather acknowledgements for a tenth of a second: what was acknowledged so shortly before a SIGKILL
-may never have left the client. It is counted apart."""
-QUIET_MS = 3000
+"""Messages a second that are published and taken."""
+LEAD_SECONDS = 0.3
+"""How much earlier publishing begins."""
+QUIET_MS = 2000
+"""Nothing came for so long although all that was owed had come: nothing comes again."""
+LOST_MS = 30_000
+"""Something is owed and nothing came for so long: it is lost."""
+POLL_SECONDS = 0.001
 
 
 @dataclass(frozen=True)
 class Lag:
-    """Milliseconds from an acknowledgement in A until B's admin API counts it; the polling's own time is in it."""
+    """Milliseconds from the sending of an ACK in A until B's admin API shows it; the asking's own time is in it."""
 
-    p50: float
-    p99: float
-    largest: float
+    samples: list[tuple[float, float]]
+    """(seconds since the first ACK, milliseconds)."""
+    sorted_ms: list[float] = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "sorted_ms", sorted(ms for _, ms in self.samples))
+
+    def percentile(self, percent: float) -> float:
+        return self.sorted_ms[min(len(self.sorted_ms) - 1, int(len(self.sorted_ms) * percent / 100))]
 
 
 @dataclass(frozen=True)
 class Moved:
-    """After a move from A to B."""
+    """After a move."""
 
-    acked: int
-    """Acknowledged in A, long enough ago to have left the client."""
+    confirmed: int
+    """Acknowledged before it, with the broker's receipt."""
     again: int
-    """Of these, delivered in B."""
-    again_in_client: int
-    """Acknowledged right before the kill and delivered in B."""
+    """Of these, delivered after it."""
+    unconfirmed: int
+    """Acknowledgements that were under way when the broker was killed."""
+    unconfirmed_again: int
     lost: int
     first_message_ms: int
+    """-1: nothing came, nothing was owed."""
 
     @property
     def again_percent(self) -> float:
-        return 100.0 * self.again / max(self.acked, 1)
+        return 100.0 * self.again / max(self.confirmed, 1)
 
 
 class Stories:
     """On two clusters, each story on a topic of its own."""
 
-    def __init__(self, a: Cluster, b: Cluster, namespace: str) -> None:
+    def __init__(self, a: Cluster, b: Cluster, namespace: str, directory: Path) -> None:
         self.a = a
         self.b = b
         self._namespace = namespace
+        self._directory = directory
         self._topics = itertools.count(time.time_ns() // 1_000_000)
 
+    # -- the cursor's lag ---------------------------------------------------------------------------------------------
+
     def lag(self, messages: int, rate: int) -> Lag:
-        """Acknowledge at a steady rate in A while B is asked for its backlog as fast as it answers."""
-        with self._clients() as (a, b):
-            topic = self._published(a, b, messages)
-            consumer = self._subscribed(a, topic)
-            acked: list[float] = []
-            seen: list[tuple[float, int]] = []
-            done = threading.Event()
+        """Acknowledge in A at a steady rate while B is asked where its cursor stands."""
+        with self.clients() as (a, b):
+            topic = self.topic(a, b)
+            b.subscribe(topic, "places", initial_position=pulsar.InitialPosition.Earliest).close()
+        seen: list[tuple[tuple[int, int], float]] = []
+        done = threading.Event()
 
-            def look() -> None:
-                while not done.is_set():
-                    backlog = self.b.backlog(topic, SUBSCRIPTION)
-                    if backlog is not None:
-                        seen.append((time.monotonic(), messages - backlog))
+        def look() -> None:
+            while not done.is_set():
+                place = self.b.mark_delete(topic, SUBSCRIPTION)
+                if place is not None and (not seen or place > seen[-1][0]):
+                    seen.append((place, time.monotonic()))
+                done.wait(POLL_SECONDS)
 
-            watcher = threading.Thread(target=look)
-            watcher.start()
-            try:
-                for _ in _paced(messages, rate):
-                    message = consumer.receive(30_000)
-                    consumer.acknowledge(message)
-                    acked.append(time.monotonic())
-                wait(lambda: seen and seen[-1][1] >= messages, "the other region's cursor", 120)
-            finally:
-                done.set()
-                watcher.join()
-            consumer.close()
-        waits, at = [], 0
-        for number, moment in enumerate(acked, 1):
-            while seen[at][1] < number or seen[at][0] < moment:
-                at += 1
-            waits.append((seen[at][0] - moment) * 1000)
-        waits.sort()
-        return Lag(waits[len(waits) // 2], waits[len(waits) * 99 // 100], waits[-1])
+        watcher = threading.Thread(target=look)
+        watcher.start()
+        try:
+            consumer = self.consumer(self.a, topic, messages, rate=rate)
+            publisher = self.publisher(self.a, topic, 0, messages, rate=rate).go()
+            time.sleep(LEAD_SECONDS)
+            consumer.go().line("worked")
+            publisher.result()
+            map_ = Worker("places", **self.b.place, topic=topic, subscription="places", last=messages - 1).go()
+            places = {number: (ledger, entry) for number, ledger, entry in map_.result()["places"]}
+            # Another cluster's cursor may stay where it last heard of it: what was not seen by then is left out.
+            until = time.monotonic() + 5
+            while time.monotonic() < until and (not seen or seen[-1][0] < places[messages - 1]):
+                time.sleep(0.05)
+        finally:
+            done.set()
+            watcher.join()
+        consumer.say("close")
+        consumer.result()
+        sent = Notes(self.notes(topic, "consumer")).sent
+        first = min(sent.values())
+        samples = []
+        for number, moment in sorted(sent.items()):
+            at = bisect_left(seen, (places[number], 0.0))
+            if at < len(seen):
+                samples.append((moment - first, max(0.0, seen[at][1] - moment) * 1000))
+        if len(samples) < messages * 0.5:
+            raise SystemExit(f"bench: of {messages} acknowledgements {self.b.name} showed {len(samples)}")
+        return Lag(samples)
 
-    def move(self, *, hold_seconds: float | None, planned: bool, work: int, backlog: int = 0) -> Moved:
+    # -- moves --------------------------------------------------------------------------------------------------------
+
+    def move(self, *, hold_seconds: float, planned: bool, work: int, backlog: int = 0) -> Moved:
         """Take ``work`` messages in A, then go on in B.
 
-        :param hold_seconds: one message in a hundred is acknowledged so much later; None: all at once; infinity: never.
-        :param planned: the consumer is closed before it moves; otherwise A's broker is killed.
-        :param backlog: messages behind those that are worked off.
+        :param hold_seconds: one message in a hundred is acknowledged so much later; 0: none; infinity: never.
+        :param planned: the consumer is closed before it moves; otherwise A's broker is killed while it works.
+        :param backlog: messages published before; the consumer is always so far behind.
         """
-        with self._clients() as (a, b):
-            topic = self._published(a, b, work + backlog)
-            consumer = self._subscribed(a, topic)
-            acked: dict[bytes, float] = {}
-            held: list[tuple[float, pulsar.Message]] = []
-
-            def acknowledge(message: pulsar.Message) -> None:
-                consumer.acknowledge(message)
-                acked[message.data()] = time.monotonic()
-
-            for number in _paced(work, RATE):
-                message = consumer.receive(30_000)
-                if hold_seconds is not None and number % HELD_SHARE == 0:
-                    held.append((time.monotonic() + hold_seconds, message))
-                else:
-                    acknowledge(message)
-                while held and held[0][0] <= time.monotonic():
-                    acknowledge(held.pop(0)[1])
+        with self.clients() as (a, b):
+            topic = self.topic(a, b)
+            if backlog:
+                self.publisher(self.a, topic, 0, backlog, rate=0).go().result()
+                wait(lambda: self.b.entries(topic) >= backlog, f"{backlog} messages in {self.b.name}", 300)
+            consumer = self.consumer(self.a, topic, work, hold=hold_seconds)
+            publisher = self.publisher(self.a, topic, backlog, work).go()
+            time.sleep(LEAD_SECONDS)
+            consumer.go().line("worked")
+            publisher.result()
             if planned:
-                consumer.close()
+                consumer.say("close")
             else:
                 assert self.a.kill is not None
                 self.a.kill()
+            consumer.result()
             moved = time.monotonic()
-            after = self._subscribed(b, topic)
-            came: set[bytes] = set()
-            first = 0.0
-            while True:
-                try:
-                    message = after.receive(QUIET_MS if came or not backlog else 30_000)
-                except pulsar.Timeout:
-                    break
-                first = first or time.monotonic()
-                came.add(message.data())
-                after.acknowledge(message)
+            after = Taking(b, topic, SUBSCRIPTION)
+            notes = Notes(self.notes(topic, "consumer"))
+            owed = set(range(work + backlog)) - notes.sent.keys()
+            if not planned:
+                # What A had and B had not yet got comes when A is back.
+                after.until(owed, QUIET_MS)
+                self.a.bring_back()
+            after.until(owed, LOST_MS)
+            after.until_quiet()
             after.close()
-        certain = moved if planned else moved - IN_CLIENT_SECONDS
-        sure = {data for data, moment in acked.items() if moment <= certain}
-        everything = {b"%d" % number for number in range(work + backlog)}
-        if not planned:
-            self.a.bring_back()
-        return Moved(
-            acked=len(sure),
-            again=len(sure & came),
-            again_in_client=len((acked.keys() - sure) & came),
-            lost=len(everything - acked.keys() - came),
-            first_message_ms=round((first - moved) * 1000) if first else -1,
-        )
+        return judged(notes, after, owed, moved)
+
+    # -- the parts ----------------------------------------------------------------------------------------------------
 
     @contextmanager
-    def _clients(self) -> Iterator[tuple[pulsar.Client, pulsar.Client]]:
+    def clients(self) -> Iterator[tuple[pulsar.Client, pulsar.Client]]:
+        """The official client in both."""
         a, b = self.a.client(), self.b.client()
         try:
             yield a, b
@@ -165,34 +178,81 @@ class Stories:
             for client in (a, b):
                 client.shutdown()
 
-    def _published(self, a: pulsar.Client, b: pulsar.Client, messages: int) -> str:
-        """A topic with the subscription in both regions, and messages that both regions have."""
+    def topic(self, *clients: pulsar.Client) -> str:
+        """A new one, with the subscription in both regions."""
         topic = f"persistent://{self._namespace}/failover-{next(self._topics)}"
-        for client in (a, b):
-            self._subscribed(client, topic).close()
-        producer = a.create_producer(topic, batching_enabled=False, block_if_queue_full=True, max_pending_messages=5000)
-        for number in range(messages):
-            producer.send_async(b"%d" % number, lambda *_: None)
-        producer.flush()
-        producer.close()
-        wait(lambda: self.b.backlog(topic, SUBSCRIPTION) == messages, f"{messages} messages in {self.b.name}", 300)
+        for client in clients:
+            subscribed(client, topic, SUBSCRIPTION).close()
         return topic
 
-    def _subscribed(self, client: pulsar.Client, topic: str) -> pulsar.Consumer:
-        return client.subscribe(
-            topic,
-            SUBSCRIPTION,
-            consumer_type=pulsar.ConsumerType.Shared,
-            receiver_queue_size=200,
-            initial_position=pulsar.InitialPosition.Earliest,
-            replicate_subscription_state_enabled=True,
-        )
+    def notes(self, topic: str, who: str) -> Path:
+        return self._directory / f"{topic.rpartition('/')[2]}-{who}"
+
+    def consumer(self, where: Cluster, topic: str, count: int, *, rate: float = RATE, hold: float = 0) -> Worker:
+        return Worker(
+            "consume", **where.place, topic=topic, subscription=SUBSCRIPTION, count=count, rate=rate, hold=hold,
+            out=self.notes(topic, "consumer"),
+        )  # fmt: skip
+
+    def publisher(self, where: Cluster, topic: str, first: int, count: int, *, rate: float = RATE) -> Worker:
+        """:param rate: 0: as fast as receipts allow."""
+        return Worker(
+            "publish", **where.place, topic=topic, first=first, count=count, rate=rate,
+            out=self.notes(topic, f"publisher-{first}"),
+        )  # fmt: skip
 
 
-def _paced(count: int, rate: int) -> Iterator[int]:
-    began = time.monotonic()
-    for number in range(count):
-        ahead = began + number / rate - time.monotonic()
-        if ahead > 0:
-            time.sleep(ahead)
-        yield number
+class Taking:
+    """Where the consumer moved to: takes whatever comes and acknowledges it, with the official client."""
+
+    def __init__(self, client: pulsar.Client, topic: str, subscription: str) -> None:
+        self.came: set[int] = set()
+        self.first: float | None = None
+        self._consumer = subscribed(client, topic, subscription)
+
+    def until(self, owed: set[int], quiet_ms: int) -> None:
+        """Until all of these came, or nothing for so long."""
+        left = len(owed - self.came)
+        while left and (number := self._take(quiet_ms)) is not None:
+            left -= number in owed and number not in self.came
+            self.came.add(number)
+
+    def until_quiet(self) -> None:
+        while (number := self._take(QUIET_MS)) is not None:
+            self.came.add(number)
+
+    def _take(self, wait_ms: int) -> int | None:
+        try:
+            message = self._consumer.receive(wait_ms)
+        except pulsar.Timeout:
+            return None
+        self.first = self.first or time.monotonic()
+        self._consumer.acknowledge(message)
+        return int(message.data().partition(b",")[0])
+
+    def close(self) -> None:
+        self._consumer.close()
+
+
+def judged(notes: Notes, after: Taking, owed: set[int], moved: float) -> Moved:
+    """:param owed: everything that was published and that nobody acknowledged before."""
+    under_way = notes.sent.keys() - notes.confirmed.keys()
+    return Moved(
+        confirmed=len(notes.confirmed),
+        again=len(notes.confirmed.keys() & after.came),
+        unconfirmed=len(under_way),
+        unconfirmed_again=len(under_way & after.came),
+        lost=len(owed - after.came),
+        first_message_ms=-1 if after.first is None else round((after.first - moved) * 1000),
+    )
+
+
+def subscribed(client: pulsar.Client, topic: str, subscription: str) -> pulsar.Consumer:
+    return client.subscribe(
+        topic,
+        subscription,
+        consumer_type=pulsar.ConsumerType.Shared,
+        receiver_queue_size=200,
+        initial_position=pulsar.InitialPosition.Earliest,
+        replicate_subscription_state_enabled=True,
+    )
