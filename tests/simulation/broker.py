@@ -19,11 +19,12 @@ from meridian_broker.metadata.catalog import Catalog
 from meridian_broker.metadata.records import ClusterRecord, TopicRecord, decode
 from meridian_broker.metadata.rules import Rules
 from meridian_broker.metadata.store import MetadataError
-from meridian_broker.positions import HybridClock
+from meridian_broker.positions import HybridClock, Position, Stamp
 from meridian_broker.replication.exchange import ProgressExchange
 from meridian_broker.topics.errors import TopicError
 from meridian_broker.topics.limits import TopicLimits
 from meridian_broker.topics.service import TopicService
+from meridian_broker.topics.subscription import Subscription
 from meridian_broker.topics.topic import Topic
 from meridian_broker.wire.pulsar import topic_name
 from meridian_broker.wire.pulsar.errors import WireError
@@ -51,6 +52,8 @@ class SimBroker:
         self.home = home
         self.alive = True
         self.ready = False
+        self.sent: dict[tuple[Subscription, Position], frozenset[Stamp]] = {}
+        """After which rewinds entries were sent to consumers."""
         self.restores = home.restores
         """Restores of the region before this life: what an earlier life said may be gone."""
         self.scheduler = SimScheduler(world.loop, self, home.wall_ms)

@@ -2,8 +2,9 @@
 """Simulated clients: producers that send again what has no receipt, consumers that ack as they are told.
 
 They behave as client libraries do: on any end of the connection they look for the broker of their region again. What a
-consumer holds when its broker *sends it away* it throws away (the library empties its queue); what it holds when the
-connection breaks it keeps and may still ack.
+consumer holds when its broker *sends it away* or it was rewound meanwhile it does not work on any more (the library
+empties its queue), but the application may have taken it before, and ack it late; what it holds when the connection
+breaks it keeps and may still ack.
 """
 
 from __future__ import annotations
@@ -17,7 +18,6 @@ from meridian_broker.ledgers.entry import MARKER
 from meridian_broker.ledgers.store import LedgerError
 from meridian_broker.positions import ZERO, Stamp
 from meridian_broker.positions.position import EARLIEST, Position
-from meridian_broker.topics import rewinding
 from meridian_broker.topics.consumer import Consumer
 from meridian_broker.topics.producer import Producer
 from meridian_broker.topics.subscription import SubscriptionType
@@ -25,7 +25,7 @@ from meridian_broker.wire.proto import pulsar_pb2 as pb
 from meridian_broker.wire.pulsar import metadata
 from meridian_broker.wire.pulsar.frames import Send
 from simulation.broker import REFUSALS, SimBroker
-from simulation.model import subscription_of
+from simulation.model import rewinds_of, subscription_of
 from simulation.network import Connection
 
 if TYPE_CHECKING:
@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 RETRY_US: Final = 500_000
 PERMITS: Final = 40
+LATE_MAX: Final = 20
+SHARING: Final = (SubscriptionType.SHARED, SubscriptionType.KEY_SHARED)
 
 
 @dataclass(slots=True)
@@ -58,7 +60,7 @@ class SimProducer:
         self._asked: ProducerServer | None = None
         self._connecting = False
 
-    def produce(self, messages: int) -> None:
+    def produce(self, messages: int, key: str | None = None) -> None:
         """One entry of so many messages."""
         world = self.world
         world.payloads += 1
@@ -68,6 +70,8 @@ class SimProducer:
             sequence_id=self._sequence,
             publish_time=world.regions[self.region].wall_ms(),
         )
+        if key is not None:
+            fields.partition_key = key
         if messages > 1:
             fields.num_messages_in_batch = messages
         body = metadata.build_body(fields.SerializeToString(), payload)
@@ -226,6 +230,11 @@ class SimConsumer:
         self.probe: dict[Position, int] | None = None
         """Given: only looks; what it got, with the bits."""
         self.held: dict[Position, Held] = {}
+        self.late: dict[Position, Held] = {}
+        """What the application still has from before it was sent away."""
+        self.is_narrow = False
+        """On its next connection it has room for one message only."""
+        self._refills = True
         self.server: ConsumerServer | None = None
         self._asked: ConsumerServer | None = None
         self._connecting = False
@@ -265,9 +274,11 @@ class SimConsumer:
         self._connecting = False
         self.server = server
         self._received = 0
-        # Acks name positions only, so what was received before a rewind cannot be told from what comes after it.
-        self.held = {position: held for position, held in self.held.items() if held.epoch == epoch}
-        server.flow(PERMITS)
+        kept = {position: held for position, held in self.held.items() if held.epoch == epoch}
+        self._lose({position: held for position, held in self.held.items() if position not in kept})
+        self.held = kept
+        server.flow(1 if self.is_narrow else PERMITS)
+        self.is_narrow, self._refills = False, not self.is_narrow
 
     def lost(self, server: ConsumerServer) -> None:
         """The connection broke, or could not be made."""
@@ -282,8 +293,14 @@ class SimConsumer:
     def sent_away(self, server: ConsumerServer) -> None:
         """CLOSE_CONSUMER from the broker: subscribe again."""
         if self.server is server:
-            self.held.clear()
+            self._lose(self.held)
+            self.held = {}
             self.lost(server)
+
+    def _lose(self, held: dict[Position, Held]) -> None:
+        self.late |= held
+        while len(self.late) > LATE_MAX:
+            del self.late[next(iter(self.late))]
 
     def kill(self) -> None:
         """The connection breaks under it; it comes back by itself."""
@@ -324,7 +341,7 @@ class SimConsumer:
         if self.server is not server:
             return
         self._received += held.messages
-        if self._received >= PERMITS // 2:
+        if self._received >= PERMITS // 2 and self._refills:
             server.flow(self._received)
             self._received = 0
         self.got.append((held.position, held.missing))
@@ -352,9 +369,16 @@ class SimConsumer:
             else:
                 del self.held[held.position]
             whole[held.position] = bits
-        server.ack(
-            [held.position for held in chosen], batches, {h.position: h.messages for h in chosen}, chosen[0].epoch
-        )
+        server.ack([held.position for held in chosen], batches, {h.position: h.messages for h in chosen})
+
+    def ack_late(self, count: int) -> None:
+        """One ACK of the oldest it has from before it was sent away, whatever came again meanwhile."""
+        server = self.server
+        chosen = [self.late.pop(position) for position in list(self.late)[:count]] if server is not None else []
+        if server is not None and chosen:
+            for held in chosen:
+                self.held.pop(held.position, None)
+            server.ack([held.position for held in chosen], {}, {h.position: h.messages for h in chosen})
 
     def ack_cumulative(self, position: Position) -> None:
         server, held = self.server, self.held.get(position)
@@ -362,13 +386,13 @@ class SimConsumer:
             return
         for before in [one for one in self.held if one <= position]:
             del self.held[before]
-        server.ack_cumulative(position, held.epoch)
+        server.ack_cumulative(position)
 
     def nack(self, positions: list[Position]) -> None:
         server = self.server
         if server is None:
             return
-        if self.kind != SubscriptionType.SHARED:
+        if self.kind not in SHARING:
             self.held.clear()
             server.nack(None)
             return
@@ -422,43 +446,38 @@ class ConsumerServer:
     def flow(self, permits: int) -> None:
         self.connection.send(0, lambda: self._consumer.flow(permits) if self._consumer is not None else None)
 
-    def ack(
-        self, positions: list[Position], batches: dict[Position, int], messages: dict[Position, int], epoch: Stamp
-    ) -> None:
+    def ack(self, positions: list[Position], batches: dict[Position, int], messages: dict[Position, int]) -> None:
         def arrive() -> None:
             consumer = self._consumer
             if consumer is None:
                 return
             bits = {p: (1 << messages[p]) - 1 & ~batches.get(p, 0) for p in positions}
-            # What this life of the broker did not send since a rewind does not count after it (R13).
-            late = {
-                p: acked
-                for p, acked in bits.items()
-                if rewinding.ack_epoch(subscription_of(consumer), consumer, p) != epoch
-            }
-            counting = {p: acked for p, acked in bits.items() if p not in late}
             model, home, topic = self._model, self._broker.home, self._client.topic
+            late = {p: acked for p, acked in bits.items() if not self._was_sent(consumer, p)}
+            counting = {p: acked for p, acked in bits.items() if p not in late}
             told = [
-                model.acking(home, topic, consumer, part, counted)
-                for part, counted in ((counting, epoch), (late, ZERO))
+                model.acking(home, topic, consumer, part, epoch)
+                for part, epoch in ((counting, consumer.epoch), (late, ZERO))
                 if part
             ]
             consumer.subscription.acknowledge(consumer, positions, batches or None, _all(told))
 
         self.connection.send(0, arrive)
 
-    def ack_cumulative(self, position: Position, epoch: Stamp) -> None:
+    def ack_cumulative(self, position: Position) -> None:
         def arrive() -> None:
             consumer = self._consumer
             if consumer is not None:
                 model, home, topic = self._model, self._broker.home, self._client.topic
-                sent = position if epoch == ZERO else min(position, subscription_of(consumer).sent_upto)
-                told = [model.acking_up_to(home, topic, consumer, sent, epoch)]
-                if sent < position:
-                    told.append(model.acking_up_to(home, topic, consumer, position, ZERO))
+                told = model.acking_up_to(home, topic, consumer, position, lambda p: self._was_sent(consumer, p))
                 consumer.subscription.acknowledge_cumulative(consumer, position, None, _all(told))
 
         self.connection.send(0, arrive)
+
+    def _was_sent(self, consumer: Consumer, position: Position) -> bool:
+        """Did this life of the broker send it since the last rewind? Only then an ack counts after that (R13)."""
+        subscription = subscription_of(consumer)
+        return self._broker.sent.get((subscription, position)) == rewinds_of(subscription.progress)
 
     def nack(self, positions: list[Position] | None) -> None:
         def arrive() -> None:
@@ -512,6 +531,8 @@ class ConsumerServer:
         if self._broker.is_owner:  # nothing but a lease of its own keeps an earlier owner from what it has in memory
             home, topic = self._broker.home, self._client.topic
             model.delivering(home, topic, subscription_of(consumer), position, entry, missing)
+        subscription = subscription_of(consumer)
+        self._broker.sent[subscription, position] = rewinds_of(subscription.progress)
         held = Held(position, messages, missing, consumer.epoch)
         self.connection.send(1, lambda: self._client.receive(self, held))
 

@@ -50,6 +50,7 @@ class Generator:
             "cumulative": random.choice((0.0, 3.0)),
             "part": random.choice((0.0, 2.0, 6.0)),
             "nack": random.choice((0.0, 2.0)),
+            "late": random.choice((0.0, 1.0)),
             "seek": random.choice((0.0, 0.0, 0.7, 2.0)),
             "move": random.choice((0.0, 2.0, 5.0)),
             "close": random.choice((0.0, 1.0)),
@@ -166,6 +167,18 @@ class Generator:
 
     def _nack(self) -> None:
         self.say(f"nack {self._any()} x{self._few(5)}")
+
+    def _late(self) -> None:
+        """Consumers hold some messages over a rewind, and ack them when the first ones came again."""
+        self._ack()
+        self.say("tick 100")
+        for name in self.mood.consumers:
+            self.say(f"narrow {name}")
+        if self.random.random() < 0.8:
+            self.say(f"seek {self._region()} {self._topic()} {self._name()} {self.random.choice((0, 50))}%")
+        self.say(f"tick {self.random.choice((300, 510, 600, 1000))}")
+        for name in self.mood.consumers:
+            self.say(f"late {name} x{self._few(5)}")
 
     def _seek(self) -> None:
         place = self.random.choice((0, 20, 50, 70, 90, 100))

@@ -342,7 +342,10 @@ class Model:
                 found[origin] = some
         return self._acked(home, topic, subscription_of(consumer), epoch, found)
 
-    def acking_up_to(self, home: SimRegion, topic: str, consumer: Consumer, upto: Position, epoch: Stamp) -> Heard:
+    def acking_up_to(
+        self, home: SimRegion, topic: str, consumer: Consumer, upto: Position, was_sent: Callable[[Position], bool]
+    ) -> list[Heard]:
+        """A cumulative ack. ``was_sent``: of these it counts in the newest epoch (R13)."""
         log = self._log_of(home, subscription_of(consumer).topic)
         found = {origin: (1 << messages) - 1 for place, origin, messages in log if place <= upto}
         subscription = subscription_of(consumer)
@@ -350,9 +353,14 @@ class Model:
         # What may have been dropped here was perhaps never sent to the consumer, which then says nothing of it.
         dropped = {o: bits for o, bits in found.items() if facts.perhaps_dropped(o, home.name, self.published[o])}
         if dropped:
-            facts.add(Acked(epoch, dropped))
+            facts.add(Acked(consumer.epoch, dropped))
+        again = {origin for place, origin, _ in log if was_sent(place)}
         sent = {origin: bits for origin, bits in found.items() if origin not in dropped}
-        return self._acked(home, topic, subscription_of(consumer), epoch, sent)
+        parts = (
+            (consumer.epoch, {origin: bits for origin, bits in sent.items() if origin in again}),
+            (ZERO, {origin: bits for origin, bits in sent.items() if origin not in again}),
+        )
+        return [self._acked(home, topic, subscription, epoch, bits) for epoch, bits in parts if bits]
 
     def expiring(self, home: SimRegion, topic: str, some: list[Subscription], before_ms: int) -> None:
         """A region begins to drop what is older."""

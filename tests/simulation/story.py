@@ -16,14 +16,16 @@ The world::
 
 Clients::
 
-    produce us t x3 [batch 4]   publish; what has no receipt is sent again
+    produce us t x3 [batch 4] [key k]  publish; what has no receipt is sent again
     marker us t                 store a marker, as replication of snapshots will
     forge us t marker|origin    a client sends what only brokers of other regions may
     subscribe us t sub [latest] make a replicated subscription
-    consumer c1 us t sub [shared|exclusive|failover] [latest] [auto]
+    consumer c1 us t sub [shared|exclusive|failover|key_shared] [latest] [auto]
+    narrow c1                   on its next connection it has room for one message
     ack c1 x3 [newest|every2]   one ACK of some of what it holds; or ``ack c1 us/1:2 ...``
     ack us t sub us/1:2 ...     one ACK of a consumer that is just there
     cumulative c1 x3            everything up to the third it holds; or ``cumulative c1 us/1:2``
+    late c1 x3                  one ACK of what it still holds from before it was sent away
     part c1 us/1:2 0 2          some messages of a batch; or ``part c1 x1 0 2`` of the first it holds
     nack c1 x2
     seek us t sub us/1:0        so that this message is the next; or ``seek us t sub 50%`` of what is stored
@@ -87,7 +89,7 @@ from meridian_broker.wire.proto import pulsar_pb2 as pb
 from meridian_broker.wire.pulsar import metadata
 from meridian_broker.wire.pulsar.frames import Send
 from simulation.broker import SimBroker, SimRegion
-from simulation.clients import SimConsumer
+from simulation.clients import SHARING, SimConsumer
 from simulation.names import full_name
 from simulation.region_steps import RegionSteps
 from simulation.telling import tell
@@ -97,6 +99,7 @@ KINDS: Final = {
     "shared": SubscriptionType.SHARED,
     "exclusive": SubscriptionType.EXCLUSIVE,
     "failover": SubscriptionType.FAILOVER,
+    "key_shared": SubscriptionType.KEY_SHARED,
 }
 
 
@@ -175,10 +178,11 @@ class Story(RegionSteps):
 
     # -- clients
 
-    def do_produce(self, region: str, topic: str, count: str, _batch: str = "", size: str = "1") -> None:
+    def do_produce(self, region: str, topic: str, count: str, *options: str) -> None:
         producer = self.world.producer(region, topic)
+        chosen = dict(zip(options[::2], options[1::2], strict=True))
         for _ in range(_count(count)):
-            producer.produce(int(size))
+            producer.produce(int(chosen.get("batch", "1")), chosen.get("key"))
 
     def do_marker(self, region: str, topic: str) -> None:
         opened = self._open(region, topic)
@@ -253,6 +257,16 @@ class Story(RegionSteps):
         if consumer is not None:
             consumer.ack(self._choose(consumer, words[1:]))
 
+    def do_narrow(self, name: str) -> None:
+        consumer = self._consumer(name)
+        if consumer is not None:
+            consumer.is_narrow = True
+
+    def do_late(self, name: str, count: str) -> None:
+        consumer = self._consumer(name)
+        if consumer is not None:
+            consumer.ack_late(_count(count))
+
     def _choose(self, consumer: SimConsumer, words: tuple[str, ...]) -> list[Position]:
         if words[0].startswith("x"):
             return consumer.choose(_count(words[0]), words[1] if len(words) > 1 else "oldest")
@@ -269,12 +283,13 @@ class Story(RegionSteps):
         bits = {place: (1 << subscription.topic.log.messages(place)) - 1 for place in positions}
         home = self.world.regions[region]
         heard = self.world.model.acking(home, topic, consumer, bits, consumer.epoch)
-        subscription.sent_upto = max([subscription.sent_upto, *positions])
+        for position in positions if subscription.resent is not None else ():
+            subscription.resent.note(position)
         subscription.acknowledge(consumer, positions, None, heard)
 
     def do_cumulative(self, name: str, *words: str) -> None:
         consumer = self._consumer(name)
-        if consumer is not None and consumer.kind != SubscriptionType.SHARED:
+        if consumer is not None and consumer.kind not in SHARING:
             chosen = self._choose(consumer, words)
             if chosen:
                 consumer.ack_cumulative(max(chosen))

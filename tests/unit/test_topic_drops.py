@@ -160,7 +160,10 @@ class World:
 
     def _nobody(self, subscription: Subscription, upto: Position) -> Consumer:
         """A consumer that was sent everything up to here."""
-        subscription.sent_upto = max(subscription.sent_upto, upto)
+        if subscription.resent is not None:
+            for entry in self.entries:
+                if entry.place <= upto:
+                    subscription.resent.note(entry.place)
         return Consumer(subscription, _Nobody(), 0, "", 0, START_MS, None, None, subscription.progress.epoch)
 
     # -- steps ---------------------------------------------------------------------------------------------------

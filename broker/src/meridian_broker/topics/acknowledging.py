@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING
 
 from meridian_broker.positions import ZERO
 from meridian_broker.positions.position import Position
-from meridian_broker.topics import cursor, rewinding
+from meridian_broker.topics import cursor
 
 if TYPE_CHECKING:
     from meridian_broker.topics.claims import Confirmed
     from meridian_broker.topics.consumer import Consumer
+    from meridian_broker.topics.rewinding import Resent
     from meridian_broker.topics.subscription import Subscription
 
 
@@ -19,17 +20,21 @@ def each(
     subscription: Subscription,
     consumer: Consumer,
     positions: list[Position],
+    stale: frozenset[Position],
     batches: dict[Position, int],
     confirmed: Confirmed | None,
 ) -> None:
-    """Single acknowledgements of a durable subscription. The entries' indexes are in memory."""
+    """Single acknowledgements of a durable subscription. The entries' indexes are in memory.
+
+    :param stale: those of entries that were sent before a rewind only (R13).
+    """
     log = subscription.topic.log
     delta = subscription.claims.open()
-    epoch, is_rewound = consumer.epoch, consumer.epoch is not ZERO
+    epoch = consumer.epoch
     parts: list[Position] = []
     for position in positions:
-        if is_rewound:
-            epoch = rewinding.ack_epoch(subscription, consumer, position)
+        if stale:
+            epoch = ZERO if position in stale else consumer.epoch
         if not log.holds(position):
             subscription.settle(consumer, position)  # given back: it was acked elsewhere, or dropped
             continue
@@ -53,11 +58,17 @@ def each(
 
 
 def up_to(
-    subscription: Subscription, consumer: Consumer, position: Position, part: int | None, confirmed: Confirmed | None
+    subscription: Subscription,
+    consumer: Consumer,
+    position: Position,
+    part: int | None,
+    confirmed: Confirmed | None,
+    resent: Resent | None,
 ) -> None:
     """A cumulative acknowledgement, as far as it is about what is not read from a compacted view.
 
     :param part: of the last entry only, all messages but those with these bits.
+    :param resent: what was sent since the newest rewind when it came; only that counts in the newest epoch (R13).
     """
     log = subscription.topic.log
     after = subscription.mark_delete
@@ -66,17 +77,17 @@ def up_to(
     upto = position if part is None else log.before(position)
     ledger = cursor.index_missing(log, after, position)
     if ledger is not None:
-        work = _load_then_up_to(ledger, subscription, consumer, position, part, confirmed)
+        as_now = None if resent is None else resent.copy()
+        work = _load_then_up_to(ledger, subscription, consumer, position, part, confirmed, as_now)
         subscription.topic.scheduler.spawn(work, "load an index for an acknowledgement")
         return
     delta = subscription.claims.open()
-    sent = upto if consumer.epoch is ZERO else min(upto, max(subscription.sent_upto, after))
-    cursor.claim_between(log, delta, consumer.epoch, after, sent, subscription.dropped)
-    cursor.claim_between(log, delta, ZERO, sent, upto, subscription.dropped)
+    cursor.claim_between(log, delta, consumer.epoch, after, upto, subscription.dropped, resent)
     if part is not None and position > after and log.holds(position):
         place = log.place(position)
         if place is not None:
-            cursor.claim_part(log, delta, rewinding.ack_epoch(subscription, consumer, position), position, place, part)
+            epoch = consumer.epoch if resent is None or resent.holds(position) else ZERO
+            cursor.claim_part(log, delta, epoch, position, place, part)
     subscription.claims.changed(confirmed)
 
 
@@ -87,9 +98,10 @@ async def _load_then_up_to(
     position: Position,
     part: int | None,
     confirmed: Confirmed | None,
+    resent: Resent | None,
 ) -> None:
     await subscription.topic.log.load_index(ledger)
-    up_to(subscription, consumer, position, part, confirmed)
+    up_to(subscription, consumer, position, part, confirmed, resent)
 
 
 def in_memory(

@@ -118,7 +118,9 @@ async def _let_others_run(topic: Topic) -> None:
 async def _acknowledge(subscription: Subscription, positions: list[Position]) -> None:
     subscription.check_open()
     topic = subscription.topic
-    subscription.sent_upto = max(subscription.sent_upto, positions[-1])  # all that comes before is settled
+    if subscription.resent is not None:  # an administrator has them all, whatever was sent to whom
+        for position in positions:
+            subscription.resent.note(position)
     nobody = Consumer(
         subscription, _Nobody(), 0, "", 0, topic.scheduler.now_ms(), None, None, subscription.progress.epoch
     )

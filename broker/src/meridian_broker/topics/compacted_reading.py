@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from meridian_broker.positions import Progress
     from meridian_broker.topics.claims import Confirmed
     from meridian_broker.topics.consumer import Consumer
+    from meridian_broker.topics.rewinding import Resent
     from meridian_broker.topics.subscription import Subscription
 
 SLICE_ENTRIES: Final = 500
@@ -138,6 +139,7 @@ class CompactedReading:
         self,
         consumer: Consumer,
         positions: list[Position],
+        stale: frozenset[Position],
         batches: dict[Position, int] | None,
         confirmed: Confirmed | None,
     ) -> list[Position]:
@@ -149,7 +151,9 @@ class CompactedReading:
         others = [position for position in positions if position > self.horizon]
         if covered:
             told = None if others else confirmed
-            self._enqueue(self._acknowledge(self._epochs(consumer), covered, batches or {}, told), told)
+            epoch = consumer.epoch
+            job = self._acknowledge(lambda place: ZERO if place in stale else epoch, covered, batches or {}, told)
+            self._enqueue(job, told)
         return others
 
     def acknowledge_up_to(
@@ -160,7 +164,9 @@ class CompactedReading:
         following = None if view is None else view.after(self._claimed)
         if following is None or following > position:
             return False
-        self._enqueue(self._acknowledge_up_to(self._epochs(consumer), consumer, position, part, confirmed), confirmed)
+        resent = self._subscription.resent
+        as_now = None if resent is None else resent.copy()
+        self._enqueue(self._acknowledge_up_to(consumer, position, part, as_now, confirmed), confirmed)
         return True
 
     def when_resolved(self, callback: Callable[[], None]) -> None:
@@ -194,11 +200,6 @@ class CompactedReading:
             for callback in resolved:
                 callback()
 
-    def _epochs(self, consumer: Consumer) -> Epochs:
-        """In which epoch acknowledgements that come now count: that in which each entry was sent (R13)."""
-        epoch, sent = consumer.epoch, self._subscription.sent_upto
-        return lambda position: epoch if epoch is ZERO or position <= sent else ZERO
-
     async def _acknowledge(
         self, epochs: Epochs, positions: list[Position], batches: dict[Position, int], confirmed: Confirmed | None
     ) -> None:
@@ -226,8 +227,16 @@ class CompactedReading:
         return header if header.messages == 1 else None  # of a batch nobody knows any more what was delivered
 
     async def _acknowledge_up_to(
-        self, epochs: Epochs, consumer: Consumer, position: Position, part: int | None, confirmed: Confirmed | None
+        self,
+        consumer: Consumer,
+        position: Position,
+        part: int | None,
+        resent: Resent | None,
+        confirmed: Confirmed | None,
     ) -> None:
+        def epochs(place: Position) -> Stamp:
+            return consumer.epoch if resent is None or resent.holds(place) else ZERO
+
         upto = min(position, self.horizon)
         while entries := await self._compaction.read_view(self._claimed, SLICE_ENTRIES, SLICE_BYTES):
             inside = [stored for stored in entries if stored[0] <= upto]
@@ -242,7 +251,7 @@ class CompactedReading:
                 self._claimed = inside[-1][0] if whole else Position(position.ledger, position.entry - 1)
             if len(inside) < len(entries) or self._claimed < inside[-1][0]:
                 break
-        acknowledging.up_to(self._subscription, consumer, position, part, confirmed)
+        acknowledging.up_to(self._subscription, consumer, position, part, confirmed, resent)
 
     def _claim(self, epochs: Epochs, claims: list[_Claim], confirmed: Confirmed | None) -> None:
         subscription = self._subscription

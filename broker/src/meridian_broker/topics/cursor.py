@@ -4,12 +4,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from meridian_broker.ledgers.index import Place
 from meridian_broker.ledgers.log import TopicLog
-from meridian_broker.positions import Dropped, Progress, Stamp
+from meridian_broker.positions import ZERO, Dropped, Progress, Stamp
 from meridian_broker.positions.position import Position
+
+if TYPE_CHECKING:
+    from meridian_broker.topics.rewinding import Resent
 
 BACKLOG_WALK: Final = 20_000
 """Entries looked at one by one for an exact backlog; of those beyond, acknowledged ones still count."""
@@ -73,17 +76,25 @@ def claim_part(log: TopicLog, delta: Progress, epoch: Stamp, position: Position,
 
 
 def claim_between(
-    log: TopicLog, delta: Progress, epoch: Stamp, after: Position, upto: Position, unless: Dropped | None = None
+    log: TopicLog,
+    delta: Progress,
+    epoch: Stamp,
+    after: Position,
+    upto: Position,
+    unless: Dropped | None = None,
+    resent: Resent | None = None,
 ) -> None:
     """Claim each entry of ``(after, upto]`` in this region's order. The indexes are in memory.
 
     :param unless: but not what was dropped: the consumer was never sent it, and other regions may owe it still.
+    :param resent: but what was not sent since the newest rewind counts before all of them (R13).
     """
     following = log.after(after)
     while following is not None and following <= upto:
         place = log.place(following)
         if place is not None and (unless is None or not unless.contains(place.region, place.origin)):
-            delta.ack(epoch, place.region, place.prev, place.origin)
+            counted = epoch if resent is None or resent.holds(following) else ZERO
+            delta.ack(counted, place.region, place.prev, place.origin)
         following = log.after(following)
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from meridian_broker.positions import Dropped, Progress
-from meridian_broker.topics import drops
+from meridian_broker.positions import ZERO, Dropped, Progress
+from meridian_broker.topics import drops, rewinding
 from meridian_broker.topics.lives import whole
 from meridian_broker.topics.progress_log import Change, Kind, Whole
 from meridian_broker.topics.subscription_record import decode_record, encode_record
@@ -46,6 +46,8 @@ def recover(topic: Topic, changes: list[Change]) -> None:
             subscription.dropped = subscription.dropped or Dropped()
             subscription.dropped.join(Dropped.decode(payload))
     for subscription in topic.subscriptions.values():
+        if subscription.progress.epoch is not ZERO:
+            rewinding.begin(subscription)
         subscription.start_cursor()
 
 

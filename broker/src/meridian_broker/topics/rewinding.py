@@ -1,27 +1,78 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a rewind does to a subscription (R12, R13): made here by a seek, or told by another region."""
+"""What a rewind does to a subscription (R12, R13): made here by a seek, or told by another region.
+
+An acknowledgement counts in the epoch in which its entry was sent (R13). ACK does not say which that was: a client may
+still hold what it got before the rewind. So a subscription that was rewound remembers which of the entries that were
+there before were sent again (``Resent``). An acknowledgement of any other one is of an older epoch.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Final
 
-from meridian_broker.positions import ZERO, Progress, Stamp
-from meridian_broker.positions.position import EARLIEST, Position
+from meridian_broker.positions import AckSet, Progress
+from meridian_broker.positions.position import Position
 from meridian_broker.topics import drops
 from meridian_broker.topics.progress_log import Kind
 
 if TYPE_CHECKING:
-    from meridian_broker.topics.consumer import Consumer
     from meridian_broker.topics.subscription import Subscription
 
 
-def ack_epoch(subscription: Subscription, consumer: Consumer, position: Position) -> Stamp:
-    """The epoch in which an acknowledgement counts: that in which the entry was sent (R13).
+NONE_STALE: Final[frozenset[Position]] = frozenset()
 
-    What was not sent since the newest rewind was sent before it: whoever acknowledges it holds it from then.
+
+class Resent:
+    """Which entries were sent since the newest rewind, of those stored here before it: local positions.
+
+    What is stored behind ``border`` came later than the rewind, so it was never sent under an older epoch. Bounded by
+    what stood before the border, as runs; let go of when nothing up to there is owed any more. It is not written down:
+    after a restart, and after a further rewind, an entry has to be sent once more before its acknowledgement counts,
+    as the broker does anyway with all that is not acknowledged by then. A message may come again, none is skipped.
     """
-    return consumer.epoch if position <= subscription.sent_upto else ZERO
+
+    __slots__ = ("_sent", "border")
+
+    def __init__(self, border: Position) -> None:
+        self.border = border
+        self._sent = AckSet()
+
+    def note(self, position: Position) -> None:
+        """The entry was sent."""
+        if position <= self.border:
+            self._sent.claim(Position(position.ledger, position.entry - 1), position)
+
+    def holds(self, position: Position) -> bool:
+        """Was it sent since the rewind, if it was sent at all?"""
+        return position > self.border or self._sent.contains(position)
+
+    def passed(self, mark_delete: Position) -> None:
+        """Nothing up to there is owed any more."""
+        if mark_delete >= self.border and not self._sent.is_empty:
+            self._sent = AckSet()
+
+    def copy(self) -> Resent:
+        """As it is now, for an acknowledgement that is worked out later: what is sent meanwhile is not meant by it."""
+        other = Resent(self.border)
+        other._sent = self._sent.copy()
+        return other
+
+
+def stale(subscription: Subscription, positions: Iterable[Position]) -> frozenset[Position]:
+    """Of entries that a client acknowledges, those it holds from before a rewind: they count in an older epoch (R13).
+
+    An entry that was sent again is acknowledged by whoever says so: nobody can tell its copies apart.
+    """
+    resent = subscription.resent
+    if resent is None:
+        return NONE_STALE
+    return frozenset(position for position in positions if not resent.holds(position))
+
+
+def begin(subscription: Subscription) -> None:
+    """The subscription was rewound, or comes back from disk and was rewound once: nothing is sent again yet."""
+    subscription.resent = Resent(subscription.topic.log.last_confirmed)
 
 
 def merge(subscription: Subscription, delta: Progress, done: Callable[[str | None], None]) -> None:
@@ -41,7 +92,8 @@ def merge(subscription: Subscription, delta: Progress, done: Callable[[str | Non
     # An older rewind may come after a newer one, and rules other entries.
     if progress.rewinds() != rewinds or progress.beginning != beginning:
         subscription.disconnect_consumers()
-        subscription.sent_upto = EARLIEST
+        if progress.rewinds() != rewinds:
+            begin(subscription)
         subscription.start_cursor()
     else:
         subscription.advance()
@@ -51,7 +103,9 @@ def merge(subscription: Subscription, delta: Progress, done: Callable[[str | Non
 def take_back(subscription: Subscription, delta: Progress) -> None:
     """A seek: consumers come again, ``delta`` is joined, written and told, and the cursor begins anew."""
     subscription.disconnect_consumers()
-    subscription.sent_upto = EARLIEST
+    before = subscription.progress.epoch
     drops.join(subscription.progress, subscription.dropped, delta)
+    if subscription.progress.epoch != before:
+        begin(subscription)
     subscription.claims.make_known(delta)
     subscription.start_cursor()

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Final
 
 from meridian_broker.ledgers.entry import MARKER
 from meridian_broker.ledgers.store import LedgerNotFound
-from meridian_broker.positions import ZERO, Dropped, Progress
+from meridian_broker.positions import Dropped, Progress
 from meridian_broker.positions.position import EARLIEST, Position
-from meridian_broker.topics import acknowledging, cursor, placing, termination
+from meridian_broker.topics import acknowledging, cursor, placing, rewinding, termination
 from meridian_broker.topics.claims import Claims, Confirmed
 from meridian_broker.topics.compacted_reading import CompactedReading
 from meridian_broker.topics.consumer import Consumer
@@ -27,6 +27,7 @@ from meridian_broker.topics.errors import ConsumerBusy, TopicFenced
 from meridian_broker.topics.key_ranges import KeySharedPolicy
 from meridian_broker.topics.key_shared import KeySharedDispatcher
 from meridian_broker.topics.pacing import Pace
+from meridian_broker.topics.rewinding import Resent
 from meridian_broker.topics.subscription_record import SubscriptionRecord
 
 if TYPE_CHECKING:
@@ -74,7 +75,7 @@ class Subscription:
         "pace",
         "progress",
         "record",
-        "sent_upto",
+        "resent",
         "topic",
         "type",
         "unacked_messages",
@@ -85,8 +86,8 @@ class Subscription:
         self.record = record
         self.progress = progress
         self.durable = durable
-        self.sent_upto: Position = EARLIEST
-        """Once there was a rewind: how far entries were sent since the newest one (R13)."""
+        self.resent: Resent | None = None
+        """Once there was a rewind: what was sent since the newest one (R13)."""
         self.first_hand: Progress | None = None
         """What this region's own clients acked: evidence for the verifier (R60)."""
         self.dropped: Dropped | None = None
@@ -268,8 +269,8 @@ class Subscription:
         consumer.bytes_out += len(entry)
         self.messages_out += messages
         self.bytes_out += len(entry)
-        if consumer.epoch is not ZERO:
-            self.sent_upto = max(self.sent_upto, position)
+        if self.resent is not None:
+            self.resent.note(position)
         if self.pace is not None:
             self.pace.sent(messages, len(entry))
         remaining: int | None = None
@@ -326,20 +327,31 @@ class Subscription:
 
         All ids of one command become one delta (R18). ``confirmed`` hears when it is durable.
         """
-        log = self.topic.log
         if not self.durable:
             acknowledging.in_memory(self, consumer, positions, confirmed, is_sharing=self.type in _SHARING)
             return
+        stale = rewinding.stale(self, positions)
         if self.compacted is not None and positions:
-            positions = self.compacted.acknowledge(consumer, positions, batches, confirmed)
+            positions = self.compacted.acknowledge(consumer, positions, stale, batches, confirmed)
             if not positions:
                 return
+        self._acknowledge(consumer, positions, stale, batches or {}, confirmed)
+
+    def _acknowledge(
+        self,
+        consumer: Consumer,
+        positions: list[Position],
+        stale: frozenset[Position],
+        batches: dict[Position, int],
+        confirmed: Confirmed | None,
+    ) -> None:
+        log = self.topic.log
         missing = next((p.ledger for p in positions if log.index(p.ledger) is None and log.holds(p)), None)
         if missing is not None:
-            work = self._load_then(missing, lambda: self.acknowledge(consumer, positions, batches, confirmed))
+            work = self._load_then(missing, lambda: self._acknowledge(consumer, positions, stale, batches, confirmed))
             self.topic.scheduler.spawn(work, "load an index for an acknowledgement")
             return
-        acknowledging.each(self, consumer, positions, batches or {}, confirmed)
+        acknowledging.each(self, consumer, positions, stale, batches, confirmed)
         self._unblock(consumer)
 
     def settle(self, consumer: Consumer, position: Position) -> None:
@@ -378,7 +390,7 @@ class Subscription:
             acknowledging.in_memory(self, consumer, [position], confirmed, is_sharing=False)
             return
         if self.compacted is None or not self.compacted.acknowledge_up_to(consumer, position, part, confirmed):
-            acknowledging.up_to(self, consumer, position, part, confirmed)
+            acknowledging.up_to(self, consumer, position, part, confirmed, self.resent)
 
     async def _load_then(self, ledger: int, again: Callable[[], None]) -> None:
         await self.topic.log.load_index(ledger)
@@ -423,6 +435,8 @@ class Subscription:
                 continue
             break
         self.mark_delete = position
+        if self.resent is not None:
+            self.resent.passed(position)
         if self.topic.terminated is not None:
             self.dispatch_soon()
         dispatcher = self.dispatcher
