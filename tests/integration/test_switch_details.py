@@ -114,16 +114,16 @@ async def test_an_acknowledgement_for_nobody_is_not_confirmed(tmp_path: Path) ->
         await connection.close()
 
 
-async def test_a_consumer_without_the_flag_does_not_end_replication(tmp_path: Path) -> None:
-    """Clients that do not ask for it say "no" in every SUBSCRIBE: that is not a person's wish to switch it off."""
+async def test_a_consumers_flag_is_for_new_subscriptions(tmp_path: Path) -> None:
+    """R17: switching an existing one skips messages somewhere, so a person does it, who is told how many."""
     async with regions(tmp_path, "us-east") as (east,):
-        for flags in ((False, True), (True, False, None), (False,)):
+        for flags in ((False, True), (True, False, None), (None, True, False, True)):
             for flag in flags:
                 connection = await east.connect()
                 consumer = await Consumer.subscribe(connection, TOPIC, f"s{len(flags)}", kind=SHARED, replicated=flag)
                 await consumer.close()
                 await connection.close()
-            assert subscription(east, f"s{len(flags)}").replicated == (True in flags)
+            assert subscription(east, f"s{len(flags)}").replicated == bool(flags[0])
 
 
 class HeldBarriers:
@@ -140,7 +140,9 @@ class HeldBarriers:
         del topic, subscription
         passed()
 
-    def local_change(self, topic: str, subscription: str, delta: Progress, *, record_changed: bool = False) -> None:
+    def local_change(
+        self, topic: str, subscription: str, delta: Progress, *, record_changed: bool = False, entries: int = 0
+    ) -> None:
         pass
 
 

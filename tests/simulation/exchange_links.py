@@ -42,8 +42,11 @@ class ExchangeLinks:
 
     # -- from topics
 
-    def local_change(self, topic: str, subscription: str, delta: Progress, *, record_changed: bool = False) -> None:
-        self.core.local_ack(topic, subscription, delta, self._broker.mono_ms(), record_changed=record_changed)
+    def local_change(
+        self, topic: str, subscription: str, delta: Progress, *, record_changed: bool = False, entries: int = 0
+    ) -> None:
+        now_ms = self._broker.mono_ms()
+        self.core.local_ack(topic, subscription, delta, now_ms, record_changed=record_changed, entries=entries)
         self._tick_soon()
 
     def barrier(self, topic: str, subscription: str, passed: Callable[[], None]) -> None:

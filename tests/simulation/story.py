@@ -618,12 +618,14 @@ class Story(RegionSteps):
         broker = self._broker(region)
         if broker is None:
             return
-        for status in broker.exchange.core.status(full_name(topic), name):
+        for status in broker.exchange.core.status(full_name(topic), name, broker.mono_ms()):
             parts = ["up" if status.connected else "down"]
             if status.pending:
                 parts.append(f"{status.pending} unconfirmed")
             if status.reason:
-                parts.append(status.reason)
+                parts.append(status.detail or status.reason)
+            if status.lag_entries:
+                parts.append(f"{status.lag_entries} entries behind")
             self.say(f"{status.region}: " + ", ".join(parts))
 
     def expect_agreement(self, topic: str) -> None:

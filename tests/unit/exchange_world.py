@@ -166,13 +166,13 @@ class WorldRegion:
 
     # -- what clients do
 
-    def _change(self, key: Key, delta: Progress) -> None:
+    def _change(self, key: Key, delta: Progress, entries: int = 0) -> None:
         subscription = self.topics[key[0]].subscriptions[key[1]]
         subscription.progress.join(delta)
         self.world.facts.setdefault((self.region, *key), Progress()).join(delta)
         # The client's own acks are on disk at once here; merges take their time. A crash then loses no ack.
         self.disk.write(key, delta, subscription.record)
-        self.exchange.local_ack(*key, delta, self.world.now_ms)
+        self.exchange.local_ack(*key, delta, self.world.now_ms, entries=entries)
 
     def subscribe(self, topic: str, name: str) -> None:
         found = self.topics.setdefault(topic, Topic(""))
@@ -183,10 +183,11 @@ class WorldRegion:
         """All ids of one ACK command in one delta (R18), in the epoch of their dispatch (R13)."""
         subscription = self.topics[topic].subscriptions[name]
         changed = subscription.progress.copy()
+        entries = list(entries)
         for entry in entries:
             epoch = subscription.held.pop(entry.origin, subscription.progress.epoch)
             changed.ack(epoch, entry.origin.region, entry.prev, entry.origin.position, entry.publish_time_ms)
-        self._change((topic, name), changed.minus(subscription.progress))
+        self._change((topic, name), changed.minus(subscription.progress), len(entries))
 
     def take(self, topic: str, name: str, count: int) -> list[Entry]:
         """Dispatch to a consumer here."""

@@ -217,12 +217,14 @@ class Script:
         self.say(_names(self._region(region).unacked(topic, name)))
 
     def expect_links(self, region: str, topic: str, name: str) -> None:
-        for status in self._region(region).exchange.status(topic, name):
+        for status in self._region(region).exchange.status(topic, name, self.world.now_ms):
             parts = ["up" if status.connected else "down", f"sent {status.last_sent}, applied {status.last_applied}"]
             if status.pending:
                 parts.append(f"{status.pending} unconfirmed")
             if status.reason:
-                parts.append(status.reason)
+                parts.append(status.detail or status.reason)
+            if status.lag_entries:
+                parts.append(f"{status.lag_entries} entries behind")
             self.say(f"{status.region}: " + ", ".join(parts))
 
     def expect_messages(self) -> None:

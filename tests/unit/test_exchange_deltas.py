@@ -8,6 +8,7 @@ from exchange_world import World
 from meridian_broker.positions.clock import ZERO
 from meridian_broker.positions.position import EARLIEST, Position
 from meridian_broker.positions.progress import Progress
+from meridian_broker.replication.exchange_lag import Why
 from meridian_broker.replication.exchange_messages import (
     OTHER_INCARNATION,
     UNDECODABLE,
@@ -150,8 +151,9 @@ def test_what_fits_no_message_is_shown_and_does_not_stop_the_rest() -> None:
     here.ack(T, S, here.topics[T].entries[1::2])
     here.subscribe(T, "x")
     world.run(50)
-    (status,) = here.exchange.status(T, S)
-    assert "does not fit" in status.reason
+    (status,) = here.exchange.status(T, S, world.now_ms)
+    assert status.reason == Why.TOO_LARGE
+    assert "does not fit" in status.detail
     assert world.regions["eu"].progress(T, "x") is not None
 
 
@@ -283,8 +285,8 @@ def test_answers_that_match_nothing_change_nothing() -> None:
     wire.region.exchange.tick(wire.world.now_ms)
     for message in (DeltaAck(99), DeltaAck(1, (Refusal(5, "Odd", "?"),)), DeltaAck(1)):
         wire.region.exchange.received("eu", message, wire.answers.append, wire.world.now_ms)
-    (status,) = wire.region.exchange.status(T, S)
-    assert (status.last_applied, status.pending, status.reason) == (1, 0, "")
+    (status,) = wire.region.exchange.status(T, S, wire.world.now_ms)
+    assert (status.last_applied, status.pending, status.reason) == (1, 0, Why.CATCHING_UP)
 
 
 def test_a_peer_of_too_old_a_version_is_left_alone() -> None:
@@ -294,8 +296,8 @@ def test_a_peer_of_too_old_a_version_is_left_alone() -> None:
     wire.region.ack(T, S, wire.region.topics[T].entries[:1])
     wire.region.exchange.tick(wire.world.now_ms)
     assert wire.sent == []
-    (status,) = wire.region.exchange.status(T, S)
-    assert not status.connected and "version 0" in status.reason
+    (status,) = wire.region.exchange.status(T, S, wire.world.now_ms)
+    assert not status.connected and status.reason == Why.OTHER_VERSION and "version 0" in status.detail
 
 
 def test_a_region_that_is_no_peer_is_ignored() -> None:

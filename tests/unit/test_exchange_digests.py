@@ -153,7 +153,7 @@ class Asked:
         self.world = world_of("us", "eu")
         self.region = self.world.regions["eu"]
         self.exchange = self.region.exchange
-        self.highest = self.world.regions["us"].exchange.status(T, S)[0].last_sent
+        self.highest = self.world.regions["us"].exchange.status(T, S, self.world.now_ms)[0].last_sent
 
     def when(self, message: Digest) -> bool:
         answers: list[object] = []
@@ -199,7 +199,7 @@ def test_a_digest_waits_for_the_deltas_before_it() -> None:
     us.ack(T, S, us.topics[T].entries[:3])
     world.run(10)
     asked: list[object] = []
-    number = us.exchange.status(T, S)[0].last_sent
+    number = us.exchange.status(T, S, world.now_ms)[0].last_sent
     eu.exchange.received("us", digest(number, 0), asked.append, world.now_ms)
     world.run(400)
     assert asked == []
@@ -212,7 +212,7 @@ def test_a_digest_names_only_deltas_that_are_durable() -> None:
     world.regions["eu"].disk_ms = 500
     world.regions["us"].ack(T, S, world.regions["us"].topics[T].entries[:3])
     world.run(10)
-    number = world.regions["us"].exchange.status(T, S)[0].last_sent
+    number = world.regions["us"].exchange.status(T, S, world.now_ms)[0].last_sent
     heard = world.listen()
     world.disconnect("eu", "us")
     world.connect("eu", "us")

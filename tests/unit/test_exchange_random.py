@@ -203,7 +203,7 @@ class Model:
                 assert said == self.acked[name]
         for region in self.names:
             for name in SUBSCRIPTIONS:
-                for peer in self.world.regions[region].exchange.status(TOPIC, name):
+                for peer in self.world.regions[region].exchange.status(TOPIC, name, self.world.now_ms):
                     assert peer.connected and not peer.pending and not peer.reason, peer
 
 

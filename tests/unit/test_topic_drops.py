@@ -91,7 +91,9 @@ class Told:
     def __init__(self) -> None:
         self.progress = {name: Progress() for name in NAMES}
 
-    def local_change(self, topic: str, subscription: str, delta: Progress, *, record_changed: bool = False) -> None:
+    def local_change(
+        self, topic: str, subscription: str, delta: Progress, *, record_changed: bool = False, entries: int = 0
+    ) -> None:
         self.progress[subscription].join(delta)
 
     def barrier(self, topic: str, subscription: str, passed: Any) -> None:

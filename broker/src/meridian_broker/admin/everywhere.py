@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from typing import Any, Final
+from urllib.parse import quote
 
 import aiohttp
 from yarl import URL
@@ -46,9 +47,15 @@ async def ask(admin: AdminState, region: str, method: str, path: str, body: obje
 
 
 async def ask_all(
-    admin: AdminState, regions: Iterable[str], method: str, path: str, *, may_be_away: bool = False
+    admin: AdminState,
+    regions: Iterable[str],
+    method: str,
+    path: str,
+    body: object = None,
+    *,
+    may_be_away: bool = False,
 ) -> None:
-    """The same request to several regions.
+    """The same request to several regions. ``{region}`` in the path stands for the one that is asked.
 
     :param may_be_away: one that cannot be reached hears of it by other ways when it is back.
     :raises Refused: not all of them did it; it says which did not. Asking again does no harm.
@@ -56,7 +63,7 @@ async def ask_all(
     problems = []
     for region in sorted(regions):
         try:
-            status, said = await ask(admin, region, method, path)
+            status, said = await ask(admin, region, method, path.replace("{region}", quote(region, safe="")), body)
         except Refused as refused:
             if not may_be_away:
                 problems.append(str(refused))

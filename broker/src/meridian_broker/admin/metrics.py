@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
@@ -18,9 +18,11 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 from prometheus_client.registry import Collector
 
+from meridian_broker.admin import lagging
 from meridian_broker.admin.requests import EXPORTS, state
 from meridian_broker.admin.state import AdminState
 from meridian_broker.engines.local.stats import SYNC_SECONDS_BUCKETS, EngineStats
+from meridian_broker.topics.subscription import Subscription
 from meridian_broker.topics.topic import Topic
 from meridian_broker.wire.pulsar import topic_name
 
@@ -31,6 +33,7 @@ TOPIC: Final = ("cluster", "namespace", "topic")
 NAMESPACE: Final = ("cluster", "namespace")
 SUBSCRIPTION: Final = (*TOPIC, "subscription")
 REMOTE: Final = (*TOPIC, "remote_cluster")
+PAIR: Final = (*SUBSCRIPTION, "remote_cluster")
 LINK: Final = ("cluster", "remote_cluster")
 
 GAUGES: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
@@ -48,8 +51,35 @@ GAUGES: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
     "pulsar_replication_connected_count": ("1 while the replicator is connected", REMOTE),
     "pulsar_replication_delay_in_seconds": ("Age of the oldest entry that waits for the region", REMOTE),
     "meridian_unreplicated_entries": (
-        "Entries that only this region is known to have: lost to the region if this region's disk is destroyed",
+        "Entries of all topics first stored here that the region has not confirmed",
         LINK,
+    ),
+    "meridian_unreplicated_tail_entries": (
+        "Entries of the topic first stored here that the region has not confirmed",
+        REMOTE,
+    ),
+    "meridian_unreplicated_tail_bytes": ("Bytes of them, about", REMOTE),
+    "meridian_unreplicated_tail_seconds": ("Age of the oldest of them", REMOTE),
+    "meridian_progress_lag_entries": (
+        "Entries acknowledged here since the start that the region has not confirmed, of all subscriptions",
+        REMOTE,
+    ),
+    "meridian_progress_lag_seconds": ("Age of the oldest change of progress that the region has not confirmed", REMOTE),
+    "meridian_subscription_progress_lag_entries": (
+        "As meridian_progress_lag_entries, per subscription (exposeSubscriptionSyncMetricsInPrometheus)",
+        PAIR,
+    ),
+    "meridian_subscription_progress_lag_seconds": (
+        "As meridian_progress_lag_seconds, per subscription (exposeSubscriptionSyncMetricsInPrometheus)",
+        PAIR,
+    ),
+    "meridian_subscription_in_sync": (
+        "1 while nothing keeps the region from following the subscription (exposeSubscriptionSyncMetricsInPrometheus)",
+        PAIR,
+    ),
+    "meridian_subscription_progress_set_size": (
+        "Entry ids and part batches remembered above floors (exposeSubscriptionSyncMetricsInPrometheus)",
+        SUBSCRIPTION,
     ),
     "meridian_progress_link_up": ("1 while the link that carries progress to the region is up", LINK),
     "meridian_connections": ("Client and peer connections", ("cluster",)),
@@ -160,8 +190,9 @@ async def read(admin: AdminState) -> Reading:
     """All numbers; the loop goes on in between."""
     reading = Reading(admin.region)
     began = time.monotonic()
+    lags = admin.exchange.lags()
     for topic in list(admin.service.topics.values()):
-        _topic(reading, admin, topic)
+        _topic(reading, admin, topic, lags)
         if time.monotonic() - began > TURN_SECONDS:
             await asyncio.sleep(0)
             began = time.monotonic()
@@ -177,7 +208,7 @@ async def read(admin: AdminState) -> Reading:
     return reading
 
 
-def _topic(reading: Reading, admin: AdminState, topic: Topic) -> None:
+def _topic(reading: Reading, admin: AdminState, topic: Topic, lags: Mapping[tuple[str, str], tuple[int, int]]) -> None:
     labels = (topic_name.parse(topic.name).namespace_name, topic.name)
     log = topic.log
     producers = sum(1 for one in topic.producers.values() if one.remote_region is None)
@@ -190,6 +221,8 @@ def _topic(reading: Reading, admin: AdminState, topic: Topic) -> None:
         reading.put("pulsar_subscription_back_log", own, log.distance(one.mark_delete, log.last_confirmed))
         reading.put("pulsar_subscription_unacked_messages", own, one.unacked_messages)
         reading.put("pulsar_subscription_msg_out_total", own, one.messages_out)
+        if admin.sync_metrics and one.replicated:
+            _pairs(reading, admin, labels, one)
     reading.add("pulsar_topics_count", labels[:1], 1)
     reading.put("pulsar_subscriptions_count", labels, len(topic.subscriptions))
     reading.put("pulsar_producers_count", labels, producers)
@@ -207,7 +240,25 @@ def _topic(reading: Reading, admin: AdminState, topic: Topic) -> None:
         reading.put("pulsar_replication_delay_in_seconds", far, status.delay_ms / 1000)
         reading.put("meridian_replicated_out_messages_total", far, status.messages_out)
         reading.put("meridian_replicated_out_bytes_total", far, status.bytes_out)
-        reading.add("meridian_unreplicated_entries", (remote,), status.backlog)
+        tail = lagging.tail(topic, status)
+        reading.put("meridian_unreplicated_tail_entries", far, tail.entries)
+        reading.put("meridian_unreplicated_tail_bytes", far, tail.size)
+        reading.put("meridian_unreplicated_tail_seconds", far, tail.age_ms / 1000)
+        reading.add("meridian_unreplicated_entries", (remote,), tail.entries)
+        lag_entries, lag_ms = lags.get((topic.name, remote), (0, 0))
+        reading.put("meridian_progress_lag_entries", far, lag_entries)
+        reading.put("meridian_progress_lag_seconds", far, lag_ms / 1000)
+
+
+def _pairs(reading: Reading, admin: AdminState, labels: Labels, subscription: Subscription) -> None:
+    """One series per subscription and region: only where somebody asked for it."""
+    for peer in lagging.peers(admin, subscription):
+        far = (*labels, subscription.name, peer.region)
+        reading.put("meridian_subscription_progress_lag_entries", far, peer.lag_entries)
+        reading.put("meridian_subscription_progress_lag_seconds", far, peer.lag_ms / 1000)
+        reading.put("meridian_subscription_in_sync", far, int(not peer.reason))
+    size = subscription.progress.count_detail()
+    reading.put("meridian_subscription_progress_set_size", (*labels, subscription.name), size)
 
 
 def _engine(reading: Reading, stats: EngineStats) -> None:

@@ -15,6 +15,7 @@ from aiohttp import web
 
 from meridian_broker.admin.clusters import check_allowed
 from meridian_broker.admin.errors import Handler
+from meridian_broker.admin.everywhere import ask_all
 from meridian_broker.admin.requests import Refused, answer, body, done, flag, namespace_of, number, state, topic_of
 from meridian_broker.metadata import policy_table as policies
 from meridian_broker.metadata.policy_table import TABLE, Level
@@ -32,6 +33,8 @@ class Endpoint:
     topic: str
     what: str
     """It holds ..."""
+    everywhere: bool = False
+    """What is set in one region is set in all of them, unless ``?region=`` names that one alone."""
 
 
 ENDPOINTS: Final = (
@@ -39,6 +42,13 @@ ENDPOINTS: Final = (
     Endpoint(policies.MESSAGE_TTL, "messageTTL", "messageTTL", "the seconds after which messages expire"),
     Endpoint(policies.DEDUPLICATION, "deduplication", "deduplicationEnabled", "whether producers' repeats are dropped"),
     Endpoint(policies.ENCRYPTION_REQUIRED, "encryptionRequired", "", "whether only producers that encrypt may come in"),
+    Endpoint(
+        policies.REPLICATE_SUBSCRIPTIONS,
+        "replicateSubscriptionState",
+        "replicateSubscriptionState",
+        "whether subscriptions made from now on are replicated, unless whoever makes them says otherwise",
+        everywhere=True,
+    ),
     Endpoint(policies.MAX_PRODUCERS, "maxProducersPerTopic", "maxProducers", "how many producers a topic may have"),
     Endpoint(policies.PUBLISH_RATE, "publishRate", "publishRate", "what may be published a second, in this region"),
     Endpoint(
@@ -167,6 +177,25 @@ def _element(request: web.Request, policy: str) -> str | None:
     return state(request).region if TABLE[policy].each == "region" else None
 
 
+_WHERE: Final = {False: "", True: ", in all regions; with ``?region=``, in the one asked alone"}
+
+
+async def _others(request: web.Request, place: _Place) -> frozenset[str]:
+    """The other regions of the namespace or topic, unless the request is about this one alone.
+
+    :raises Refused: it is about another one.
+    """
+    admin = state(request)
+    only = request.query.get("region")
+    if only is not None:
+        if only != admin.region:
+            raise Refused(412, f"this is {admin.region}: what is about {only} alone is asked there")
+        return frozenset()
+    if place is _OfTopic:
+        return frozenset(admin.service.regions_of(str(await _existing(request)))) - {admin.region}
+    return (await admin.catalog.namespaces.get(namespace_of(request))).replication_clusters - {admin.region}
+
+
 def reading(place: _Place, endpoint: Endpoint) -> Handler:
     """How the policy is read."""
 
@@ -195,10 +224,12 @@ def setting(place: _Place, endpoint: Endpoint) -> Handler:
         largest = state(request).service.topic_limits.message_bytes
         if endpoint.policy == policies.MAX_MESSAGE_SIZE and isinstance(value, int) and value > largest:
             raise Refused(412, f"{value} bytes: this broker takes messages of at most {largest} bytes")
+        others = await _others(request, place) if endpoint.everywhere else frozenset()
         await place.set(request, endpoint.policy, value, _element(request, endpoint.policy))
+        await ask_all(state(request), others, "POST", f"{request.rel_url.raw_path}?region={{region}}", value)
         return done()
 
-    set_it.__doc__ = f"Set {endpoint.what}."
+    set_it.__doc__ = f"Set {endpoint.what}{_WHERE[endpoint.everywhere]}."
     return set_it
 
 
@@ -206,10 +237,12 @@ def removing(place: _Place, endpoint: Endpoint) -> Handler:
     """How the policy is taken away."""
 
     async def remove(request: web.Request) -> web.Response:
+        others = await _others(request, place) if endpoint.everywhere else frozenset()
         await place.set(request, endpoint.policy, None, _element(request, endpoint.policy))
+        await ask_all(state(request), others, "DELETE", f"{request.rel_url.raw_path}?region={{region}}")
         return done()
 
-    remove.__doc__ = f"Do not set here any more {endpoint.what}."
+    remove.__doc__ = f"Do not set here any more {endpoint.what}{_WHERE[endpoint.everywhere]}."
     return remove
 
 

@@ -41,5 +41,7 @@ class AdminState:
     """Shown to the admin APIs of other regions; None: they are asked as anybody would."""
     faults: bool = False
     """This broker is under test and may lose messages when told to."""
+    sync_metrics: bool = False
+    """Metrics also say how far each region is behind with each subscription."""
     ready: bool = False
     """Everything is open: the health check says ok."""

@@ -135,6 +135,8 @@ def _add(known: Json, one: Json) -> Json:
         other = one.get(key)
         if key in ADDED:
             added[key] = value + other
+        elif key == "meridian":
+            added[key] = _add_own(value, other or {})
         elif key == "consumers":
             added[key] = [*value, *(other or [])]
         elif key == "connected":
@@ -146,3 +148,26 @@ def _add(known: Json, one: Json) -> Json:
         else:
             added[key] = value
     return added
+
+
+_SUMS: Final = frozenset({"setSize", "setBytes", "lagEntries", "entries", "bytes"})
+
+
+def _add_own(known: Json, other: Json) -> Json:
+    """What only we show, of two partitions."""
+    added: dict[str, Any] = {}
+    for key, value in known.items():
+        more = other.get(key)
+        if more is None:
+            added[key] = value
+        elif key in _SUMS:
+            added[key] = value + more
+        elif key in ("lagMs", "ageMs"):
+            added[key] = max(value, more)
+        elif key in ("inSync", "connected"):
+            added[key] = value and more
+        elif isinstance(value, dict) and isinstance(more, dict):
+            added[key] = _add_own(value, more)
+        else:
+            added[key] = value or more
+    return {**other, **added}

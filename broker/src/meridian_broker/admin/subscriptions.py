@@ -66,7 +66,7 @@ async def create(request: web.Request) -> web.Response:
     """Make a subscription; the body is the id of its next message, the latest when empty."""
     given = await body(request, default=None)
     name = part(request, "subscription")
-    replicated = flag(request, "replicated")
+    said = request.query.get("replicated")
     having = properties(given.get("properties")) if isinstance(given, Mapping) else {}
     topics = await opened(request)
     if all(name in topic.subscriptions for topic in topics):
@@ -74,7 +74,9 @@ async def create(request: web.Request) -> web.Response:
     targets = [(topic, LATEST) for topic in topics] if given is None else places(topics, given)
     for topic, place in targets:
         if name not in topic.subscriptions:
-            await make_subscription(topic, name, place, replicated=replicated, properties=having)
+            rules = state(request).service.rules(topic_name.parse(topic.name))
+            wanted = rules.replicate_subscriptions if said is None else truth(said, "?replicated")
+            await make_subscription(topic, name, place, replicated=wanted, properties=having)
     return done()
 
 

@@ -3,13 +3,16 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from typing import Any, Final
 
 from aiohttp import web
 
+from meridian_broker.admin import lagging
 from meridian_broker.admin.backlogs import Standing, standing
-from meridian_broker.admin.requests import Refused, answer, body, done, part, state
+from meridian_broker.admin.everywhere import ask, reason
+from meridian_broker.admin.requests import Refused, answer, body, done, flag, part, state, topic_of
 from meridian_broker.admin.state import AdminState
 from meridian_broker.admin.subscriptions import named, replicate
 from meridian_broker.metadata.errors import Invalid
@@ -17,12 +20,23 @@ from meridian_broker.positions.clock import ZERO
 from meridian_broker.topics.administration import damage as claim_unacked
 from meridian_broker.topics.subscription import Subscription
 
+ASK_SECONDS: Final = 5.0
+"""A region that takes longer to answer cannot be asked."""
 FAULTS: Final = 1000
 """Entries that one call may lose."""
 
 
 async def status(request: web.Request) -> web.Response:
-    """Progress of a subscription by origin region, and how far each other region is synced, per partition."""
+    """Progress of a subscription by origin region, and how far each other region is synced, per partition.
+
+    ``?allRegions=true``: as each region of the topic sees it, and what keeps those from answering that do not.
+    """
+    if flag(request, "allRegions"):
+        return answer(await _status_everywhere(request))
+    return answer(await _status_here(request))
+
+
+async def _status_here(request: web.Request) -> dict[str, Any]:
     found = await named(request)
     shown = {}
     for subscription in found:
@@ -33,8 +47,31 @@ async def status(request: web.Request) -> web.Response:
         "synced": all(one["synced"] for one in shown.values()),
     }
     if len(shown) == 1:
-        return answer(head | next(iter(shown.values())))
-    return answer(head | {"backlog": sum(one["backlog"] for one in shown.values()), "partitions": shown})
+        return head | next(iter(shown.values()))
+    return head | {"backlog": sum(one["backlog"] for one in shown.values()), "partitions": shown}
+
+
+async def _status_everywhere(request: web.Request) -> dict[str, Any]:
+    admin = state(request)
+    here = await _status_here(request)
+    others = sorted(admin.service.regions_of(str(topic_of(request))) - {admin.region})
+    said = await asyncio.gather(*(_status_of(admin, region, request.rel_url.raw_path) for region in others))
+    regions = {admin.region: here} | dict(zip(others, said, strict=True))
+    return {"subscription": here["subscription"], "region": admin.region, "regions": regions}
+
+
+async def _status_of(admin: AdminState, region: str, path: str) -> dict[str, Any]:
+    """What another region answers; ``problem``: why it does not, or that it has no such subscription."""
+    try:
+        async with asyncio.timeout(ASK_SECONDS):
+            status, said = await ask(admin, region, "GET", path)
+    except Refused as refused:
+        return {"region": region, "problem": str(refused), "missing": False}
+    except TimeoutError:
+        return {"region": region, "problem": f"{region} does not answer", "missing": False}
+    if status != 200 or not isinstance(said, dict):
+        return {"region": region, "problem": f"{region} answers {status}: {reason(said)}", "missing": status == 404}
+    return said
 
 
 async def mode(request: web.Request) -> web.Response:
@@ -65,7 +102,7 @@ def _status(admin: AdminState, subscription: Subscription, stands: Standing) -> 
     topic = subscription.topic
     progress = subscription.progress
     exact = subscription.durable and subscription.replicated
-    peers = admin.exchange.status(topic.name, subscription.name) if exact else ()
+    peers = lagging.peers(admin, subscription)
     return {
         "topic": topic.name,
         "mode": "exact" if exact else "local",
@@ -78,18 +115,9 @@ def _status(admin: AdminState, subscription: Subscription, stands: Standing) -> 
         "acked_beyond_mark_delete": [[str(after), str(upto)] for after, upto in stands.holes[:100]],
         "floors": {region: str(floor) for region, floor in sorted(progress.floors().items())},
         "set_size": progress.count_detail(),
+        "set_bytes": len(progress.encode()),
         "consumers": len(subscription.consumers),
         "waits_for_barrier": subscription.barrier,
-        "synced": all(not peer.reason and not peer.pending for peer in peers),
-        "peers": [
-            {
-                "region": peer.region,
-                "connected": peer.connected,
-                "last_sent": peer.last_sent,
-                "last_applied": peer.last_applied,
-                "pending": peer.pending,
-                "reason": peer.reason,
-            }
-            for peer in peers
-        ],
+        "synced": lagging.is_in_step(peers),
+        "peers": [lagging.peer_json(admin, peer) for peer in peers],
     }

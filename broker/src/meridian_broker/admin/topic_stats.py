@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final
 
+from meridian_broker.admin import lagging
 from meridian_broker.admin.backlogs import Standing, standing
 from meridian_broker.admin.rates import Rates
 from meridian_broker.admin.state import AdminState
@@ -135,6 +136,7 @@ class TopicStats:
             "subscriptionProperties": dict(subscription.record.properties),
             "markDeletePosition": str(stands.mark_delete),
             "regions": sorted(self.state.service.regions_of(topic.name)) if subscription.replicated else [],
+            "meridian": lagging.subscription_json(self.state, subscription),
         }
 
     def consumer(self, consumer: Consumer) -> Json:
@@ -202,6 +204,7 @@ class TopicStats:
             "confirmed": str(status.confirmed),
             "hold": None if status.hold is None else status.hold.value,
             "lastError": status.last_error,
+            "meridian": {"unreplicated": lagging.tail_json(lagging.tail(topic, status))},
         }
 
     def _address(self, remote: str) -> str | None:

@@ -7,8 +7,9 @@ from typing import Any
 
 import click
 
+from meridian_broker.cli import standing
 from meridian_broker.cli.names import TopicName, namespace_name, namespace_path, part, topic_name
-from meridian_broker.cli.output import Console, with_console
+from meridian_broker.cli.output import NO, Console, table, with_console
 
 force_option = click.option("--force", is_flag=True, help="Also when it is in use.")
 
@@ -135,6 +136,31 @@ def topics_stats(console: Console, topic: TopicName, internal: bool) -> None:
     partitioned = partition_count(console, topic) > 0
     last = ("partitioned-internalStats" if partitioned else "internalStats") if internal else ""
     console.tree(console.admin.get(f"{topic.path}/{last or ('partitioned-stats' if partitioned else 'stats')}"))
+
+
+@topics.command("status")
+@click.argument("topic", type=topic_name)
+@with_console
+def topics_status(console: Console, topic: TopicName) -> None:
+    """How far the other regions have the messages of TOPIC that were published in this one.
+
+    What is "not there" is stored in this region and not in that one. If it is in no other region either, it is lost
+    with this region's disk. Exit code 0: every region is connected and nothing is held up. 1: not so.
+
+    \b
+      meridian topics status orders --url http://127.0.0.1:8090
+    """
+    last = "partitioned-stats?perPartition=false" if partition_count(console, topic) > 0 else "stats"
+    links = console.admin.get(f"{topic.path}/{last}")["replication"]
+    if console.as_json:
+        console.tree(links)
+    else:
+        click.echo(table(standing.LINKS, standing.link_rows(links)))
+        for remote, link in sorted(links.items()):
+            if link["lastError"] and (link["hold"] or not link["connected"]):
+                click.echo(f"{remote}: {link['lastError']}")
+    if any(link["hold"] or not link["connected"] for link in links.values()):
+        raise SystemExit(NO)
 
 
 @topics.command("partitions")

@@ -4,9 +4,11 @@
 from __future__ import annotations
 
 import re
+import time
 
 import click
 
+from meridian_broker.cli import standing
 from meridian_broker.cli.names import TopicName, part, topic_name
 from meridian_broker.cli.nouns import force_option, forced
 from meridian_broker.cli.output import Console, with_console
@@ -37,7 +39,19 @@ def subscription_path(topic: TopicName, subscription: str) -> str:
 
 @click.group()
 def subscriptions() -> None:
-    """Subscriptions of a topic."""
+    """Subscriptions of a topic: who consumes it, and how far they are.
+
+    A replicated subscription stands at the same messages in every region of its topic, so its consumers may go on in
+    another region at any time. It is made so by its consumers (``meridian consume --replicated``), or when it is
+    created:
+
+    \b
+      meridian subscriptions create orders billing --replicated
+      meridian subscriptions status orders billing                are all regions in step? exit code 0: yes
+
+    Every command is about one region's API (``--url``) and acts on all regions of a replicated subscription. The page
+    replicated-subscriptions.md explains each figure and each reason.
+    """
 
 
 @subscriptions.command("list")
@@ -51,10 +65,36 @@ def subscriptions_list(console: Console, topic: TopicName) -> None:
 @subscriptions.command("status")
 @click.argument("topic", type=topic_name)
 @click.argument("subscription")
+@click.option(
+    "--max-lag",
+    "most_ms",
+    type=click.IntRange(min=0),
+    default=1000,
+    show_default=True,
+    metavar="MS",
+    help="So old may the oldest acknowledgement be that another region has not confirmed.",
+)
 @with_console
-def subscriptions_status(console: Console, topic: TopicName, subscription: str) -> None:
-    """Progress of SUBSCRIPTION by origin region, and what the other regions have of it."""
-    console.tree(console.admin.get(f"/meridian/v1/subscriptions/{topic.below}/{part(subscription)}/status"))
+def subscriptions_status(console: Console, topic: TopicName, subscription: str, most_ms: int) -> None:
+    """Where SUBSCRIPTION stands in every region of TOPIC, and how far they are behind each other.
+
+    All regions are asked. Exit code 0: all are in step. 1: one is not; the reasons are told. 2: a region could not be
+    asked, and those that could see nothing wrong.
+
+    \b
+      meridian subscriptions status orders billing
+      meridian subscriptions status orders billing --json | jq '.regions[].peers'
+    """
+    path = f"/meridian/v1/subscriptions/{topic.below}/{part(subscription)}/status"
+    found = console.admin.get(path, {"allRegions": "true"})
+    code, sentences = standing.verdict(found, most_ms)
+    if console.as_json:
+        console.tree({**found, "in_step": code == standing.YES, "problems": sentences})
+    else:
+        for text in standing.tables(found, int(time.time() * 1000)):
+            click.echo(text)
+        click.echo("\n" + ("\n".join(sentences) or "all regions are in step"))
+    raise SystemExit(code)
 
 
 @subscriptions.command("create")

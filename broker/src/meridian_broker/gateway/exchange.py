@@ -80,8 +80,11 @@ class ExchangeShell:
 
     # -- from topics ---------------------------------------------------------------------------------------------
 
-    def local_change(self, topic: str, subscription: str, delta: Progress, *, record_changed: bool = False) -> None:
-        self.core.local_ack(topic, subscription, delta, self._now_ms(), record_changed=record_changed)
+    def local_change(
+        self, topic: str, subscription: str, delta: Progress, *, record_changed: bool = False, entries: int = 0
+    ) -> None:
+        now_ms = self._now_ms()
+        self.core.local_ack(topic, subscription, delta, now_ms, record_changed=record_changed, entries=entries)
         self._tick_soon()
 
     def barrier(self, topic: str, subscription: str, passed: Callable[[], None]) -> None:
@@ -94,7 +97,11 @@ class ExchangeShell:
 
     def status(self, topic: str, subscription: str) -> tuple[PeerStatus, ...]:
         """How a subscription stands with each other region."""
-        return self.core.status(topic, subscription)
+        return self.core.status(topic, subscription, self._now_ms())
+
+    def lags(self) -> dict[tuple[str, str], tuple[int, int]]:
+        """``(topic, region)`` -> entries and milliseconds that the region's progress is behind."""
+        return self.core.lags(self._now_ms())
 
     # -- from links and connections ------------------------------------------------------------------------------
 

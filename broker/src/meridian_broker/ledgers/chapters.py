@@ -200,6 +200,16 @@ class Chain:
                 total += chapter.size * left // chapter.entries
         return total
 
+    def own_after(self, position: Position) -> int:
+        """Entries after a position that were first stored here; of ledgers whose index is not in memory, all count."""
+        total = 0
+        for chapter in self._chapters:
+            if chapter.ledger_id >= position.ledger:
+                first = max(position.entry, -1) + 1 if chapter.ledger_id == position.ledger else 0
+                left = max(chapter.entries - first, 0)
+                total += left if chapter.index is None else min(left, chapter.index.own_from(first))
+        return total
+
     def place_before_last(self, size: int) -> Position:
         """After which entry at most the last ``size`` bytes follow, about; ``EARLIEST``: all stored is not so much."""
         for chapter in reversed(self._chapters):

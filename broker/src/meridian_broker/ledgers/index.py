@@ -176,6 +176,10 @@ class LedgerIndex:
             elif kind != NO_PLACE and self._columns is not None:
                 yield entry, self.codes.name(kind), Position(self._columns[0][entry], self._columns[1][entry])
 
+    def own_from(self, entry: int) -> int:
+        """How many of the entries from this one on were first stored here."""
+        return self.kinds.count(OWN, entry)
+
     def last_own(self) -> Position | None:
         """The highest own entry that is stored in this ledger, fetched back or not; None when none is."""
         at = self.kinds.rfind(b"\0")

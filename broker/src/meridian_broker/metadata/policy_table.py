@@ -32,6 +32,8 @@ REPLICATION: Final = "replicationClusters"
 RETENTION: Final = "retention_policies"
 MESSAGE_TTL: Final = "message_ttl_in_seconds"
 DEDUPLICATION: Final = "deduplicationEnabled"
+REPLICATE_SUBSCRIPTIONS: Final = "replicateSubscriptionState"
+"""PIP-398's name, like that of the broker's setting."""
 MAX_PRODUCERS: Final = "max_producers_per_topic"
 MAX_CONSUMERS: Final = "max_consumers_per_topic"
 MAX_CONSUMERS_PER_SUBSCRIPTION: Final = "max_consumers_per_subscription"
@@ -112,6 +114,7 @@ TABLE: Final[Mapping[str, Policy]] = {
         _number(MESSAGE_TTL, "message_ttl_seconds"),
         _truth(DEDUPLICATION, "deduplication"),
         _truth(ENCRYPTION_REQUIRED, "encryption_required"),
+        _truth(REPLICATE_SUBSCRIPTIONS, "replicate_subscriptions"),
         _number(MAX_PRODUCERS, "max_producers"),
         _number(MAX_CONSUMERS, "max_consumers"),
         _number(MAX_CONSUMERS_PER_SUBSCRIPTION, "max_consumers_per_subscription"),

@@ -35,6 +35,8 @@ class Rules:
     message_ttl_seconds: int = 0
     """0: messages never expire."""
     deduplication: bool = False
+    replicate_subscriptions: bool = False
+    """Subscriptions made from now on are replicated unless whoever makes them says otherwise (R17)."""
     encryption_required: bool = False
     """Only producers that encrypt their messages may come in."""
     max_producers: int = 0

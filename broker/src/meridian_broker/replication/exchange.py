@@ -32,6 +32,7 @@ from meridian_broker.replication.exchange_barrier import Barriers
 from meridian_broker.replication.exchange_comparing import Comparing
 from meridian_broker.replication.exchange_context import ExchangeContext, ExchangeCounters, ProgressHost, Reply
 from meridian_broker.replication.exchange_deltas import Deltas
+from meridian_broker.replication.exchange_lag import Behind, Trouble, Why
 from meridian_broker.replication.exchange_messages import (
     OLDEST_VERSION,
     PROTOCOL_VERSION,
@@ -45,9 +46,10 @@ from meridian_broker.replication.exchange_messages import (
     Hello,
     PeerMessage,
     State,
+    SubscriptionKey,
 )
 from meridian_broker.replication.exchange_peer import Peer
-from meridian_broker.replication.exchange_waits import LINK_DOWN, BarrierResult, FlushResult, Waits
+from meridian_broker.replication.exchange_waits import BarrierResult, FlushResult, Waits
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +64,22 @@ class PeerStatus:
     """The highest one it confirmed as durable."""
     pending: int
     """DELTA with this subscription's progress that are queued or unconfirmed."""
-    reason: str
-    """Why the subscription does not sync with the region; empty when it does."""
+    lag_entries: int = 0
+    """Entries acknowledged here, since this broker started, that the region has not confirmed as durable."""
+    lag_ms: int = 0
+    """Age of the oldest change that it has not confirmed."""
+    reason: str = ""
+    """Why the subscription does not sync with the region, one of ``Why``; empty when it does."""
+    detail: str = ""
+    """The same in a sentence, when there is more to say."""
+    for_ms: int | None = None
+    """For how long the reason holds; None: since this broker started."""
+    sent_ms_ago: int | None = None
+    """When the last delta of the subscription was sent to the region; None: none since this broker started."""
+    confirmed_ms_ago: int | None = None
+    """When the region last confirmed one."""
+    applied_ms_ago: int | None = None
+    """When progress of the subscription last came from the region and was taken."""
 
 
 class ProgressExchange:
@@ -123,6 +139,7 @@ class ProgressExchange:
             self.disconnected(region, now_ms)
         self._context.now_ms = now_ms
         peer.send, peer.incompatible = send, ""
+        peer.up_since_ms = now_ms
         peer.next_digest_ms = now_ms + self._digest_interval_ms
         send(Hello(PROTOCOL_VERSION, self._host.region, peer.next_number))
         self._comparing.announce(peer, forced=True)
@@ -134,6 +151,7 @@ class ProgressExchange:
         if peer is None or peer.send is None:
             return
         peer.send = peer.next_digest_ms = None
+        peer.down_since_ms = now_ms
         lost = peer.drop()
         self._waits.region_gone(region)
         self._deltas.offer_again(region, lost)
@@ -145,18 +163,26 @@ class ProgressExchange:
     # -- what happens here, and time
 
     def local_ack(
-        self, topic: str, subscription: str, delta: Progress, now_ms: int, *, record_changed: bool = False
+        self,
+        topic: str,
+        subscription: str,
+        delta: Progress,
+        now_ms: int,
+        *,
+        record_changed: bool = False,
+        entries: int = 0,
     ) -> None:
         """Progress changed here: acks, a rewind, a new subscription. It leaves with the next ``tick``.
 
         :param delta: what changed; kept, so it is not to be changed afterwards.
         :param record_changed: the subscription's record changed too; new subscriptions are recognized without it.
+        :param entries: how many entries were acknowledged, for those who ask how far another region is behind.
         """
         self._context.now_ms = now_ms
         key = (topic, subscription)
         new = key not in self._context.book
         self._context.book.mark(topic, subscription)
-        self._deltas.offer(key, delta, with_record=record_changed or new)
+        self._deltas.offer(key, delta, with_record=record_changed or new, entries=entries)
 
     def tick(self, now_ms: int) -> None:
         """Do what is due."""
@@ -195,7 +221,7 @@ class ProgressExchange:
         peer = self._peers.get(region)
         if peer is None:
             return
-        peer.back = reply
+        peer.back, peer.heard_ms = reply, now_ms
         match message:
             case Hello():
                 self._greeted(peer, message, reply)
@@ -223,6 +249,7 @@ class ProgressExchange:
                 f"{OLDEST_VERSION} to {PROTOCOL_VERSION}: upgrade {peer.region}"
             )
             peer.drop()
+            peer.down_since_ms = self._context.now_ms
             self._waits.region_gone(peer.region)
         else:
             peer.incompatible = ""
@@ -251,16 +278,60 @@ class ProgressExchange:
         self.counters.flushes += 1
         self._barriers.push((topic, subscription), done)
 
-    def status(self, topic: str, subscription: str) -> tuple[PeerStatus, ...]:
+    def status(self, topic: str, subscription: str, now_ms: int) -> tuple[PeerStatus, ...]:
         """How the subscription stands with each other region of its topic."""
-        return tuple(self._status(region, topic, subscription) for region in self._context.others_of(topic))
+        key = (topic, subscription)
+        return tuple(self._status(region, key, now_ms) for region in self._context.others_of(topic))
 
-    def _status(self, region: str, topic: str, subscription: str) -> PeerStatus:
+    def lags(self, now_ms: int) -> dict[tuple[str, str], tuple[int, int]]:
+        """``(topic, region)`` -> entries and milliseconds that the region is behind, over all subscriptions."""
+        found: dict[tuple[str, str], tuple[int, int]] = {}
+        for region, peer in self._peers.items():
+            for (topic, _), book in peer.lag.behind():
+                entries, oldest = found.get((topic, region), (0, 0))
+                found[topic, region] = entries + book.entries, max(oldest, now_ms - (book.since() or now_ms))
+        return found
+
+    def _status(self, region: str, key: SubscriptionKey, now_ms: int) -> PeerStatus:
         peer = self._peers.get(region)
         if peer is None:
-            return PeerStatus(region, False, 0, 0, 0, LINK_DOWN)
-        reason = peer.waiting.get(topic) or peer.troubles.get((topic, subscription), "")
+            return PeerStatus(region, False, 0, 0, 0, reason=Why.LINK_DOWN)
+        book = peer.lag.get(key) or Behind()
+        since = book.since()
+        trouble = self._trouble(peer, key, book, now_ms)
+        numbers, queued = peer.carries(key)
+
+        def ago(at_ms: int | None) -> int | None:
+            return None if at_ms is None else max(0, now_ms - at_ms)
+
+        return PeerStatus(
+            region,
+            peer.up,
+            peer.next_number - 1,
+            peer.confirmed,
+            len(numbers) + queued,
+            book.entries,
+            ago(since) or 0,
+            "" if trouble is None else trouble.why,
+            "" if trouble is None else trouble.text,
+            None if trouble is None or trouble.since_ms < 0 else ago(trouble.since_ms),
+            ago(book.sent_ms),
+            ago(book.confirmed_ms),
+            ago(book.applied_ms),
+        )
+
+    def _trouble(self, peer: Peer, key: SubscriptionKey, book: Behind, now_ms: int) -> Trouble | None:
+        """Why the two are not in step; None: they are, or will be in a moment."""
         if not peer.up:
-            reason = peer.incompatible or LINK_DOWN
-        numbers, queued = peer.carries((topic, subscription))
-        return PeerStatus(region, peer.up, peer.next_number - 1, peer.confirmed, len(numbers) + queued, reason)
+            down = -1 if peer.down_since_ms is None else peer.down_since_ms
+            return Trouble(Why.OTHER_VERSION if peer.incompatible else Why.LINK_DOWN, peer.incompatible, down)
+        known = peer.waiting.get(key[0]) or peer.troubles.get(key)
+        since = book.since()
+        if known is not None or since is None:
+            return known
+        late_ms = 2 * self._digest_interval_ms
+        if book.missed_since_ms is None:
+            return Trouble(Why.NOT_CONFIRMED, "", since) if now_ms - since > late_ms else None
+        if now_ms - max(peer.heard_ms, peer.up_since_ms) > late_ms:
+            return Trouble(Why.NOT_CONFIRMED, "", max(peer.heard_ms, peer.up_since_ms))
+        return Trouble(Why.CATCHING_UP, "", peer.up_since_ms)

@@ -133,7 +133,7 @@ class Barriers:
             if peer is None or not peer.up:
                 wait.missing[region] = LINK_DOWN if peer is None else peer.incompatible or LINK_DOWN
             elif topic in peer.waiting:
-                wait.missing[region] = peer.waiting[topic]
+                wait.missing[region] = peer.waiting[topic].text
             else:
                 reachable.append(peer)
         return reachable

@@ -19,7 +19,8 @@ from itertools import chain
 from typing import Final
 
 from meridian_broker.positions.progress import Progress
-from meridian_broker.replication.exchange_context import ExchangeContext, Reply
+from meridian_broker.replication.exchange_context import ExchangeContext, Reply, why_of
+from meridian_broker.replication.exchange_lag import Why
 from meridian_broker.replication.exchange_messages import (
     Digest,
     Fetch,
@@ -52,6 +53,7 @@ class Comparing:
         peer.forget_confirmed()
         context.forget_settled()
         context.book.refresh()
+        peer.lag.forget(lambda topic: context.book.topic(topic) != 0)
         topics = [topic for topic in context.book.topics() if peer.region in context.host.regions_of(topic)]
         peer.forced = set(topics) if forced else peer.forced.intersection(topics)
         peer.to_announce = deque(topics)
@@ -133,8 +135,10 @@ class Comparing:
         part = progress if question.keys is None else progress.extract(question.keys)
         encoded = part.encode()
         if len(encoded) > self._context.limits.item_bytes:
-            peer.note_trouble((topic, name), f"progress of {len(encoded)} bytes does not fit a message")
+            text = f"progress of {len(encoded)} bytes does not fit a message"
+            peer.note_trouble((topic, name), Why.TOO_LARGE, text, self._context.now_ms)
             return None
+        peer.lag.told((topic, name), self._context.now_ms)
         return StateItem(topic, name, host.incarnation(topic), record, encoded)
 
     # -- their state, compared
@@ -172,14 +176,16 @@ class Comparing:
         context, topic = self._context, theirs.topic
         objection = context.objection(peer.region, topic, theirs.incarnation)
         if objection is not None:
-            peer.hold_back(topic, objection[1])
+            peer.hold_back(topic, why_of(objection[0]), objection[1], context.now_ms)
             return True
         if peer.waiting.pop(topic, None) is not None:
             peer.forget_troubles(topic)
         if theirs.digest != context.book.topic(topic):
             return False
-        if not theirs.unsettled and theirs.digest:
-            peer.even.add(topic)
+        if not theirs.unsettled:
+            peer.lag.same_topic(topic)
+            if theirs.digest:
+                peer.even.add(topic)
         peer.skips.pop(topic, None)
         peer.forget_troubles(topic)
         context.counters.topics_equal += 1
@@ -213,6 +219,7 @@ class Comparing:
             asked = peer.fetching.pop((topic, name), None) is not None
             ours = book.subscription(topic, name)
             if ours is not None and ours.digest == theirs.digest:
+                peer.lag.same((topic, name))
                 continue
             progress = host.progress(topic, name)
             if ours is None or progress is None or (theirs.keys is None and asked):
@@ -250,8 +257,9 @@ class Comparing:
         def settled(code: str, reason: str, _: Progress | None) -> None:
             peer.fetching.pop(key, None)
             if code:
-                peer.note_trouble(key, reason)
+                peer.note_trouble(key, why_of(code), reason, self._context.now_ms)
             else:
+                peer.lag.of(key).applied_ms = self._context.now_ms
                 peer.troubles.pop(key, None)
                 self._context.counters.states_merged += 1
             self.ask(peer)

@@ -10,6 +10,7 @@ from typing import Final, Protocol, TypeAlias
 
 from meridian_broker.positions.progress import Progress
 from meridian_broker.replication.exchange_digests import DigestBook
+from meridian_broker.replication.exchange_lag import Why
 from meridian_broker.replication.exchange_messages import (
     NOT_A_REGION,
     OTHER_INCARNATION,
@@ -97,6 +98,19 @@ class ExchangeCounters:
 
 Settled: TypeAlias = Callable[[str, str, Progress | None], None]
 """``(code, reason, delta)``. Code and reason empty: the delta is merged and durable."""
+
+
+_WHY: Final = {
+    UNKNOWN_SUBSCRIPTION: Why.UNKNOWN_SUBSCRIPTION,
+    OTHER_INCARNATION: Why.OTHER_INCARNATION,
+    NOT_A_REGION: Why.NOT_A_REGION,
+    UNDECODABLE: Why.UNDECODABLE,
+}
+
+
+def why_of(code: str) -> Why:
+    """The reason that a refusal's code names; those of newer versions are refusals like any other."""
+    return _WHY.get(code, Why.REFUSED)
 
 
 class ExchangeContext:

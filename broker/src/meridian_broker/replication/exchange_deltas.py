@@ -12,7 +12,8 @@ from __future__ import annotations
 
 from meridian_broker.positions.progress import Progress
 from meridian_broker.replication.exchange_comparing import Comparing
-from meridian_broker.replication.exchange_context import ExchangeContext, Reply
+from meridian_broker.replication.exchange_context import ExchangeContext, Reply, why_of
+from meridian_broker.replication.exchange_lag import Why
 from meridian_broker.replication.exchange_messages import (
     NOT_A_REGION,
     OTHER_INCARNATION,
@@ -40,12 +41,13 @@ class Deltas:
 
     # -- out
 
-    def offer(self, key: SubscriptionKey, delta: Progress, *, with_record: bool) -> None:
+    def offer(self, key: SubscriptionKey, delta: Progress, *, with_record: bool, entries: int = 0) -> None:
         """Queue progress of ours for every peer of the topic."""
         for region in self._context.others_of(key[0]):
             peer = self._context.peers.get(region)
             if peer is not None:
-                peer.offer((*key, False), delta, with_record=with_record, now_ms=self._context.now_ms)
+                now_ms = self._context.now_ms
+                peer.offer((*key, False), delta, with_record=with_record, now_ms=now_ms, entries=entries)
 
     def offer_again(self, region: str, lost: list[tuple[PendingKey, Pending]]) -> None:
         """The link to the region broke with these on their way: the others may pass them on."""
@@ -84,7 +86,9 @@ class Deltas:
         for key, pending in peer.take():
             item = self._item(peer, key, pending)
             if item is None:
-                self._waits.delta_lost(peer.region, [key[:2]], peer.troubles.get(key[:2], NOT_A_REGION))
+                peer.lag.given_up(key[:2], pending)
+                trouble = peer.troubles.get(key[:2])
+                self._waits.delta_lost(peer.region, [key[:2]], NOT_A_REGION if trouble is None else trouble.text)
                 continue
             size += len(item.progress) + len(item.record or b"")
             if items and (size > limits.message_bytes or len(items) == limits.items_per_message):
@@ -101,7 +105,8 @@ class Deltas:
             return None
         encoded = self._encode(pending.delta) if pending.shared else pending.delta.encode()
         if len(encoded) > context.limits.item_bytes:
-            peer.note_trouble((topic, subscription), f"progress of {len(encoded)} bytes does not fit a message")
+            text = f"progress of {len(encoded)} bytes does not fit a message"
+            peer.note_trouble((topic, subscription), Why.TOO_LARGE, text, context.now_ms)
             peer.give_up(topic)
             return None
         record = context.host.record(topic, subscription) if pending.with_record else None
@@ -124,6 +129,7 @@ class Deltas:
             refusal = refusals.get(index)
             if refusal is None:
                 peer.troubles.pop(key[:2], None)
+                peer.lag.confirmed(key[:2], pending, self._context.now_ms)
             else:
                 self._refused(peer, key, pending, refusal)
         self._waits.delta_confirmed(peer.region, ack.number, flight.keys())
@@ -135,13 +141,17 @@ class Deltas:
         self._context.counters.refused_there += 1
         if refusal.code == UNKNOWN_SUBSCRIPTION and not pending.with_record:
             whole = self._context.host.progress(topic, subscription)
-            now = self._context.now_ms
-            if whole is not None and peer.offer(key, whole.copy(), with_record=True, now_ms=now):
-                self._waits.delta_requeued(peer.region, key[:2])
-                return
-        peer.note_trouble(key[:2], refusal.reason)
+            if whole is not None:
+                peer.lag.taken_back(key[:2], pending)
+                now, entries = self._context.now_ms, pending.entries
+                if peer.offer(key, whole.copy(), with_record=True, now_ms=now, entries=entries):
+                    self._waits.delta_requeued(peer.region, key[:2])
+                    return
+        peer.lag.given_up(key[:2], pending)
+        now_ms, why = self._context.now_ms, why_of(refusal.code)
+        peer.note_trouble(key[:2], why, refusal.reason, now_ms)
         if refusal.code in (OTHER_INCARNATION, NOT_A_REGION):
-            peer.hold_back(topic, refusal.reason)
+            peer.hold_back(topic, why, refusal.reason, now_ms)
         peer.give_up(topic)
         self._waits.delta_lost(peer.region, [key[:2]], refusal.reason)
 
@@ -168,8 +178,9 @@ class Deltas:
             def settled(code: str, reason: str, merged: Progress | None) -> None:
                 if merged is None:
                     refusals.append(Refusal(index, code, reason))
-                    peer.note_trouble(key, reason)
+                    peer.note_trouble(key, why_of(code), reason, self._context.now_ms)
                 else:
+                    peer.lag.of(key).applied_ms = self._context.now_ms
                     self._pass_on(peer, item, merged)
                 settle()
 

@@ -52,6 +52,8 @@ class ExchangeLimits:
     """Barriers and flushes under way. One more is answered at once, as incomplete."""
     topics_apart: int = 10_000
     """Topics held back because the peer has another incarnation, and topics whose comparison is put off, per peer."""
+    books: int = 200_000
+    """Subscriptions of which is known how far the peer is behind with them."""
     troubles: int = 1000
     """Subscriptions whose reason for not syncing is remembered, per peer."""
     digest_skips: int = 3

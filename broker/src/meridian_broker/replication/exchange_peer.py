@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from meridian_broker.positions.progress import Progress
+from meridian_broker.replication.exchange_lag import Lag, Trouble, Why
 from meridian_broker.replication.exchange_messages import (
     Digest,
     ExchangeLimits,
@@ -40,6 +41,10 @@ class Pending:
 
     delta: Progress
     with_record: bool
+    entries: int = 0
+    """How many entries were acknowledged in it."""
+    since_ms: int = 0
+    """When the first of it was offered."""
     shared: bool = True
     """The delta is queued for other peers too: copied before anything is joined to it."""
 
@@ -90,10 +95,17 @@ class Peer:
         """Why the peer is not spoken to although its link is up; empty normally."""
         self.incoming = Incoming()
         self.even: set[str] = set()
-        self.waiting: dict[str, str] = {}
+        self.down_since_ms: int | None = None
+        """Since when our own link is down, or the peer not spoken to; None: it never was up."""
+        self.up_since_ms = 0
+        self.heard_ms = 0
+        """When the region last said anything, on whatever link."""
+        self.waiting: dict[str, Trouble] = {}
         """Topic -> reason: nothing is offered until a digest of the peer shows the same incarnation."""
-        self.troubles: dict[SubscriptionKey, str] = {}
+        self.troubles: dict[SubscriptionKey, Trouble] = {}
         """Why the peer refused a subscription's last delta, or we could not send it."""
+        self.lag = Lag(limits.books)
+        """How far the peer is behind."""
         self.forced: set[str] = set()
         """Topics of which something was given up since the last digest."""
         self.last_delta_of: dict[str, int] = {}
@@ -126,22 +138,32 @@ class Peer:
 
     # -- what is on its way there
 
-    def offer(self, key: PendingKey, delta: Progress, *, with_record: bool, now_ms: int) -> bool:
+    def offer(self, key: PendingKey, delta: Progress, *, with_record: bool, now_ms: int, entries: int = 0) -> bool:
         """Queue progress for the peer; the delta is not to be changed afterwards. False: not taken, the topic is
-        uneven now."""
+        uneven now.
+
+        :param entries: how many entries were acknowledged in it.
+        """
         topic = key[0]
         if not self.up or topic in self.waiting:
             self.give_up(topic)
+            self.lag.missed(key[:2], entries, now_ms)
             return False
         pending = self._pending.get(key)
         if pending is not None:
-            return self._join(topic, pending, delta, with_record)
+            if self._join(topic, pending, delta, with_record):
+                pending.entries += entries
+                return True
+            self.lag.missed(key[:2], entries, now_ms)
+            return False
         if len(self._pending) >= self._limits.pending_subscriptions:
             self.give_up(topic)
+            self.lag.missed(key[:2], entries, now_ms)
             return False
         if not self._pending:
             self._pending_since_ms = now_ms
-        self._pending[key] = Pending(delta, with_record)
+        pending = self._pending[key] = Pending(delta, with_record, entries, now_ms)
+        self.lag.of(key[:2]).outstanding.append(pending)
         return True
 
     def _join(self, topic: str, pending: Pending, delta: Progress, with_record: bool) -> bool:
@@ -176,8 +198,9 @@ class Peer:
         number = self.next_number
         self.next_number += 1
         self._in_flight[number] = Flight(now_ms, items)
-        for (topic, _, _), _ in items:
+        for (topic, name, _), _ in items:
             self.last_delta_of[topic] = number
+            self.lag.of((topic, name)).sent_ms = now_ms
         return number
 
     def confirm(self, number: int) -> Flight | None:
@@ -192,8 +215,9 @@ class Peer:
         late = [number for number, flight in self._in_flight.items() if flight.sent_ms < before_ms]
         flights = [self._in_flight.pop(number) for number in late]
         for flight in flights:
-            for (topic, _, _), _ in flight.items:
+            for (topic, name, _), pending in flight.items:
                 self.give_up(topic)
+                self.lag.given_up((topic, name), pending)
         return flights
 
     def oldest_flight_ms(self) -> int | None:
@@ -204,10 +228,11 @@ class Peer:
         self.even.discard(topic)
         self.forced.add(topic)
 
-    def hold_back(self, topic: str, reason: str) -> None:
+    def hold_back(self, topic: str, why: Why, text: str, now_ms: int) -> None:
         """Offer nothing of the topic until the peer shows the same incarnation of it."""
-        if topic in self.waiting or len(self.waiting) < self._limits.topics_apart:
-            self.waiting[topic] = reason
+        known = self.waiting.get(topic)
+        if known is not None or len(self.waiting) < self._limits.topics_apart:
+            self.waiting[topic] = _trouble(known, why, text, now_ms)
         if topic in self.even:
             self.give_up(topic)
 
@@ -225,8 +250,9 @@ class Peer:
         lost.extend(self._pending.items())
         self._in_flight.clear()
         self._pending.clear()
-        for (topic, _, _), _ in lost:
+        for (topic, name, _), pending in lost:
             self.give_up(topic)
+            self.lag.given_up((topic, name), pending)
         self.wanted.clear()
         self.fetching.clear()
         self.to_announce.clear()
@@ -234,10 +260,11 @@ class Peer:
         self.skips.clear()
         return lost
 
-    def note_trouble(self, key: SubscriptionKey, reason: str) -> None:
+    def note_trouble(self, key: SubscriptionKey, why: Why, text: str, now_ms: int) -> None:
         """Remember why a subscription does not sync, for its status."""
-        if key in self.troubles or len(self.troubles) < self._limits.troubles:
-            self.troubles[key] = reason
+        known = self.troubles.get(key)
+        if known is not None or len(self.troubles) < self._limits.troubles:
+            self.troubles[key] = _trouble(known, why, text, now_ms)
 
     def forget_troubles(self, topic: str) -> None:
         for key in [key for key in self.troubles if key[0] == topic]:
@@ -284,3 +311,8 @@ class Peer:
     def expire_questions(self, before_ms: int) -> None:
         """What was not answered may be asked again after the next digest."""
         self.fetching = {key: asked for key, asked in self.fetching.items() if asked >= before_ms}
+
+
+def _trouble(known: Trouble | None, why: Why, text: str, now_ms: int) -> Trouble:
+    """The same trouble as before lasts since then."""
+    return Trouble(why, text, known.since_ms if known is not None and known.why is why else now_ms)

@@ -262,6 +262,14 @@ class StorageSettings:
 class ReplicationSettings:
     """Messages and acknowledgements on their way to the other regions."""
 
+    replicate_subscription_state: bool = False
+    """Durable subscriptions that are made from now on are replicated, where neither their consumer nor a policy of the
+    topic or its namespace says otherwise. Existing ones stay as they are."""
+
+    expose_subscription_sync_metrics_in_prometheus: bool = False
+    """`/metrics` also shows how far each other region is behind with each replicated subscription: one series per
+    subscription and region. Per topic and region it is always shown."""
+
     replication_producer_queue_size: int = _int(1000, 1, 100_000)
     """Messages sent to a remote region, per topic, that it has not yet confirmed."""
 

@@ -48,7 +48,7 @@ def each(
         if place is not None:
             delta.ack(epoch, place.region, place.prev, place.origin)
         subscription.settle(consumer, position)
-    subscription.claims.changed(confirmed)
+    subscription.claims.changed(confirmed, len(positions))
     if parts:
         subscription.claims.flush()
         for position in parts:  # the last part of a batch makes it whole
@@ -82,13 +82,14 @@ def up_to(
         subscription.topic.scheduler.spawn(work, "load an index for an acknowledgement")
         return
     delta = subscription.claims.open()
-    cursor.claim_between(log, delta, consumer.epoch, after, upto, subscription.dropped, resent)
+    claimed = cursor.claim_between(log, delta, consumer.epoch, after, upto, subscription.dropped, resent)
     if part is not None and position > after and log.holds(position):
         place = log.place(position)
         if place is not None:
             epoch = consumer.epoch if resent is None or resent.holds(position) else ZERO
             cursor.claim_part(log, delta, epoch, position, place, part)
-    subscription.claims.changed(confirmed)
+            claimed += 1
+    subscription.claims.changed(confirmed, claimed)
 
 
 async def _load_then_up_to(

@@ -25,11 +25,12 @@ Confirmed = Callable[[LedgerError | None], None]
 class Claims:
     """The claims of one subscription that nobody was told of yet."""
 
-    __slots__ = ("_confirmations", "_delta", "_flushing", "_subscription")
+    __slots__ = ("_confirmations", "_delta", "_entries", "_flushing", "_subscription")
 
     def __init__(self, subscription: Subscription) -> None:
         self._subscription = subscription
         self._delta: Progress | None = None
+        self._entries = 0
         self._confirmations: list[Confirmed] | None = None
         self._flushing = False
 
@@ -39,8 +40,10 @@ class Claims:
             self._delta = self._subscription.progress.empty_delta()
         return self._delta
 
-    def changed(self, confirmed: Confirmed | None) -> None:
-        """Something was claimed: it is written at the end of this turn, and ``confirmed`` hears when it is durable."""
+    def changed(self, confirmed: Confirmed | None, entries: int) -> None:
+        """So many entries were claimed: it is written at the end of this turn, and ``confirmed`` hears when it is
+        durable."""
+        self._entries += entries
         if confirmed is not None:
             if self._confirmations is None:
                 self._confirmations = []
@@ -62,17 +65,21 @@ class Claims:
         """Make this turn's acknowledgements one record and one message to each peer."""
         delta, self._delta = self._delta, None
         confirmations, self._confirmations = self._confirmations, None
+        entries, self._entries = self._entries, 0
         subscription = self._subscription
         subscription.last_acked_ms = subscription.topic.scheduler.now_ms()
         if delta is None or not drops.join(subscription.progress, subscription.dropped, delta):
             if confirmations:
                 subscription.topic.progress_log.when_durable(lambda error: _tell(confirmations, error))
             return
-        self.make_known(delta, confirmations)
+        self.make_known(delta, confirmations, entries)
         subscription.advance()
 
-    def make_known(self, delta: Progress, confirmations: list[Confirmed] | None = None) -> None:
-        """Write what is joined already, and tell it to the other regions."""
+    def make_known(self, delta: Progress, confirmations: list[Confirmed] | None = None, entries: int = 0) -> None:
+        """Write what is joined already, and tell it to the other regions.
+
+        :param entries: how many were acknowledged in it.
+        """
 
         def done(error: LedgerError | None) -> None:
             _tell(confirmations, error)
@@ -84,7 +91,7 @@ class Claims:
             subscription.first_hand = subscription.first_hand or Progress()
             subscription.first_hand.join(delta)
             if topic.exchange is not None:
-                topic.exchange.local_change(topic.name, subscription.name, delta)
+                topic.exchange.local_change(topic.name, subscription.name, delta, entries=entries)
 
 
 def _tell(confirmations: list[Confirmed] | None, error: LedgerError | None) -> None:

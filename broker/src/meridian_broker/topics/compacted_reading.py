@@ -258,7 +258,7 @@ class CompactedReading:
         delta = subscription.claims.open()
         for claim in claims:
             self._claim_one(delta, epochs(claim.position), claim)
-        subscription.claims.changed(confirmed)
+        subscription.claims.changed(confirmed, len(claims))
         subscription.claims.flush()
         for position, header, _ in claims:
             if not header.flags & NO_ORIGIN and self._is_settled(position, header):

@@ -83,19 +83,22 @@ def claim_between(
     upto: Position,
     unless: Dropped | None = None,
     resent: Resent | None = None,
-) -> None:
-    """Claim each entry of ``(after, upto]`` in this region's order. The indexes are in memory.
+) -> int:
+    """Claim each entry of ``(after, upto]`` in this region's order; says how many. The indexes are in memory.
 
     :param unless: but not what was dropped: the consumer was never sent it, and other regions may owe it still.
     :param resent: but what was not sent since the newest rewind counts before all of them (R13).
     """
+    claimed = 0
     following = log.after(after)
     while following is not None and following <= upto:
         place = log.place(following)
         if place is not None and (unless is None or not unless.contains(place.region, place.origin)):
             counted = epoch if resent is None or resent.holds(following) else ZERO
             delta.ack(counted, place.region, place.prev, place.origin)
+            claimed += 1
         following = log.after(following)
+    return claimed
 
 
 def index_missing(log: TopicLog, after: Position, upto: Position) -> int | None:

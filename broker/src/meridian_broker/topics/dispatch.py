@@ -21,6 +21,7 @@ from meridian_broker.positions.position import Position
 from meridian_broker.topics.chunks import ChunkKeepers
 from meridian_broker.topics.consumer import Consumer
 from meridian_broker.topics.delayed import Delays
+from meridian_broker.topics.settling import Settling
 
 if TYPE_CHECKING:
     from meridian_broker.ledgers.log import Stored
@@ -71,6 +72,9 @@ class Dispatcher:
 
     def settled(self, position: Position) -> None:
         """An entry that was with a consumer is acked."""
+
+    def acked_elsewhere(self) -> None:
+        """Other regions' acknowledgements came: some may be of what consumers hold here."""
 
     def pump(self) -> None:
         """Send what can be sent now."""
@@ -206,7 +210,16 @@ def preferred(consumers: list[Consumer], partition: int) -> Consumer | None:
 class SharedDispatcher(Dispatcher):
     """Shared: every consumer that is ready takes its turn."""
 
-    __slots__ = ("_chunks", "_delays", "_reading_replay", "_redeliveries", "_replay", "_replayed", "_turn")
+    __slots__ = (
+        "_chunks",
+        "_delays",
+        "_reading_replay",
+        "_redeliveries",
+        "_replay",
+        "_replayed",
+        "_settling",
+        "_turn",
+    )
 
     def __init__(self, subscription: Subscription) -> None:
         super().__init__(subscription)
@@ -217,6 +230,7 @@ class SharedDispatcher(Dispatcher):
         self._reading_replay = False
         self._delays: Delays | None = None
         self._chunks: ChunkKeepers | None = None
+        self._settling: Settling | None = None
 
     @property
     def delays(self) -> Delays:
@@ -233,6 +247,8 @@ class SharedDispatcher(Dispatcher):
         if self._delays is not None:
             self._delays.clear()
         self._chunks = None
+        if self._settling is not None:
+            self._settling.cancel()
         for consumer in self.consumers:
             self.subscription.unacked_messages -= consumer.unacked_messages
             consumer.unacked = None
@@ -275,6 +291,12 @@ class SharedDispatcher(Dispatcher):
 
     def settled(self, position: Position) -> None:
         self._redeliveries.pop(position, None)
+
+    def acked_elsewhere(self) -> None:
+        if self.subscription.unacked_messages:
+            if self._settling is None:
+                self._settling = Settling(self.subscription)
+            self._settling.soon()
 
     def _next_ready(self) -> Consumer | None:
         """The next consumer in turn, best priority first."""

@@ -97,6 +97,8 @@ def merge(subscription: Subscription, delta: Progress, done: Callable[[str | Non
         subscription.start_cursor()
     else:
         subscription.advance()
+        if subscription.dispatcher is not None:
+            subscription.dispatcher.acked_elsewhere()
         subscription.dispatch_soon()
 
 

@@ -383,7 +383,13 @@ class TopicService:
         properties: dict[str, str],
         read_compacted: bool = False,
     ) -> Subscription:
-        """Find or make one; durable, and at its place, when this returns. :raises TopicError: refused."""
+        """Find or make one; durable, and at its place, when this returns.
+
+        :param replicated: None: as the policies say, as they are now; the topic hears of a change a moment later.
+        :raises TopicError: refused.
+        """
+        if replicated is None and durable and name not in topic.subscriptions:
+            replicated = self.rules(topic_name.parse(topic.name)).replicate_subscriptions
         places = None
         if durable and initial not in (EARLIEST, LATEST) and name not in topic.subscriptions:
             places = await placing.before(topic.log, topic.region, initial)

@@ -297,7 +297,7 @@ class Subscription:
         dispatcher = self.dispatcher
         if isinstance(dispatcher, SharedDispatcher):
             dispatcher.send_again(consumer, positions)
-            self._unblock(consumer)
+            self.unblock(consumer)
         elif dispatcher is not None and dispatcher.is_active(consumer):
             dispatcher.rewind()
             self.dispatch_soon()
@@ -307,7 +307,8 @@ class Subscription:
         """So much is sent and not acked that no more is sent."""
         return self.unacked_messages >= self.topic.bounds.unacked_per_subscription
 
-    def _unblock(self, consumer: Consumer) -> None:
+    def unblock(self, consumer: Consumer) -> None:
+        """What the consumer holds became less: it may get more."""
         if self.unacked_messages >= self.topic.bounds.unacked_per_subscription // 2:
             self.dispatch_soon()  # it may have been blocked until now
         if consumer.blocked and consumer.unacked_messages < self.topic.bounds.unacked_per_consumer // 2:
@@ -352,7 +353,7 @@ class Subscription:
             self.topic.scheduler.spawn(work, "load an index for an acknowledgement")
             return
         acknowledging.each(self, consumer, positions, stale, batches, confirmed)
-        self._unblock(consumer)
+        self.unblock(consumer)
 
     def settle(self, consumer: Consumer, position: Position) -> None:
         """Nobody has this entry under way any more."""
@@ -365,7 +366,7 @@ class Subscription:
                     if self.dispatcher is not None:
                         self.dispatcher.settled(position)
                     if owner is not consumer:
-                        self._unblock(owner)
+                        self.unblock(owner)
                     return
 
     def acknowledge_cumulative(
@@ -459,7 +460,7 @@ class Subscription:
             for consumer in self.consumers:
                 if consumer.unacked is not None and position in consumer.unacked:
                     self.settle(consumer, position)
-                    self._unblock(consumer)
+                    self.unblock(consumer)
         self.advance()
         self.dispatch_soon()
 

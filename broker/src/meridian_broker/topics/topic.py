@@ -63,8 +63,13 @@ _NOWHERE: Final[Mapping[str, Position]] = {}
 class Exchange(Protocol):
     """The progress exchange, seen from a topic."""
 
-    def local_change(self, topic: str, subscription: str, delta: Progress, *, record_changed: bool = False) -> None:
-        """Something was acked, rewound or made here: tell the other regions."""
+    def local_change(
+        self, topic: str, subscription: str, delta: Progress, *, record_changed: bool = False, entries: int = 0
+    ) -> None:
+        """Something was acked, rewound or made here: tell the other regions.
+
+        :param entries: how many entries were acked.
+        """
         ...
 
     def barrier(self, topic: str, subscription: str, passed: Callable[[], None]) -> None:
@@ -292,6 +297,7 @@ class Topic:
     ) -> None:
         """Find or make a subscription. ``ready`` hears it once its record is durable, or the error.
 
+        :param replicated: of one that is made now.
         :param places: of an initial entry, see ``create_subscription``.
         :param read_compacted: its first consumer asks for the compacted view.
         """
@@ -300,13 +306,8 @@ class Topic:
             if existing.durable != durable:
                 ready(NotAllowed(f"subscription {name!r} exists and is {'not ' if durable else ''}durable"))
                 return
-            if replicated and not existing.replicated:
-                # Only ever switched on here: clients that do not ask for it say "no" each time (R17).
-                try:
-                    self.lives.set_replicated(existing, True, lambda error: ready(existing if error is None else error))
-                except NotAllowed as error:
-                    ready(error)
-                return
+            # What the consumer says of replication is for new ones: an existing one is switched by the admin API, which
+            # says how much each region will skip (R17).
             self.progress_log.when_durable(lambda error: ready(existing if error is None else error))
             return
         if durable and not may_create:

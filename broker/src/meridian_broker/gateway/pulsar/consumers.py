@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 _new: Final = tuple.__new__
 """Half the price of calling a ``NamedTuple`` class."""
 _ONE_READS: Final = (SubscriptionType.EXCLUSIVE, SubscriptionType.FAILOVER)
+SAY_NO_BY_THEMSELVES: Final = ("Pulsar-CPP", "Pulsar Go", "Pulsar-Java-v2.", "Pulsar-Java-v3.", "Pulsar-Java-v4.0.")
+"""Clients that say of every subscription nobody asked to be replicated that it is not to be."""
 _ABSENT: Final = 1 << 63
 """Numbers from here on are negative ones in a u64 field."""
 
@@ -94,11 +96,19 @@ async def _subscription(connection: Connection, asked: pb.CommandSubscribe, topi
         topic,
         asked.subscription,
         durable=asked.durable,
-        replicated=asked.replicate_subscription_state if asked.HasField("replicate_subscription_state") else None,
+        replicated=_replicated(connection, asked),
         initial=await _first_position(topic, asked),
         properties={pair.key: pair.value for pair in asked.subscription_properties},
         read_compacted=asked.read_compacted,
     )
+
+
+def _replicated(connection: Connection, asked: pb.CommandSubscribe) -> bool | None:
+    """What the consumer says about replication; None: nothing, so that a policy decides (R17, PIP-398)."""
+    if not asked.HasField("replicate_subscription_state"):
+        return None
+    says_no_by_itself = connection.client_version.startswith(SAY_NO_BY_THEMSELVES)
+    return asked.replicate_subscription_state or (None if says_no_by_itself else False)
 
 
 async def _first_position(topic: Topic, asked: pb.CommandSubscribe) -> Position:

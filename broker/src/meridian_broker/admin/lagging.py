@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How far the other regions are behind, in figures and sentences: for status, stats and metrics alike.
+
+Two things can lag. *Progress*: what was acknowledged here and is not confirmed there. *Entries*: what is published here
+and not stored there; until it is stored elsewhere, it is lost with this region's volume (R6).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from meridian_broker.admin.state import AdminState
+from meridian_broker.positions.position import EARLIEST
+from meridian_broker.replication.exchange import PeerStatus
+from meridian_broker.replication.exchange_lag import Why
+from meridian_broker.replication.replicator_status import ReplicatorStatus
+from meridian_broker.topics.subscription import Subscription
+from meridian_broker.topics.topic import Topic
+
+Json = dict[str, Any]
+
+_SENTENCES: Final = {
+    Why.LINK_DOWN: "{region} cannot be reached from {here}{since}{problem}",
+    Why.OTHER_INCARNATION: "{detail}",
+    Why.OTHER_VERSION: "{detail}",
+    Why.NOT_A_REGION: "{detail}",
+    Why.UNKNOWN_SUBSCRIPTION: "{region} does not take the subscription over{since}: {detail}",
+    Why.UNDECODABLE: "{region} and {here} cannot read each other's progress{since}: {detail}",
+    Why.REFUSED: "{region} refuses it{since}: {detail}",
+    Why.TOO_LARGE: "it cannot be sent to {region}{since}: {detail}",
+    Why.NOT_CONFIRMED: "{region} is connected and confirms nothing{since}",
+    Why.CATCHING_UP: "{region} is back{since}, and what it missed is being compared",
+}
+
+
+def peers(admin: AdminState, subscription: Subscription) -> tuple[PeerStatus, ...]:
+    """Each other region's standing; empty when the subscription is not kept the same in all regions."""
+    if not subscription.durable or not subscription.replicated:
+        return ()
+    return admin.exchange.status(subscription.topic.name, subscription.name)
+
+
+def is_in_step(found: Iterable[PeerStatus]) -> bool:
+    """Every region has confirmed everything."""
+    return all(not peer.reason and not peer.pending and not peer.lag_ms for peer in found)
+
+
+def peer_json(admin: AdminState, peer: PeerStatus) -> Json:
+    """One region's standing. Times are milliseconds since 1970."""
+    now = admin.service.scheduler.now_ms()
+
+    def at(ago: int | None) -> int | None:
+        return None if ago is None else now - ago
+
+    return {
+        "region": peer.region,
+        "connected": peer.connected,
+        "lag_entries": peer.lag_entries,
+        "lag_ms": peer.lag_ms,
+        "reason": str(peer.reason),
+        "detail": sentence(admin, peer),
+        "since": at(peer.for_ms),
+        "last_sent_at": at(peer.sent_ms_ago),
+        "last_confirmed_at": at(peer.confirmed_ms_ago),
+        "last_applied_at": at(peer.applied_ms_ago),
+        "last_sent": peer.last_sent,
+        "last_applied": peer.last_applied,
+        "pending": peer.pending,
+    }
+
+
+def sentence(admin: AdminState, peer: PeerStatus) -> str:
+    """Why the region is not in step, for people; empty when it is."""
+    if not peer.reason:
+        return ""
+    since = " since this broker started"
+    if peer.for_ms is not None:
+        began = (admin.service.scheduler.now_ms() - peer.for_ms) / 1000
+        since = f" since {datetime.fromtimestamp(began, UTC).isoformat(timespec='seconds')}"
+    link = admin.exchange.links.status().get(peer.region)
+    problem = "" if link is None or link.connected or not link.problem else f": {link.problem}"
+    return _SENTENCES[Why(peer.reason)].format(
+        region=peer.region, here=admin.region, since=since, problem=problem, detail=peer.detail
+    )
+
+
+def subscription_json(admin: AdminState, subscription: Subscription) -> Json:
+    """What stats add to Pulsar's figures of a subscription."""
+    found = peers(admin, subscription)
+    return {
+        "inSync": is_in_step(found),
+        "setSize": subscription.progress.count_detail(),
+        "setBytes": len(subscription.progress.encode()),
+        "regions": {
+            peer.region: {
+                "connected": peer.connected,
+                "lagEntries": peer.lag_entries,
+                "lagMs": peer.lag_ms,
+                "reason": str(peer.reason),
+            }
+            for peer in found
+        },
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class Tail:
+    """What is published here and not confirmed by one other region."""
+
+    entries: int
+    size: int
+    age_ms: int
+
+
+def tail(topic: Topic, status: ReplicatorStatus) -> Tail:
+    """Entries first stored here that the region has not confirmed; of ledgers not in memory, all entries count."""
+    after = status.confirmed if status.confirmed.ledger >= 0 else EARLIEST
+    entries = topic.log.own_after(after)
+    if not entries or not status.backlog:
+        return Tail(0, 0, 0)
+    size = topic.log.bytes_after(after) * min(entries, status.backlog) // status.backlog
+    return Tail(entries, size, status.delay_ms)
+
+
+def tail_json(found: Tail) -> Json:
+    """As stats show it."""
+    return {"entries": found.entries, "bytes": found.size, "ageMs": found.age_ms}

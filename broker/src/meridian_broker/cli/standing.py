@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What ``subscriptions status`` and ``topics status`` make of a broker's answer: tables and verdicts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Final
+
+from meridian_broker.cli.output import COULD_NOT_TELL, NO, table
+
+Json = Mapping[str, Any]
+
+YES: Final = 0
+HERE: Final = ("region", "mode", "backlog", "holes", "consumers", "set size", "bytes", "acknowledged up to")
+PAIRS: Final = (
+    "region",
+    "other region",
+    "in step",
+    "entries behind",
+    "ms behind",
+    "last sent",
+    "confirmed",
+    "received",
+)
+LINKS: Final = ("region", "connected", "backlog", "not there: entries", "bytes", "oldest", "held")
+
+
+def parts_of(seen: Json) -> list[Json]:
+    """A region's answer by partition; one, when the topic has none."""
+    return list(seen["partitions"].values()) if "partitions" in seen else [seen]
+
+
+def peers_of(seen: Json) -> dict[str, Json]:
+    """How each other region stands with all partitions, as one region sees it."""
+    found: dict[str, Json] = {}
+    for part in parts_of(seen):
+        for peer in part["peers"]:
+            known = found.get(peer["region"])
+            found[peer["region"]] = peer if known is None else _worse(known, peer)
+    return found
+
+
+def _worse(one: Json, other: Json) -> dict[str, Any]:
+    times = ("last_sent_at", "last_confirmed_at", "last_applied_at")
+    return {
+        **(one if one["reason"] or not other["reason"] else other),
+        "lag_entries": one["lag_entries"] + other["lag_entries"],
+        "lag_ms": max(one["lag_ms"], other["lag_ms"]),
+        **{key: max((value[key] for value in (one, other) if value[key]), default=None) for key in times},
+    }
+
+
+def verdict(answer: Json, most_ms: int) -> tuple[int, list[str]]:
+    """The exit code, and a sentence for each thing that is not as it should be.
+
+    :param most_ms: so old may what is not confirmed be.
+    """
+    wrong: list[str] = []
+    unknown: list[str] = []
+    for region, seen in sorted(answer["regions"].items()):
+        if "problem" in seen:
+            (wrong if seen["missing"] else unknown).append(str(seen["problem"]))
+            continue
+        if not all(part["replicated"] for part in parts_of(seen)):
+            wrong.append(f"{region}: it is not replicated: its progress stays in {region}")
+        for other, peer in sorted(peers_of(seen).items()):
+            if peer["reason"]:
+                wrong.append(f"{region}: {peer['reason']}: {peer['detail']}")
+            elif peer["lag_ms"] > most_ms:
+                wrong.append(f"{region}: {other} is {peer['lag_ms']} ms behind")
+    code = NO if wrong else COULD_NOT_TELL if unknown else YES
+    return code, wrong + unknown
+
+
+def tables(answer: Json, now_ms: int) -> Iterator[str]:
+    """For people: each region, then each pair of regions."""
+    regions = sorted(answer["regions"].items())
+    rows = []
+    for region, seen in regions:
+        if "problem" in seen:
+            rows.append((region, *["?"] * (len(HERE) - 1)))
+            continue
+        parts = parts_of(seen)
+        place = parts[0]["mark_delete"] if len(parts) == 1 else f"({len(parts)} partitions)"
+        sums = [sum(part[key] for part in parts) for key in ("backlog", "holes", "consumers", "set_size", "set_bytes")]
+        rows.append((region, parts[0]["mode"], *sums, place))
+    yield table(HERE, rows)
+    pairs = [_pair(region, peer, now_ms) for region, seen in regions if "problem" not in seen for peer in _sorted(seen)]
+    if pairs:
+        yield ""
+        yield table(PAIRS, pairs)
+
+
+def _sorted(seen: Json) -> Iterable[Json]:
+    return (peer for _, peer in sorted(peers_of(seen).items()))
+
+
+def _pair(region: str, peer: Json, now_ms: int) -> tuple[object, ...]:
+    times = (ago(peer[key], now_ms) for key in ("last_sent_at", "last_confirmed_at", "last_applied_at"))
+    return region, peer["region"], peer["reason"] or "yes", peer["lag_entries"], peer["lag_ms"], *times
+
+
+def ago(at_ms: int | None, now_ms: int) -> str:
+    """A time as people say it; ``-`` for none."""
+    if at_ms is None:
+        return "-"
+    seconds = max(0, now_ms - at_ms) / 1000
+    for size, unit in ((86_400, "d"), (3600, "h"), (60, "min")):
+        if seconds >= size:
+            return f"{seconds / size:.0f} {unit} ago"
+    return f"{seconds:.1f} s ago"
+
+
+def link_rows(replication: Mapping[str, Json]) -> list[tuple[object, ...]]:
+    """For people: how far each other region has the messages of this one."""
+    rows: list[tuple[object, ...]] = []
+    for remote, link in sorted(replication.items()):
+        behind = link["meridian"]["unreplicated"]
+        age = f"{behind['ageMs'] / 1000:.1f} s" if behind["entries"] else "-"
+        rows.append(
+            (
+                remote,
+                "yes" if link["connected"] else "no",
+                link["replicationBacklog"],
+                behind["entries"],
+                behind["bytes"],
+                age,
+                link["hold"] or "-",
+            )
+        )
+    return rows

@@ -1,0 +1,185 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What operators see of replicated subscriptions, and the policies that make them, with two real regions."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Iterator
+from typing import Any
+
+import pulsar
+import pytest
+from broker_process import MERIDIAN, RegionsProcess, wait_until
+from prometheus_client.parser import text_string_to_metric_families
+from region_clients import (
+    PATIENCE_MS,
+    SHARED,
+    backlog,
+    client,
+    new_topic,
+    numbered,
+    publish,
+    stored,
+    subscribe,
+    take_numbers,
+    wait_for_backlog,
+)
+
+EAST, WEST = REGIONS = ("east", "west")
+
+pytestmark = pytest.mark.timeout(120)
+
+
+@pytest.fixture(scope="module")
+def regions(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RegionsProcess]:
+    settings = {"exposeSubscriptionSyncMetricsInPrometheus": "true", "maxUnackedMessagesPerConsumer": "20"}
+    with RegionsProcess(REGIONS, tmp_path_factory.mktemp("status") / "data", settings=settings) as running:
+        yield running
+
+
+def command(regions: RegionsProcess, region: str, *line: str) -> subprocess.CompletedProcess[str]:
+    """``meridian LINE`` about a region."""
+    whole = [*MERIDIAN, *line, "--url", regions.admin_url(region)]
+    return subprocess.run(whole, capture_output=True, text=True, timeout=60)
+
+
+def status(regions: RegionsProcess, region: str, topic: str) -> tuple[int, dict[str, Any]]:
+    """Exit code and JSON of ``meridian subscriptions status``."""
+    told = command(regions, region, "subscriptions", "status", topic, "s", "--json")
+    return told.returncode, json.loads(told.stdout) if told.stdout else {}
+
+
+def stats(regions: RegionsProcess, region: str, topic: str) -> dict[str, Any]:
+    found: dict[str, Any] = regions.http(region, "GET", f"/admin/v2/{topic.replace('://', '/')}/stats").json
+    return found
+
+
+def metric(regions: RegionsProcess, region: str, name: str, topic: str) -> float | None:
+    for family in text_string_to_metric_families(regions.http(region, "GET", "/metrics").text):
+        for sample in family.samples:
+            if sample.name == name and sample.labels.get("topic") == topic:
+                return float(sample.value)
+    return None
+
+
+def test_a_region_that_is_away_is_named_and_its_lag_grows(regions: RegionsProcess) -> None:
+    topic = new_topic("watched")
+    with client(regions, EAST) as east:
+        publish(east, topic, numbered(range(10)))
+        stored(regions, WEST, topic, 10)
+        consumer = subscribe(east, topic)
+        messages = [consumer.receive(PATIENCE_MS) for _ in range(10)]
+        consumer.acknowledge(messages[0])
+        wait_for_backlog(regions, WEST, topic, 9)
+        wait_until(lambda: status(regions, EAST, topic)[0] == 0, "both regions to be in step")
+        code, found = status(regions, EAST, topic)
+        assert (code, found["in_step"], found["problems"]) == (0, True, [])
+        seen = command(regions, EAST, "subscriptions", "status", topic, "s")
+        assert (seen.returncode, seen.stderr) == (0, "")
+        assert "all regions are in step" in seen.stdout
+        (there,) = found["regions"][WEST]["peers"]
+        assert there["last_applied_at"] > 0 and there["reason"] == ""
+        regions.kill_region(WEST)
+        for number in (2, 3, 5):
+            consumer.acknowledge(messages[number])
+
+        def lag() -> dict[str, Any]:
+            one: dict[str, Any] = stats(regions, EAST, topic)["subscriptions"]["s"]["meridian"]["regions"][WEST]
+            return one
+
+        wait_until(lambda: lag()["lagEntries"] == 3, "three acknowledgements that west lacks")
+        before = lag()["lagMs"]
+        wait_until(lambda: lag()["lagMs"] > before, "the lag to grow")
+        assert lag()["reason"] == "LinkDown"
+        code, found = status(regions, EAST, topic)
+        assert code == 1
+        assert "problem" in found["regions"][WEST]
+        seen = command(regions, EAST, "subscriptions", "status", topic, "s")
+        assert seen.returncode == 1
+        assert "west cannot be reached from east since 20" in seen.stdout
+        assert metric(regions, EAST, "meridian_progress_lag_entries", topic) == 3
+        assert (metric(regions, EAST, "meridian_progress_lag_seconds", topic) or 0) > 0
+        assert metric(regions, EAST, "meridian_subscription_progress_lag_entries", topic) == 3
+        assert metric(regions, EAST, "meridian_subscription_in_sync", topic) == 0
+        publish(east, topic, numbered(range(10, 14)))
+        wait_until(lambda: metric(regions, EAST, "meridian_unreplicated_tail_entries", topic) == 4, "the tail")
+        assert (metric(regions, EAST, "meridian_unreplicated_tail_bytes", topic) or 0) > 4
+        shown = command(regions, EAST, "topics", "status", topic)
+        assert shown.returncode == 1 and "west" in shown.stdout
+        assert command(regions, WEST, "topics", "status", topic).returncode == 2
+        assert status(regions, WEST, topic)[0] == 2
+        regions.bring_back(WEST)
+        wait_until(lambda: status(regions, EAST, topic)[0] == 0, "west to catch up")
+        assert status(regions, WEST, topic)[0] == 0
+        assert metric(regions, EAST, "meridian_unreplicated_tail_entries", topic) == 0
+        take_numbers(consumer, range(10, 14))
+
+
+def test_what_another_region_acknowledged_does_not_hold_a_consumer_up(regions: RegionsProcess) -> None:
+    """R10: the consumer here never acknowledges those messages; they must not count against its limit for ever."""
+    topic = new_topic("unacked")
+    with client(regions, EAST) as east, client(regions, WEST) as west:
+        publish(east, topic, numbered(range(30)))
+        stored(regions, WEST, topic, 30)
+        here = subscribe(east, topic, receiver_queue_size=100)
+        first = [int(here.receive(PATIENCE_MS).data()) for _ in range(20)]
+
+        def unacked() -> tuple[int, bool]:
+            (one,) = stats(regions, EAST, topic)["subscriptions"]["s"]["consumers"]
+            return one["unackedMessages"], one["blockedConsumerOnUnackedMsgs"]
+
+        wait_until(lambda: unacked() == (20, True), "the limit to be reached")
+        there = subscribe(west, topic)
+        for _ in range(30):
+            message = there.receive(PATIENCE_MS)
+            if int(message.data()) in first[:15]:
+                there.acknowledge(message)
+        rest = [int(here.receive(PATIENCE_MS).data()) for _ in range(10)]
+        assert sorted(first + rest) == list(range(30))
+        assert unacked() == (15, False)
+        assert stats(regions, EAST, topic)["subscriptions"]["s"]["unackedMessages"] == 15
+
+
+@pytest.mark.parametrize("level", ["namespace", "topic"])
+def test_policies_say_which_new_subscriptions_are_replicated(regions: RegionsProcess, level: str) -> None:
+    """PIP-398: what the consumer says, else the topic's policy, else the namespace's; all regions hear of it."""
+    topic = new_topic("policy")
+    base = f"/admin/v2/{topic.replace('://', '/')}"
+    path = f"{base}/replicateSubscriptionState"
+    namespace = "/admin/v2/namespaces/public/default/replicateSubscriptionState"
+    with client(regions, EAST) as east, client(regions, WEST) as west:
+        publish(east, topic, numbered(range(3)))
+        stored(regions, WEST, topic, 3)
+        east.subscribe(topic, "before", consumer_type=SHARED).close()
+        where = namespace if level == "namespace" else path
+        assert regions.http(EAST, "POST", where, True).status == 204
+        for region in REGIONS:
+            assert regions.http(region, "GET", where).json is True
+            applied = f"{path}?applied=true"
+            wait_until(lambda one=region, of=applied: regions.http(one, "GET", of).json is True, "the policy to hold")
+        west.subscribe(topic, "s", consumer_type=SHARED, initial_position=pulsar.InitialPosition.Earliest).close()
+        wait_for_backlog(regions, EAST, topic, 3)
+        assert not stats(regions, EAST, topic)["subscriptions"]["before"]["isReplicated"], "those stay"
+        # One region alone, and the topic before its namespace.
+        assert regions.http(EAST, "POST", f"{path}?region={WEST}", False).status == 412
+        assert regions.http(EAST, "POST", f"{path}?region={EAST}", False).status == 204
+        assert regions.http(WEST, "GET", path).text == ("" if level == "namespace" else "true")
+        wait_until(lambda: regions.http(EAST, "GET", f"{path}?applied=true").json is False, "the topic's own policy")
+        east.subscribe(topic, "mine", consumer_type=SHARED).close()
+        assert not stats(regions, EAST, topic)["subscriptions"]["mine"]["isReplicated"]
+        assert backlog(regions, WEST, topic, "mine") is None
+        for one in {where, path}:
+            assert regions.http(EAST, "DELETE", one).status == 204
+            assert {regions.http(region, "GET", one).text for region in REGIONS} == {""}
+
+
+def test_a_person_can_say_no_where_the_policy_says_yes(regions: RegionsProcess) -> None:
+    topic = new_topic("no")
+    base = f"/admin/v2/{topic.replace('://', '/')}"
+    assert regions.http(EAST, "PUT", base).status == 204
+    assert regions.http(EAST, "POST", f"{base}/replicateSubscriptionState", True).status == 204
+    wait_until(lambda: regions.http(EAST, "GET", f"{base}/replicateSubscriptionState?applied=true").json, "the policy")
+    for name, query, wanted in (("a", "", True), ("b", "?replicated=false", False), ("c", "?replicated=true", True)):
+        assert regions.http(EAST, "PUT", f"{base}/subscription/{name}{query}", "earliest").status == 204
+        assert stats(regions, EAST, topic)["subscriptions"][name]["isReplicated"] is wanted, name
