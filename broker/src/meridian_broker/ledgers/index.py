@@ -6,6 +6,7 @@ position, becomes a claim in origin coordinates through it. It is rebuilt from t
 in memory, so it is as durable as the entries themselves.
 
 A ledger that holds only its own region's entries costs one byte an entry; the first foreign entry adds four columns.
+Sealed ones are packed after a while: what is all this region's own shares its bytes with others, see ``packed.py``.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 from meridian_broker.ledgers.entry import MARKER, NO_ORIGIN, EntryHeader
+from meridian_broker.ledgers.packed import Columns, PackedOrigins, zeros
 from meridian_broker.positions.position import EARLIEST, Position
 
 OWN: Final = 0
@@ -61,14 +63,16 @@ class RegionCodes:
 class LedgerIndex:
     """Origins of the entries of one ledger, in entry order."""
 
-    __slots__ = ("_columns", "_last", "_own_before", "_sizes", "codes", "kinds", "ledger_id")
+    __slots__ = ("_columns", "_last", "_own_before", "_packed", "_sizes", "codes", "kinds", "ledger_id")
 
     def __init__(self, ledger_id: int, codes: RegionCodes, own_before: Position) -> None:
         self.ledger_id = ledger_id
         self.codes = codes
         self._own_before = own_before
-        self.kinds = bytearray()
-        self._columns: tuple[array[int], array[int], array[int], array[int]] | None = None
+        self.kinds: bytearray | bytes = bytearray()
+        self._columns: Columns | None = None
+        self._packed: PackedOrigins | None = None
+        """Instead of the columns, when nothing is added any more."""
         self._last: dict[int, tuple[int, int, int, int]] = {}
         """Of each region that is not this one the highest origin, with its ``prev``."""
         self._sizes: array[int] | None = None
@@ -84,6 +88,7 @@ class LedgerIndex:
         self._own()
 
     def _own(self) -> None:
+        assert isinstance(self.kinds, bytearray)
         self.kinds.append(OWN)
         if self._columns is not None:
             for column in self._columns:
@@ -93,6 +98,7 @@ class LedgerIndex:
         """The next entries; of one first stored here the number of its messages is enough."""
         count = len(facts)
         if self._sizes is None and facts.count(1) == count:
+            assert isinstance(self.kinds, bytearray)
             self.kinds += bytes(count)
             for column in self._columns or ():
                 column.frombytes(bytes(8 * count))
@@ -120,6 +126,7 @@ class LedgerIndex:
         if columns is None:
             empty = bytes(8 * len(self.kinds))
             columns = self._columns = (array("q", empty), array("q", empty), array("q", empty), array("q", empty))
+        assert isinstance(self.kinds, bytearray)
         self.kinds.append(kind)
         if kind not in self._last or values > self._last[kind]:
             self._last[kind] = values
@@ -147,13 +154,35 @@ class LedgerIndex:
             ledger = self.ledger_id
             prev = _new(Position, (ledger, before)) if before >= 0 else self._own_before
             return _new(Place, (self.codes.names[0], prev, _new(Position, (ledger, entry))))
-        if kind == NO_PLACE or self._columns is None:
+        if kind == NO_PLACE:
             return None
-        ledgers, entries, prev_ledgers, prev_entries = self._columns
-        prev = Position(prev_ledgers[entry], prev_entries[entry])
-        return Place(
-            self.codes.name(kind), prev if prev.ledger >= 0 else EARLIEST, Position(ledgers[entry], entries[entry])
-        )
+        columns = self._columns
+        if columns is None:
+            assert self._packed is not None
+            prev, origin = self._packed.prev(self.kinds, entry), self._packed.origin(self.kinds, entry)
+        else:
+            ledgers, entries, prev_ledgers, prev_entries = columns
+            prev = Position(prev_ledgers[entry], prev_entries[entry])
+            origin = Position(ledgers[entry], entries[entry])
+        return Place(self.codes.name(kind), prev if prev.ledger >= 0 else EARLIEST, origin)
+
+    def _foreign(self, entry: int) -> Position:
+        columns = self._columns
+        if columns is None:
+            assert self._packed is not None
+            return self._packed.origin(self.kinds, entry)
+        return _new(Position, (columns[0][entry], columns[1][entry]))
+
+    def pack(self) -> None:
+        """Nothing is added any more: take less memory."""
+        if not self.kinds.strip(b"\0"):
+            self.kinds, self._columns = zeros(len(self.kinds)), None
+        elif self._columns is not None and PackedOrigins.fits(self._columns):
+            self._packed = PackedOrigins(self.kinds, self._columns, (OWN, NO_PLACE))
+            self._columns = None
+        if self._sizes is not None and self._sizes.typecode == "I":
+            most = max(self._sizes, default=0)
+            self._sizes = array("B" if most < 1 << 8 else "H" if most < 1 << 16 else "I", self._sizes)
 
     def origin(self, entry: int) -> tuple[str, Position] | None:
         """Where an entry was first stored; None for markers and entries without a common origin.
@@ -163,9 +192,12 @@ class LedgerIndex:
         kind = self.kinds[entry]
         if kind == OWN:
             return self.codes.names[0], _new(Position, (self.ledger_id, entry))
-        if kind == NO_PLACE or self._columns is None:
+        if kind == NO_PLACE:
             return None
-        return self.codes.name(kind), _new(Position, (self._columns[0][entry], self._columns[1][entry]))
+        columns = self._columns
+        if columns is None:
+            return self.codes.name(kind), self._foreign(entry)
+        return self.codes.name(kind), _new(Position, (columns[0][entry], columns[1][entry]))
 
     def origins(self, first: int, last: int) -> Iterator[tuple[int, str, Position]]:
         """``(entry, region, origin)`` of entries ``first`` to ``last`` that have an origin."""
@@ -173,8 +205,8 @@ class LedgerIndex:
             kind = self.kinds[entry]
             if kind == OWN:
                 yield entry, self.codes.names[0], Position(self.ledger_id, entry)
-            elif kind != NO_PLACE and self._columns is not None:
-                yield entry, self.codes.name(kind), Position(self._columns[0][entry], self._columns[1][entry])
+            elif kind != NO_PLACE:
+                yield entry, self.codes.name(kind), self._foreign(entry)
 
     def own_from(self, entry: int) -> int:
         """How many of the entries from this one on were first stored here."""
@@ -195,5 +227,11 @@ class LedgerIndex:
         return {name(kind): Position(*last[:2]) for kind, last in self._last.items() if kind < RETURNED}
 
     def memory(self) -> int:
-        """Bytes held, about."""
-        return len(self.kinds) * (33 if self._columns is not None else 1) + 200
+        """Bytes held, about; what is shared with other ledgers left out."""
+        count = len(self.kinds)
+        sizes = 0 if self._sizes is None else self._sizes.itemsize * count
+        if self._packed is not None:
+            return count + self._packed.memory() + sizes + 250
+        if self._columns is not None:
+            return 33 * count + sizes + 250
+        return (0 if isinstance(self.kinds, bytes) else count) + sizes + 250

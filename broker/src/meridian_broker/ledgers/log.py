@@ -552,11 +552,13 @@ class TopicLog(Chain):
             raise KeyError(position.ledger)
         return index.messages(position.entry)
 
-    def forget_indexes(self, below: int) -> None:
-        """Let go of the indexes of sealed ledgers below ledger ``below``; they are rebuilt when asked for."""
+    def cool_indexes(self, below: int) -> None:
+        """Of sealed ledgers: let go of the indexes below ledger ``below``, rebuilt when asked for; pack the others."""
         for chapter in self._chapters[:-1]:
             if chapter.ledger_id < below:
                 chapter.index = None
+            elif chapter.index is not None:
+                chapter.index.pack()
 
     # -- space ---------------------------------------------------------------------------------------------------
 

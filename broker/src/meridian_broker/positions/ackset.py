@@ -88,7 +88,10 @@ class AckSet(RunSet):
 
     def copy(self) -> AckSet:
         other = AckSet(Position(self._ledger, self._entry))
-        if self._detail is not None:
+        if self._cold is not None:
+            other._cold = self._cold
+            del other._detail
+        elif self._detail is not None:
             other._detail = {ledger: claims.copy() for ledger, claims in self._detail.items()}
             other._links = None if self._links is None else list(self._links)
         return other
@@ -96,6 +99,8 @@ class AckSet(RunSet):
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, AckSet):
             return NotImplemented
+        if self._cold is not None and self._cold == other._cold:
+            return (self._ledger, self._entry) == (other._ledger, other._entry)
         return (self._ledger, self._entry, self._detail) == (other._ledger, other._entry, other._detail)
 
     __hash__ = None  # type: ignore[assignment]
@@ -201,7 +206,7 @@ class AckSet(RunSet):
         mine = None if self._detail is None else self._detail.get(ledger)
         lacking = Claims()
         if mine is not None:
-            if not claims.bits <= mine.bits:
+            if not mine.has_bits_of(claims):
                 lacking.bits = claims.bits - mine.bits
                 if mine.tail is not None:
                     lacking.bits.remove_range(mine.tail + 1, ENTRY_LIMIT)

@@ -16,11 +16,11 @@ def merge_runs(detail: dict[int, Claims], order: list[int]) -> None:
     owner: Claims | None = None
     for ledger in reversed(order):
         claims = detail[ledger]
-        bits = claims.bits
         reach = None if owner is None else owner.link
         tail: int | None = None
         if owner is not None and reach is not None and reach[0] <= ledger:
             tail = -1
+            bits = claims.bits  # looked at only where something may change: it may be cold
             if reach[0] == ledger:
                 tail = reach[1]
                 if tail >= 0 and tail in bits:
@@ -43,12 +43,12 @@ def advance(detail: dict[int, Claims], order: list[int], floor: tuple[int, int])
     """
     for ledger in order:
         claims = detail[ledger]
-        bits = claims.bits
         if ledger > floor[0]:
             if claims.link is None or claims.link > floor:
                 continue
             floor = ledger, -1
         claims.link = None
+        bits = claims.bits
         if ledger < floor[0]:
             bits.clear()
             continue

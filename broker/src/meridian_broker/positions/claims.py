@@ -6,7 +6,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Iterator
 from hashlib import blake2b
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from pyroaring import BitMap
 
@@ -17,6 +17,10 @@ from meridian_broker.positions.varints import Reader, put_number
 
 BATCH_LIMIT: Final = 1 << 20
 """Messages one entry may hold. A batch of empty messages within the largest frame stays far below."""
+
+COLD_FROM: Final = 64
+"""Entry ids from which on a bitmap is worth being kept encoded."""
+_DIGEST_BYTES: Final = 8
 
 _BITS: Final = 1
 _LINK: Final = 2
@@ -43,9 +47,14 @@ def join_partial(one: Partial, two: Partial) -> Partial:
 
 
 class Claims:
-    """One ledger's detail."""
+    """One ledger's detail.
 
-    __slots__ = ("bits", "link", "partial", "tail")
+    A bitmap takes 8 KiB for each 65,536 entry ids, however many of them a ledger has. So what did not change for a
+    while is *cold*: kept as ``put_bits`` writes it, near the entropy bound. Then the slot ``bits`` is empty, and
+    whoever looks at it gets it decoded: a warm bitmap costs no test on the way of an acknowledgement.
+    """
+
+    __slots__ = ("_cold", "_count", "bits", "link", "partial", "tail")
 
     def __init__(self, tail: int | None = None) -> None:
         self.bits: BitMap = BitMap()
@@ -56,10 +65,73 @@ class Claims:
         """A later ledger's link reaches into this one: every entry id greater than this is claimed. Derived."""
         self.partial: dict[int, Partial] | None = None
         """Partly acked batches by entry id, none of them claimed."""
+        self._cold: bytes | None = None
+        """Digest and encoding of the bitmap while it is cold."""
+        self._count = -1
+        """Entry ids there were at the last ``cool``."""
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> BitMap:
+            """Asked for a slot that is empty: the bitmap, when it is cold."""
+            if name != "bits" or self._cold is None:
+                raise AttributeError(name)
+            self.bits = bits = take_bits(Reader(self._cold[_DIGEST_BYTES:]))
+            self._cold = None
+            return bits
+
+    def put_cold(self, out: bytearray) -> bool:
+        """Called once in a while: what has as many entry ids as the last time gets cold, and ``set_cold`` follows.
+
+        :returns: whether it does, and was appended in the form in which it is kept.
+        """
+        if self._cold is not None:
+            return False
+        count = len(self.bits)
+        if count != self._count or count < COLD_FROM:
+            self._count = count
+            return False
+        out += _digest_of(self.bits)
+        put_bits(out, self.bits)
+        del self.bits
+        return True
+
+    def set_cold(self, cold: bytes, count: int | None = None) -> None:
+        """Keep what ``put_cold`` appended. :param count: the entry ids in it, when it is not this one's."""
+        self._cold = cold
+        if count is not None:
+            self._count = count
+            del self.bits
+
+    @property
+    def cold(self) -> bytes:
+        """What ``put_cold`` appended. :raises ValueError: it is not cold."""
+        if self._cold is None:
+            raise ValueError("these claims are warm")
+        return self._cold
+
+    @property
+    def is_only_cold(self) -> bool:
+        """It is cold, and has nothing beside its bitmap and its link."""
+        return self._cold is not None and self.partial is None
+
+    def count(self) -> int:
+        """How many entry ids are claimed by name."""
+        return self._count if self._cold is not None else len(self.bits)
+
+    def has_bits_of(self, other: Claims) -> bool:
+        """Whether all of the other's entry ids are claimed here by name; looks at no bitmap when both are cold."""
+        if self._cold is not None and self._cold == other._cold:
+            return True
+        return bool(other.bits <= self.bits)
 
     def copy(self) -> Claims:
         other = Claims(self.tail)
-        other.bits = self.bits.copy()
+        if self._cold is not None:
+            other._cold, other._count = self._cold, self._count
+            del other.bits
+        else:
+            other.bits = self.bits.copy()
         other.link = self.link
         other.partial = None if self.partial is None else dict(self.partial)
         return other
@@ -67,13 +139,17 @@ class Claims:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Claims):
             return NotImplemented
-        return bool(self.bits == other.bits) and self.link == other.link and self.partial == other.partial
+        if self.link != other.link or self.partial != other.partial:
+            return False
+        if self._cold is not None and other._cold is not None:
+            return self._cold == other._cold
+        return bool(self.bits == other.bits)
 
     __hash__ = None  # type: ignore[assignment]
 
     @property
     def is_empty(self) -> bool:
-        return not self.bits and self.partial is None
+        return self._cold is None and not self.bits and self.partial is None
 
     def absorb(self, other: Claims) -> None:
         """Take over all the other says. The caller brings the set into its canonical form afterwards."""
@@ -118,15 +194,18 @@ class Claims:
 
     def put(self, out: bytearray, ledger: int) -> None:
         """Append the canonical encoding. ``ledger`` is the ledger's id, which the reader is told as well."""
-        bits, link, partial = self.bits, self.link, self.partial
+        link, partial, cold = self.link, self.partial, self._cold
+        has_bits = cold is not None or bool(self.bits)
         out.append(
-            (_BITS if bits else 0) | (_LINK if link is not None else 0) | (_PARTIAL if partial is not None else 0)
+            (_BITS if has_bits else 0) | (_LINK if link is not None else 0) | (_PARTIAL if partial is not None else 0)
         )
         if link is not None:
             put_number(out, ledger - link.ledger - 1)
             put_number(out, link.entry + 1)
-        if bits:
-            put_bits(out, bits)
+        if cold is not None:
+            out += memoryview(cold)[_DIGEST_BYTES:]
+        elif has_bits:
+            put_bits(out, self.bits)
         if partial is not None:
             _put_partial(out, ledger, partial)
 
@@ -159,12 +238,18 @@ class Claims:
             put_number(out, 0)
         if self.partial is not None:
             _put_partial(out, ledger, self.partial)
+        out += _digest_of(self.bits) if self._cold is None else self._cold[:_DIGEST_BYTES]
         digest.update(out)
-        # Not the encoding: this is many times faster for large sets, and as canonical.
-        for key, members, data in chunks(self.bits):
-            digest.update(struct.pack("<II", key, members))
-            digest.update(data)
         return int.from_bytes(digest.digest(), "big")
+
+
+def _digest_of(bits: BitMap) -> bytes:
+    """Not of the encoding: this is many times faster for large sets, and as canonical."""
+    digest = blake2b(digest_size=_DIGEST_BYTES)
+    for key, members, data in chunks(bits):
+        digest.update(struct.pack("<II", key, members))
+        digest.update(data)
+    return digest.digest()
 
 
 def put_position(out: bytearray, position: Position) -> None:

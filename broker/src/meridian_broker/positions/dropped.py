@@ -115,6 +115,11 @@ class Dropped:
     def is_empty(self) -> bool:
         return not self._ranges
 
+    def cool(self) -> None:
+        """As ``Progress.cool``."""
+        for ranges in (*self._ranges.values(), *self._anyhow.values()):
+            ranges.cool()
+
     def copy(self) -> Dropped:
         other = Dropped()
         other._ranges = {key: ranges.copy() for key, ranges in self._ranges.items()}

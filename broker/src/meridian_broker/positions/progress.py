@@ -231,6 +231,15 @@ class Progress:
         """Entry ids and partly acked batches remembered above the floors, all layers."""
         return sum(one.count_detail() for acks in self._all_acks() for one in acks.values())
 
+    def cool(self, like: Progress | None = None) -> None:
+        """Called once in a while: take little memory for what does not change, see ``Claims``.
+
+        :param like: another progress that often says the same: what is equal is kept once for both.
+        """
+        for epoch, acks in self._by_epoch():
+            for region, one in acks.items():
+                one.cool(None if like is None else like.acks(epoch, region))
+
     # -- the algebra ---------------------------------------------------------------------------------------------------
 
     def join(self, other: Progress) -> bool:

@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sets of acks that nobody looked at for a while, in little memory: one piece of bytes near the entropy bound.
+
+Three temperatures. *Warm*: a bitmap for each ledger, for acks at full speed. *Cool*: a ledger whose bitmap did not
+change is encoded, the others are not (``Claims``). *Cold*: all ledgers are, and become one piece. Whoever asks a cold
+set gets the pieces cut apart again, and of the ledgers that matter the bitmaps.
+
+The bytes live in memory only and have no version.
+"""
+
+from __future__ import annotations
+
+from meridian_broker.positions.claims import Claims, put_position, take_position
+from meridian_broker.positions.position import Position
+from meridian_broker.positions.varints import Reader, put_bytes, put_number
+
+Links = list[tuple[int, Position]]
+
+
+def cool_claims(detail: dict[int, Claims]) -> bool:
+    """Called once in a while. :returns: whether all may become one piece: they were cool at the last call already."""
+    together = bytearray()
+    cooled: list[tuple[Claims, int]] = []
+    are_cold = True
+    for claims in detail.values():
+        if claims.put_cold(together):
+            cooled.append((claims, len(together)))
+        are_cold = are_cold and claims.is_only_cold
+    start = 0  # the small pieces are made when the large ones are gone: they lie in their room, side by side
+    for claims, end in cooled:
+        claims.set_cold(bytes(together[start:end]))
+        start = end
+    return are_cold and not cooled
+
+
+def put_cold(detail: dict[int, Claims]) -> bytes:
+    """Ledgers all of which are cool, in one piece."""
+    out = bytearray()
+    put_number(out, sum(claims.count() for claims in detail.values()))
+    put_number(out, len(detail))
+    for ledger in sorted(detail):
+        claims = detail[ledger]
+        put_number(out, ledger)
+        put_number(out, claims.count())
+        put_number(out, 0 if claims.tail is None else claims.tail + 2)
+        put_number(out, claims.link is not None)
+        if claims.link is not None:
+            put_position(out, claims.link)
+        put_bytes(out, claims.cold)
+    return bytes(out)
+
+
+def count_cold(data: bytes) -> int:
+    """How many entry ids there are."""
+    return Reader(data).number()
+
+
+def take_cold(data: bytes) -> tuple[dict[int, Claims], Links | None]:
+    """The ledgers again, and their links."""
+    reader = Reader(data)
+    reader.number()
+    detail: dict[int, Claims] = {}
+    links: Links = []
+    for _ in range(reader.number()):
+        ledger, count, tail = reader.number(), reader.number(), reader.number()
+        claims = detail[ledger] = Claims(tail - 2 if tail else None)
+        if reader.number():
+            claims.link = take_position(reader)
+            links.append((ledger, claims.link))
+        claims.set_cold(reader.bytes(), count)
+    return detail, links or None

@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Cold sets answer, merge and encode as warm ones do, whatever happens to them; packed indexes as unpacked ones."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from meridian_broker.ledgers.entry import MARKER, EntryHeader
+from meridian_broker.ledgers.index import LedgerIndex, RegionCodes
+from meridian_broker.positions import ZERO, AckSet, Position, Progress, claims
+from meridian_broker.positions.position import EARLIEST
+
+LEDGERS, ENTRIES = 3, 40
+Step = tuple[int, int, int]
+steps = st.lists(st.tuples(st.integers(0, LEDGERS - 1), st.integers(0, ENTRIES - 1), st.integers(0, 9)), max_size=40)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _small_sets_cool_too() -> Iterator[None]:
+    before, claims.COLD_FROM = claims.COLD_FROM, 1
+    yield
+    claims.COLD_FROM = before
+
+
+def do(acks: AckSet, step: Step) -> bool:
+    ledger, entry, kind = step
+    upto = Position(ledger, entry)
+    if kind == 9 and ledger:
+        return acks.claim(Position(ledger - 1, ENTRIES - 1 - entry), upto)  # a link
+    if kind == 8:
+        return acks.claim_batch(upto, 3, 1 << entry % 3, None)
+    if kind == 7:
+        return acks.raise_floor(Position(ledger, entry // 4))
+    return acks.claim(Position(ledger, max(-1, entry - 1 - kind % 3)), upto)
+
+
+def build(plan: list[Step]) -> AckSet:
+    acks = AckSet()
+    for step in plan:
+        do(acks, step)
+    return acks
+
+
+def chilled(acks: AckSet) -> AckSet:
+    for _ in range(3):
+        acks.cool()
+    return acks
+
+
+@settings(max_examples=500)
+@given(steps, steps, steps)
+def test_cold_and_warm_are_the_same(one: list[Step], two: list[Step], then: list[Step]) -> None:
+    warm, cold, other = build(one), chilled(build(one)), build(two)
+    assert cold.digests() == warm.digests()
+    assert cold.encode() == warm.encode()
+    assert cold.count_detail() == warm.count_detail()
+    assert cold == chilled(build(one))
+    assert chilled(cold.copy()) == cold
+    assert warm == cold
+    assert chilled(cold).within(chilled(build(one)))
+    assert chilled(cold).within(other) == warm.within(other)
+    assert other.minus(chilled(cold)) == other.minus(warm)
+    assert chilled(cold).minus(chilled(other.copy())) == warm.minus(other)
+    assert list(chilled(cold).runs()) == list(warm.runs())
+    for step in then:
+        assert do(chilled(cold), step) == do(warm, step)
+        upto = Position(step[0], step[1])
+        assert cold.contains(upto) == warm.contains(upto)
+        assert chilled(cold).reach(upto) == warm.reach(upto)
+    assert chilled(cold).join(chilled(other)) == warm.join(build(two))
+    assert cold == warm
+    assert AckSet.decode(chilled(cold).encode()) == warm
+
+
+def test_what_is_acked_here_alone_is_kept_once() -> None:
+    progress, first_hand = Progress(), Progress()
+    for entry in Random(1).sample(range(50_000), 25_000):
+        for one in (progress, first_hand):
+            one.ack(ZERO, "us", Position(7, entry - 1), Position(7, entry))
+    for _ in range(3):
+        progress.cool()
+        first_hand.cool(progress)
+    mine, its = (one.acks(ZERO, "us") for one in (progress, first_hand))
+    assert mine is not None and its is not None
+    assert mine._cold is its._cold is not None
+    assert not progress.is_acked("us", Position(7, 50_000))
+    assert progress == first_hand
+
+
+@st.composite
+def logs(draw: st.DrawFn) -> list[EntryHeader]:
+    """What a ledger may hold: own entries, markers, two other regions' entries of two ledgers each, returned ones."""
+    last = {"eu": EARLIEST, "ap": EARLIEST, "us": EARLIEST}
+    found = []
+    for kind, step, withheld in draw(st.lists(st.tuples(st.integers(0, 4), st.integers(1, 3), st.booleans()))):
+        region = (None, None, "eu", "ap", "us")[kind]
+        messages = 1 + step % 2 * 400
+        if region is None:
+            found.append(header(MARKER if kind else 0, messages))
+            continue
+        before = last[region]
+        jumps = before.entry > 12
+        origin = Position(max(before.ledger, 3) + jumps, 0 if jumps else before.entry + step)
+        prev = Position(origin.ledger, origin.entry - 1) if withheld else before
+        found.append(header(0, messages, region, origin, prev))
+        last[region] = origin
+    return found
+
+
+def header(
+    flags: int, messages: int, region: str | None = None, origin: Position | None = None, prev: Position = EARLIEST
+) -> EntryHeader:
+    return EntryHeader(flags, 0, messages, 0, 0, 0, 0, prev, region, origin, None, None)
+
+
+@settings(max_examples=500)
+@given(logs())
+def test_a_packed_index_says_the_same(entries: list[EntryHeader]) -> None:
+    index, packed = (LedgerIndex(9, RegionCodes("us"), Position(8, 3)) for _ in range(2))
+    for entry in entries:
+        index.add(entry)
+        packed.add(entry)
+    packed.pack()
+    packed.pack()
+    assert len(packed) == len(entries)
+    for at in range(len(entries)):
+        assert packed.place(at) == index.place(at)
+        assert packed.origin(at) == index.origin(at)
+        assert packed.messages(at) == index.messages(at)
+    assert list(packed.origins(0, len(entries))) == list(index.origins(0, len(entries)))
+    assert packed.last_own() == index.last_own()
+    with pytest.raises(IndexError):
+        packed.place(len(entries))
