@@ -224,6 +224,19 @@ class Chain:
         at = bisect_right(self._ids, position.ledger) - 1
         return at >= 0 and self._ids[at] == position.ledger and 0 <= position.entry < self._chapters[at].entries
 
+    def cool_indexes(self, below: int) -> None:
+        """Called once in a while: pack the indexes of sealed ledgers. Those below ledger ``below`` go the next time.
+
+        They are rebuilt when asked for. Who loads several has them until this was called twice.
+        """
+        for chapter in self._chapters[:-1]:
+            if chapter.index is None:
+                continue
+            if chapter.ledger_id < below and chapter.index.is_packed:
+                chapter.index = None
+            else:
+                chapter.index.pack()
+
     def _chapter(self, ledger: int) -> Chapter:
         at = bisect_right(self._ids, ledger) - 1
         if at < 0 or self._ids[at] != ledger:

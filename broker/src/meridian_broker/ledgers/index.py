@@ -63,7 +63,7 @@ class RegionCodes:
 class LedgerIndex:
     """Origins of the entries of one ledger, in entry order."""
 
-    __slots__ = ("_columns", "_last", "_own_before", "_packed", "_sizes", "codes", "kinds", "ledger_id")
+    __slots__ = ("_columns", "_is_packed", "_last", "_own_before", "_packed", "_sizes", "codes", "kinds", "ledger_id")
 
     def __init__(self, ledger_id: int, codes: RegionCodes, own_before: Position) -> None:
         self.ledger_id = ledger_id
@@ -73,6 +73,7 @@ class LedgerIndex:
         self._columns: Columns | None = None
         self._packed: PackedOrigins | None = None
         """Instead of the columns, when nothing is added any more."""
+        self._is_packed = False
         self._last: dict[int, tuple[int, int, int, int]] = {}
         """Of each region that is not this one the highest origin, with its ``prev``."""
         self._sizes: array[int] | None = None
@@ -173,8 +174,13 @@ class LedgerIndex:
             return self._packed.origin(self.kinds, entry)
         return _new(Position, (columns[0][entry], columns[1][entry]))
 
+    @property
+    def is_packed(self) -> bool:
+        return self._is_packed
+
     def pack(self) -> None:
         """Nothing is added any more: take less memory."""
+        self._is_packed = True
         if not self.kinds.strip(b"\0"):
             self.kinds, self._columns = zeros(len(self.kinds)), None
         elif self._columns is not None and PackedOrigins.fits(self._columns):

@@ -552,14 +552,6 @@ class TopicLog(Chain):
             raise KeyError(position.ledger)
         return index.messages(position.entry)
 
-    def cool_indexes(self, below: int) -> None:
-        """Of sealed ledgers: let go of the indexes below ledger ``below``, rebuilt when asked for; pack the others."""
-        for chapter in self._chapters[:-1]:
-            if chapter.ledger_id < below:
-                chapter.index = None
-            elif chapter.index is not None:
-                chapter.index.pack()
-
     # -- space ---------------------------------------------------------------------------------------------------
 
     async def trim(self, below: Position, keep_bytes: int | None, keep_since_ms: int | None) -> list[int]:
