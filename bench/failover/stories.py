@@ -28,7 +28,7 @@ RATE = 1000
 """Messages a second that are published and taken."""
 LEAD_SECONDS = 0.3
 """How much earlier publishing begins."""
-QUIET_MS = 2000
+QUIET_MS = 1500
 """Nothing came for so long although all that was owed had come: nothing comes again."""
 LOST_MS = 30_000
 """Something is owed and nothing came for so long: it is lost."""
@@ -159,6 +159,7 @@ class Stories:
             if not planned:
                 # What A had and B had not yet got comes when A is back.
                 after.until(owed, QUIET_MS)
+                after.until_quiet()
                 self.a.bring_back()
             after.until(owed, LOST_MS)
             after.until_quiet()

@@ -145,6 +145,40 @@ class HeldBarriers:
     ) -> None:
         pass
 
+    def send_pending(self) -> None:
+        pass
+
+
+class Listening(HeldBarriers):
+    """Writes down what is asked of the exchange."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.heard: list[str] = []
+
+    def local_change(self, topic: str, subscription: str, delta: Progress, *, record_changed: bool = False) -> None:
+        del topic, subscription, delta, record_changed
+        self.heard.append("told")
+
+    def send_pending(self) -> None:
+        self.heard.append("sent")
+
+
+async def test_a_receipt_follows_the_acknowledgement_on_its_way_to_the_others(tmp_path: Path) -> None:
+    """R19: a broker that is killed right after the receipt has left nothing waiting for neighbours."""
+    async with regions(tmp_path, "us-east") as (east,):
+        await publish(east, 3)
+        connection = await east.connect()
+        consumer = await Consumer.subscribe(connection, TOPIC, "s", kind=SHARED, replicated=True)
+        places = await take(consumer, 3)
+        exchange = east.process.service.topics[TOPIC].exchange = Listening()
+        for place in (places[0], places[1], places[1]):
+            exchange.heard.clear()
+            await acknowledge(connection, consumer._consumer_id, place, 0)
+            assert exchange.heard[-1] == "sent", "the receipt came before the acknowledgement had left"
+        assert exchange.heard == ["sent"], "the same again tells nothing new"
+        await connection.close()
+
 
 async def test_each_barrier_opens_for_its_own_consumers_only(tmp_path: Path) -> None:
     """R20: consumers that left and came again wait for the answers to their own question."""

@@ -49,6 +49,10 @@ class ExchangeLinks:
         self.core.local_ack(topic, subscription, delta, now_ms, record_changed=record_changed, entries=entries)
         self._tick_soon()
 
+    def send_pending(self) -> None:
+        self.core.send_pending(self._broker.mono_ms())
+        self._tick_soon()
+
     def barrier(self, topic: str, subscription: str, passed: Callable[[], None]) -> None:
         heard = self._world.model.barrier_begun(self._broker.home, topic, subscription)
 

@@ -96,6 +96,19 @@ def test_acks_are_joined_while_one_is_in_flight_for_at_most_ten_ms() -> None:
     assert world.regions["eu"].progress(T, S) == world.regions["us"].progress(T, S)
 
 
+def test_what_waits_leaves_before_somebody_is_told_that_it_is_done() -> None:
+    world = world_of("us", "eu")
+    world.network.latency_ms = 100
+    heard = world.listen()
+    start = world.now_ms
+    for number in (0, 1):
+        ack(world, "us", number)
+        world.run(1)
+    world.regions["us"].exchange.send_pending(world.now_ms)
+    world.run(500)
+    assert [at - start - 100 for at, _, _, message in heard if isinstance(message, Delta)] == [0, 2], "not at 11"
+
+
 def test_what_waits_leaves_as_soon_as_the_one_in_flight_is_confirmed() -> None:
     world = world_of("us", "eu")
     world.network.latency_ms = 2

@@ -87,6 +87,10 @@ class ExchangeShell:
         self.core.local_ack(topic, subscription, delta, now_ms, record_changed=record_changed, entries=entries)
         self._tick_soon()
 
+    def send_pending(self) -> None:
+        self.core.send_pending(self._now_ms())
+        self._tick_soon()
+
     def barrier(self, topic: str, subscription: str, passed: Callable[[], None]) -> None:
         self.core.barrier(topic, subscription, self._now_ms(), lambda _: passed())
         self._tick_soon()

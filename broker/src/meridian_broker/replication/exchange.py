@@ -184,6 +184,13 @@ class ProgressExchange:
         self._context.book.mark(topic, subscription)
         self._deltas.offer(key, delta, with_record=record_changed or new, entries=entries)
 
+    def send_pending(self, now_ms: int) -> None:
+        """Send what waits for its neighbours, as far as windows allow: somebody is about to be told that it is done."""
+        self._context.now_ms = now_ms
+        for peer in self._peers.values():
+            if peer.up:
+                self._deltas.send_due(peer, at_once=True)
+
     def tick(self, now_ms: int) -> None:
         """Do what is due."""
         self._context.now_ms = now_ms

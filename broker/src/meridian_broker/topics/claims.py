@@ -70,7 +70,7 @@ class Claims:
         subscription.last_acked_ms = subscription.topic.scheduler.now_ms()
         if delta is None or not drops.join(subscription.progress, subscription.dropped, delta):
             if confirmations:
-                subscription.topic.progress_log.when_durable(lambda error: _tell(confirmations, error))
+                subscription.topic.progress_log.when_durable(lambda error: self._confirm(confirmations, error))
             return
         self.make_known(delta, confirmations, entries)
         subscription.advance()
@@ -82,7 +82,7 @@ class Claims:
         """
 
         def done(error: LedgerError | None) -> None:
-            _tell(confirmations, error)
+            self._confirm(confirmations or [], error)
 
         subscription = self._subscription
         topic = subscription.topic
@@ -93,7 +93,11 @@ class Claims:
             if topic.exchange is not None:
                 topic.exchange.local_change(topic.name, subscription.name, delta, entries=entries)
 
-
-def _tell(confirmations: list[Confirmed] | None, error: LedgerError | None) -> None:
-    for confirmed in confirmations or ():
-        confirmed(error)
+    def _confirm(self, confirmations: list[Confirmed], error: LedgerError | None) -> None:
+        """Give clients their receipts. What they acknowledged leaves for the other regions before: a broker that is
+        killed right afterwards repeats none of it there, as long as its links hold (R19)."""
+        subscription = self._subscription
+        if subscription.replicated and subscription.topic.exchange is not None:
+            subscription.topic.exchange.send_pending()
+        for confirmed in confirmations:
+            confirmed(error)

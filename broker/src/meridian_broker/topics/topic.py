@@ -72,6 +72,10 @@ class Exchange(Protocol):
         """
         ...
 
+    def send_pending(self) -> None:
+        """What was told so far leaves now, without waiting for neighbours, as far as links take it."""
+        ...
+
     def barrier(self, topic: str, subscription: str, passed: Callable[[], None]) -> None:
         """``passed`` once the newest progress of every reachable region is merged, or the time for it is over (R20)."""
         ...
