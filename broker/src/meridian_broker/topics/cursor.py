@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Final
 
 from meridian_broker.ledgers.index import Place
@@ -51,8 +51,9 @@ def rewound(
     while following is not None:
         place = log.place(following)
         if place is not None:
-            low = ranges[place.region][0] if place.region in ranges else place.prev
-            ranges[place.region] = (low, place.origin)
+            # What came back to its region late stands behind newer entries of it (R5).
+            low, high = ranges.get(place.region, (place.prev, place.origin))
+            ranges[place.region] = (min(low, place.prev), max(high, place.origin))
             if not is_anything_settled:  # a batch acknowledged in part counts
                 remaining = progress.remaining(place.region, place.origin, log.messages(following))
                 is_dropped = dropped is not None and dropped.contains(place.region, place.origin)
@@ -99,6 +100,20 @@ def claim_between(
             claimed += 1
         following = log.after(following)
     return claimed
+
+
+def claim_ruled(
+    log: TopicLog, delta: Progress, epoch: Stamp, upto: Position, rules: Mapping[str, tuple[Position, Position]]
+) -> None:
+    """Claim what stands up to ``upto`` though a rewind to there rules it: where an origin's entries are not in order."""
+    following = log.after(log.before(log.first))
+    while following is not None and following <= upto:
+        place = log.place(following)
+        if place is not None and place.region in rules:
+            low, high = rules[place.region]
+            if low < place.origin <= high:
+                delta.ack(epoch, place.region, place.prev, place.origin)
+        following = log.after(following)
 
 
 def index_missing(log: TopicLog, after: Position, upto: Position) -> int | None:

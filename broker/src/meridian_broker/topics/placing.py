@@ -71,7 +71,9 @@ async def seek(subscription: Subscription, target: Position) -> None:
     rules = _joined(seen, cursor.rewound(log, subscription.progress, subscription.dropped, upto))
     cursor.claim_between(log, delta, subscription.progress.epoch, log.before(log.first), upto)
     if rules:
-        delta.rewind(subscription.topic.clock.next(subscription.progress.epoch), rules)
+        epoch = subscription.topic.clock.next(subscription.progress.epoch)
+        delta.rewind(epoch, rules)
+        cursor.claim_ruled(log, delta, epoch, upto, rules)
     rewinding.take_back(subscription, delta)
 
 
