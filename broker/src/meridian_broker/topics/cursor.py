@@ -105,7 +105,7 @@ def claim_between(
 def claim_ruled(
     log: TopicLog, delta: Progress, epoch: Stamp, upto: Position, rules: Mapping[str, tuple[Position, Position]]
 ) -> None:
-    """Claim what stands up to ``upto`` though a rewind to there rules it: where an origin's entries are not in order."""
+    """Claim what stands before a rewind's place and is ruled by it: where entries of an origin are not in order."""
     following = log.after(log.before(log.first))
     while following is not None and following <= upto:
         place = log.place(following)
