@@ -4,12 +4,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
 from broker_regions import Region, regions, until
 from meridian_broker.gateway.client import PulsarClientConnection
+from meridian_broker.gateway.client_errors import RequestRefused
 from meridian_broker.gateway.roles import Consumer, Producer
 from meridian_broker.metadata.view import Changed
 from meridian_broker.positions import Progress
@@ -124,6 +125,34 @@ async def test_a_consumers_flag_is_for_new_subscriptions(tmp_path: Path) -> None
                 await consumer.close()
                 await connection.close()
             assert subscription(east, f"s{len(flags)}").replicated == bool(flags[0])
+
+
+async def turns() -> AsyncIterator[None]:
+    """Each turn of the loop: so soon after something happened that no disk can have answered."""
+    while True:
+        yield
+        await asyncio.sleep(0)
+
+
+async def test_a_subscription_that_is_deleted_while_somebody_subscribes(tmp_path: Path) -> None:
+    """R16: it is found, and gone before it is on disk. The consumer must not hang on what nobody keeps any more."""
+    async with regions(tmp_path, "us-east") as (east,):
+        await publish(east, 1)
+        topic = east.process.service.topics[TOPIC]
+        connection = await east.connect()
+        subscribing = asyncio.ensure_future(Consumer.subscribe(connection, TOPIC, "s", kind=SHARED, replicated=True))
+        async with asyncio.timeout(20):
+            async for _ in turns():
+                if "s" in topic.subscriptions:
+                    break
+        gone = subscription(east)
+        topic.lives.delete("s")
+        with pytest.raises(RequestRefused) as refused:
+            await subscribing
+        assert refused.value.code == ServerError.SERVICE_NOT_READY, "clients try that again"
+        assert not gone.consumers
+        assert await take(await Consumer.subscribe(connection, TOPIC, "s", kind=SHARED, replicated=True), 1)
+        await connection.close()
 
 
 class HeldBarriers:

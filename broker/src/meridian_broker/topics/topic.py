@@ -391,8 +391,11 @@ class Topic:
     ) -> Consumer:
         """:raises ConsumerBusy, ConsumerAssignError: see ``Subscription.add_consumer``.
         :raises NotAllowed: see ``ruling.check_new_consumer``.
+        :raises TopicFenced: the subscription was deleted since it was found.
         """
         self.check_open()
+        if self.subscriptions.get(subscription.name) is not subscription:
+            raise TopicFenced(f"subscription {subscription.name!r} was deleted at this very moment: subscribe again")
         ruling.check_new_consumer(subscription, kind)
         now_ms = self.scheduler.now_ms()
         epoch = subscription.progress.epoch
