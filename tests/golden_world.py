@@ -30,6 +30,7 @@ from meridian_broker.positions.progress import Progress
 from meridian_broker.replication import exchange_codec
 from meridian_broker.replication import exchange_messages as peer
 from meridian_broker.topics import progress_log, sequences
+from meridian_broker.topics.gaps import Accepted
 from meridian_broker.topics.progress_log import Kind, Whole
 from meridian_broker.topics.subscription_record import SubscriptionRecord
 from meridian_broker.wire.pulsar.topic_name import parse
@@ -126,6 +127,7 @@ def progress_records() -> dict[Kind, bytes]:
         Kind.REMOVED: b"",
         Kind.SEQUENCES: sequences.encode(SEQUENCES),
         Kind.WHOLE: Whole(RECORD, whole, whole).encode(),
+        Kind.GAP: Accepted("us-west", Position(3, 41), Position(5, 7), TIME_MS, "an operator").encode(),
     }
 
 

@@ -76,6 +76,8 @@ class Region:
     later: dict[str, Acks] = field(default_factory=dict)
     firsthand: dict[str, Acks] = field(default_factory=dict)
     dropped: dict[str, set[Entry]] = field(default_factory=dict)
+    given_up: list[Entry] = field(default_factory=list)
+    """A person accepted that they never come."""
     passed: dict[str, set[Place]] = field(default_factory=dict)
 
     def append(self, entry: Entry) -> None:
@@ -276,6 +278,10 @@ class Simulation:
                     for origin in REGIONS:
                         row = _range((ledger, number - 1), (ledger, number), origin)
                         rows.append({**head, "taken": 2, "table": "passed", **row})
+            for entry in region.given_up:
+                head = {"region": region.name, "topic": TOPIC, "subscription": "", "epoch": ""}
+                row = _range(entry.prev, entry.place, entry.origin)
+                rows.append({**head, "taken": 2, "table": "dropped", "cause": "lost", **row})
         self.rng.shuffle(rows)
         return pa.Table.from_pylist(rows, combined(RANGE_TABLES))
 

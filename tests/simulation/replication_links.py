@@ -279,6 +279,8 @@ class ReplicationServer:
             if run.core.incarnation != topic.incarnation:
                 raise TopicFenced(f"{source.region} speaks of another incarnation of {topic.name}")
             topic.add_producer(made)
+            if run.core.missing is not None:
+                topic.gaps.told(source.region, run.core.missing)
         except (TopicError, LedgerError, MetadataError) as error:
             refusal = Refused(str(error))
             self._connection.send(1, lambda: opened.fail(refusal))

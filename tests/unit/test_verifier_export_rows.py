@@ -27,6 +27,12 @@ def line(topic: str, ledgers: list[tuple[int, int]]) -> dict[str, Any]:
     return {"topic": topic, "region": ORIGIN, "ledgers": listed}
 
 
+def test_what_somebody_gave_up_is_dropped_for_all() -> None:
+    record = {"region": "eu", "topic": "t", "subscriptions": [], "given_up": [["us", "5:3", "7:1"]]}
+    (row,) = rows_of("dropped")(record)
+    assert row[:10] == ("eu", "t", "", "", "us", 5, 3, 7, 1, "lost")
+
+
 def test_a_partition_of_entries_may_begin_inside_a_ledger() -> None:
     planner = Planner()
     planner.add(line("a", [(1, ENTRIES_PER_PARTITION - 10), (2, 30)]), 100)

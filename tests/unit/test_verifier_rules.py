@@ -160,6 +160,10 @@ def test_a_hole_below_the_high_water_is_missing(seed: int) -> None:
     findings, flows = simulation.examined()
     assert told(findings) == {(Reason.ENTRY_MISSING, "", copy.entry.origin, region.name, 1)}
     assert sum(flow.missing for flow in flows) == 1
+    region.given_up.append(copy.entry)  # a person accepted that it never comes (R4)
+    findings, flows = simulation.examined()
+    assert not findings
+    assert sum(flow.missing for flow in flows) == 0
 
 
 @given(seeds)

@@ -19,6 +19,7 @@ from meridian_broker.metadata.store import MetadataError, MetadataUnavailable, V
 from meridian_broker.topics.errors import (
     CompactionRunning,
     ConsumerBusy,
+    GapNotAcceptable,
     IncompatibleSchema,
     InvalidName,
     LimitReached,
@@ -57,6 +58,7 @@ STATUSES: Final[tuple[tuple[type[Exception], int], ...]] = (
     (BadRequest, 412),
     (TopicInUse, 412),
     (ConsumerBusy, 412),
+    (GapNotAcceptable, 412),
     (ProducerBusy, 412),
     (TopicTerminated, 412),
     (MetadataUnavailable, 503),

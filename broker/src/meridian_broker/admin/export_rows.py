@@ -100,6 +100,9 @@ def dropped_rows(record: Mapping[str, Any]) -> Iterator[Row]:
             for cause, origin, after, upto in Dropped.decode(b64decode(encoded)).runs():
                 head = (record["region"], record["topic"], one["name"], "", origin)
                 yield (*head, *after, *upto, cause.name.lower(), *_NO_BATCH, None, None)
+    for origin, after, upto in record.get("given_up", ()):
+        head = (record["region"], record["topic"], "", "", origin)
+        yield (*head, *parse_position(after), *parse_position(upto), "lost", *_NO_BATCH, None, None)
 
 
 def passed_rows(record: Mapping[str, Any]) -> Iterator[Row]:

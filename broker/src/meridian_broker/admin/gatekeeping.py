@@ -23,6 +23,8 @@ FOR_CLIENTS: Final = re.compile(
     r"|/admin/v2/namespaces/[^/]+/[^/]+/topics"
     r"|/admin/v2/schemas/[^/]+/[^/]+/[^/]+/schema(/[^/]+)?"
 )
+ROLE: Final = "role"
+"""Where handlers find who asks, when that is known."""
 _BEARER: Final = "Bearer "
 
 
@@ -43,6 +45,7 @@ async def gatekeeper(request: web.Request, handler: Handler) -> web.StreamRespon
             role = authentication.role(token)
         except NotAuthenticated as error:
             raise Refused(401, str(error)) from None
+    request[ROLE] = role
     if authentication.is_super_user(role):
         return await handler(request)
     if request.method in ("GET", "HEAD") and FOR_CLIENTS.fullmatch(request.path):

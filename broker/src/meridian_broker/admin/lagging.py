@@ -17,6 +17,7 @@ from meridian_broker.positions.position import EARLIEST
 from meridian_broker.replication.exchange import PeerStatus
 from meridian_broker.replication.exchange_lag import Why
 from meridian_broker.replication.replicator_status import ReplicatorStatus
+from meridian_broker.topics.gaps import Gap
 from meridian_broker.topics.subscription import Subscription
 from meridian_broker.topics.topic import Topic
 
@@ -128,3 +129,29 @@ def tail(topic: Topic, status: ReplicatorStatus) -> Tail:
 def tail_json(found: Tail) -> Json:
     """As stats show it."""
     return {"entries": found.entries, "bytes": found.size, "ageMs": found.age_ms}
+
+
+def gap_json(gap: Gap, topic: str, region: str) -> dict[str, Any]:
+    """A gap, with a sentence that says what to do."""
+    return {
+        "origin": gap.origin,
+        "after": str(gap.after),
+        "upto": str(gap.upto),
+        "entries_at_most": gap.entries_at_most,
+        "since": gap.since_ms,
+        "asked": gap.is_judged,
+        "away": list(gap.away),
+        "detail": _sentence(gap, topic, region),
+    }
+
+
+def _sentence(gap: Gap, topic: str, region: str) -> str:
+    count = "" if gap.entries_at_most is None else f", {gap.entries_at_most} at most,"
+    missing = f"{gap.origin}'s entries after {gap.after} up to {gap.upto}{count} are missing in {region}"
+    if not gap.is_judged:
+        return f"{missing}; {gap.origin} does not store them any more, the other regions are being asked"
+    how = f"meridian topics accept-gap {topic} --origin {gap.origin} --up-to {gap.upto}"
+    if gap.away:
+        away = f"{', '.join(gap.away)} may have them and cannot be asked"
+        return f"{missing}; {away}. To give them up all the same: {how} --force"
+    return f"{missing} and are in no region any more. To accept that they are lost, and go on: {how}"

@@ -112,6 +112,8 @@ def _total(parts: list[Json]) -> Json:
                 total[key] = [*total.get(key, []), *value]
             elif key in ("subscriptions", "replication"):
                 total[key] = _merge(total.get(key, {}), value)
+            elif key == "meridian":
+                total[key] = {"missing": [*total.get(key, {}).get("missing", ()), *value["missing"]]}
             elif key in ADDED:
                 total[key] = total.get(key, 0) + value
             else:

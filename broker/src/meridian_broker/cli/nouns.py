@@ -145,21 +145,24 @@ def topics_status(console: Console, topic: TopicName) -> None:
     """How far the other regions have the messages of TOPIC that were published in this one.
 
     What is "not there" is stored in this region and not in that one. If it is in no other region either, it is lost
-    with this region's disk. Exit code 0: every region is connected and nothing is held up. 1: not so.
+    with this region's disk. Exit code 0: every region is connected and nothing is held up or missing. 1: not so.
 
     \b
       meridian topics status orders --url http://127.0.0.1:8090
     """
     last = "partitioned-stats?perPartition=false" if partition_count(console, topic) > 0 else "stats"
-    links = console.admin.get(f"{topic.path}/{last}")["replication"]
+    found = console.admin.get(f"{topic.path}/{last}")
+    links, missing = found["replication"], found["meridian"]["missing"]
     if console.as_json:
-        console.tree(links)
+        console.tree({"regions": links, "missing": missing})
     else:
         click.echo(table(standing.LINKS, standing.link_rows(links)))
         for remote, link in sorted(links.items()):
             if link["lastError"] and (link["hold"] or not link["connected"]):
                 click.echo(f"{remote}: {link['lastError']}")
-    if any(link["hold"] or not link["connected"] for link in links.values()):
+        for gap in missing:
+            click.echo(gap["detail"])
+    if missing or any(link["hold"] or not link["connected"] for link in links.values()):
         raise SystemExit(NO)
 
 
@@ -193,6 +196,33 @@ def topics_translate_id(console: Console, topic: TopicName, message_id: str, sou
     path = f"/meridian/v1/topics/{part(topic.tenant)}/{part(topic.namespace)}/{part(topic.topic)}"
     answer = console.admin.get(f"{path}/messageid/translate", {"from": source, "id": message_id})
     console.tree({"id": answer["id"], "region": answer["region"], "origin": answer["origin"]})
+
+
+@topics.command("accept-gap")
+@click.argument("topic", type=topic_name)
+@click.option("--origin", required=True, metavar="REGION", help="The region whose entries are missing.")
+@click.option("--up-to", "upto", required=True, metavar="LEDGER:ENTRY", help="The last one missing, as shown.")
+@click.option("--force", is_flag=True, help="Although a region that may have them cannot be asked.")
+@with_console
+def topics_accept_gap(console: Console, topic: TopicName, origin: str, upto: str, force: bool) -> None:
+    """Accept that messages of TOPIC from another region never come to this one, and go on behind them.
+
+    For when ``topics status`` says that entries are missing and in no region any more. They are recorded as dropped,
+    cause "lost", for every subscription in this region. For a partitioned topic, name the partition.
+
+    \b
+      meridian topics status orders
+      meridian topics accept-gap orders --origin us-east --up-to 890635205029889:7
+    """
+    path = f"/meridian/v1/topics/{part(topic.tenant)}/{part(topic.namespace)}/{part(topic.topic)}/gaps/accept"
+    told = console.admin.request("POST", path, body={"origin": origin, "upto": upto, "force": force})
+    if console.as_json:
+        console.tree(told)
+    else:
+        click.echo(f"entries of {origin} after {told['after']} up to {told['upto']} are given up in {told['region']}")
+        click.echo(
+            f"recorded as dropped for: {', '.join(told['subscriptions']) or 'no subscription, as there is none'}"
+        )
 
 
 def partition_count(console: Console, topic: TopicName) -> int:

@@ -361,12 +361,15 @@ class _Run:
                 pass  # the answer to PRODUCER says which one
         self._ended = None
         self._epoch += 1
+        told = peer_pb2.ReplicationSource(region=source.region, incarnation=self._core.incarnation)
+        if self._core.missing is not None:
+            told.missing_ledger, told.missing_entry = self._core.missing
         command = pb.CommandProducer(
             topic=source.name,
             producer_name=replicator_name(source.region, self.place.region),
             user_provided_producer_name=True,
             epoch=self._epoch,
-            replication_source=peer_pb2.ReplicationSource(region=source.region, incarnation=self._core.incarnation),
+            replication_source=told,
             producer_id=0,
             request_id=0,
         )

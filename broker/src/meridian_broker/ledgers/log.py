@@ -251,6 +251,11 @@ class TopicLog(Chain):
         if number >= self._last_number or self._room <= 0:
             self._roll()
 
+    def pass_over(self, region: str, after: Position, upto: Position) -> None:
+        """The entries of another region between the two will not come; of no effect when others came after them."""
+        if self.last_origin.get(region, EARLIEST) == after:
+            self.last_origin[region] = upto
+
     def _heard(self, region: str, prev: Position, origin: Position) -> None:
         """The last one of another region, unless it fills a hole."""
         last = self.last_origin.get(region, EARLIEST)

@@ -179,6 +179,8 @@ class Replicator:
         self.state = State.DISCONNECTED
         self.hold: Hold | None = None
         self.last_error: str | None = None
+        self.missing: Position | None = None
+        """The last entry that the remote needs and that is no longer stored here; it is told when we connect (R4)."""
         self.confirmed = EARLIEST
         self.trimmable = EARLIEST
         """Retention may trim up to here. Less than ``confirmed`` while own entries that are not for this remote follow
@@ -244,6 +246,8 @@ class Replicator:
         self._connections += 1
         if place.last > self.confirmed:
             self._refusals = 0
+        if self.missing is not None and place.last >= self.missing:
+            self.missing = None
         self._resume(place.last, end, last_own)
         return True
 
@@ -488,11 +492,13 @@ class Replicator:
         return False
 
     def _stop_gap(self, missing: Position, before: Position) -> bool:
+        self.missing = missing
         where = f"before {before} " if before != EARLIEST else ""
         return self._stop(
             Hold.GAP,
             f"{self.topic}: {self.remote} has {self.region}'s entries up to {self._chain}, but {missing} {where}is no "
-            f"longer stored in {self.region}; fetch it from another region or let {self.remote} start anew",
+            f"longer stored in {self.region}. {self.remote} asks the other regions for them; what none of them has is "
+            f"lost, and goes on when somebody accepts that in {self.remote}: meridian topics accept-gap",
         )
 
     def _stop_rolled_back(self, theirs: Position, ours: Position) -> bool:

@@ -73,6 +73,10 @@ class MessageTooLarge(NotAllowed):
     """Larger than the announced maximum."""
 
 
+class GapNotAcceptable(TopicError):
+    """What is missing of another region may still be found, or is not what whoever accepts its loss has seen (R4)."""
+
+
 class ReplicationGap(TopicError):
     """A replicated entry is not the next one of its origin (R4)."""
 

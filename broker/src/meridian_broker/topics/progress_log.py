@@ -49,6 +49,8 @@ class Kind(IntEnum):
     WHOLE = 9
     """A subscription as it stands (``Whole``): made, or its flag switched. One record, so that a crash leaves no
     subscription behind of which it is not known where it begins."""
+    GAP = 10
+    """Entries of an origin (its name stands in the subscription's place) that somebody gave up (``gaps.py``)."""
 
 
 _KINDS: Final = frozenset(Kind)

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Iterable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from meridian_broker.ledgers.entry import EntryFormatError, EntryHeader, pack_foreign, unpack
@@ -28,6 +29,7 @@ from meridian_broker.wire.pulsar import metadata as message_metadata
 from meridian_broker.wire.pulsar.metadata import BodyError
 
 if TYPE_CHECKING:
+    from meridian_broker.topics.gaps import Gap
     from meridian_broker.topics.topic import Topic
 
 log = logging.getLogger(__name__)
@@ -189,7 +191,7 @@ class Recall:
         away = {region for region in others if not self._peers.is_reachable(region)}
         gone = self._topic.log.last_origin.keys() - others
         unfed = self._unfed(others)
-        if not others <= self._asked | away or self._foreign_holes():
+        if not others <= self._asked | away or self._foreign_holes() or self._topic.gaps.open():
             return True
         return bool(away or gone or unfed) and others != away
 
@@ -243,6 +245,8 @@ class Recall:
         topic, others = self._topic, self._others()
         for region, hole in self._foreign_holes():
             await self._fill(region, hole, others)
+        for gap in topic.gaps.open():
+            await self._bridge(gap, others - {gap.origin})
         unfed = self._unfed(others)
         for region in sorted(others | topic.log.last_origin.keys()):
             is_away = region in others and not self._peers.is_reachable(region)
@@ -250,6 +254,24 @@ class Recall:
                 last = topic.log.last_origin.get(region, EARLIEST)
                 asked = others - {region} if is_away else others
                 await self._fetch(region, (last, LATEST), asked, may_skip=region not in others)
+
+    async def _bridge(self, gap: Gap, others: set[str]) -> None:
+        """Take what an origin can no longer send from whoever has it, and learn what nobody has (R4)."""
+        topic, before = self._topic, Position(gap.upto.ledger, gap.upto.entry + 1)
+        await self._fetch(gap.origin, (gap.after, before), others, may_skip=False)
+        after = topic.log.last_origin.get(gap.origin, EARLIEST)
+        if after >= gap.upto:
+            return
+        away, lost_upto = [], gap.upto
+        for region in sorted(others):
+            try:
+                found = await self._peers.ask(region, Want(topic.name, topic.incarnation, gap.origin, after, before))
+            except PeerAway:
+                away.append(region)
+                continue
+            if found.entries:
+                lost_upto = min(lost_upto, max(unpack(found.entries[0]).prev, after))
+        topic.gaps.judged(replace(gap, after=after), lost_upto, tuple(away))
 
     async def _fill(self, region: str, hole: Hole, others: set[str]) -> None:
         """What may be missing before an entry: its origin knows; when that one is gone for good, nobody does better."""

@@ -25,6 +25,9 @@ def recover(topic: Topic, changes: list[Change]) -> None:
         if kind == Kind.WHOLE:
             _recall(topic, Whole.decode(payload), name, time_ms)
             continue
+        if kind == Kind.GAP:
+            topic.gaps.recall(name, payload)
+            continue
         subscription = topic.subscriptions.get(name)
         if kind == Kind.SUBSCRIPTION:
             topic.lives.recall(decode_record(payload), time_ms)
@@ -72,5 +75,6 @@ def snapshot(topic: Topic) -> list[tuple[Kind, str, bytes]]:
             records.append((Kind.WHOLE, name, whole(subscription).encode()))
             if subscription.dropped is not None:  # behind its rewinds, which would take them back
                 records.append((Kind.DROPPED, name, subscription.dropped.encode()))
+    records.extend(topic.gaps.snapshot())
     records.extend((Kind.SUBSCRIPTION, one.name, encode_record(one)) for one in topic.lives.snapshot())
     return records

@@ -36,6 +36,7 @@ from meridian_broker.topics.errors import (
     TopicError,
     TopicFenced,
 )
+from meridian_broker.topics.gaps import Gaps
 from meridian_broker.topics.key_ranges import KeySharedPolicy
 from meridian_broker.topics.limits import TopicLimits
 from meridian_broker.topics.lives import Lives
@@ -122,6 +123,7 @@ class Topic:
         self.compaction = Compaction(self)
         self.subscriptions: dict[str, Subscription] = {}
         self.lives = Lives(self)
+        self.gaps = Gaps(self)
         self.is_ended = False
         """It takes no more messages."""
         self.terminated: Position | None = None

@@ -88,7 +88,7 @@ async def _make(connection: Connection, asked: pb.CommandProducer) -> None:
             asked_epoch=asked.topic_epoch if asked.HasField("topic_epoch") else None,
         )
         if remote is not None:
-            _enter_replicator(topic, made, asked.replication_source.incarnation)
+            _enter_replicator(topic, made, asked.replication_source)
         else:
             await _admit(connection, asked.request_id, made)
     except REFUSALS as error:
@@ -129,15 +129,17 @@ def _answer_durable(
         connection.fail(request_id, error)
 
 
-def _enter_replicator(topic: Topic | NonPersistentTopic, made: Producer, incarnation: str) -> None:
+def _enter_replicator(topic: Topic | NonPersistentTopic, made: Producer, source: peer_pb2.ReplicationSource) -> None:
     """:raises TopicError: it means another topic than we do, or one that is not replicated."""
     if not isinstance(topic, Topic):
         raise NotAllowed(f"{topic.name} stores nothing, so nothing of it is replicated")
-    if incarnation != topic.incarnation:
+    if source.incarnation != topic.incarnation:
         raise TopicFenced(
             f"{made.remote_region} speaks of another incarnation of {topic.name}: wait until both know it (R8)"
         )
     topic.add_producer(made)
+    if source.missing_ledger >= 0:
+        topic.gaps.told(source.region, Position(source.missing_ledger, source.missing_entry))
 
 
 async def _admit(connection: Connection, request_id: int, made: Producer) -> None:

@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: Apache-2.0
+"""R4: entries trimmed behind a region that was away are fetched from a third one; those that nobody has are a gap at
+which replication stands still, with a sentence, until a person accepts it. Three regions in this process."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from broker_process import MERIDIAN
+from broker_regions import Region, regions, until
+from meridian_broker.gateway.roles import Consumer, Producer
+from meridian_broker.positions import Cause
+from meridian_broker.positions.position import Position
+from meridian_broker.replication.replicator_status import Hold
+from meridian_broker.topics.topic import Topic
+from meridian_broker.wire.pulsar import topic_name
+
+TOPIC = "persistent://public/default/t"
+GAPS = "/meridian/v1/topics/public/default/t/gaps"
+
+pytestmark = pytest.mark.timeout(90)
+
+
+def topic_of(region: Region) -> Topic:
+    return region.process.service.topics[TOPIC]
+
+
+def stored(region: Region) -> int:
+    topic = region.process.service.topics.get(TOPIC)
+    return 0 if topic is None else topic.log.entries
+
+
+async def publish(region: Region, first: int, count: int) -> None:
+    connection = await region.connect()
+    producer = await Producer.open(connection, TOPIC)
+    for number in range(first, first + count):
+        await producer.send(b"%d" % number)
+    await producer.flush()
+    await connection.close()
+
+
+async def take(consumer: Consumer, count: int) -> list[bytes]:
+    async with asyncio.timeout(30):
+        return [payload for _ in range(count) for payload in (await consumer.receive()).payloads]
+
+
+async def ask(region: Region, method: str, path: str, body: object = None) -> tuple[int, Any]:
+    async with aiohttp.ClientSession() as session, session.request(method, region.admin_url + path, json=body) as said:
+        return said.status, await said.json()
+
+
+async def lose(region: Region) -> None:
+    """Everything stored so far is gone from the region's disk, whoever still needs it."""
+    log = topic_of(region).log
+    await log.roll()
+    await log.trim(log.last_confirmed, 0, None)
+
+
+async def behind(us: Region, eu: Region, ap: Region) -> Consumer:
+    """``eu`` has five messages, is away while five more come, and the first ten are lost in ``us``. A consumer of
+    ``ap`` keeps them there."""
+    await publish(us, 0, 5)
+    keeping = await Consumer.subscribe(await ap.connect(), TOPIC, "keeping")
+    reading = await Consumer.subscribe(await eu.connect(), TOPIC, "s", replicated=False)
+    for number in range(5):
+        message = await reading.receive()
+        assert message.payloads == [b"%d" % number]
+        reading.acknowledge(message.position)
+    await until(lambda: stored(eu) == 5 and topic_of(eu).subscriptions["s"].backlog() == 0)
+    await eu.stop()
+    await publish(us, 5, 5)
+    await until(lambda: stored(ap) == 10)
+    await lose(us)
+    await publish(us, 10, 3)
+    await until(lambda: stored(ap) == 13)
+    return keeping
+
+
+async def test_a_third_region_fills_the_gap(tmp_path: Path) -> None:
+    async with regions(tmp_path, "us", "eu", "ap") as (us, eu, ap):
+        await behind(us, eu, ap)
+        await eu.start()
+        reading = await Consumer.subscribe(await eu.connect(), TOPIC, "s", replicated=False)
+        assert await take(reading, 8) == [b"%d" % number for number in range(5, 13)]
+        assert topic_of(eu).gaps.open() == []
+        await until(lambda: us.process.runner.status(TOPIC)["eu"].hold is None)
+
+
+async def test_what_nobody_has_is_a_gap_until_somebody_accepts_it(tmp_path: Path) -> None:
+    async with regions(tmp_path, "us", "eu", "ap") as (us, eu, ap):
+        await behind(us, eu, ap)
+        await lose(ap)
+        await ap.stop()
+        await eu.start()
+        await until(lambda: stored(eu) == 5 and bool(topic_of(eu).gaps.open()))
+        last = topic_of(eu).gaps.open()[0].after
+
+        async def seen() -> dict[str, Any]:
+            _, found = await ask(eu, "GET", GAPS)
+            (gap,) = found["missing"]
+            return dict(gap)
+
+        async def judged(away: list[str]) -> bool:
+            gap = await seen()
+            return bool(gap["asked"]) and gap["away"] == away
+
+        await until(lambda: judged(["ap"]))
+        gap = await seen()
+        assert (gap["origin"], gap["after"], gap["entries_at_most"]) == ("us", str(last), 5)
+        assert "ap may have them and cannot be asked" in gap["detail"]
+        wanted = {"origin": "us", "upto": gap["upto"]}
+        status, refused = await ask(eu, "POST", f"{GAPS}/accept", wanted)
+        assert (status, "or force" in refused["reason"]) == (412, True)
+        await ap.start()
+        await until(lambda: judged([]))
+        assert us.process.runner.status(TOPIC)["eu"].hold is Hold.GAP
+        assert (await seen())["detail"].endswith(f"accept-gap {TOPIC} --origin us --up-to {gap['upto']}")
+        assert (await ask(eu, "POST", f"{GAPS}/accept", wanted | {"upto": str(last)}))[0] == 412
+        assert (await ask(eu, "POST", f"{GAPS}/accept", wanted | {"origin": "ap"}))[0] == 404
+        assert (await ask(eu, "POST", f"{GAPS}/accept", {"origin": "us"}))[0] == 412
+        assert stored(eu) == 5, "nothing was skipped in silence"
+        line = ["topics", "accept-gap", TOPIC, "--origin", "us", "--up-to", gap["upto"], "--url", eu.admin_url]
+        told = await asyncio.to_thread(subprocess.run, [*MERIDIAN, *line], capture_output=True, text=True, timeout=60)
+        assert told.returncode == 0, told.stderr
+        assert "recorded as dropped for: s" in told.stdout
+        reading = await Consumer.subscribe(await eu.connect(), TOPIC, "s", replicated=False)
+        assert await take(reading, 3) == [b"10", b"11", b"12"]
+        subscription = topic_of(eu).subscriptions["s"]
+        assert subscription.dropped is not None
+        upto = Position(*map(int, gap["upto"].split(":")))
+        assert subscription.dropped.cause("us", upto) is Cause.LOST
+        assert subscription.dropped.cause("us", last) is None
+        _, found = await ask(eu, "GET", GAPS)
+        (accepted,) = found["accepted"]
+        assert (found["missing"], accepted["by"]) == ([], "somebody at 127.0.0.1")
+        await until(lambda: us.process.runner.status(TOPIC)["eu"].hold is None)
+
+
+async def test_an_accepted_gap_survives_a_restart(tmp_path: Path) -> None:
+    async with regions(tmp_path, "us", "eu") as (us, eu):
+        await publish(us, 0, 3)
+        await until(lambda: stored(eu) == 3)
+        await eu.stop()
+        await publish(us, 3, 3)
+        await lose(us)
+        await eu.start()
+        await until(lambda: any(gap.is_judged for gap in topic_of(eu).gaps.open()))
+        (gap,) = topic_of(eu).gaps.open()
+        await us.stop()
+        await topic_of(eu).gaps.accept("us", gap.upto, "a test", forced=False)
+        for _ in range(2):
+            await eu.stop()
+            await eu.start()
+            topic = await eu.process.service.topic(topic_name.parse(TOPIC), create=False)
+            assert topic.log.last_origin["us"] == gap.upto
+            assert [one.by for one in topic.gaps.accepted] == ["a test"]
+        await us.start()
+        await publish(us, 6, 2)
+        await until(lambda: stored(eu) == 5)
+        await eu.stop()
+        await eu.start()
+        topic = await eu.process.service.topic(topic_name.parse(TOPIC), create=False)
+        assert topic.log.last_origin["us"] > gap.upto
