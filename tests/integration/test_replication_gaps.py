@@ -149,7 +149,7 @@ async def test_an_accepted_gap_survives_a_restart(tmp_path: Path) -> None:
         await publish(us, 3, 3)
         await lose(us)
         await eu.start()
-        await until(lambda: any(gap.is_judged for gap in topic_of(eu).gaps.open()))
+        await until(lambda: stored(eu) == 3 and any(gap.is_judged for gap in topic_of(eu).gaps.open()))
         (gap,) = topic_of(eu).gaps.open()
         await us.stop()
         await topic_of(eu).gaps.accept("us", gap.upto, "a test", forced=False)
