@@ -14,6 +14,7 @@ VERSION ?= 0.1.0
 JOBS ?= 3
 SEEDS ?= 1000
 FIRST ?= 0
+ORDER ?= 0
 
 .PHONY: setup
 setup: ## make .venv with the pinned dependencies; by apt: python3-venv and Java 17, where missing
@@ -40,8 +41,8 @@ check: setup ## lint, format, types, import contracts, generated files
 	@scripts/generated check
 
 .PHONY: simulate
-simulate: setup ## simulated regions: SEEDS=1000 from FIRST=0; BUGS=1 also hunts every planted bug
-	@PYTHONPATH=tests $(BIN)/python -m simulation --first $(FIRST) --seeds $(SEEDS) --jobs $$(nproc)
+simulate: setup ## simulated regions: SEEDS=1000 from FIRST=0 in ORDER=0; BUGS=1 also hunts every planted bug
+	@PYTHONPATH=tests $(BIN)/python -m simulation --first $(FIRST) --seeds $(SEEDS) --order $(ORDER) --jobs $$(nproc)
 	@if [ -n "$(BUGS)" ]; then SIMULATE_BUGS=1 $(BIN)/python -m pytest -s tests/simulation/test_planted_bugs.py; fi
 
 .PHONY: fuzz

@@ -29,6 +29,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--failures", type=int, default=1, help="stop after so many failing seeds")
     parser.add_argument("--as-found", action="store_true", help="do not shorten what fails")
     parser.add_argument("--print", action="store_true", help="print the stories of the seeds, run nothing")
+    parser.add_argument("--order", type=int, default=0, help="in which order Python walks sets of names: another world")
     options = parser.parse_args(arguments)
     seeds = range(options.first, options.first + options.seeds)
     if options.print:
@@ -67,7 +68,7 @@ def _run(seeds: range, options: argparse.Namespace) -> int:
 
 def _tell(seed: int, outcome: Outcome, options: argparse.Namespace) -> None:
     assert outcome.violation is not None
-    print(f"seed {seed}: {outcome.violation}")
+    print(f"seed {seed}{f' in order {options.order}' if options.order else ''}: {outcome.violation}")
     lines = story_of(seed)
     if not options.as_found:
         lines = shorten(lines, outcome.violation.kind)
@@ -77,11 +78,18 @@ def _tell(seed: int, outcome: Outcome, options: argparse.Namespace) -> None:
     sys.stdout.flush()
 
 
-if __name__ == "__main__":
-    if os.environ.get("PYTHONHASHSEED") != "0":
-        # Sets of names are walked in the order of their hashes: the same in every run, or no seed replays.
+def _ordered(arguments: list[str]) -> None:
+    """Sets of names are walked in the order of their hashes: the same in every run, or no seed replays."""
+    parser = argparse.ArgumentParser(add_help=False)
+    parser.add_argument("--order", type=int, default=0)
+    order = str(parser.parse_known_args(arguments)[0].order)
+    if os.environ.get("PYTHONHASHSEED") != order:
         folder = str(Path(__file__).resolve().parent.parent)
         path = os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), folder)))
-        os.environ |= {"PYTHONHASHSEED": "0", "PYTHONPATH": path}
-        os.execv(sys.executable, [sys.executable, "-m", "simulation", *sys.argv[1:]])
+        os.environ |= {"PYTHONHASHSEED": order, "PYTHONPATH": path}
+        os.execv(sys.executable, [sys.executable, "-m", "simulation", *arguments])
+
+
+if __name__ == "__main__":
+    _ordered(sys.argv[1:])
     sys.exit(main(sys.argv[1:]))
