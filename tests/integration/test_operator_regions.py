@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -45,13 +47,15 @@ async def see(clients: dict[str, RegionClient], topic: str, subscription: str | 
 
 async def carry_out(clients: dict[str, RegionClient], spec: GeoTopicSpec, topic: str, managed: list[str]) -> None:
     """Until nothing is left to do, as the operator's resync does: a topic made in one region appears in the other."""
-    for _ in range(20):
+    until = time.monotonic() + 20
+    while time.monotonic() < until:
         planned = geo_topic.plan(spec, await see(clients, topic), managed)
         assert not planned.problems
         if planned.settled:
             return
         for change in planned.changes:
             await clients[change.region].apply(change)
+        await asyncio.sleep(0.05)
     raise AssertionError(f"never settled: {planned}")
 
 

@@ -6,7 +6,7 @@ wipe us                     rebuilt under its old name with an empty disk and em
 live t us eu                from now on the topic lives in these regions: told to each region that is up
 delete us t                 delete a topic, with all its regions that can be reached, as the admin API does
 hours 3                     let so much time pass
-expect regions us t         where the topic lives, as us has it, and whether us is filled
+expect regions us t         where the topic lives, as us has it, and whether us is filled (R21)
 expect topics us            which topics there are
 """
 
@@ -19,6 +19,7 @@ from meridian_broker.ledgers.store import LedgerError
 from meridian_broker.metadata import policy_table
 from meridian_broker.metadata.errors import NotFound
 from meridian_broker.metadata.store import MetadataError
+from meridian_broker.positions.position import Origin
 from meridian_broker.topics import removal
 from meridian_broker.topics.errors import TopicError
 from meridian_broker.wire.pulsar import topic_name
@@ -81,8 +82,17 @@ class RegionSteps:
 
     def expect_regions(self, region: str, topic: str) -> None:
         broker = self._broker(region)
-        if broker is not None:
-            self.say(" ".join(sorted(broker.service.regions_of(full_name(topic)))))
+        if broker is None:
+            return
+        shown = " ".join(sorted(broker.service.regions_of(full_name(topic))))
+        opened = broker.topic(topic)
+        if opened is not None and opened.recall is not None:
+            state = opened.recall.joining.readiness()
+            shown += ", ready" if state.is_ready else f", not ready: {state.reason}"
+            joined = [Origin(region, *place) for region, place in sorted(opened.log.joined.items())]
+            if joined:
+                shown += ", joined at " + " ".join(self.world.shown(origin) for origin in joined)
+        self.say(shown)
 
     def expect_topics(self, region: str) -> None:
         broker = self._broker(region)

@@ -14,7 +14,7 @@ from meridian_broker.replication.replicator_status import Hold, ReplicatorStatus
 from meridian_broker.topics import incarnations
 from meridian_broker.topics.errors import TopicError, TopicFenced
 from meridian_broker.topics.producer import Producer
-from meridian_broker.topics.recall import Found, PeerAway, Want
+from meridian_broker.topics.recalled import Feed, Found, PeerAway, Want
 from meridian_broker.wire.pulsar import topic_name
 from meridian_broker.wire.pulsar.frames import FrameDecoder, Send
 from meridian_broker.wire.pulsar.metadata import BodyError
@@ -83,6 +83,12 @@ class ReplicationLinks:
             return await answered
         finally:
             connection.close(0)
+
+    def feed(self, topic_name: str, remote: str, /) -> Feed | None:
+        status = self.status(topic_name).get(remote)
+        if status is None:
+            return None
+        return Feed(status.confirmed, EARLIEST, status.backlog, "" if status.hold is None else status.last_error or "")
 
     def status(self, topic: str) -> dict[str, ReplicatorStatus]:
         now = self._broker.mono_ms()

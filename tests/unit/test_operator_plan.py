@@ -157,6 +157,19 @@ def test_a_subscription_is_made_in_one_region_only() -> None:
     assert replicated_subscription.plan(rsub(), all_have).settled
 
 
+def test_a_region_that_is_being_filled_is_waited_for() -> None:
+    """R21: the object is Ready once every region is one that clients may fail over to."""
+    there = {"replication": REGIONS}
+    seen = [region(name, TopicSeen(0, there)) for name in REGIONS]
+    assert geo_topic.plan(geo(), seen).settled
+    seen[0] = region("ap", TopicSeen(0, there, unfilled="7 entries of us are missing"))
+    planned = geo_topic.plan(geo(), seen)
+    assert (planned.changes, planned.problems) == ((), ())
+    assert planned.waiting == ("ap is being filled: 7 entries of us are missing",)
+    ready = judge(planned, REGIONS)[0]
+    assert (ready.type, ready.status, ready.reason) == ("Ready", "False", "Progressing")
+
+
 def test_one_that_exists_is_adopted() -> None:
     seen = [replace(region(name, TopicSeen(0)), subscription=subscribed(replicated=False)) for name in REGIONS]
     planned = replicated_subscription.plan(rsub(), seen)

@@ -61,6 +61,7 @@ def capture_topic(state: AdminState, topic: Topic) -> Captured:
             ],
             "last_own": str(last_own),
             "last_origin": {region: str(position) for region, position in last_origins.items()},
+            "joined": {region: str(place) for region, place in log.joined.items()},
             "trimmed_to": str(trimmed_to(log)),
             "links": _links(state, topic),
             "given_up": [[one.origin, str(one.after), str(one.upto)] for one in topic.gaps.accepted],

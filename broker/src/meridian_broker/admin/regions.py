@@ -7,6 +7,7 @@ from typing import Any
 
 from aiohttp import web
 
+from meridian_broker.admin.filling import fill
 from meridian_broker.admin.requests import answer, state
 from meridian_broker.admin.state import AdminState
 
@@ -28,6 +29,8 @@ def _region(admin: AdminState, name: str) -> dict[str, Any]:
         "local": name == admin.region,
     }
     link = admin.exchange.links.status().get(name)
+    if name == admin.region:
+        shown["not_ready"] = _not_ready(admin)
     if link is not None:
         shown["progress"] = {
             "connected": link.connected,
@@ -36,6 +39,12 @@ def _region(admin: AdminState, name: str) -> dict[str, Any]:
         }
         shown["replication"] = _replication(admin, name)
     return shown
+
+
+def _not_ready(admin: AdminState) -> dict[str, str]:
+    """Topics whose copies here are not filled, each with the reason (R21)."""
+    fills = {topic.name: fill(topic) for topic in admin.service.topics.values()}
+    return {name: one["reason"] for name, one in sorted(fills.items()) if not one["ready"]}
 
 
 def _replication(admin: AdminState, remote: str) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from aiohttp import web
 
+from meridian_broker.admin.filling import together
 from meridian_broker.admin.non_persistent import is_non_persistent, non_persistent, non_persistent_stats
 from meridian_broker.admin.requests import STATS, Refused, answer, any_topic_of, flag, state
 from meridian_broker.admin.topic_stats import Json
@@ -116,6 +117,8 @@ def _total(parts: list[Json]) -> Json:
                 total[key] = {"missing": [*total.get(key, {}).get("missing", ()), *value["missing"]]}
             elif key in ADDED:
                 total[key] = total.get(key, 0) + value
+            elif key == "fill":
+                total[key] = together(total[key], value) if key in total else value
             else:
                 total.setdefault(key, value)
     rate = total.get("msgRateIn", 0)

@@ -12,6 +12,7 @@ from aiohttp import web
 from meridian_broker.admin import lagging
 from meridian_broker.admin.backlogs import Standing, standing
 from meridian_broker.admin.everywhere import ask, reason
+from meridian_broker.admin.filling import fill
 from meridian_broker.admin.requests import Refused, answer, body, done, flag, part, state, topic_of
 from meridian_broker.admin.state import AdminState
 from meridian_broker.admin.subscriptions import named, replicate
@@ -118,6 +119,7 @@ def _status(admin: AdminState, subscription: Subscription, stands: Standing) -> 
         "set_bytes": len(progress.encode()),
         "consumers": len(subscription.consumers),
         "waits_for_barrier": subscription.barrier,
+        "fill": fill(topic),
         "synced": lagging.is_in_step(peers),
         "peers": [lagging.peer_json(admin, peer) for peer in peers],
     }

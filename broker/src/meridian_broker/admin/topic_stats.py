@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from meridian_broker.admin import lagging
 from meridian_broker.admin.backlogs import Standing, standing
+from meridian_broker.admin.filling import fill
 from meridian_broker.admin.rates import Rates
 from meridian_broker.admin.state import AdminState
 from meridian_broker.gateway.pulsar.connection import Connection
@@ -64,6 +65,7 @@ class TopicStats:
             "subscriptions": subscriptions,
             "replication": self.replication(topic),
             "meridian": {"missing": [lagging.gap_json(gap, topic.name, topic.region) for gap in topic.gaps.open()]},
+            "fill": fill(topic),
         }
 
     def replication(self, topic: Topic) -> Json:

@@ -29,7 +29,7 @@ from meridian_broker.replication.replicator import (
 )
 from meridian_broker.replication.replicator_status import Hold, ReplicatorStatus, State
 from meridian_broker.topics.incarnations import Told
-from meridian_broker.topics.recall import Found, PeerAway, Want
+from meridian_broker.topics.recalled import Feed, Found, PeerAway, Want
 from meridian_broker.topics.throttling import Throttle
 from meridian_broker.wire.proto import peer_pb2
 from meridian_broker.wire.proto import pulsar_pb2 as pb
@@ -153,7 +153,23 @@ class ReplicatorRunner:
             reason = str(error) or f"no answer in {ASK_SECONDS:g} s"
             raise PeerAway(f"{region} does not give entries of {want.origin}: {reason}") from error
         last = Position(answer.last_ledger, answer.last_entry)
-        return Found(tuple(answer.entries), answer.chained, answer.settled, last)
+        feed = None
+        if answer.HasField("feed"):
+            said = answer.feed
+            confirmed, end = (
+                Position(said.confirmed_ledger, said.confirmed_entry),
+                Position(said.end_ledger, said.end_entry),
+            )
+            feed = Feed(confirmed, end, said.behind, said.held, said.subscriptions)
+        return Found(tuple(answer.entries), answer.chained, answer.settled, last, frozenset(answer.origins), feed)
+
+    def feed(self, topic_name: str, remote: str) -> Feed | None:
+        """How far the replicator is; None: there is none. The end of the log is the caller's to say."""
+        run = self._running.get(topic_name, {}).get(remote)
+        if run is None:
+            return None
+        status = run.status()
+        return Feed(status.confirmed, EARLIEST, status.backlog, "" if status.hold is None else status.last_error or "")
 
     def status(self, topic_name: str) -> dict[str, ReplicatorStatus]:
         """By remote region."""

@@ -89,6 +89,8 @@ class TopicLog(Chain):
         self.failure: LedgerError | None = None
         self.last_origin: dict[str, Position] = {}
         """Last entry appended of every other region (R4)."""
+        self.joined: dict[str, Position] = {}
+        """Before which first entry ever of a region there were others (R21)."""
         self.appended_bytes = 0
         self._asked = 0
         self._settled = 0
@@ -260,6 +262,8 @@ class TopicLog(Chain):
         """The last one of another region, unless it fills a hole."""
         last = self.last_origin.get(region, EARLIEST)
         if origin > last:
+            if last == EARLIEST < prev:
+                self.joined.setdefault(region, prev)
             if is_break(prev, origin):
                 self.holes.open(region, last, origin)
             self.last_origin[region] = origin

@@ -263,6 +263,10 @@ class TopicRecord:
     """The epoch of the broker that opened the topic last: its ledgers' fence (R10)."""
     holes: Mapping[str, tuple[tuple[Position, Position], ...]] = field(default_factory=dict)
     """Per origin, between which entries some may still have to be fetched from other regions (R5, R6)."""
+    joining: bool = False
+    """The copy here is not known to hold what the other regions have (R21)."""
+    joined: Mapping[str, Position] = field(default_factory=dict)
+    """Per origin up to where entries were never to be had here: the join point (R21)."""
     compacted: CompactedRecord | None = None
     """The compacted view, when there is one."""
     compaction_scraps: tuple[int, ...] = ()
@@ -280,6 +284,8 @@ class TopicRecord:
             "topicEpoch": self.topic_epoch,
             "owner": self.owner,
             **({"holes": {o: [[str(a), str(b)] for a, b in r] for o, r in self.holes.items()}} if self.holes else {}),
+            **({"joining": True} if self.joining else {}),
+            **({"joined": {region: str(place) for region, place in self.joined.items()}} if self.joined else {}),
             "compacted": None if self.compacted is None else self.compacted.to_json(),
             "compactionScraps": list(self.compaction_scraps),
             **self.extra,
@@ -297,6 +303,8 @@ class TopicRecord:
             last_own=_position(data, "lastOwn"),
             last_origins=positions(data, "lastOrigins"),
             holes=_holes(data),
+            joining=take(data, "joining", bool, False),
+            joined=positions(data, "joined"),
             terminated=None if data.get("terminated") is None else _position(data, "terminated"),
             topic_epoch=take(data, "topicEpoch", int),
             owner=take(data, "owner", int, 0),
@@ -315,6 +323,8 @@ _TOPIC_FIELDS: Final = (
     "lastOwn",
     "lastOrigins",
     "holes",
+    "joining",
+    "joined",
     "terminated",
     "topicEpoch",
     "owner",

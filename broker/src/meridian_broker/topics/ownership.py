@@ -64,9 +64,10 @@ class TopicMetadata:
                 continue  # the one before wrote something meanwhile
         raise TopicFenced(f"{self._name} is written by others all the time: look it up again")
 
-    async def create(self, fence: int) -> None:
+    async def create(self, fence: int, *, joining: bool) -> None:
         """:raises AlreadyExists: somebody else made it."""
-        self.record, self._version = await self._catalog.topics.create(self._name, TopicRecord(owner=fence))
+        record = TopicRecord(owner=fence, joining=joining)
+        self.record, self._version = await self._catalog.topics.create(self._name, record)
 
     async def allocate_ledger_id(self) -> int:
         for _ in range(ATTEMPTS):
@@ -93,6 +94,11 @@ class TopicMetadata:
             await self._write(
                 replace(self.record, ledgers=ledgers, last_own=last_own, last_origins=dict(last_origins), holes=kept)
             )
+
+    async def save_joining(self, joining: bool, joined: Mapping[str, Position]) -> None:
+        """:raises MetadataError: it is not written."""
+        async with self._lock:
+            await self._write(replace(self.record, joining=joining, joined=dict(joined)))
 
     async def save_progress_ledgers(self, ledgers: list[int]) -> None:
         async with self._lock:

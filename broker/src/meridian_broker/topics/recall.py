@@ -17,14 +17,17 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Final
 
 from meridian_broker.ledgers.entry import EntryFormatError, EntryHeader, pack_foreign, unpack
 from meridian_broker.ledgers.finding import origins_between
 from meridian_broker.ledgers.holes import Hole, is_break
 from meridian_broker.ledgers.store import LedgerError
+from meridian_broker.metadata.store import MetadataError
 from meridian_broker.positions.position import EARLIEST, LATEST, Position
 from meridian_broker.topics.errors import NotAllowed, OriginConflict, TopicError
+from meridian_broker.topics.joining import Joining
+from meridian_broker.topics.recalled import Found, PeerAway, Peers, Want
 from meridian_broker.wire.pulsar import metadata as message_metadata
 from meridian_broker.wire.pulsar.metadata import BodyError
 
@@ -39,43 +42,6 @@ ANSWER_BYTES: Final = 1 << 20
 """Most of one answer. One entry is always given, however large."""
 UNFED_MS: Final = 3000
 """A region whose replicator has not been here for so long is not waited for any more: it may be unable to dial us."""
-
-
-class Want(NamedTuple):
-    """A question: entries of one origin strictly between two of its positions."""
-
-    topic: str
-    incarnation: str
-    origin: str
-    after: Position
-    before: Position
-
-
-class Found(NamedTuple):
-    """The answer: what the region stores there that is meant for the asker, in the origin's order."""
-
-    entries: tuple[bytes, ...]
-    """Stored entries with the header of a foreign one."""
-    is_chained: bool
-    """The first follows ``after``; nothing in between is missing here."""
-    is_settled: bool
-    """The origin itself answers, and knows of nothing more that it might have lost."""
-    last: Position = EARLIEST
-    """The last entry of the origin that was ever stored there; given back meanwhile, perhaps."""
-
-
-class PeerAway(Exception):
-    """The region cannot be asked now."""
-
-
-class Peers(Protocol):
-    """The other regions' brokers."""
-
-    def is_reachable(self, region: str) -> bool: ...
-
-    async def ask(self, region: str, want: Want) -> Found:
-        """:raises PeerAway: there is no answer, or the region cannot say."""
-        ...
 
 
 async def find(topic: Topic, asker: str, want: Want) -> Found:
@@ -141,8 +107,14 @@ def checked(entry: bytes, want: Want, after: Position) -> tuple[EntryHeader, byt
 class Recall:
     """What one topic asks of the other regions."""
 
-    def __init__(self, topic: Topic, peers: Peers, regions: Callable[[], Collection[str]]) -> None:
-        """:param regions: of the topic, now."""
+    def __init__(
+        self, topic: Topic, peers: Peers, regions: Callable[[], Collection[str]], *, is_joining: bool = False
+    ) -> None:
+        """
+        :param regions: of the topic, now.
+        :param is_joining: the copy here is not known to be filled (R21).
+        """
+        self.joining = Joining(topic, peers, self._others, is_joining=is_joining)
         self._topic = topic
         self._peers = peers
         self._regions = regions
@@ -188,10 +160,13 @@ class Recall:
     def is_due(self) -> bool:
         """Whether there is anything to ask for."""
         others = self._others()
+        if not others:
+            return self.joining.is_due
         away = {region for region in others if not self._peers.is_reachable(region)}
         gone = self._topic.log.last_origin.keys() - others
         unfed = self._unfed(others)
-        if not others <= self._asked | away or self._foreign_holes() or self._topic.gaps.open():
+        is_waiting = self.joining.is_due or self._topic.gaps.open()
+        if not others <= self._asked | away or self._foreign_holes() or is_waiting:
             return True
         return bool(away or gone or unfed) and others != away
 
@@ -209,7 +184,8 @@ class Recall:
             await self._ask_for_own()
             self._told_ready()
             await self._ask_for_others()
-        except (LedgerError, TopicError) as error:
+            await self.joining.look()
+        except (LedgerError, TopicError, MetadataError) as error:
             self.problem = str(error)
             log.warning("%s: what other regions have cannot be taken over: %s", self._topic.name, error)
         finally:
@@ -248,7 +224,7 @@ class Recall:
         for gap in topic.gaps.open():
             await self._bridge(gap, others - {gap.origin})
         unfed = self._unfed(others)
-        for region in sorted(others | topic.log.last_origin.keys()):
+        for region in sorted((others | topic.log.last_origin.keys() | self.joining.origins) - {topic.region}):
             is_away = region in others and not self._peers.is_reachable(region)
             if region not in others or is_away or region in unfed:
                 last = topic.log.last_origin.get(region, EARLIEST)
@@ -285,13 +261,15 @@ class Recall:
     async def _fetch(self, origin: str, hole: Hole, regions: Iterable[str], *, may_skip: bool) -> set[str]:
         """Take what lies there, from whoever has it. Says which regions could not give all they have.
 
-        :param may_skip: when nobody has the next entry, go on with the first one that somebody has.
+        :param may_skip: when nobody has the next entry, go on with the first one that somebody has. A region that joins
+            begins with that in any case (R21); should somebody who is away have earlier ones, they find a hole.
         """
         topic, (after, before) = self._topic, hole
         asking = sorted(regions)
         while topic.failure is None:
             found: dict[str, Found] = {}
             away: set[str] = set()
+            joins = self.joining.is_joining and after == EARLIEST and before == LATEST and origin != topic.region
             want = Want(topic.name, topic.incarnation, origin, after, before)
             for region in asking:
                 try:
@@ -303,13 +281,18 @@ class Recall:
                 away.add(origin)  # it may yet get more back itself
             having = {region: one for region, one in found.items() if one.entries}
             chained = {region: one for region, one in having.items() if one.is_chained}
-            if not chained and having and may_skip and not away:
+            if not chained and having and (joins or (may_skip and not away)):
                 first = min(having, key=lambda region: _first(having[region]))
-                log.warning(
-                    "%s: entries of %s between %s and %s are in no region any more",
-                    *(topic.name, origin, after, _first(having[first])),
-                )
+                if joins and away:
+                    topic.log.holes.open(origin, after, _first(having[first]))
+                if not joins:
+                    log.warning(
+                        "%s: entries of %s between %s and %s are in no region any more",
+                        *(topic.name, origin, after, _first(having[first])),
+                    )
                 chained = {first: having[first]}
+            if not having and before == LATEST:
+                self.joining.drained.add(origin)
             if not chained:
                 if origin == topic.region and before == LATEST and not away and not having:
                     await self._follow_end(max((one.last for one in found.values()), default=EARLIEST))

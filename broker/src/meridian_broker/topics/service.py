@@ -41,7 +41,8 @@ from meridian_broker.topics.non_persistent import NonPersistentTopic
 from meridian_broker.topics.non_persistent_service import NonPersistentTopics
 from meridian_broker.topics.ownership import TopicMetadata
 from meridian_broker.topics.progress_log import ProgressLog
-from meridian_broker.topics.recall import Found, Peers, Recall, Want, find
+from meridian_broker.topics.recall import Recall, find
+from meridian_broker.topics.recalled import NOTHING_TO_SEND, Feed, Found, Peers, Want
 from meridian_broker.topics.schemas import SchemaBook
 from meridian_broker.topics.subscription import Subscription
 from meridian_broker.topics.termination import ended
@@ -59,6 +60,10 @@ class GeoReplication(Peers, Protocol):
     """The shell that runs replicators, and asks other regions."""
 
     def start(self, topic: Topic, remote: str, /) -> None: ...
+
+    def feed(self, topic_name: str, remote: str, /) -> Feed | None:
+        """How far the replicator is; None: there is none."""
+        ...
 
     def stop(self, topic_name: str, remote: str | None = None, /) -> object: ...
 
@@ -149,7 +154,7 @@ class TopicService:
                     f"{name} was deleted in {self.region} ({deleted or 'never'}), and the other region knows of "
                     f"another deletion ({incarnation or 'none'}): it is not made again from there (R8)"
                 )
-            await metadata.create(self.fence)
+            await metadata.create(self.fence, joining=self._is_shared(name))
         topic_log = TopicLog(self.region, self.store, metadata, self.fence, self.log_limits, self.scheduler, self.cache)
         record = metadata.record
         await topic_log.open(metadata.spans(), record.last_own, record.last_origins, record.holes)
@@ -185,7 +190,10 @@ class TopicService:
             topic.base_incarnation = "" if base is None else str(base.stamp)
         topic.schema_source = self.schemas.for_topic(name)
         if self.replication is not None:
-            topic.recall = Recall(topic, self.replication, lambda: self.regions_of(topic.name))
+            topic.recall = Recall(
+                topic, self.replication, lambda: self.regions_of(topic.name), is_joining=record.joining
+            )
+            topic_log.joined = {**topic_log.joined, **record.joined}
             topic_log.is_joined = topic.recall.is_settled
             topic.rolled_back = topic.recall.doubt
             topic.deleted_elsewhere = lambda told: self.scheduler.spawn(
@@ -196,9 +204,12 @@ class TopicService:
         self.topics[str(name)] = topic
         self._unopened.discard(str(name))
         self._follow(topic)
-        if topic.recall is not None and not topic.recall.is_settled:
+        if topic.recall is not None and (record.joining or not topic.recall.is_settled):
             topic.recall.start()
         return topic
+
+    def _is_shared(self, name: TopicName) -> bool:
+        return self.replication is not None and len(self.regions_of(str(name))) > 1
 
     async def _may_create(self, name: TopicName, create: bool, *, foreign: bool = False) -> None:
         """``foreign``: another region asks, where somebody meant to make the topic; no policy keeps its entries out.
@@ -306,7 +317,7 @@ class TopicService:
             await self.non_persistent.create(name)
             return
         await self._check_room(name, 1)
-        await self.catalog.topics.create(name, TopicRecord(properties=properties))
+        await self.catalog.topics.create(name, TopicRecord(properties=properties, joining=self._is_shared(name)))
         await self.topic(name, create=False)
 
     async def create_partitioned(self, name: TopicName, partitions: int, properties: dict[str, str]) -> None:
@@ -453,12 +464,18 @@ class TopicService:
         try:
             topic = await self.topic(name, create=False)
         except TopicNotFound:
-            return Found((), is_chained=True, is_settled=False)
+            return Found((), is_chained=True, is_settled=False, feed=NOTHING_TO_SEND)
         if asker not in self.regions_of(topic.name):
             raise NotAllowed(f"{asker} is not a region of {topic.name} here")
         if topic.incarnation != want.incarnation:
             raise TopicFenced(f"{asker} speaks of another incarnation of {topic.name}: wait until both know it (R8)")
-        return await find(topic, asker, want)
+        found = await find(topic, asker, want)
+        feed = None if self.replication is None else self.replication.feed(topic.name, asker)
+        if feed is not None:
+            shared = sum(one.durable and one.replicated for one in topic.subscriptions.values())
+            feed = feed._replace(end=topic.log.last_confirmed, subscriptions=shared)
+        own = {self.region} if topic.log.last_own > EARLIEST else set()
+        return found._replace(origins=frozenset(topic.log.last_origin.keys() | own), feed=feed)
 
     def rules(self, name: TopicName) -> Rules:
         """What holds for a topic, as last seen in the metadata. An open topic keeps it as ``topic.rules``."""
@@ -475,6 +492,10 @@ class TopicService:
                 self._follow(topic)
 
     def _follow(self, topic: Topic) -> None:
+        is_shared = self._is_shared(topic_name.parse(topic.name))
+        if topic.was_alone and is_shared and topic.recall is not None:
+            topic.recall.joining.begin()
+        topic.was_alone = not is_shared
         self._replicate(topic)
         for remote in topic.remotes - self.regions_of(topic.name):
             topic.remotes.discard(remote)

@@ -140,6 +140,8 @@ class Topic:
         self.base_incarnation = ""
         """Stamp of that topic's last deletion (R8)."""
         self.schema_source: Callable[[bytes], Awaitable[pb.Schema | None]] | None = None
+        self.was_alone = False
+        """It lived in this region only, when that was last looked at."""
         self.remotes: set[str] = set()
         """Regions a replicator runs to."""
         self.on_fenced: Callable[[Topic], None] | None = None
@@ -496,6 +498,8 @@ class Topic:
 
     def needed_from(self) -> Position:
         """Everything at or before this may be trimmed as far as subscriptions and replicators go."""
+        if self.recall is not None and self.recall.joining.is_joining:
+            return EARLIEST  # subscriptions that wait for what is here may yet be heard of (R21)
         positions = [s.mark_delete for s in self.subscriptions.values() if s.durable]
         positions.extend(self.replicated_positions.values())
         if (unaccounted := self.deduplication.needed_from) is not None:

@@ -3,7 +3,7 @@
 
 A region that does not answer is a problem and holds nothing up elsewhere. Topic-level policies are set, never the
 namespace's: other topics of the namespace are none of our business. What the spec does not name is left alone, unless
-this object set it before.
+this object set it before. A region that joined and is not filled yet is waited for: nobody should fail over to it.
 """
 
 from __future__ import annotations
@@ -55,6 +55,7 @@ def plan(spec: GeoTopicSpec, seen: Sequence[RegionSeen], managed: Iterable[str] 
     topic = TopicName.parse(spec.topic)
     changes: list[Change] = []
     problems: list[tuple[str, str, str]] = []
+    waiting: list[str] = []
     wanted = policies(spec)
     given_up = sorted(set(managed) - wanted.keys())
     for region in seen:
@@ -65,7 +66,9 @@ def plan(spec: GeoTopicSpec, seen: Sequence[RegionSeen], managed: Iterable[str] 
             changes += _topic(spec, topic, region)
             changes += _policies(topic, region, wanted, given_up)
             changes += _schema(spec, topic, region)
-    return Plan(tuple(changes), tuple(problems))
+        if region.topic is not None and region.topic.unfilled:
+            waiting.append(f"{region.name} is being filled: {region.topic.unfilled}")
+    return Plan(tuple(changes), tuple(problems), tuple(waiting))
 
 
 def deletion(spec: GeoTopicSpec, seen: Sequence[RegionSeen]) -> Plan:

@@ -50,6 +50,8 @@ class TopicSeen:
     schema: Mapping[str, Any] | None = None
     """Newest version: ``type`` and ``data``."""
     links: tuple[Link, ...] = ()
+    unfilled: str = ""
+    """Why the copy in this region is not ready to be failed over to; empty: it is."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -124,6 +124,7 @@ class RegionClient:
             partitions=partitions,
             policies={policy: value for policy, value in policies.items() if value not in _ABSENT},
             schema=schema,
+            unfilled=_unfilled(stats.get("fill", {})),
             links=tuple(_link(name, one) for name, one in sorted(stats.get("replication", {}).items())),
         )
 
@@ -193,6 +194,12 @@ def _quotas(found: Any) -> dict[str, Any]:
         kind: {"limitSize": one.get("limitSize", -1), "limitTime": one.get("limitTime", -1), "policy": one["policy"]}
         for kind, one in (found or {}).items()
     }
+
+
+def _unfilled(fill: Mapping[str, Any]) -> str:
+    if fill.get("ready", True):
+        return ""
+    return f"{fill.get('reason') or 'no reason given'} ({int(fill.get('missing', 0))} entries known to be missing)"
 
 
 def _link(region: str, stats: Mapping[str, Any]) -> Link:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from meridian_broker.gateway.pulsar.refusals import REFUSALS
 from meridian_broker.positions.position import LATEST, Position
-from meridian_broker.topics.recall import Want
+from meridian_broker.topics.recalled import Want
 from meridian_broker.wire.proto import peer_pb2
 from meridian_broker.wire.proto import pulsar_pb2 as pb
 from meridian_broker.wire.pulsar import encode
@@ -41,5 +41,19 @@ async def _answer(connection: Connection, asked: peer_pb2.EntriesWanted) -> None
         last_ledger=found.last.ledger,
         last_entry=found.last.entry,
     )
+    answer.origins.extend(sorted(found.origins))
+    if found.feed is not None:
+        confirmed, end, behind, held, subscriptions = found.feed
+        answer.feed.CopyFrom(
+            peer_pb2.Feed(
+                confirmed_ledger=confirmed.ledger,
+                confirmed_entry=confirmed.entry,
+                end_ledger=end.ledger,
+                end_entry=end.entry,
+                behind=behind,
+                held=held,
+                subscriptions=subscriptions,
+            )
+        )
     if connection.transport is not None:
         connection.write(encode.simple(pb.BaseCommand.ENTRIES_FOUND, answer))

@@ -96,24 +96,42 @@ class EntriesWanted(_message.Message):
     def __init__(self, request_id: _Optional[int] = ..., region: _Optional[str] = ..., topic: _Optional[str] = ..., incarnation: _Optional[str] = ..., origin: _Optional[str] = ..., after_ledger: _Optional[int] = ..., after_entry: _Optional[int] = ..., before_ledger: _Optional[int] = ..., before_entry: _Optional[int] = ...) -> None: ...
 
 class EntriesFound(_message.Message):
-    __slots__ = ("request_id", "entries", "chained", "settled", "last_ledger", "last_entry", "ends", "stored")
+    __slots__ = ("request_id", "entries", "chained", "settled", "last_ledger", "last_entry", "origins", "feed")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     ENTRIES_FIELD_NUMBER: _ClassVar[int]
     CHAINED_FIELD_NUMBER: _ClassVar[int]
     SETTLED_FIELD_NUMBER: _ClassVar[int]
     LAST_LEDGER_FIELD_NUMBER: _ClassVar[int]
     LAST_ENTRY_FIELD_NUMBER: _ClassVar[int]
-    ENDS_FIELD_NUMBER: _ClassVar[int]
-    STORED_FIELD_NUMBER: _ClassVar[int]
+    ORIGINS_FIELD_NUMBER: _ClassVar[int]
+    FEED_FIELD_NUMBER: _ClassVar[int]
     request_id: int
     entries: _containers.RepeatedScalarFieldContainer[bytes]
     chained: bool
     settled: bool
     last_ledger: int
     last_entry: int
-    ends: _containers.RepeatedCompositeFieldContainer[OriginEnd]
-    stored: int
-    def __init__(self, request_id: _Optional[int] = ..., entries: _Optional[_Iterable[bytes]] = ..., chained: bool = ..., settled: bool = ..., last_ledger: _Optional[int] = ..., last_entry: _Optional[int] = ..., ends: _Optional[_Iterable[_Union[OriginEnd, _Mapping[str, object]]]] = ..., stored: _Optional[int] = ...) -> None: ...
+    origins: _containers.RepeatedScalarFieldContainer[str]
+    feed: Feed
+    def __init__(self, request_id: _Optional[int] = ..., entries: _Optional[_Iterable[bytes]] = ..., chained: bool = ..., settled: bool = ..., last_ledger: _Optional[int] = ..., last_entry: _Optional[int] = ..., origins: _Optional[_Iterable[str]] = ..., feed: _Optional[_Union[Feed, _Mapping[str, object]]] = ...) -> None: ...
+
+class Feed(_message.Message):
+    __slots__ = ("confirmed_ledger", "confirmed_entry", "end_ledger", "end_entry", "behind", "held", "subscriptions")
+    CONFIRMED_LEDGER_FIELD_NUMBER: _ClassVar[int]
+    CONFIRMED_ENTRY_FIELD_NUMBER: _ClassVar[int]
+    END_LEDGER_FIELD_NUMBER: _ClassVar[int]
+    END_ENTRY_FIELD_NUMBER: _ClassVar[int]
+    BEHIND_FIELD_NUMBER: _ClassVar[int]
+    HELD_FIELD_NUMBER: _ClassVar[int]
+    SUBSCRIPTIONS_FIELD_NUMBER: _ClassVar[int]
+    confirmed_ledger: int
+    confirmed_entry: int
+    end_ledger: int
+    end_entry: int
+    behind: int
+    held: str
+    subscriptions: int
+    def __init__(self, confirmed_ledger: _Optional[int] = ..., confirmed_entry: _Optional[int] = ..., end_ledger: _Optional[int] = ..., end_entry: _Optional[int] = ..., behind: _Optional[int] = ..., held: _Optional[str] = ..., subscriptions: _Optional[int] = ...) -> None: ...
 
 class ProgressHello(_message.Message):
     __slots__ = ("region", "protocol_version", "next_delta", "answer")

@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What regions ask each other about entries that one of them lacks, and what they answer."""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple, Protocol
+
+from meridian_broker.positions.position import EARLIEST, Position
+
+
+class Want(NamedTuple):
+    """A question: entries of one origin strictly between two of its positions."""
+
+    topic: str
+    incarnation: str
+    origin: str
+    after: Position
+    before: Position
+
+
+class Feed(NamedTuple):
+    """How far a region is with sending its own entries to another one."""
+
+    confirmed: Position
+    """In its own log: everything up to here the other has, or is not meant to."""
+    end: Position
+    """The last entry of its log."""
+    behind: int
+    """Entries in between."""
+    held: str = ""
+    """Why it does not go on."""
+    subscriptions: int = 0
+    """Replicated subscriptions of the topic there."""
+
+
+NOTHING_TO_SEND: Final = Feed(EARLIEST, EARLIEST, 0)
+"""Of a region that does not have the topic."""
+
+
+class Found(NamedTuple):
+    """The answer: what the region stores there that is meant for the asker, in the origin's order."""
+
+    entries: tuple[bytes, ...]
+    """Stored entries with the header of a foreign one."""
+    is_chained: bool
+    """The first follows ``after``; nothing in between is missing here."""
+    is_settled: bool
+    """The origin itself answers, and knows of nothing more that it might have lost."""
+    last: Position = EARLIEST
+    """The last entry of the origin that was ever stored there; given back meanwhile, perhaps."""
+    origins: frozenset[str] = frozenset()
+    """Every region of which entries were ever stored there."""
+    feed: Feed | None = None
+    """How far it is with sending its own entries to the asker; None: it does not."""
+
+
+class PeerAway(Exception):
+    """The region cannot be asked now."""
+
+
+class Peers(Protocol):
+    """The other regions' brokers."""
+
+    def is_reachable(self, region: str) -> bool: ...
+
+    async def ask(self, region: str, want: Want) -> Found:
+        """:raises PeerAway: there is no answer, or the region cannot say."""
+        ...

@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Links between real regions are cut, one way and both, and a topic's regions change: one is removed for good, one is
+added, one comes back. Nothing is lost, nothing comes twice, and what is left converges meanwhile."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow.ipc
+import pytest
+from broker_process import wait_until
+from linked_regions import LinkedRegions
+from region_clients import client, new_topic, numbered, publish, stats, stored, subscribe, take, take_numbers
+from region_clients import wait_for_backlog as wait_for
+
+EAST, WEST, CENTRAL = REGIONS = ("us-east", "us-west", "eu-central")
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+
+
+@pytest.fixture(scope="module")
+def regions(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LinkedRegions]:
+    with LinkedRegions(REGIONS, tmp_path_factory.mktemp("linked"), {"managedLedgerMaxEntriesPerLedger": "10"}) as up:
+        yield up
+        up.heal()
+
+
+def path(topic: str) -> str:
+    return f"/admin/v2/{topic.replace('://', '/')}"
+
+
+def live(regions: LinkedRegions, topic: str, in_regions: tuple[str, ...], told: tuple[str, ...]) -> None:
+    """Say in each of ``told`` where a topic lives."""
+    for region in told:
+        answer = regions.http(region, "POST", f"{path(topic)}/replication", list(in_regions))
+        assert answer.status == 204, answer.text
+
+
+def fill(regions: LinkedRegions, region: str, topic: str) -> dict[str, Any]:
+    return dict(stats(regions, region, topic).get("fill", {"ready": False, "reason": "no such topic"}))
+
+
+@pytest.mark.parametrize("ways", [[(EAST, WEST)], [(EAST, WEST), (WEST, EAST)]], ids=["one way", "both ways"])
+def test_a_link_is_cut(regions: LinkedRegions, ways: list[tuple[str, str]]) -> None:
+    """R6, R19: entries and acknowledgements find another way, by the region that cannot be dialled asking itself, or by
+    the third one; when the link is back nothing comes twice."""
+    topic = new_topic("cut")
+    with client(regions, EAST) as east, client(regions, WEST) as west:
+        publish(east, topic, numbered(range(10)))
+        subscribe(east, topic).close()
+        assert stored(regions, WEST, topic, 10) == list(range(10))
+        wait_for(regions, WEST, topic, 10)
+        for dialler, to in ways:
+            regions.cut(dialler, to)
+        publish(east, topic, numbered(range(10, 15)))
+        publish(west, topic, numbered(range(15, 20)))
+        for region in REGIONS:
+            assert sorted(stored(regions, region, topic, 20)) == list(range(20)), region
+        here, there = subscribe(east, topic), subscribe(west, topic)
+        for consumer in (here, there):
+            consumer.close()
+        here = subscribe(east, topic)
+        for message in take(here, 20):
+            if int(message.data()) < 8:
+                here.acknowledge(message)
+        here.close()
+        wait_for(regions, WEST, topic, 12)
+        regions.heal()
+        publish(east, topic, numbered(range(20, 25)))
+        take_numbers(subscribe(west, topic), range(8, 25))
+    for region in REGIONS:
+        wait_for(regions, region, topic, 0)
+        assert sorted(stored(regions, region, topic, 25)) == list(range(25))
+        assert stats(regions, region, topic)["msgInCounter"] >= 0
+
+
+def test_a_region_joins_is_removed_for_good_and_comes_back(regions: LinkedRegions) -> None:
+    """R21: it is filled from the earliest message that is waited for, and until then it is not ready; R11, R6: when it
+    died nothing waits for it any more; then it goes on where it parted."""
+    topic = new_topic("joins")
+    for other in (EAST, CENTRAL):
+        regions.cut(other, WEST)
+        regions.cut(WEST, other)
+    for region in (EAST, CENTRAL):
+        assert regions.http(region, "PUT", path(topic)).status == 204
+    live(regions, topic, (EAST, CENTRAL), (EAST, CENTRAL))
+    with client(regions, EAST) as east:
+        here = subscribe(east, topic)
+        publish(east, topic, numbered(range(45)))
+        for message in take(here, 45):
+            if int(message.data()) < 24 or int(message.data()) > 40:
+                here.acknowledge(message)
+        here.close()
+        for region in (EAST, CENTRAL):
+            wait_for(regions, region, topic, 17)
+            wait_until(lambda region=region: trimmed(regions, region, topic), f"{region} to give back two ledgers")
+    assert regions.http(WEST, "PUT", path(topic)).status == 204
+    live(regions, topic, REGIONS, REGIONS)
+    waiting = fill(regions, WEST, topic)
+    assert (waiting["ready"], waiting["reason"]) == (False, "no other region could be asked yet")
+    seen = {one["name"]: one for one in regions.http(WEST, "GET", "/meridian/v1/regions").json["regions"]}
+    assert seen[WEST]["not_ready"][topic] == waiting["reason"]
+    regions.heal()
+    wait_until(lambda: fill(regions, WEST, topic)["ready"], "the region to be filled")
+    joined = fill(regions, WEST, topic)["joinedAt"]
+    assert list(joined) == [EAST], "two ledgers of ten were given back before it came"
+    assert exported(regions, WEST, topic) == joined
+    assert stored(regions, WEST, topic, 25) == list(range(20, 45))
+    wait_for(regions, WEST, topic, 17)
+    # Removed for good: the others do not wait for it, and a subscription can end without it.
+    regions.kill_region(WEST)
+    live(regions, topic, (EAST, CENTRAL), (EAST, CENTRAL))
+    wait_until(lambda: list(stats(regions, EAST, topic)["replication"]) == [CENTRAL], "the replicator to end")
+    with client(regions, EAST) as east, client(regions, CENTRAL) as central:
+        publish(east, topic, numbered(range(45, 50)))
+        take_numbers(subscribe(central, topic), [*range(24, 41), *range(45, 50)])
+        subscribe(east, topic, "other").close()
+    wait_until(lambda: "other" in stats(regions, CENTRAL, topic)["subscriptions"], "the other subscription")
+    assert regions.http(EAST, "DELETE", f"{path(topic)}/subscription/other").status == 204, "nobody is missed"
+    # It comes back on its own: it was told that it is out, and what happens there stays there.
+    regions.bring_back(WEST)
+    live(regions, topic, (WEST,), (WEST,))
+    wait_until(lambda: not stats(regions, WEST, topic)["replication"], "the copy to be on its own")
+    with client(regions, WEST) as west:
+        publish(west, topic, numbered(range(50, 53)))
+        alone = subscribe(west, topic)
+        for message in take(alone, 20):
+            if int(message.data()) >= 50:
+                alone.acknowledge(message)
+        alone.close()
+    # Added again: both sides go on where they parted.
+    live(regions, topic, REGIONS, REGIONS)
+    with client(regions, EAST) as east:
+        assert stored(regions, WEST, topic, 33) == [*range(20, 45), *range(50, 53), *range(45, 50)]
+        publish(east, topic, numbered(range(60, 62)))
+        take_numbers(subscribe(east, topic), range(60, 62))
+    for region in REGIONS:
+        wait_for(regions, region, topic, 0)
+    wait_until(lambda: fill(regions, WEST, topic)["ready"], "the region to be filled again")
+
+
+def trimmed(regions: LinkedRegions, region: str, topic: str) -> bool:
+    assert regions.http(region, "POST", f"{path(topic)}/trim").status == 204
+    return int(regions.http(region, "GET", f"{path(topic)}/internalStats").json["numberOfEntries"]) == 25
+
+
+def exported(regions: LinkedRegions, region: str, topic: str) -> dict[str, str]:
+    """The join point as the verifier gets it."""
+    taken = regions.http(region, "POST", "/meridian/v1/export", {"topics": topic}).json["snapshot"]
+    body = regions.http(region, "GET", f"/meridian/v1/export/{taken}/topics").body
+    (row,) = pyarrow.ipc.open_stream(io.BytesIO(body)).read_all().to_pylist()
+    return {one["region"]: f"{one['ledger']}:{one['entry']}" for one in row["joined"]}
