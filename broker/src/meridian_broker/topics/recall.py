@@ -224,6 +224,7 @@ class Recall:
         for gap in topic.gaps.open():
             await self._bridge(gap, others - {gap.origin})
         unfed = self._unfed(others)
+        self.joining.drained.clear()
         for region in sorted((others | topic.log.last_origin.keys() | self.joining.origins) - {topic.region}):
             is_away = region in others and not self._peers.is_reachable(region)
             if region not in others or is_away or region in unfed:
@@ -291,7 +292,7 @@ class Recall:
                         *(topic.name, origin, after, _first(having[first])),
                     )
                 chained = {first: having[first]}
-            if not having and before == LATEST:
+            if found and not having and before == LATEST and (origin not in asking or origin in found):
                 self.joining.drained.add(origin)
             if not chained:
                 if origin == topic.region and before == LATEST and not away and not having:
