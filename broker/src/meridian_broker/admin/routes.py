@@ -27,6 +27,7 @@ from meridian_broker.admin import (
     tenants,
     topics,
     translating,
+    uniting,
 )
 from meridian_broker.admin.errors import Handler
 from meridian_broker.admin.export import CONTENT_TYPE
@@ -175,7 +176,9 @@ ROUTES: Final[tuple[Route, ...]] = (
     _get(f"{_OWN}/topics/{{tenant}}/{{namespace}}/{{topic}}/gaps", gaps.listed),
     Route("POST", f"{_OWN}/topics/{{tenant}}/{{namespace}}/{{topic}}/gaps/accept", gaps.accept),
     _get(f"{_OWN_SUBSCRIPTION}/status", syncing.status),
-    _write("POST", f"{_OWN_SUBSCRIPTION}/mode", syncing.mode),
+    Route("POST", f"{_OWN_SUBSCRIPTION}/mode", uniting.mode),
+    _get(f"{_OWN_SUBSCRIPTION}/progress", uniting.progress),
+    Route("POST", f"{_OWN_SUBSCRIPTION}/preview", uniting.preview),
     Route("POST", f"{_OWN_SUBSCRIPTION}/damage", syncing.damage),
     _get(f"{_OWN}/openapi.json", openapi),
 )

@@ -13,9 +13,9 @@ from meridian_broker.admin import lagging
 from meridian_broker.admin.backlogs import Standing, standing
 from meridian_broker.admin.everywhere import ask, reason
 from meridian_broker.admin.filling import fill
-from meridian_broker.admin.requests import Refused, answer, body, done, flag, part, state, topic_of
+from meridian_broker.admin.requests import Refused, answer, body, flag, part, state, topic_of
 from meridian_broker.admin.state import AdminState
-from meridian_broker.admin.subscriptions import named, replicate
+from meridian_broker.admin.subscriptions import named
 from meridian_broker.metadata.errors import Invalid
 from meridian_broker.positions.clock import ZERO
 from meridian_broker.topics.administration import damage as claim_unacked
@@ -73,16 +73,6 @@ async def _status_of(admin: AdminState, region: str, path: str) -> dict[str, Any
     if status != 200 or not isinstance(said, dict):
         return {"region": region, "problem": f"{region} answers {status}: {reason(said)}", "missing": status == 404}
     return said
-
-
-async def mode(request: web.Request) -> web.Response:
-    """Keep the subscription's progress the same in all regions or not; the body is ``{"replicated": bool}``."""
-    given = await body(request)
-    wanted = given.get("replicated") if isinstance(given, Mapping) else None
-    if not isinstance(wanted, bool):
-        raise Invalid('the body is {"replicated": true} or {"replicated": false}')
-    await replicate(request, wanted)
-    return done()
 
 
 async def damage(request: web.Request) -> web.Response:

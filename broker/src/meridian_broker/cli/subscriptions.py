@@ -42,11 +42,12 @@ def subscriptions() -> None:
     """Subscriptions of a topic: who consumes it, and how far they are.
 
     A replicated subscription stands at the same messages in every region of its topic, so its consumers may go on in
-    another region at any time. It is made so by its consumers (``meridian consume --replicated``), or when it is
-    created:
+    another region at any time. It is made so by its consumers (``meridian consume --replicated``), when it is created
+    (``create --replicated``), by a policy of its topic or namespace (``replicateSubscriptionState``), or later:
 
     \b
-      meridian subscriptions create orders billing --replicated
+      meridian subscriptions replicate orders billing --dry-run   what each region would skip
+      meridian subscriptions replicate orders billing             do it, in all regions
       meridian subscriptions status orders billing                are all regions in step? exit code 0: yes
 
     Every command is about one region's API (``--url``) and acts on all regions of a replicated subscription. The page
@@ -114,6 +115,46 @@ def subscriptions_create(
     query = {"replicated": "true"} if replicated else {}
     console.admin.request("PUT", subscription_path(topic, subscription), query, body=place)
     console.done(f"created subscription {subscription} on {topic}")
+
+
+@subscriptions.command("replicate")
+@click.argument("topic", type=topic_name)
+@click.argument("subscription")
+@click.option("--off", is_flag=True, help="Stop: each region goes on by itself from where it is.")
+@click.option("--from", "source", metavar="REGION", help="Take this region's progress for all, not the union.")
+@click.option("--dry-run", is_flag=True, help="Change nothing, only say what each region would skip.")
+@with_console
+def subscriptions_replicate(
+    console: Console, topic: TopicName, subscription: str, off: bool, source: str | None, dry_run: bool
+) -> None:
+    """Keep the progress of SUBSCRIPTION the same in all regions of TOPIC.
+
+    What was acknowledged in any region counts in all of them, so a region may skip messages that nobody consumed there:
+    it is said how many. With ``--from``, all regions take over the progress of that one; others may then skip messages,
+    and deliver some again. The flag is the same in all regions; one that is away follows when it is back.
+
+    \b
+      meridian subscriptions replicate orders billing --dry-run
+      meridian subscriptions replicate orders billing --from us-east
+      meridian subscriptions replicate orders billing --off
+    """
+    if off and source is not None:
+        raise click.UsageError("--from is for switching replication on")
+    wanted = {"replicated": not off, "from": source, "dryRun": dry_run}
+    path = f"/meridian/v1/subscriptions/{topic.below}/{part(subscription)}/mode"
+    told = console.admin.request("POST", path, body=wanted)
+    if console.as_json:
+        console.tree(told)
+        return
+    verb = "would skip" if dry_run else "skips"
+    for region, one in sorted(told["regions"].items()):
+        if "problem" in one:
+            click.echo(f"{region}: {one['problem']}")
+        else:
+            again = f", and delivers {one['again']} again" if one["again"] else ""
+            click.echo(f"{region}: {verb} {one['skips']} entries{again}")
+    state = "replicated" if told["replicated"] else "not replicated any more"
+    click.echo("nothing was changed" if dry_run else f"subscription {subscription} of {topic} is {state}")
 
 
 @subscriptions.command("delete")

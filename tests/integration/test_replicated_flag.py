@@ -1,0 +1,149 @@
+# SPDX-License-Identifier: Apache-2.0
+"""R17: replication of a subscription is switched on and off, and whoever does it is told what each region will skip.
+Three real regions; the same by the command line."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from broker_process import MERIDIAN, HttpAnswer, RegionsProcess, wait_until
+from region_clients import (
+    EARLIEST,
+    PATIENCE_MS,
+    SHARED,
+    client,
+    new_topic,
+    numbered,
+    publish,
+    stored,
+    take_numbers,
+    wait_for_backlog,
+)
+
+US, EU, AP = REGIONS = ("us", "eu", "ap")
+
+pytestmark = pytest.mark.timeout(120)
+
+
+@pytest.fixture(scope="module")
+def regions(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RegionsProcess]:
+    with RegionsProcess(REGIONS, tmp_path_factory.mktemp("flag") / "data") as running:
+        yield running
+
+
+def mode(regions: RegionsProcess, region: str, topic: str, **wanted: Any) -> HttpAnswer:
+    path = f"/meridian/v1/subscriptions/{topic.replace('://', '/')}/s/mode"
+    return regions.http(region, "POST", path, wanted)
+
+
+def alone(regions: RegionsProcess, name: str, acked: dict[str, tuple[int, ...]]) -> str:
+    """A topic of ten messages with a subscription in each region that the others know nothing of."""
+    topic = new_topic(name)
+    with client(regions, US) as us:
+        publish(us, topic, numbered(range(10)))
+    for region in REGIONS:
+        stored(regions, region, topic, 10)
+        with client(regions, region) as one:
+            consumer = one.subscribe(topic, "s", consumer_type=SHARED, initial_position=EARLIEST)
+            for message in [consumer.receive(PATIENCE_MS) for _ in range(10)]:
+                if int(message.data()) in acked[region]:
+                    consumer.acknowledge(message)
+            consumer.close()
+        wait_for_backlog(regions, region, topic, 10 - len(acked[region]))
+    return topic
+
+
+def owed(regions: RegionsProcess, topic: str, numbers: range | set[int]) -> None:
+    """In every region the same messages are left, and nothing else."""
+    for region in REGIONS:
+        wait_for_backlog(regions, region, topic, len(numbers))
+    with client(regions, AP) as ap:
+        consumer = ap.subscribe(topic, "s", consumer_type=SHARED)
+        got = sorted(int(consumer.receive(PATIENCE_MS).data()) for _ in numbers)
+        assert got == sorted(numbers)
+        consumer.close()
+
+
+def test_on_unites_and_says_what_each_region_skips(regions: RegionsProcess) -> None:
+    topic = alone(regions, "unites", {US: (0, 1, 2), EU: (2, 3), AP: ()})
+    dry = mode(regions, EU, topic, replicated=True, dryRun=True).json
+    expected = {US: {"skips": 1, "again": 0}, EU: {"skips": 2, "again": 0}, AP: {"skips": 4, "again": 0}}
+    assert (dry["done"], dry["regions"]) == (False, expected)
+    for region, left in ((US, 7), (EU, 8), (AP, 10)):
+        wait_for_backlog(regions, region, topic, left)
+    line = [*MERIDIAN, "subscriptions", "replicate", topic, "s", "--url", regions.admin_url(EU)]
+    told = subprocess.run([*line, "--dry-run"], capture_output=True, text=True, timeout=60)
+    assert told.returncode == 0, told.stderr
+    assert told.stdout.splitlines() == [
+        "ap: would skip 4 entries",
+        "eu: would skip 2 entries",
+        "us: would skip 1 entries",
+        "nothing was changed",
+    ]
+    done = subprocess.run([*line, "--json"], capture_output=True, text=True, timeout=60)
+    assert json.loads(done.stdout)["regions"] == expected
+    owed(regions, topic, set(range(4, 10)))
+    # Off and on again: what each did meanwhile is united once more.
+    assert mode(regions, US, topic, replicated=False).json["done"]
+
+    def is_off(region: str) -> bool:
+        path = f"/admin/v2/{topic.replace('://', '/')}/subscription/s/replicatedSubscriptionStatus"
+        return not regions.http(region, "GET", path).json[topic]
+
+    for region in REGIONS:
+        wait_until(lambda one=region: is_off(one), f"{region} to hear of it")
+    with client(regions, EU) as eu:
+        consumer = eu.subscribe(topic, "s", consumer_type=SHARED)
+        take_numbers(consumer, range(4, 10))
+        consumer.close()
+    wait_for_backlog(regions, EU, topic, 0)
+    assert mode(regions, AP, topic, replicated=True).json["regions"][US] == {"skips": 6, "again": 0}
+    for region in REGIONS:
+        wait_for_backlog(regions, region, topic, 0)
+
+
+def test_one_regions_progress_is_taken_for_all(regions: RegionsProcess) -> None:
+    topic = alone(regions, "taken", {US: (0, 1, 2, 8), EU: (2, 3), AP: (9,)})
+    dry = mode(regions, US, topic, **{"replicated": True, "from": EU, "dryRun": True}).json
+    expected = {US: {"skips": 1, "again": 3}, EU: {"skips": 0, "again": 0}, AP: {"skips": 2, "again": 1}}
+    assert dry["regions"] == expected
+    done = mode(regions, US, topic, **{"replicated": True, "from": EU}).json
+    assert (done["done"], done["regions"]) == (True, expected)
+    owed(regions, topic, {0, 1, *range(4, 10)})
+    # What is acknowledged from now on counts everywhere, in the new epoch.
+    with client(regions, AP) as ap:
+        consumer = ap.subscribe(topic, "s", consumer_type=SHARED)
+        for message in [consumer.receive(PATIENCE_MS) for _ in range(8)]:
+            consumer.acknowledge(message)
+        consumer.close()
+    for region in REGIONS:
+        wait_for_backlog(regions, region, topic, 0)
+
+
+def test_a_region_that_is_away_is_named_and_follows(regions: RegionsProcess) -> None:
+    topic = alone(regions, "away", {US: (0,), EU: (1,), AP: (2,)})
+    regions.kill_region(AP)
+    refused = mode(regions, US, topic, **{"replicated": True, "from": AP})
+    assert (refused.status, "ap" in refused.reason) == (503, True)
+    told = mode(regions, US, topic, replicated=True).json["regions"]
+    assert told[US] == told[EU] == {"skips": 1, "again": 0}
+    assert "it follows when it is back" in told[AP]["problem"]
+    regions.bring_back(AP)
+    for region in REGIONS:
+        wait_for_backlog(regions, region, topic, 7)
+
+
+@pytest.mark.parametrize(
+    "wanted",
+    [{}, {"replicated": "yes"}, {"replicated": True, "from": "nowhere"}, {"replicated": False, "from": US}],
+)
+def test_what_makes_no_sense_is_refused(regions: RegionsProcess, wanted: dict[str, Any]) -> None:
+    topic = new_topic("refused")
+    path = f"/admin/v2/{topic.replace('://', '/')}"
+    assert regions.http(US, "PUT", path).status == 204
+    assert regions.http(US, "PUT", f"{path}/subscription/s", "earliest").status == 204
+    assert mode(regions, US, topic, **wanted).status == 412
