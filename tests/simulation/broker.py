@@ -16,7 +16,7 @@ from meridian_broker.ledgers.chapters import CacheBudget, LogLimits
 from meridian_broker.ledgers.store import LedgerError
 from meridian_broker.metadata import keys
 from meridian_broker.metadata.catalog import Catalog
-from meridian_broker.metadata.records import ClusterRecord, TopicRecord, decode
+from meridian_broker.metadata.records import ClusterRecord, decode
 from meridian_broker.metadata.rules import Rules
 from meridian_broker.metadata.store import MetadataError
 from meridian_broker.positions import HybridClock, Position, Stamp
@@ -186,16 +186,15 @@ class SimRegion:
     def written(self, path: str, value: bytes) -> None:
         """The metadata says which ledgers hold a topic's entries, before the first entry is stored in them."""
         if path.startswith(keys.topics_of("public/default", "persistent")):
-            record = TopicRecord.from_json(decode(path, value)[0])
             topic = path.rpartition("/")[2]
-            now = {ledger.ledger_id for ledger in record.ledgers}
-            before, self._ledgers[topic] = self._ledgers.get(topic, set()), now
+            now = [ledger["id"] for ledger in decode(path, value)[0]["ledgers"]]
+            before, self._ledgers[topic] = self._ledgers.get(topic, set()), set(now)
             if self.is_trimming:  # the store may fail to delete what the topic has let go of
-                for ledger_id in before - now:
+                for ledger_id in before.difference(now):
                     self.world.model.ledger_deleted(self, ledger_id)
-            for ledger in record.ledgers:
-                self.world.topic_of_ledger[self.name, ledger.ledger_id] = topic
-                self.world.number(self.name, ledger.ledger_id)
+            for ledger_id in now:
+                self.world.topic_of_ledger[self.name, ledger_id] = topic
+                self.world.number(self.name, ledger_id)
 
     def forget_ledger(self, ledger: int) -> None:
         self.world.model.ledger_deleted(self, ledger)

@@ -9,6 +9,7 @@ Clients may leave out the domain, and the tenant with the namespace: ``name`` is
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from typing import Final, NamedTuple
 
 from meridian_broker.wire.pulsar.errors import InvalidTopicNameError
@@ -94,8 +95,9 @@ def of(tenant: str, namespace: str, local_name: str, domain: str = PERSISTENT) -
     return topic
 
 
+@lru_cache(maxsize=4096)
 def parse(text: str) -> TopicName:
-    """Any form a client may write, completed.
+    """Any form a client may write, completed. Regions name topics in all they say to each other: some are remembered.
 
     :raises InvalidTopicNameError: no topic name; the message shows the text.
     """
