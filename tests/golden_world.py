@@ -75,6 +75,15 @@ def progress() -> Progress:
     return made
 
 
+def progress_by_time() -> Progress:
+    """A seek by time, kept as the time."""
+    made = Progress()
+    made.ack(ZERO, "us-east", EARLIEST, Position(3, 40))
+    made.rewind(EPOCH, {}, publish_time_ms=TIME_MS - 5)
+    made.ack(EPOCH, "us-east", Position(3, 9), Position(3, 12))
+    return made
+
+
 def dropped() -> Dropped:
     """Every cause."""
     made = Dropped()
@@ -279,6 +288,7 @@ def small_files() -> dict[str, bytes]:
     files = {
         "ack-set.bin": ack_set().encode(),
         "progress.bin": progress().encode(),
+        "progress-by-time.bin": progress_by_time().encode(),
         "dropped.bin": dropped().encode(),
         "entry-own.bin": own_entry(),
         "entry-foreign.bin": entry.pack_foreign(foreign_header()) + BODY,

@@ -5,12 +5,31 @@ other region while something is held. The plain cases, three regions and their f
 
 from __future__ import annotations
 
+import contextlib
+import time
 from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
 
 import pulsar
 import pytest
-from broker_process import RegionsProcess
-from region_clients import KEY_SHARED, client, new_topic, rest, subscribe, take, wait_for_backlog
+from broker_process import RegionsProcess, wait_until
+from region_clients import (
+    FAILOVER,
+    KEY_SHARED,
+    LATEST,
+    QUIET_MS,
+    client,
+    new_topic,
+    numbered,
+    publish,
+    rest,
+    stored,
+    subscribe,
+    take,
+    take_numbers,
+    wait_for_backlog,
+)
 
 EAST, WEST = REGIONS = ("us-east", "us-west")
 
@@ -31,6 +50,16 @@ def clients(regions: RegionsProcess) -> Iterator[dict[str, pulsar.Client]]:
 
 def sticky(low: int, high: int) -> pulsar.ConsumerKeySharedPolicy:
     return pulsar.ConsumerKeySharedPolicy(pulsar.KeySharedMode.Sticky, sticky_ranges=[(low, high)])
+
+
+def admin(regions: RegionsProcess, region: str, topic: str, what: str, method: str = "POST", body: Any = ...) -> None:
+    """One request about a topic."""
+    answer = regions.http(region, method, f"/admin/v2/{topic.replace('://', '/')}/{what}", body)
+    assert answer.status == 204, answer.text
+
+
+def now_ms() -> int:
+    return time.time_ns() // 1_000_000
 
 
 def numbers(messages: list[pulsar.Message]) -> list[int]:
@@ -66,3 +95,159 @@ def test_r13_what_was_not_sent_again_is_not_acknowledged(
     there = subscribe(west, topic)
     assert sorted(rest(there)) == numbers(held)
     there.close()
+
+
+def test_r12_a_seek_by_time_rules_by_publish_time_everywhere(
+    regions: RegionsProcess, clients: dict[str, pulsar.Client]
+) -> None:
+    """Over REST in one region, by a client in the other: each time what was published since comes again, in both."""
+    topic = new_topic("r12-time")
+    east, west = clients[EAST], clients[WEST]
+    here = subscribe(east, topic)
+    publish(west, topic, numbered(range(10)))
+    stored(regions, EAST, topic, 10)
+    since = now_ms()
+    wait_until(lambda: now_ms() > since, "the next millisecond")
+    begun = now_ms()
+    publish(east, topic, numbered(range(10, 20)))
+    publish(west, topic, numbered(range(20, 30)))
+    take_numbers(here, range(30))
+    wait_for_backlog(regions, WEST, topic, 0)
+    admin(regions, WEST, topic, f"subscription/s/resetcursor/{begun}")
+    take_numbers(here, range(10, 30))
+    wait_for_backlog(regions, WEST, topic, 0)
+    here.seek(begun)
+    here.close()
+    for region in REGIONS:
+        wait_for_backlog(regions, region, topic, 20)
+    there = subscribe(west, topic)
+    take_numbers(there, range(10, 30))
+    there.close()
+    for region in REGIONS:
+        wait_for_backlog(regions, region, topic, 0)
+
+
+def test_r12_skipping_and_clearing_the_backlog_are_acknowledgements(
+    regions: RegionsProcess, clients: dict[str, pulsar.Client]
+) -> None:
+    topic = new_topic("r12-skip")
+    east, west = clients[EAST], clients[WEST]
+    here = subscribe(east, topic)
+    publish(east, topic, numbered(range(20)))
+    assert stored(regions, WEST, topic, 20) == list(range(20))
+    messages = take(here, 20)
+    here.acknowledge(messages[1])
+    wait_for_backlog(regions, WEST, topic, 19)
+    admin(regions, WEST, topic, "subscription/s/skip/5")
+    for region in REGIONS:
+        wait_for_backlog(regions, region, topic, 14)
+    here.close()
+    there = subscribe(west, topic)
+    assert numbers(take(there, 14)) == list(range(6, 20))
+    there.close()
+    admin(regions, EAST, topic, "subscription/s/skip_all")
+    for region in REGIONS:
+        wait_for_backlog(regions, region, topic, 0)
+    publish(east, topic, numbered(range(20, 22)))
+    there = subscribe(west, topic)
+    take_numbers(there, range(20, 22))
+    there.close()
+
+
+def test_delayed_messages_keep_their_time_over_a_switch(
+    regions: RegionsProcess, clients: dict[str, pulsar.Client]
+) -> None:
+    topic = new_topic("delayed")
+    east, west = clients[EAST], clients[WEST]
+    producer = east.create_producer(topic, batching_enabled=False)
+    due = time.monotonic() + 2.0
+    for number in range(20):
+        producer.send(b"%d" % number, deliver_after=timedelta(seconds=2.0) if number % 2 else None)
+    here = subscribe(east, topic)
+    messages = take(here, 10)
+    assert numbers(messages) == list(range(0, 20, 2))
+    for message in messages[::2]:
+        here.acknowledge(message)
+    here.close()
+    there = subscribe(west, topic)
+    held = take(there, 5)
+    assert numbers(held) == numbers(messages[1::2])
+    late = take(there, 10)
+    assert time.monotonic() >= due
+    assert numbers(late) == list(range(1, 20, 2))
+    for message in [*held, *late]:
+        there.acknowledge(message)
+    there.close()
+    for region in REGIONS:
+        wait_for_backlog(regions, region, topic, 0)
+
+
+def test_r18_a_cumulative_acknowledgement_into_a_batch(
+    regions: RegionsProcess, clients: dict[str, pulsar.Client]
+) -> None:
+    topic = new_topic("into-a-batch")
+    east, west = clients[EAST], clients[WEST]
+    publish(east, topic, numbered(range(30)), batching=True)
+    here = subscribe(east, topic, kind=FAILOVER, batch_index_ack_enabled=True)
+    messages = take(here, 30)
+    here.acknowledge_cumulative(messages[16])
+    here.close()
+    there = subscribe(west, topic, kind=FAILOVER, batch_index_ack_enabled=True)
+    take_numbers(there, range(17, 30))
+    there.close()
+    for region in REGIONS:
+        wait_for_backlog(regions, region, topic, 0)
+
+
+def test_r15_new_partitions_are_owed_from_their_first_message_everywhere(
+    regions: RegionsProcess, clients: dict[str, pulsar.Client]
+) -> None:
+    """Nobody consumes in the west when the topic grows in the east, and what is published at once is not missed."""
+    topic = new_topic("growing")
+    admin(regions, EAST, topic, "partitions", "PUT", 2)
+    here = subscribe(clients[EAST], topic, initial=LATEST)
+    publish(clients[EAST], topic, numbered(range(20)))
+    take_numbers(here, range(20))
+    here.close()
+    for index in range(2):
+        wait_for_backlog(regions, WEST, f"{topic}-partition-{index}", 0)
+    admin(regions, EAST, topic, "partitions", "POST", 5)
+    with client(regions, EAST) as later:
+        publish(later, topic, numbered(range(20, 70)))
+    for index in range(2, 5):
+        wait_for_backlog(regions, WEST, f"{topic}-partition-{index}", 10)
+    with client(regions, WEST) as later:
+        there = subscribe(later, topic, initial=LATEST)
+        take_numbers(there, range(20, 70))
+        there.close()
+
+
+def test_dead_letters_follow_their_topic(regions: RegionsProcess, clients: dict[str, pulsar.Client]) -> None:
+    """The copy is published and replicated as any message; counts of redelivery begin anew in the other region."""
+    topic = new_topic("dead-letters")
+    dead = f"{topic}-s-DLQ"
+    east, west = clients[EAST], clients[WEST]
+    publish(east, topic, numbered(range(4)))
+    policy = pulsar.ConsumerDeadLetterPolicy(max_redeliver_count=2, dead_letter_topic=dead)
+    options = {"dead_letter_policy": policy, "negative_ack_redelivery_delay_ms": 100}
+    here = subscribe(east, topic, **options)
+    counts: list[int] = []
+    with contextlib.suppress(pulsar.Timeout):
+        while True:
+            message = here.receive(3 * QUIET_MS)
+            if int(message.data()) == 1:
+                counts.append(message.redelivery_count())
+                here.negative_acknowledge(message)
+            elif int(message.data()) != 3:
+                here.acknowledge(message)
+    assert counts == [0, 1, 2]
+    here.close()
+    assert stored(regions, WEST, dead, 1) == [1]
+    there = subscribe(west, topic, **options)
+    message = there.receive(10_000)
+    assert (int(message.data()), message.redelivery_count()) == (3, 0)
+    there.acknowledge(message)
+    assert rest(there) == []
+    there.close()
+    for region in REGIONS:
+        wait_for_backlog(regions, region, topic, 0)

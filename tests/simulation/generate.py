@@ -181,8 +181,10 @@ class Generator:
             self.say(f"late {name} x{self._few(5)}")
 
     def _seek(self) -> None:
-        place = self.random.choice((0, 20, 50, 70, 90, 100))
-        self.say(f"seek {self._region()} {self._topic()} {self._name()} {place}%")
+        place = f"{self.random.choice((0, 20, 50, 70, 90, 100))}%"
+        if self.random.random() < 0.4:
+            place = f"time {self.random.choice((0, 50, 500, 2000, 10_000))}"
+        self.say(f"seek {self._region()} {self._topic()} {self._name()} {place}")
 
     def _move(self) -> None:
         self.say(f"move {self._any()} {self._region()}")

@@ -64,13 +64,24 @@ class Acked:
     """Region -> the broker that has it, durable or not."""
 
 
+@dataclass(frozen=True, slots=True)
+class PublishedSince:
+    """Every entry published at a time or later, also those that are yet to come."""
+
+    published: dict[Origin, int]
+    time_ms: int
+
+    def __contains__(self, origin: object) -> bool:
+        return isinstance(origin, Origin) and self.published.get(origin, 0) >= self.time_ms
+
+
 @dataclass(slots=True)
 class Rewound:
     """One rewind: what it surely rules, what it may rule, and where it is durable since when."""
 
     stamp: Stamp
-    surely: set[Origin]
-    perhaps: set[Origin]
+    surely: set[Origin] | PublishedSince
+    perhaps: set[Origin] | PublishedSince
     known: dict[str, int] = field(default_factory=dict)
 
 
@@ -388,9 +399,12 @@ class Model:
         return heard
 
     def seeking(
-        self, home: SimRegion, topic: str, subscription: Subscription, target: Position
+        self, home: SimRegion, topic: str, subscription: Subscription, target: Position, time_ms: int | None = None
     ) -> Callable[[Stamp, Stamp, Progress], Heard]:
-        """A seek begins; the result is told how it ended, and gives whom to tell that it is durable."""
+        """A seek begins; the result is told how it ended, and gives whom to tell that it is durable.
+
+        :param time_ms: it is one by time, and ``target`` the first entry published then or later.
+        """
         facts = self.facts[topic, life_of(subscription.name, subscription.progress)]
         before = [(origin, messages) for place, origin, messages in self.log(home, topic) if place < target]
         after_surely = {origin for place, origin, _ in self.log(home, topic) if place >= target}
@@ -403,6 +417,8 @@ class Model:
             if new != old:
                 perhaps = {origin for place, origin, _ in self.log(home, topic) if place >= target} | self.lost_once
                 rewind = Rewound(new, after_surely, perhaps)
+                if time_ms is not None:
+                    rewind.surely = rewind.perhaps = PublishedSince(self.published, time_ms)
                 facts.rewinds.append(rewind)
 
             def heard(error: LedgerError | None) -> None:
@@ -519,7 +535,10 @@ class Model:
                 bits = facts.surely_acked(origin, home.name, broker)
                 if not bits:
                     continue
-                left = have.remaining(origin.region, origin.position, bits.bit_length()) if have is not None else None
+                left = None
+                if have is not None:
+                    time_ms = self.published[origin]
+                    left = have.remaining(origin.region, origin.position, bits.bit_length(), time_ms)
                 if bits if left is None else left & bits:
                     self.violate(
                         "an acknowledgement was lost",

@@ -29,6 +29,7 @@ Clients::
     part c1 us/1:2 0 2          some messages of a batch; or ``part c1 x1 0 2`` of the first it holds
     nack c1 x2
     seek us t sub us/1:0        so that this message is the next; or ``seek us t sub 50%`` of what is stored
+    seek us t sub time 500      to what was published, by us's clock, 500 ms ago or later
     unsubscribe us t sub [force]
     switch us t sub on|off      the replicated flag
     close c1 / kill c1          in good order / its connection breaks, and it comes back
@@ -326,12 +327,17 @@ class Story(RegionSteps):
             return
         opened.lives.set_replicated(opened.subscriptions[name], how == "on")
 
-    def do_seek(self, region: str, topic: str, name: str, place: str) -> None:
+    def do_seek(self, region: str, topic: str, name: str, place: str, ago: str = "") -> None:
         broker, subscription = self._broker(region), self._subscription(region, topic, name)
         if broker is None or subscription is None:
             return
         log = self.world.model.log(broker.home, topic)
-        if place.endswith("%"):
+        time_ms: int | None = None
+        if place == "time":
+            time_ms = broker.home.wall_ms() - int(ago)
+            published = self.world.model.published
+            target = next((one for one, origin, _ in log if published[origin] >= time_ms), LATEST)
+        elif place.endswith("%"):
             at = int(place[:-1]) * len(log) // 100
             target = log[at][0] if at < len(log) else LATEST
         else:
@@ -345,10 +351,10 @@ class Story(RegionSteps):
         chosen, sought = subscription, target
 
         async def work() -> None:
-            done = self.world.model.seeking(broker.home, topic, chosen, sought)
+            done = self.world.model.seeking(broker.home, topic, chosen, sought, time_ms)
             before = chosen.progress.epoch
             try:
-                await chosen.seek(sought)
+                await (chosen.seek(sought) if time_ms is None else chosen.seek_to_time(time_ms))
             except (LedgerError, TopicError) as error:
                 self.say(f"seek refused: {error}")
                 return
@@ -576,9 +582,10 @@ class Story(RegionSteps):
         """Acked messages of those that exist anywhere."""
         logs = (self.world.model.log(home, topic) for home in self.world.regions.values())
         sizes = {origin: messages for log in logs for _, origin, messages in log}
-        text = self._names(o for o in sorted(sizes) if progress.is_acked(o.region, o.position))
+        times = self.world.model.published
+        text = self._names(o for o in sorted(sizes) if progress.is_acked(o.region, o.position, times[o]))
         for origin in sorted(sizes):
-            left = progress.remaining(origin.region, origin.position, sizes[origin])
+            left = progress.remaining(origin.region, origin.position, sizes[origin], times[origin])
             if left:
                 have = [str(bit) for bit in range(sizes[origin]) if not left >> bit & 1]
                 if have:
@@ -590,8 +597,8 @@ class Story(RegionSteps):
         subscription = self._subscription(region, topic, name)
         if subscription is not None:
             log = self.world.model.log(self.world.regions[region], topic)
-            done = subscription.progress.is_acked
-            self.say(self._names([o for _, o, _ in log if not done(o.region, o.position)]))
+            done, times = subscription.progress.is_acked, self.world.model.published
+            self.say(self._names([o for _, o, _ in log if not done(o.region, o.position, times[o])]))
 
     def expect_got(self, name: str) -> None:
         consumer = self._consumer(name)

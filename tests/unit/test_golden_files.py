@@ -91,6 +91,7 @@ def holds(new: Any, old: Any) -> bool:
 def test_positions_are_read() -> None:
     assert AckSet.decode(golden("ack-set.bin")) == world.ack_set()
     assert Progress.decode(golden("progress.bin")) == world.progress()
+    assert Progress.decode(golden("progress-by-time.bin")) == world.progress_by_time()
     assert Dropped.decode(golden("dropped.bin")) == world.dropped()
 
 
@@ -132,7 +133,7 @@ def test_peer_messages_are_read(expected: object) -> None:
 @pytest.mark.parametrize(
     ("name", "read", "newer"),
     [
-        ("progress.bin", Progress.decode, 3),
+        ("progress.bin", Progress.decode, 4),
         ("dropped.bin", Dropped.decode, 2),
         ("entry-own.bin", entry.unpack, 2),
         ("entry-foreign.bin", entry.unpack, 2),

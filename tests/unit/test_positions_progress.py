@@ -43,7 +43,11 @@ def a_rewind(random: Random) -> tuple[Any, ...]:
     return rules, time, base
 
 
-REWINDS: list[tuple[Any, ...]] = [({}, None, {}), ({}, 0, {}), *(a_rewind(Random(seed)) for seed in range(600))]
+REWINDS: list[tuple[Any, ...]] = [
+    ({}, None, {}),
+    *(({}, time, {}) for time in range(9)),
+    *(a_rewind(Random(seed)) for seed in range(600)),
+]
 histories = st.tuples(*(pick(REWINDS) for _ in EPOCHS))
 """What the rewind of each epoch says: one stamp is one rewind."""
 
@@ -304,6 +308,24 @@ def test_a_delta_says_what_its_acks_say(
 
 @many
 @given(plans, histories)
+def test_without_the_publish_time_only_what_is_certain_counts(
+    plan: list[tuple[Any, ...]], history: tuple[Any, ...]
+) -> None:
+    progress, _ = build(plan, history)
+    for region in REGIONS:
+        for place in ACKABLE:
+            time = publish_time(region, place)
+            left, really = progress.remaining(region, place, SIZE), progress.remaining(region, place, SIZE, time)
+            assert (left == 0) == progress.is_acked(region, place)
+            if progress.depends_on_time(region, place):
+                assert progress.rules_by_time
+                assert left is None or (really is not None and left & really == really)
+            else:
+                assert left == really
+
+
+@many
+@given(plans, histories)
 def test_floors_are_floors(plan: list[tuple[Any, ...]], history: tuple[Any, ...]) -> None:
     progress, _ = build(plan, history)
     for region, floor in progress.floors().items():
@@ -332,7 +354,7 @@ def test_raising_a_floor_acks_all_below(
 
 
 @settings(max_examples=600, deadline=None)
-@given(st.tuples(st.sampled_from([b"\x01", b"\x02"]), st.binary(max_size=60)).map(b"".join))
+@given(st.tuples(st.sampled_from([b"\x01", b"\x02", b"\x03"]), st.binary(max_size=60)).map(b"".join))
 def test_garbage_is_refused_with_value_error(data: bytes) -> None:
     try:
         progress = Progress.decode(data)
@@ -538,8 +560,8 @@ def test_two_rewinds_of_one_stamp_which_no_clock_makes_both_count() -> None:
 
 
 def test_a_newer_format_is_refused_with_a_sentence() -> None:
-    with pytest.raises(ValueError, match="format 3: this broker reads formats up to 2"):
-        Progress.decode(b"\x03")
+    with pytest.raises(ValueError, match="format 4: this broker reads formats up to 3"):
+        Progress.decode(b"\x04")
 
 
 def test_the_format_stays() -> None:
@@ -558,6 +580,17 @@ def test_the_format_stays() -> None:
     assert progress.encode().hex() == (
         "028407000775732d77657374e707020775732d65617374010775732d656173740804010775732d6561737400000107010001060000"
     )
+
+
+def test_what_rules_by_time_alone_has_a_format_that_older_brokers_refuse() -> None:
+    progress = Progress()
+    progress.ack(ZERO, "us-east", EARLIEST, Position(7, 3))
+    progress.rewind(Stamp(1000, 1, "us-west"), {}, publish_time_ms=5)
+    assert progress.encode().hex() == "03000000000000000" + "10775732d6561737408040001e807010775732d77657374060000"
+    assert Progress.decode(progress.encode()) == progress
+    assert progress.empty_delta().encode()[0] == 3
+    with pytest.raises(ValueError, match="no rewind that rules by time alone"):
+        Progress.decode(bytes.fromhex("03000000000000000" + "10775732d65617374080400" + "00"))
 
 
 def test_the_place_of_a_later_creation_is_taken_back_and_its_acks_are_kept() -> None:

@@ -15,6 +15,7 @@ from meridian_broker.ledgers.entry import EntryHeader, unpack
 from meridian_broker.ledgers.holes import Hole
 from meridian_broker.ledgers.log import TopicLog
 from meridian_broker.ledgers.store import LedgerError
+from meridian_broker.ledgers.times import LEDGERS_MAX, PublishTimes
 from meridian_broker.positions.position import EARLIEST, Position
 from meridian_broker.server.loop import LoopScheduler
 
@@ -75,7 +76,8 @@ class Writing:
     def own(self, count: int) -> None:
         tokens = list(range(len(self.given), len(self.given) + count))
         self.given += tokens
-        self.log.append_own([(0, 1 + t % 3, t, 0, 0, b"", b"body %d" % t) for t in tokens], self.told, tokens)
+        entries = [(0, 1 + t % 3, t, 0, t * 7 % 5, b"", b"body %d" % t) for t in tokens]
+        self.log.append_own(entries, self.told, tokens)
 
     def foreign(self, count: int) -> None:
         for _ in range(count):
@@ -208,3 +210,33 @@ async def _reopened(chosen: list[Step], is_closed: bool) -> None:
 def test_who_opens_a_log_knows_the_last_entries_that_were_stored(chosen: list[Step], is_closed: bool) -> None:
     """Neither one that never reached the disk, nor less than what was trimmed (R4)."""
     asyncio.run(_reopened(chosen, is_closed))
+
+
+async def _times(chosen: list[Step]) -> None:
+    scheduler = LoopScheduler()
+    writing = Writing(MemoryLedgerStore(MemoryDisk()), scheduler)
+    times = PublishTimes(writing.log)
+    looked: dict[int, int] = {}
+    try:
+        for step in chosen:
+            await writing.run(step)
+            last = writing.log.last_confirmed
+            if last.entry < 0:
+                continue
+            await times.load(last.ledger)  # again and again, while the ledger grows
+            looked.pop(last.ledger, None)
+            looked[last.ledger] = last.entry
+            kept = dict(list(looked.items())[-LEDGERS_MAX:])
+            for place in writing.stored.values():
+                entry = unpack(await writing.log.read_one(place))
+                is_kept = place.entry <= kept.get(place.ledger, -1)
+                assert times.of(place) == (max(entry.publish_time_ms, 1) if is_kept else 0)
+        await writing.settle()
+    finally:
+        await scheduler.close()
+
+
+@settings(max_examples=500, deadline=None)
+@given(steps)
+def test_publish_times_are_those_of_the_entries(chosen: list[Step]) -> None:
+    asyncio.run(_times(chosen))

@@ -62,6 +62,8 @@ async def _look(subscription: Subscription, holes_kept: int) -> Standing:
                 index = log.index(ledger) or await log.load_index(ledger)
             except LedgerNotFound:
                 break  # trimmed meanwhile
+            if subscription.times is not None:
+                await subscription.times.load(ledger)
             for entry in _owed(subscription, index, first, upto):
                 backlog += 1
                 before = Position(ledger, entry - 1) if entry else last
@@ -81,4 +83,9 @@ async def _look(subscription: Subscription, holes_kept: int) -> Standing:
 
 def _owed(subscription: Subscription, index: LedgerIndex, first: int, upto: int) -> Iterator[int]:
     is_settled = subscription.is_settled
-    return (entry for entry, region, origin in index.origins(first, upto - 1) if not is_settled(region, origin))
+    ledger = index.ledger_id
+    return (
+        entry
+        for entry, region, origin in index.origins(first, upto - 1)
+        if not is_settled(region, origin, Position(ledger, entry))
+    )

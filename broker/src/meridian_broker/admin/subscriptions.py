@@ -27,6 +27,7 @@ from meridian_broker.positions.position import EARLIEST, LATEST, Position
 from meridian_broker.topics.administration import (
     make_subscription,
     move_subscription,
+    move_subscription_to_time,
     remove_subscription,
     replicate_subscription,
     skip,
@@ -128,7 +129,7 @@ async def reset_to_time(request: web.Request) -> web.Response:
     """Go to the first message published at or after a time, in milliseconds since 1970."""
     time_ms = number(part(request, "timestamp"), "timestamp")
     for subscription in await named(request):
-        await move_subscription(subscription, await subscription.topic.position_at(time_ms))
+        await move_subscription_to_time(subscription, time_ms)
     return done()
 
 

@@ -49,11 +49,18 @@ _BARE: Final = bytes((0, 0, 0, 4))
 _FOREIGN: Final = struct.Struct(">qqB")
 _EXTRA: Final = struct.Struct(">BH")
 _U64: Final = struct.Struct(">Q")
+_PUBLISH_TIME: Final = 16
+"""Where it stands in the header."""
 _MAX_OFFSET: Final = (1 << 16) - 1
 
 
 class EntryFormatError(ValueError):
     """The bytes are no entry this version can read."""
+
+
+def publish_time_ms(entry: bytes) -> int:
+    """When a stored entry was published, without looking at the rest; never 0, which stands for "not known"."""
+    return _U64.unpack_from(entry, _PUBLISH_TIME)[0] or 1
 
 
 class EntryHeader(NamedTuple):

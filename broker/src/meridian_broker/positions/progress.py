@@ -47,8 +47,10 @@ from meridian_broker.positions.layers import (
 from meridian_broker.positions.position import EARLIEST, Position
 from meridian_broker.positions.varints import Reader, put_number
 
-FORMAT_VERSION: Final = 2
-"""What knows nothing of the subscription's beginning, as nearly all deltas, is still written in format 1."""
+FORMAT_VERSION: Final = 3
+"""Written as early as it can be: in format 1 what knows nothing of the subscription's beginning, as nearly all deltas;
+in format 3 only what has a rewind that rules by time alone. Who knows only older ones does not look at publish times,
+and would never notice that such a rewind rules anything: it refuses the format with a reason."""
 
 DigestKey = tuple[Stamp, str, int]
 """``(epoch, origin region, ledger)``. The ledger may be ``FLOOR``; the region ``""`` is the rewind itself."""
@@ -176,23 +178,49 @@ class Progress:
     def is_empty(self) -> bool:
         return self._layers is None and self.beginning == UNKNOWN and all(acks.is_empty for acks in self._base.values())
 
+    @property
+    def rules_by_time(self) -> bool:
+        """Whether there was a seek by time: then entries have to be judged by their publish times as well."""
+        return any(layer.publish_time_ms is not None for layer in self._layers or ())
+
     def is_acked(self, region: str, position: Position, publish_time_ms: int = 0) -> bool:
-        """Whether an entry is acked. Give its publish time: seeks by time rule by it."""
+        """Whether an entry is acked. Give its publish time: seeks by time rule by it.
+
+        Of an entry whose time is not known (0) only what is certain is said: it is acked whatever its time is.
+        """
         base = self._base
-        layer = base if self._layers is None else self._layer_of(region, position, publish_time_ms)
-        acks = layer.get(region)
+        if self._layers is not None:
+            return all(self._has(acks, region, position) for acks in self._deciding(region, position, publish_time_ms))
+        acks = base.get(region)
         if acks is not None and acks.contains(position):
             return True
         places = self.beginning.places
-        return bool(places) and layer is base and position <= places.get(region, EARLIEST)
+        return bool(places) and position <= places.get(region, EARLIEST)
+
+    def depends_on_time(self, region: str, position: Position) -> bool:
+        """Whether only its publish time can tell if an entry, or some of it, is acked."""
+        found = list(self._deciding(region, position, 0))
+        if len(found) < 2:
+            return False
+        return any(acks is self._base and position <= self.start(region) for acks in found) or any(
+            one is not None and one.remaining(position, 1) is not None for one in (acks.get(region) for acks in found)
+        )
 
     def remaining(self, region: str, position: Position, size: int, publish_time_ms: int = 0) -> int | None:
-        """Which messages of a batch are *not* acked, as bits: 0 = the whole entry is acked, None = none of it is."""
-        layer = self._layer_of(region, position, publish_time_ms)
-        if layer is self._base and position <= self.start(region):
-            return 0
-        acks = layer.get(region)
-        return None if acks is None else acks.remaining(position, size)
+        """Which messages of a batch are *not* acked, as bits: 0 = the whole entry is acked, None = none of it is.
+
+        Without the publish time, as ``is_acked``.
+        """
+        together = 0
+        for layer in self._deciding(region, position, publish_time_ms):
+            if layer is self._base and position <= self.start(region):
+                continue
+            acks = layer.get(region)
+            left = None if acks is None else acks.remaining(position, size)
+            if left is None:
+                return None
+            together |= left
+        return together
 
     def start(self, region: str) -> Position:
         """Everything of a region up to here lies before the subscription's beginning."""
@@ -356,10 +384,13 @@ class Progress:
 
     def encode(self) -> bytes:
         """Canonical: equal progress, equal bytes. The first byte is the format's version."""
-        if self.beginning == UNKNOWN:
+        if self._needs_times():
+            out = bytearray((3,))
+            self.beginning.put(out)
+        elif self.beginning == UNKNOWN:
             out = bytearray((1,))
         else:
-            out = bytearray((FORMAT_VERSION,))
+            out = bytearray((2,))
             self.beginning.put(out)
         put_acks(out, self._base)
         put_number(out, len(self._layers or ()))
@@ -381,7 +412,9 @@ class Progress:
         if version > 1:
             result.beginning = Beginning.take(reader)
             if result.beginning == UNKNOWN:
-                raise reader.broken("nothing is said of the beginning")
+                if version == 2:
+                    raise reader.broken("nothing is said of the beginning")
+                result.beginning = UNKNOWN
         result._base = {sys.intern(region): acks for region, acks in take_acks(reader).items()}
         layers = [Layer.take(reader) for _ in range(reader.count(6))]
         reader.end()
@@ -391,8 +424,13 @@ class Progress:
         ):
             raise reader.broken("the rewinds are too many or not in order")
         result._layers = layers or None
+        if version > 2 and not result._needs_times():
+            raise reader.broken("there is no rewind that rules by time alone")
         result._forget_overruled()
         return result
+
+    def _needs_times(self) -> bool:
+        return any(layer.publish_time_ms is not None and not layer.rules for layer in self._layers or ())
 
     def digests(self) -> dict[DigestKey, int]:
         """Stable 64-bit digests of all parts. Equal progress, equal digests; what differs is worth exchanging.
@@ -442,12 +480,21 @@ class Progress:
 
     # -- layers --------------------------------------------------------------------------------------------------------
 
-    def _layer_of(self, region: str, position: Position, publish_time_ms: int) -> dict[str, AckSet]:
-        """The acks of the newest layer that rules an entry."""
+    def _deciding(self, region: str, position: Position, publish_time_ms: int) -> Iterator[dict[str, AckSet]]:
+        """The acks of the newest layer that rules an entry; while its time is not known, of all that may be the one."""
         for layer in reversed(self._layers or ()):
             if layer.rules_entry(region, position, publish_time_ms):
-                return layer.acks
-        return self._base
+                yield layer.acks
+                return
+            if not publish_time_ms and layer.publish_time_ms is not None:
+                yield layer.acks
+        yield self._base
+
+    def _has(self, layer: dict[str, AckSet], region: str, position: Position) -> bool:
+        acks = layer.get(region)
+        if acks is not None and acks.contains(position):
+            return True
+        return layer is self._base and position <= self.start(region)
 
     def _ruling(
         self, epoch: Stamp, region: str, after: Position, upto: Position, publish_time_ms: int

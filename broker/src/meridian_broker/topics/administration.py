@@ -105,7 +105,10 @@ async def _next(
         looked += 1
         index = log.index(following.ledger) or await log.load_index(following.ledger)
         place = index.place(following.entry)
-        if place is not None and not subscription.is_settled(place.region, place.origin):
+        times = subscription.times
+        if place is not None and times is not None and not times.of(following):
+            await times.load(following.ledger)
+        if place is not None and not subscription.is_settled(place.region, place.origin, following):
             found.append(following)
         after = following
     return found, after
@@ -157,6 +160,12 @@ async def make_subscription(
 async def move_subscription(subscription: Subscription, place: Position) -> None:
     """Stand so that ``place`` is the next entry; consumers are sent to subscribe again (R12)."""
     await subscription.seek(place)
+    await confirmed(subscription.topic, subscription.topic.progress_log.when_durable)
+
+
+async def move_subscription_to_time(subscription: Subscription, time_ms: int) -> None:
+    """Stand at the first message published at ``time_ms`` or later; as ``move_subscription``."""
+    await subscription.seek_to_time(time_ms)
     await confirmed(subscription.topic, subscription.topic.progress_log.when_durable)
 
 

@@ -105,8 +105,8 @@ class CompactedReading:
         if self._is_dropped(position, header):
             return True
         if header.kept is None:
-            return progress.is_acked(region, origin)
-        remaining = progress.remaining(region, origin, header.messages)
+            return progress.is_acked(region, origin, header.publish_time_ms)
+        remaining = progress.remaining(region, origin, header.messages, header.publish_time_ms)
         return remaining is not None and not remaining & header.kept
 
     def _is_dropped(self, position: Position, header: EntryHeader) -> bool:
@@ -125,7 +125,9 @@ class CompactedReading:
         header = unpack(entry)
         remaining: int | None = None
         if self._subscription.durable and not header.flags & NO_ORIGIN:
-            remaining = self._subscription.progress.remaining(*self._origin(position, header), header.messages)
+            region, origin = self._origin(position, header)
+            progress = self._subscription.progress
+            remaining = progress.remaining(region, origin, header.messages, header.publish_time_ms)
         if header.kept is None:
             return remaining
         return header.kept if remaining is None else header.kept & remaining
@@ -304,6 +306,7 @@ class CompactedReading:
                 region, origin = self._origin(position, header)
                 low, high = ranges.get(region, (header.prev, origin))
                 ranges[region] = (min(low, header.prev), max(high, origin))
-                remaining = subscription.progress.remaining(region, origin, header.messages)
+                time_ms = header.publish_time_ms
+                remaining = subscription.progress.remaining(region, origin, header.messages, time_ms)
                 is_anything_acked = is_anything_acked or remaining is not None
         return ranges if is_anything_acked else {}

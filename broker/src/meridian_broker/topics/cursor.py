@@ -18,7 +18,7 @@ BACKLOG_WALK: Final = 20_000
 """Entries looked at one by one for an exact backlog; of those beyond, acknowledged ones still count."""
 
 
-def backlog(log: TopicLog, is_settled: Callable[[str, Position], bool], mark_delete: Position) -> int:
+def backlog(log: TopicLog, is_settled: Callable[[str, Position, Position], bool], mark_delete: Position) -> int:
     """Entries neither acknowledged nor dropped.
 
     Exact for the first ``BACKLOG_WALK`` entries whose ledgers' indexes are in memory; every entry beyond counts.
@@ -30,7 +30,7 @@ def backlog(log: TopicLog, is_settled: Callable[[str, Position], bool], mark_del
         if following is None or index is None:
             break
         place = index.place(following.entry)
-        if place is not None and not is_settled(place.region, place.origin):
+        if place is not None and not is_settled(place.region, place.origin, following):
             open_entries += 1
         position = following
         following = log.after(position)
@@ -57,7 +57,8 @@ def rewound(
             if not is_anything_settled:  # a batch acknowledged in part counts
                 remaining = progress.remaining(place.region, place.origin, log.messages(following))
                 is_dropped = dropped is not None and dropped.contains(place.region, place.origin)
-                is_anything_settled = is_dropped or remaining is not None
+                unsure = remaining is None and progress.depends_on_time(place.region, place.origin)
+                is_anything_settled = is_dropped or remaining is not None or unsure
         following = log.after(following)
     return ranges if is_anything_settled else {}
 

@@ -57,6 +57,23 @@ async def seek(subscription: Subscription, target: Position) -> None:
 
     :raises LedgerError: the entries' headers cannot be read.
     """
+    await _seek(subscription, target, None)
+
+
+async def seek_to_time(subscription: Subscription, time_ms: int) -> None:
+    """Stand at the first entry published at ``time_ms`` or later: what is before it here counts as acked. Of the others
+    those published at that time or later do not, in any region, also those that are yet to come (R12).
+
+    An entry that stands behind that place although it was published earlier keeps what is known of it.
+
+    :raises LedgerError: the entries' headers cannot be read.
+    """
+    time_ms, is_compacted = max(time_ms, 0), subscription.compacted is not None
+    target = await subscription.topic.position_at(time_ms, read_compacted=is_compacted)
+    await _seek(subscription, target, time_ms)
+
+
+async def _seek(subscription: Subscription, target: Position, time_ms: int | None) -> None:
     log, compacted = subscription.topic.log, subscription.compacted
     subscription.claims.flush()
     end = Position(log.last_confirmed.ledger, log.last_confirmed.entry + 1)
@@ -72,8 +89,11 @@ async def seek(subscription: Subscription, target: Position) -> None:
     cursor.claim_between(log, delta, subscription.progress.epoch, log.before(log.first), upto)
     if rules:
         epoch = subscription.topic.clock.next(subscription.progress.epoch)
-        delta.rewind(epoch, rules)
-        cursor.claim_ruled(log, delta, epoch, upto, rules)
+        if time_ms is None:
+            delta.rewind(epoch, rules)
+            cursor.claim_ruled(log, delta, epoch, upto, rules)
+        else:  # what stands before the place was published earlier: the rewind does not rule it
+            delta.rewind(epoch, {}, publish_time_ms=time_ms)
     rewinding.take_back(subscription, delta)
 
 

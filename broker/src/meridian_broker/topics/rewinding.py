@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Final
 
+from meridian_broker.ledgers.times import PublishTimes
 from meridian_broker.positions import AckSet, Progress
 from meridian_broker.positions.position import Position
 from meridian_broker.topics import drops
@@ -72,7 +73,9 @@ def stale(subscription: Subscription, positions: Iterable[Position]) -> frozense
 
 def begin(subscription: Subscription) -> None:
     """The subscription was rewound, or comes back from disk and was rewound once: nothing is sent again yet."""
-    subscription.resent = Resent(subscription.topic.log.last_confirmed)
+    log = subscription.topic.log
+    subscription.resent = Resent(log.last_confirmed)
+    subscription.times = PublishTimes(log) if subscription.progress.rules_by_time else None
 
 
 def merge(subscription: Subscription, delta: Progress, done: Callable[[str | None], None]) -> None:

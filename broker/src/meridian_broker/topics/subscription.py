@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from enum import IntEnum
 from typing import TYPE_CHECKING, Final
 
-from meridian_broker.ledgers.entry import MARKER
+from meridian_broker.ledgers.entry import MARKER, publish_time_ms
 from meridian_broker.ledgers.store import LedgerNotFound
 from meridian_broker.positions import Dropped, Progress
 from meridian_broker.positions.position import EARLIEST, Position
@@ -32,6 +32,7 @@ from meridian_broker.topics.subscription_record import SubscriptionRecord
 
 if TYPE_CHECKING:
     from meridian_broker.ledgers.log import TopicLog
+    from meridian_broker.ledgers.times import PublishTimes
     from meridian_broker.topics.compaction import Compaction
     from meridian_broker.topics.topic import Exchange, Topic
 
@@ -76,6 +77,7 @@ class Subscription:
         "progress",
         "record",
         "resent",
+        "times",
         "topic",
         "type",
         "unacked_messages",
@@ -88,6 +90,8 @@ class Subscription:
         self.durable = durable
         self.resent: Resent | None = None
         """Once there was a rewind: what was sent since the newest one (R13)."""
+        self.times: PublishTimes | None = None
+        """There while a seek by time is part of its progress (R12)."""
         self.first_hand: Progress | None = None
         """What this region's own clients acked: evidence for the verifier (R60)."""
         self.dropped: Dropped | None = None
@@ -250,14 +254,20 @@ class Subscription:
         origin = None if index is None else index.origin(position.entry)
         if origin is None:
             return position <= self.mark_delete
-        if self.progress.is_acked(*origin) or (self.dropped is not None and self.dropped.contains(*origin)):
+        acked = self.progress.is_acked(*origin, 0 if self.times is None else publish_time_ms(entry))
+        if acked or (self.dropped is not None and self.dropped.contains(*origin)):
             self._passed_over = True
             return True
         return False
 
-    def is_settled(self, region: str, origin: Position) -> bool:
-        """Is nothing owed of an entry any more: acked in whatever region, or dropped in this one (R14)?"""
-        if self.progress.is_acked(region, origin):
+    def is_settled(self, region: str, origin: Position, position: Position | None = None) -> bool:
+        """Is nothing owed of an entry any more: acked in whatever region, or dropped in this one (R14)?
+
+        :param position: where it is stored here: after a seek by time its publish time is looked up by it, as far as
+            it is in memory (``times``). Without, only what is acked whatever its time is counts.
+        """
+        time_ms = 0 if self.times is None or position is None else self.times.of(position)
+        if self.progress.is_acked(region, origin, time_ms):
             return True
         return self.dropped is not None and self.dropped.contains(region, origin)
 
@@ -279,7 +289,8 @@ class Subscription:
         elif messages > 1 and self.durable:
             place = self.topic.log.place(position)
             if place is not None:
-                remaining = self.progress.remaining(place.region, place.origin, messages)
+                time_ms = 0 if self.times is None else publish_time_ms(entry)
+                remaining = self.progress.remaining(place.region, place.origin, messages, time_ms)
         if self.type in _SHARING:
             unacked = consumer.unacked
             if unacked is None:
@@ -414,26 +425,25 @@ class Subscription:
     def advance(self) -> None:
         """Move mark-delete over what is settled; loads an index when the way leads through one not in memory."""
         log, progress, dropped, compacted = self.topic.log, self.progress, self.dropped, self.compacted
-        position = self.mark_delete
+        times, position = self.times, self.mark_delete
         following = log.after(position)
         while following is not None:
             index = log.index(following.ledger)
             if index is None:
-                if not self._loading:
-                    self._loading = True
-                    work = self._load_and_advance(following.ledger)
-                    self.topic.scheduler.spawn(work, "load an index for a cursor")
+                self._load_soon(following.ledger)
                 break
             origin = index.origin(following.entry)
             if (
                 origin is None
-                or progress.is_acked(*origin)
+                or progress.is_acked(*origin, 0 if times is None else times.of(following))
                 or (dropped is not None and dropped.contains(*origin))
                 or (compacted is not None and compacted.passes(following))
             ):
                 position = following
                 following = log.after(position)
                 continue
+            if times is not None and not times.of(following) and progress.depends_on_time(*origin):
+                self._load_soon(following.ledger)
             break
         self.mark_delete = position
         if self.resent is not None:
@@ -464,9 +474,16 @@ class Subscription:
         self.advance()
         self.dispatch_soon()
 
+    def _load_soon(self, ledger: int) -> None:
+        if not self._loading:
+            self._loading = True
+            self.topic.scheduler.spawn(self._load_and_advance(ledger), "load an index for a cursor")
+
     async def _load_and_advance(self, ledger: int) -> None:
         try:
             await self.topic.log.load_index(ledger)
+            if self.times is not None:
+                await self.times.load(ledger)
         finally:
             self._loading = False
         self.advance()
@@ -481,6 +498,10 @@ class Subscription:
     async def seek(self, target: Position) -> None:
         """Stand so that ``target`` is the next entry, see ``placing.seek``."""
         await placing.seek(self, target)
+
+    async def seek_to_time(self, time_ms: int) -> None:
+        """What was published at this time or later is owed again, see ``placing.seek_to_time``."""
+        await placing.seek_to_time(self, time_ms)
 
     def backlog(self) -> int:
         """Entries owed, as far as can be told at once: see ``cursor.backlog``."""

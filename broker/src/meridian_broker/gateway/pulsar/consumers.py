@@ -298,11 +298,9 @@ def seek(connection: Connection, command: Any) -> None:
 async def _seek(connection: Connection, asked: pb.CommandSeek, subscription: Subscription) -> None:
     try:
         if asked.HasField("message_id"):
-            target = position_of(asked.message_id)
+            await subscription.seek(position_of(asked.message_id))
         else:
-            is_compacted = subscription.compacted is not None
-            target = await subscription.topic.position_at(asked.message_publish_time, read_compacted=is_compacted)
-        await subscription.seek(target)
+            await subscription.seek_to_time(asked.message_publish_time)
     except REFUSALS as error:
         connection.fail(asked.request_id, error)
         return
