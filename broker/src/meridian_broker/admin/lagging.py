@@ -23,7 +23,7 @@ from meridian_broker.topics.topic import Topic
 
 Json = dict[str, Any]
 
-_SENTENCES: Final = {
+SENTENCES: Final = {
     Why.LINK_DOWN: "{region} cannot be reached from {here}{since}{problem}",
     Why.OTHER_INCARNATION: "{detail}",
     Why.OTHER_VERSION: "{detail}",
@@ -83,7 +83,7 @@ def sentence(admin: AdminState, peer: PeerStatus) -> str:
         since = f" since {datetime.fromtimestamp(began, UTC).isoformat(timespec='seconds')}"
     link = admin.exchange.links.status().get(peer.region)
     problem = "" if link is None or link.connected or not link.problem else f": {link.problem}"
-    return _SENTENCES[Why(peer.reason)].format(
+    return SENTENCES[Why(peer.reason)].format(
         region=peer.region, here=admin.region, since=since, problem=problem, detail=peer.detail
     )
 

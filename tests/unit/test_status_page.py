@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: Apache-2.0
+"""docs/replicated-subscriptions.md, "Watching it": every reason and every figure that brokers show has its row."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from meridian_broker.admin import lagging, metrics
+from meridian_broker.cli import standing
+from meridian_broker.replication.exchange_lag import Why
+from meridian_broker.replication.replicator_status import Hold
+
+PAGE = (Path(__file__).parents[2] / "docs/replicated-subscriptions.md").read_text(encoding="utf-8")
+ROWS = re.findall(r"^\| `([^`]+)`[^|]*\|(.*)\|$", PAGE, re.MULTILINE)
+
+
+@pytest.mark.parametrize("reason", [*Why, *Hold], ids=lambda one: str(one.value))
+def test_every_reason_says_what_to_do(reason: Why | Hold) -> None:
+    (told,) = [row for name, row in ROWS if name == reason.value]
+    meaning, what_to_do = told.split("|")
+    assert len(meaning.strip()) > 10 and len(what_to_do.strip()) > 5
+
+
+def test_no_row_is_about_a_reason_that_is_gone() -> None:
+    known = {one.value for one in [*Why, *Hold]}
+    shown = {name for name, row in ROWS if row.count("|") == 1 and not name.startswith("meridian_")}
+    assert shown == known
+
+
+def test_every_reason_has_a_sentence() -> None:
+    assert set(lagging.SENTENCES) == set(Why)
+
+
+def test_every_metric_of_lag_is_explained() -> None:
+    named = [name for name in metrics.GAUGES if "progress_lag" in name or "unreplicated" in name or "in_sync" in name]
+    assert len(named) == 9
+    assert [name for name in named if f"`{name}`" not in PAGE] == []
+
+
+@pytest.mark.parametrize("header", [standing.HERE, standing.PAIRS], ids=["regions", "pairs"])
+def test_the_tables_of_the_command_are_those_of_the_page(header: tuple[str, ...]) -> None:
+    assert " ".join(header).split() in [line.split() for line in PAGE.splitlines()]
