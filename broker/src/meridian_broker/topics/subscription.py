@@ -446,7 +446,7 @@ class Subscription:
                 self._load_soon(following.ledger)
             break
         self.mark_delete = position
-        if self.resent is not None:
+        if self.resent is not None and dropped is None:  # what was dropped may be acknowledged yet
             self.resent.passed(position)
         if self.topic.terminated is not None:
             self.dispatch_soon()
