@@ -9,7 +9,8 @@ from pathlib import Path
 import pulsar
 import pytest
 from broker_process import BrokerProcess, wait_until
-from broker_regions import regions
+from broker_regions import regions, until
+from meridian_broker.gateway.roles import Consumer
 from meridian_broker.metadata.policy_values import CAUGHT_UP as CAUGHT_UP_MODE
 from meridian_broker.metadata.policy_values import InactiveTopics, Retention
 from meridian_broker.metadata.rules import Rules
@@ -125,6 +126,36 @@ async def test_what_may_be_used_in_other_regions_stays(tmp_path: Path, monkeypat
         assert topic.failure is None
         await expire_subscriptions(service)
         assert set(topic.subscriptions) == {"everywhere"}
+
+
+async def test_a_subscription_that_no_region_uses_expires_in_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """R16: inactivity is no consumer in any region, and a region that cannot be asked forbids removal."""
+    rules = Rules(subscription_expiration_minutes=30)
+    async with regions(tmp_path, "us-east", "us-west") as (east, west):
+        service, there = east.process.service, west.process.service
+        topic = await opened(service, rules)
+        topic.create_subscription("s", EARLIEST, replicated=True)
+        await until(lambda: topic.name in there.topics and "s" in there.topics[topic.name].subscriptions)
+        an_hour_passes(service, monkeypatch)
+        consumer = await Consumer.subscribe(await west.connect(), topic.name, "s", replicated=True)
+        for _ in range(2):
+            await expire_subscriptions(service)
+            assert "s" in topic.subscriptions, "it is, or was a moment ago, used in the west"
+            await consumer.close()
+        an_hour_passes(there, monkeypatch)
+        await west.stop()
+        await expire_subscriptions(service)
+        assert "s" in topic.subscriptions, "the west cannot be asked"
+        await west.start()
+        there = west.process.service
+        await until(lambda: topic.name in there.topics and "s" in there.topics[topic.name].subscriptions)
+        an_hour_passes(there, monkeypatch)
+        await until(lambda: not east.process.exchange.status(topic.name, "s")[0].reason)
+        await expire_subscriptions(service)
+        assert "s" not in topic.subscriptions
+        await until(lambda: "s" not in there.topics[topic.name].subscriptions)
 
 
 async def test_what_is_to_be_kept_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -108,8 +108,17 @@ def _status(admin: AdminState, subscription: Subscription, stands: Standing) -> 
         "set_size": progress.count_detail(),
         "set_bytes": len(progress.encode()),
         "consumers": len(subscription.consumers),
+        "idle_ms": _idle_ms(subscription),
         "waits_for_barrier": subscription.barrier,
         "fill": fill(topic),
         "synced": lagging.is_in_step(peers),
         "peers": [lagging.peer_json(admin, peer) for peer in peers],
     }
+
+
+def _idle_ms(subscription: Subscription) -> int:
+    """For how long it has had no consumer here, as far as this broker knows; 0 while it has one."""
+    if subscription.consumers:
+        return 0
+    last_used_ms = max(subscription.last_acked_ms, subscription.last_left_ms)
+    return max(0, subscription.topic.scheduler.now_ms() - last_used_ms)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection, Mapping
+from functools import partial
 from typing import Any, Final
 from urllib.parse import quote
 
@@ -18,16 +19,23 @@ SECONDS: Final = 5.0
 
 async def objections(admin: AdminState, topic: str, subscription: str) -> str | None:
     """Why a replicated subscription may not go: consumers in other regions, or regions that cannot be asked."""
+    reasons = await _reasons(admin, topic, subscription, _consumers)
+    return None if not reasons else f"subscription {subscription!r} of {topic} stays: {reasons}. Close them, or force"
+
+
+async def used_elsewhere(admin: AdminState, topic: str, subscription: str, within_ms: int) -> str | None:
+    """Why it may not expire: it was used in another region within so long, or one cannot be asked (R16)."""
+    return await _reasons(admin, topic, subscription, partial(_recent_users, within_ms=within_ms)) or None
+
+
+async def _reasons(admin: AdminState, topic: str, subscription: str, count: Callable[[Mapping[str, Any]], int]) -> str:
     below = topic.replace("://", "/", 1)
     domain, tenant, namespace, local = below.split("/", 3)
     path = f"/meridian/v1/subscriptions/{domain}/{tenant}/{namespace}/{quote(local, safe='')}"
     others = sorted(admin.service.regions_of(topic) - {admin.region})
     path += f"/{quote(subscription, safe='')}/status"
-    said = await asyncio.gather(*(_asked(admin, region, path, _consumers, "consumers") for region in others))
-    reasons = [one for one in said if one]
-    if not reasons:
-        return None
-    return f"subscription {subscription!r} of {topic} stays: {'; '.join(reasons)}. Close them, or force"
+    said = await asyncio.gather(*(_asked(admin, region, path, count, "consumers") for region in others))
+    return "; ".join(one for one in said if one)
 
 
 async def topic_objections(admin: AdminState, topic: str, others: Collection[str], path: str) -> str | None:
@@ -61,6 +69,13 @@ async def _asked(
 def _consumers(said: Mapping[str, Any]) -> int:
     parts = said.get("partitions")
     return sum(map(_consumers, parts.values())) if isinstance(parts, Mapping) else int(said.get("consumers", 0))
+
+
+def _recent_users(said: Mapping[str, Any], within_ms: int) -> int:
+    parts = said.get("partitions")
+    if isinstance(parts, Mapping):
+        return sum(_recent_users(part, within_ms) for part in parts.values())
+    return max(_consumers(said), int(said.get("idle_ms", 0) < within_ms))
 
 
 def _clients(said: Mapping[str, Any]) -> int:

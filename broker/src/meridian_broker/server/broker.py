@@ -23,7 +23,7 @@ from typing import Final
 import uvloop
 
 from meridian_broker.admin.state import AdminState
-from meridian_broker.admin.users import objections
+from meridian_broker.admin.users import objections, used_elsewhere
 from meridian_broker.engines.held import HeldLedgers
 from meridian_broker.engines.local.files import VolumeInUse
 from meridian_broker.engines.local.store import LocalLedgerStore
@@ -304,6 +304,7 @@ class BrokerProcess:
             peer_token=self._peer_token,
         )
         self.gateway.objections = partial(objections, self.admin)
+        self.service.used_elsewhere = partial(used_elsewhere, self.admin)
         await self.doors.open(self.gateway, self.admin, stack)
 
     async def _bootstrap(self) -> None:

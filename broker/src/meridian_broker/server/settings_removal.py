@@ -13,8 +13,8 @@ InactiveMode = Literal["delete_when_no_subscriptions", "delete_when_subscription
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemovalSettings:
-    """Topics and subscriptions that nobody uses. Policies of the topic or its namespace come first. What lives in
-    several regions never goes by itself."""
+    """Topics and subscriptions that nobody uses. Policies of the topic or its namespace come first. A topic that
+    lives in several regions never goes by itself."""
 
     broker_delete_inactive_topics_enabled: bool = False
     """Topics that nobody uses are removed with what they hold. Pulsar's default is true; here nothing goes unless
@@ -32,7 +32,8 @@ class RemovalSettings:
     looks."""
 
     subscription_expiration_time_minutes: int = whole(0, 0, 100_000_000)
-    """Minutes without a consumer after which a subscription is deleted; replicated ones stay. 0: never."""
+    """Minutes without a consumer after which a subscription is deleted; a replicated one when it had none in any
+    region, and not while a region cannot be asked. 0: never."""
 
     subscription_expiry_check_interval_in_minutes: int = whole(5, 1, 100_000)
     """Minutes between two looks for them."""

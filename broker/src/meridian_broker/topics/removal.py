@@ -2,8 +2,8 @@
 """How topics and subscriptions go: by hand, or because nobody has used them for a while.
 
 Between the last look whether clients are there and the fence nothing else runs: whoever comes finds the topic closed,
-and no message is taken to be deleted with it. What lives in several regions goes by hand only: from here nobody can say
-that it is not used there (R16).
+and no message is taken to be deleted with it. A topic that lives in several regions goes by hand only; a subscription
+that they share also when it was used in none of them (R16).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import contextlib
 import logging
 from collections.abc import Callable
 from contextlib import AsyncExitStack
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from meridian_broker.ledgers.store import LedgerError
 from meridian_broker.metadata.errors import NotFound
@@ -156,11 +156,23 @@ def is_unused(topic: Topic, *, alone: bool) -> bool:
 # -- unused subscriptions ------------------------------------------------------------------------------------------
 
 
+ASKED_MAX: Final = 100
+"""Shared subscriptions about which other regions are asked in one look; the rest has its turn in the next."""
+
+
 async def expire_subscriptions(service: TopicService) -> None:
-    """Delete the subscriptions that nobody has used for as long as their topic's rules say."""
+    """Delete the subscriptions that nobody has used for as long as their topic's rules say.
+
+    Of one that other regions know, nobody in any region: all are asked, and one that cannot be forbids it (R16).
+    """
+    asked = 0
     for topic in list(service.topics.values()):
         for subscription in list(topic.subscriptions.values()):
             if topic.failure is None and is_abandoned(subscription):
+                if subscription.record.is_shared:
+                    asked += 1
+                    if asked > ASKED_MAX or await _is_used_elsewhere(service, subscription):
+                        continue
                 try:
                     await remove_subscription(topic, subscription.name)
                     log.info("subscription %s of %s expired: nobody used it", subscription.name, topic.name)
@@ -168,10 +180,21 @@ async def expire_subscriptions(service: TopicService) -> None:
                     log.warning("subscription %s of %s did not expire: %s", subscription.name, topic.name, error)
 
 
+async def _is_used_elsewhere(service: TopicService, subscription: Subscription) -> bool:
+    """Also when that cannot be told, or it is used here by now."""
+    topic = subscription.topic
+    minutes = topic.rules.subscription_expiration_minutes
+    objection = await service.used_elsewhere(topic.name, subscription.name, minutes * 60_000)
+    if objection is not None:
+        log.debug("subscription %s of %s does not expire: %s", subscription.name, topic.name, objection)
+    is_there = topic.failure is None and topic.subscriptions.get(subscription.name) is subscription
+    return objection is not None or not is_there or not is_abandoned(subscription)
+
+
 def is_abandoned(subscription: Subscription) -> bool:
-    """Has it had no consumer for so long? One that other regions know may have some there: it never counts as such."""
+    """Has it had no consumer in this region for so long?"""
     limit_ms = subscription.topic.rules.subscription_expiration_minutes * 60_000
-    if not limit_ms or not subscription.durable or subscription.record.is_shared or subscription.consumers:
+    if not limit_ms or not subscription.durable or subscription.consumers:
         return False
     last_used_ms = max(subscription.last_acked_ms, subscription.last_left_ms)
     return subscription.topic.scheduler.now_ms() - last_used_ms > limit_ms

@@ -8,7 +8,7 @@ opened anew for the next one who asks. This is also where the progress exchange 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -68,6 +68,10 @@ class GeoReplication(Peers, Protocol):
     def stop(self, topic_name: str, remote: str | None = None, /) -> object: ...
 
 
+async def _cannot_say(topic: str, subscription: str, within_ms: int) -> str | None:
+    return f"nobody was asked who used {subscription!r} of {topic} within {within_ms} ms"
+
+
 @dataclass
 class TopicService:
     """See the module's text."""
@@ -92,6 +96,9 @@ class TopicService:
     """They are enforced."""
     exchange: Exchange | None = None
     replication: GeoReplication | None = None
+    used_elsewhere: Callable[[str, str, int], Awaitable[str | None]] = _cannot_say
+    """Why a subscription of a topic may have been used in another region within so many milliseconds; None: it was not
+    (R16)."""
     compaction_limits: CompactionLimits = field(default_factory=CompactionLimits)
     topics: dict[str, Topic] = field(default_factory=dict)
     closing: bool = False
