@@ -127,6 +127,37 @@ def test_r12_a_seek_by_time_rules_by_publish_time_everywhere(
         wait_for_backlog(regions, region, topic, 0)
 
 
+def test_r12_a_seek_by_time_rules_what_the_region_has_never_seen(regions: RegionsProcess) -> None:
+    """The west publishes and acknowledges while the east is down, and dies before it can tell. Then the east goes back
+    to before that: when the west returns, what it acknowledged is owed again in both."""
+    topic = new_topic("r12-unseen")
+    with client(regions, EAST) as east, client(regions, WEST) as west:
+        here = subscribe(east, topic)
+        publish(east, topic, numbered(range(5)))
+        take_numbers(here, range(5))
+        since = now_ms()
+        wait_until(lambda: now_ms() > since, "the next millisecond")
+        begun = now_ms()
+        publish(east, topic, numbered(range(5, 7)))
+        take_numbers(here, range(5, 7))
+        here.close()
+        wait_for_backlog(regions, WEST, topic, 0)
+        regions.kill_region(EAST)
+        publish(west, topic, numbered(range(7, 15)))
+        there = subscribe(west, topic)
+        take_numbers(there, range(7, 15))
+        there.close()
+        regions.kill_region(WEST)
+    regions.bring_back(EAST)
+    admin(regions, EAST, topic, f"subscription/s/resetcursor/{begun}")
+    wait_for_backlog(regions, EAST, topic, 2)
+    regions.bring_back(WEST)
+    for region in REGIONS:
+        wait_for_backlog(regions, region, topic, 10)
+    with client(regions, EAST) as east:
+        take_numbers(subscribe(east, topic), range(5, 15))
+
+
 def test_r12_skipping_and_clearing_the_backlog_are_acknowledgements(
     regions: RegionsProcess, clients: dict[str, pulsar.Client]
 ) -> None:

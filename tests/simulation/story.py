@@ -30,6 +30,7 @@ Clients::
     nack c1 x2
     seek us t sub us/1:0        so that this message is the next; or ``seek us t sub 50%`` of what is stored
     seek us t sub time 500      to what was published, by us's clock, 500 ms ago or later
+    skip us t sub x3            an operator acknowledges the next three; without a number, all that is stored
     unsubscribe us t sub [force]
     switch us t sub on|off      the replicated flag
     close c1 / kill c1          in good order / its connection breaks, and it comes back
@@ -80,7 +81,7 @@ from meridian_broker.ledgers.store import LedgerError
 from meridian_broker.metadata.store import MetadataError
 from meridian_broker.positions import ZERO, Cause, Progress, Stamp
 from meridian_broker.positions.position import EARLIEST, LATEST, Origin, Position
-from meridian_broker.topics import drops, upkeep
+from meridian_broker.topics import administration, drops, upkeep
 from meridian_broker.topics.consumer import Consumer
 from meridian_broker.topics.errors import TopicError
 from meridian_broker.topics.producer import Producer
@@ -311,6 +312,31 @@ class Story(RegionSteps):
         consumer = self._consumer(name)
         if consumer is not None:
             consumer.nack(self._choose(consumer, words))
+
+    def do_skip(self, region: str, topic: str, name: str, count: str = "") -> None:
+        broker, subscription = self._broker(region), self._subscription(region, topic, name)
+        if broker is None or subscription is None:
+            return
+        chosen, home = subscription, self.world.regions[region]
+        consumer = Consumer(chosen, _Nobody(), 0, "nobody", 0, 0, None, None, chosen.progress.epoch)
+        times = self.world.model.published
+        owed = {
+            place: (1 << messages) - 1
+            for place, origin, messages in self.world.model.log(home, topic)
+            if not chosen.progress.is_acked(origin.region, origin.position, times[origin])
+        }
+        bits = dict(list(owed.items())[: _count(count) if count else None])
+        heard = self.world.model.acking(home, topic, consumer, bits, consumer.epoch)
+
+        async def work() -> None:
+            try:
+                await administration.skip(chosen, len(bits))
+            except (LedgerError, TopicError) as error:
+                self.say(f"skip refused: {error}")
+                return
+            heard(None)
+
+        self.world.loop.spawn(broker, work(), "skip")
 
     def do_unsubscribe(self, region: str, topic: str, name: str, *options: str) -> None:
         opened = self._open(region, topic)

@@ -188,10 +188,13 @@ class Progress:
 
         Of an entry whose time is not known (0) only what is certain is said: it is acked whatever its time is.
         """
-        base = self._base
-        if self._layers is not None:
-            return all(self._has(acks, region, position) for acks in self._deciding(region, position, publish_time_ms))
-        acks = base.get(region)
+        for layer in reversed(self._layers or ()):
+            if layer.rules_entry(region, position, publish_time_ms):
+                acks = layer.acks.get(region)
+                return acks is not None and acks.contains(position)
+            if not publish_time_ms and layer.publish_time_ms is not None:
+                return all(self._has(one, region, position) for one in self._deciding(region, position, 0))
+        acks = self._base.get(region)
         if acks is not None and acks.contains(position):
             return True
         places = self.beginning.places
