@@ -72,6 +72,8 @@ class Region:
     last_origin: dict[str, Place] = field(default_factory=dict)
     earlier_last: dict[str, Place] = field(default_factory=dict)
     trimmed_to: Place = EARLIEST
+    joined: dict[str, Place] = field(default_factory=dict)
+    """Per origin the place behind which the region joined the topic."""
     earlier: dict[str, Acks] = field(default_factory=dict)
     later: dict[str, Acks] = field(default_factory=dict)
     firsthand: dict[str, Acks] = field(default_factory=dict)
@@ -223,7 +225,7 @@ class Simulation:
         def state(region: Region, last: dict[str, Place]) -> RegionState:
             cursors = {name: Cursor(True, True, "Shared", EARLIEST, 0, "") for name in SUBSCRIPTIONS}
             links = {other: Link(True, 0, 0) for other in REGIONS if other != region.name}
-            topic = TopicState("", region.trimmed_to, last, {}, links, cursors)
+            topic = TopicState("", region.trimmed_to, last, region.joined, links, cursors)
             return RegionState(region.name, "s", 0, {TOPIC: topic})
 
         return World(

@@ -12,9 +12,9 @@ from meridian_broker.positions.position import EARLIEST, Position
 from meridian_broker.replication.replicator import RemotePlace, ReplicationSource, Replicator, last_own_durable
 from meridian_broker.replication.replicator_status import Hold, ReplicatorStatus, State
 from meridian_broker.topics import incarnations
-from meridian_broker.topics.errors import TopicError, TopicFenced
+from meridian_broker.topics.errors import NotAllowed, TopicError, TopicFenced
 from meridian_broker.topics.producer import Producer
-from meridian_broker.topics.recalled import Feed, Found, PeerAway, Want
+from meridian_broker.topics.recalled import Feed, Found, NotWanted, PeerAway, Want
 from meridian_broker.wire.pulsar import topic_name
 from meridian_broker.wire.pulsar.frames import FrameDecoder, Send
 from meridian_broker.wire.pulsar.metadata import BodyError
@@ -70,6 +70,10 @@ class ReplicationLinks:
         async def answer() -> None:
             try:
                 found = await target.service.answer(broker.region, want)
+            except NotAllowed as error:
+                refusal = NotWanted(f"{region}: {error}")
+                connection.send(1, lambda: answered.fail(refusal))
+                return
             except (TopicError, LedgerError, MetadataError) as error:
                 reason = str(error)
                 connection.send(1, lambda: away(reason))

@@ -168,6 +168,36 @@ def test_a_hole_below_the_high_water_is_missing(seed: int) -> None:
 
 @given(seeds)
 @some
+def test_what_lies_before_a_join_point_is_missed_by_nobody(seed: int) -> None:
+    """R21, R62: a region that joined has what comes behind its join point; a hole behind that is one all the same."""
+    simulation = Simulation(seed, trim=False)
+    region, source = two_regions(simulation)
+    held = [copy for copy in region.log if copy.entry.origin == source.name and not copy.entry.marker]
+    assume(len(held) >= 3)
+    last = simulation.rng.randrange(len(held) - 2)
+    lost, dropped = held[: last + 1], set().union(*region.dropped.values())
+    for copy in lost:
+        region.log.remove(copy)
+        for places in region.passed.values():
+            places.discard(copy.place)
+    assume(any(copy.entry not in dropped for copy in lost))
+    findings, _ = simulation.examined()
+    assert {one.reason for one in findings} == {Reason.ENTRY_MISSING}, "nobody said that it joined"
+    region.joined[source.name] = lost[-1].entry.place
+    findings, flows = simulation.examined()
+    assert not findings
+    assert sum(flow.missing for flow in flows) == 0
+    hole = held[last + 1]
+    assume(hole.entry not in dropped)
+    region.log.remove(hole)
+    for places in region.passed.values():
+        places.discard(hole.place)
+    findings, _ = simulation.examined()
+    assert told(findings) == {(Reason.ENTRY_MISSING, "", source.name, region.name, 1)}
+
+
+@given(seeds)
+@some
 def test_a_doubled_entry_is_found(seed: int) -> None:
     simulation = Simulation(seed)
     region, _ = two_regions(simulation)

@@ -29,7 +29,7 @@ from meridian_broker.replication.replicator import (
 )
 from meridian_broker.replication.replicator_status import Hold, ReplicatorStatus, State
 from meridian_broker.topics.incarnations import Told
-from meridian_broker.topics.recalled import Feed, Found, PeerAway, Want
+from meridian_broker.topics.recalled import Feed, Found, NotWanted, PeerAway, Want
 from meridian_broker.topics.throttling import Throttle
 from meridian_broker.wire.proto import peer_pb2
 from meridian_broker.wire.proto import pulsar_pb2 as pb
@@ -151,7 +151,10 @@ class ReplicatorRunner:
                 answer: peer_pb2.EntriesFound = await connection.request(pb.BaseCommand.ENTRIES_WANTED, asked)
         except (ClientError, TimeoutError) as error:
             reason = str(error) or f"no answer in {ASK_SECONDS:g} s"
-            raise PeerAway(f"{region} does not give entries of {want.origin}: {reason}") from error
+            is_outside = isinstance(error, RequestRefused) and error.code == pb.NotAllowedError
+            raise (NotWanted if is_outside else PeerAway)(
+                f"{region} does not give entries of {want.origin}: {reason}"
+            ) from error
         last = Position(answer.last_ledger, answer.last_entry)
         feed = None
         if answer.HasField("feed"):

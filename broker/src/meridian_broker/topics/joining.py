@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from meridian_broker.positions.position import EARLIEST, LATEST, Position
-from meridian_broker.topics.recalled import Feed, Found, PeerAway, Peers, Want
+from meridian_broker.topics.recalled import Feed, Found, NotWanted, PeerAway, Peers, Want
 
 if TYPE_CHECKING:
     from meridian_broker.topics.topic import Topic
@@ -38,6 +38,7 @@ class Readiness(NamedTuple):
 
 
 READY: Final = Readiness(True, "", 0)
+OUTSIDE: Final = Feed(EARLIEST, EARLIEST, 0, "we are no region of the topic there")
 
 
 class Joining:
@@ -70,6 +71,12 @@ class Joining:
         """There is something to ask for, or to write down."""
         return self.is_joining or self._saved != (self.is_joining, self._topic.log.joined)
 
+    @property
+    def keeps_all(self) -> bool:
+        """Nothing is trimmed: subscriptions that wait for what is here may yet be heard of. Where no other region sends
+        anything, as replication goes one way, nobody is heard of."""
+        return self.is_joining and not (self._feeds and all(feed is OUTSIDE for feed in self._feeds.values()))
+
     def readiness(self) -> Readiness:
         """As of the last look."""
         if not self.is_joining:
@@ -96,6 +103,9 @@ class Joining:
         for region in sorted(self._others()):
             try:
                 found: Found = await self._peers.ask(region, want)
+            except NotWanted:
+                feeds[region] = OUTSIDE
+                continue
             except PeerAway:
                 continue
             self.origins |= found.origins - {topic.region}
@@ -115,6 +125,8 @@ class Joining:
             if region not in self._feeds:
                 if region not in self.drained and region in self.origins:
                     waits.append(f"what others have of {region}, which cannot be asked, is still coming")
+            elif feed is OUTSIDE:
+                waits.append(f"{region} does not count {self._topic.region} among the topic's regions")
             elif feed is None:
                 if region not in self.drained:
                     waits.append(f"{region} does not send yet")

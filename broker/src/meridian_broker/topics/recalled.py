@@ -58,6 +58,10 @@ class PeerAway(Exception):
     """The region cannot be asked now."""
 
 
+class NotWanted(PeerAway):
+    """The region does not count us among the topic's regions, so it sends nothing either."""
+
+
 class Peers(Protocol):
     """The other regions' brokers."""
 

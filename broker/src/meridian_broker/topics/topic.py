@@ -498,8 +498,8 @@ class Topic:
 
     def needed_from(self) -> Position:
         """Everything at or before this may be trimmed as far as subscriptions and replicators go."""
-        if self.recall is not None and self.recall.joining.is_joining:
-            return EARLIEST  # subscriptions that wait for what is here may yet be heard of (R21)
+        if self.recall is not None and self.recall.joining.keeps_all:
+            return EARLIEST
         positions = [s.mark_delete for s in self.subscriptions.values() if s.durable]
         positions.extend(self.replicated_positions.values())
         if (unaccounted := self.deduplication.needed_from) is not None:
