@@ -220,9 +220,7 @@ def test_16017_a_one_way_set_up_says_that_nothing_is_synced(regions: RegionsProc
         return str(peer["reason"])
 
     wait_until(lambda: reason() == "NotARegionOfTheTopic", "the reason")
-    seen = regions.http(EAST, "GET", status).json
-    assert not seen["synced"]
-    assert "us-west does not count us-east among" in seen["fill"]["reason"]
+    assert not regions.http(EAST, "GET", status).json["synced"]
     with client(regions, EAST) as east:  # and what is consumed here is given back, as nobody else is waited for
         take_numbers(subscribe(east, topic), range(5))
     trim = f"{path(topic)}/truncate"

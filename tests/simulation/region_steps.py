@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lines of a story about whole regions: what comes back of one, and where a topic lives.
+"""Lines of a story about whole regions: what comes back of one, and where a topic lives:
 
 restore us volume           only the volume goes back to the copy; or ``metadata``: only that one
 wipe us                     rebuilt under its old name with an empty disk and empty metadata
 live t us eu                from now on the topic lives in these regions: told to each region that is up
+tell us t us eu             the same, told to us alone
 delete us t                 delete a topic, with all its regions that can be reached, as the admin API does
 hours 3                     let so much time pass
 expect regions us t         where the topic lives, as us has it, and whether us is filled (R21)
@@ -48,6 +49,12 @@ class RegionSteps:
 
     def do_hours(self, count: str) -> None:
         self.world.run(int(count) * HOUR_MS)
+
+    def do_tell(self, region: str, topic: str, *regions: str) -> None:
+        self.world.trouble()
+        broker = self._broker(region)
+        if broker is not None:
+            broker.spawn(_settle_in(broker, topic, regions), "say where a topic lives")
 
     def do_live(self, topic: str, *regions: str) -> None:
         self.world.trouble()
