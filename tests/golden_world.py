@@ -27,6 +27,7 @@ from meridian_broker.positions.clock import ZERO, HybridClock, Stamp
 from meridian_broker.positions.dropped import Cause, Dropped
 from meridian_broker.positions.position import EARLIEST, Position
 from meridian_broker.positions.progress import Progress
+from meridian_broker.positions.reports import Report
 from meridian_broker.replication import exchange_codec
 from meridian_broker.replication import exchange_messages as peer
 from meridian_broker.topics import progress_log, sequences
@@ -84,6 +85,15 @@ def progress_by_time() -> Progress:
     return made
 
 
+def reported() -> Progress:
+    """The same with what two regions owe nobody (format 4)."""
+    made = progress()
+    for number, region in enumerate(REGIONS[:2]):
+        upto = {"us-east": Position(3, 44), "eu-central": Position(8, 12 + number)}
+        made.reports = {**made.reports, region: Report(Stamp(TIME_MS + 7, number, region), made.state(), upto)}
+    return made
+
+
 def dropped() -> Dropped:
     """Every cause."""
     made = Dropped()
@@ -137,6 +147,7 @@ def progress_records() -> dict[Kind, bytes]:
         Kind.SEQUENCES: sequences.encode(SEQUENCES),
         Kind.WHOLE: Whole(RECORD, whole, whole).encode(),
         Kind.GAP: Accepted("us-west", Position(3, 41), Position(5, 7), TIME_MS, "an operator").encode(),
+        Kind.FLOORS: whole,
     }
 
 
@@ -289,6 +300,7 @@ def small_files() -> dict[str, bytes]:
         "ack-set.bin": ack_set().encode(),
         "progress.bin": progress().encode(),
         "progress-by-time.bin": progress_by_time().encode(),
+        "progress-reports.bin": reported().encode(),
         "dropped.bin": dropped().encode(),
         "entry-own.bin": own_entry(),
         "entry-foreign.bin": entry.pack_foreign(foreign_header()) + BODY,

@@ -92,6 +92,7 @@ def test_positions_are_read() -> None:
     assert AckSet.decode(golden("ack-set.bin")) == world.ack_set()
     assert Progress.decode(golden("progress.bin")) == world.progress()
     assert Progress.decode(golden("progress-by-time.bin")) == world.progress_by_time()
+    assert Progress.decode(golden("progress-reports.bin")) == world.reported()
     assert Dropped.decode(golden("dropped.bin")) == world.dropped()
 
 
@@ -133,7 +134,7 @@ def test_peer_messages_are_read(expected: object) -> None:
 @pytest.mark.parametrize(
     ("name", "read", "newer"),
     [
-        ("progress.bin", Progress.decode, 4),
+        ("progress.bin", Progress.decode, 5),
         ("dropped.bin", Dropped.decode, 2),
         ("entry-own.bin", entry.unpack, 2),
         ("entry-foreign.bin", entry.unpack, 2),

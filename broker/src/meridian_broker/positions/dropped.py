@@ -14,7 +14,7 @@ from enum import IntEnum
 from typing import Final
 
 from meridian_broker.positions.ackset import AckSet
-from meridian_broker.positions.position import LATEST, Position
+from meridian_broker.positions.position import EARLIEST, LATEST, Position
 from meridian_broker.positions.varints import Reader, put_name, put_number
 
 FORMAT_VERSION: Final = 1
@@ -104,6 +104,10 @@ class Dropped:
         changed = kept != self
         self._ranges, self._anyhow = kept._ranges, kept._anyhow
         return changed
+
+    def forget(self, region: str, floor: Position) -> bool:
+        """Nobody owes anything of a region up to a floor (R11). :returns: whether anything was dropped there."""
+        return self.take_back({region: (EARLIEST, floor)})
 
     def runs(self) -> Iterator[tuple[Cause, str, Position, Position]]:
         """``(cause, region, after, upto)``, by region and cause, ascending."""

@@ -14,6 +14,7 @@ rules some of the entries, and those are read from it alone (R12). The base laye
   that rules the entry.
 * Where the subscription *began* (``beginning.py``) is known beside the acks: what lies before it counts as acked in the
   base layer, until an earlier creation is heard of (R15). A later life of the subscription replaces all of it (R16).
+* What every region is through with, acked or not, is told by *reports* (``reports.py``): they let floors rise (R11).
 * A layer all of whose entries are ruled by newer ones is never read again and is forgotten. As the newer ones are part
   of the same progress and only grow, forgetting early or late makes no difference to any join.
 
@@ -27,6 +28,7 @@ from collections.abc import Collection, Iterator, Mapping
 from hashlib import blake2b
 from typing import Final
 
+from meridian_broker.positions import reports
 from meridian_broker.positions.ackset import FLOOR, AckSet
 from meridian_broker.positions.beginning import UNKNOWN, Beginning
 from meridian_broker.positions.clock import ZERO, Stamp
@@ -47,10 +49,13 @@ from meridian_broker.positions.layers import (
 from meridian_broker.positions.position import EARLIEST, Position
 from meridian_broker.positions.varints import Reader, put_number
 
-FORMAT_VERSION: Final = 3
+FORMAT_VERSION: Final = 4
 """Written as early as it can be: in format 1 what knows nothing of the subscription's beginning, as nearly all deltas;
 in format 3 only what has a rewind that rules by time alone. Who knows only older ones does not look at publish times,
-and would never notice that such a rewind rules anything: it refuses the format with a reason."""
+and would never notice that such a rewind rules anything: it refuses the format with a reason. Format 4 has reports of
+what is owed nowhere (R11)."""
+REPORTS: Final = -2
+"""The ledger under which ``digests`` shows the reports."""
 
 DigestKey = tuple[Stamp, str, int]
 """``(epoch, origin region, ledger)``. The ledger may be ``FLOOR``; the region ``""`` is the rewind itself."""
@@ -59,11 +64,13 @@ DigestKey = tuple[Stamp, str, int]
 class Progress:
     """What is acked of a subscription, all origins, all epochs. Changed in place."""
 
-    __slots__ = ("_base", "_layers", "beginning")
+    __slots__ = ("_base", "_layers", "beginning", "reports")
 
     def __init__(self) -> None:
         self.beginning = UNKNOWN
         """Where the subscription began, and which of its lives this is. Changed by ``begin`` and ``join`` only."""
+        self.reports = reports.NONE
+        """What regions say they owe nobody. Replaced, never changed in place."""
         self._base: dict[str, AckSet] = {}
         self._layers: list[Layer] | None = None
         """Rewinds, oldest first. None for nearly every subscription there is."""
@@ -78,7 +85,7 @@ class Progress:
         if joined is mine or joined == mine:
             return False
         if joined.life != mine.life:
-            self._base, self._layers = {}, None
+            self._base, self._layers, self.reports = {}, None, reports.NONE
         self.beginning = joined
         return True
 
@@ -167,6 +174,24 @@ class Progress:
             changed |= _acks_of(self._base, region).raise_floor(position)
         return changed
 
+    def state(self) -> int:
+        """A digest of what makes entries owed that were not: the beginning and the rewinds. Reports go by it (R11)."""
+        out = bytearray()
+        self.beginning.put(out)
+        for layer in self._layers or ():
+            layer.put_head(out)
+        return int.from_bytes(blake2b(out, digest_size=8).digest(), "big")
+
+    def settled_everywhere(self, regions: Collection[str]) -> dict[str, Position]:
+        """Per origin the floor that reports of all these regions vouch for, where it is above the one of acks (R11)."""
+        if not all(region in self.reports for region in regions):
+            return {}
+        return reports.floors(self.reports, regions, self.state(), self.floors())
+
+    def is_fragmented(self) -> bool:
+        """Whether anything is remembered above the floors."""
+        return any(not one.is_plain for acks in self._all_acks() for one in acks.values())
+
     # -- questions -----------------------------------------------------------------------------------------------------
 
     @property
@@ -176,7 +201,8 @@ class Progress:
 
     @property
     def is_empty(self) -> bool:
-        return self._layers is None and self.beginning == UNKNOWN and all(acks.is_empty for acks in self._base.values())
+        is_bare = self._layers is None and self.beginning == UNKNOWN and not self.reports
+        return is_bare and all(acks.is_empty for acks in self._base.values())
 
     @property
     def rules_by_time(self) -> bool:
@@ -284,6 +310,11 @@ class Progress:
             if mine.life > their.life:
                 return False
             self.begin(their)
+        told = other.reports and reports.joined(self.reports, other.reports)
+        if told and told is not self.reports:
+            self.reports, other = told, other._without_reports()
+            self.join(other)
+            return True
         if self._layers is None and other._layers is None:
             begun = their is not UNKNOWN and self.begin(their)
             return join_acks(self._base, other._base) or begun or mine.life != their.life
@@ -310,6 +341,8 @@ class Progress:
             return self.beginning.life < other.beginning.life
         if other.beginning.joined(self.beginning) != other.beginning:
             return False
+        if reports.joined(other.reports, self.reports) is not other.reports:
+            return False
         if other._base_counts() and not acks_within(self._base, other._base):
             return False
         if self._layers is None:
@@ -332,6 +365,7 @@ class Progress:
             return self.copy() if beginning.life > other.beginning.life else result
         if other.beginning.joined(beginning) != other.beginning:
             result.beginning = beginning
+        result.reports = reports.lacking(self.reports, other.reports)
         if other._base_counts():
             result._base = acks_minus(self._base, other._base)
         theirs = {layer.epoch: layer for layer in other._layers or ()}
@@ -366,6 +400,7 @@ class Progress:
     def copy(self) -> Progress:
         other = Progress()
         other.beginning = self.beginning
+        other.reports = self.reports
         other._base = copy_acks(self._base)
         other._layers = None if self._layers is None else [layer.copy() for layer in self._layers]
         return other
@@ -373,9 +408,9 @@ class Progress:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Progress):
             return NotImplemented
-        return (
-            self.beginning == other.beginning and self._layers == other._layers and same_acks(self._base, other._base)
-        )
+        if self.beginning != other.beginning or self.reports != other.reports:
+            return False
+        return self._layers == other._layers and same_acks(self._base, other._base)
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -387,7 +422,11 @@ class Progress:
 
     def encode(self) -> bytes:
         """Canonical: equal progress, equal bytes. The first byte is the format's version."""
-        if self._needs_times():
+        if self.reports:
+            out = bytearray((4,))
+            reports.put(out, self.reports)
+            self.beginning.put(out)
+        elif self._needs_times():
             out = bytearray((3,))
             self.beginning.put(out)
         elif self.beginning == UNKNOWN:
@@ -412,6 +451,10 @@ class Progress:
                 "wrote it, run that version here too"
             )
         result = cls()
+        if version > 3:
+            result.reports = reports.take(reader)
+            if not result.reports:
+                raise reader.broken("there are no reports")
         if version > 1:
             result.beginning = Beginning.take(reader)
             if result.beginning == UNKNOWN:
@@ -444,6 +487,8 @@ class Progress:
         if self.beginning is not UNKNOWN:
             result[ZERO, "", FLOOR] = self.beginning.digest()
         life = self.beginning.bare().digest()
+        if self.reports:
+            result[ZERO, "", REPORTS] = reports.digest(self.reports) ^ life
         for epoch, acks in self._by_epoch():
             for region, one in acks.items():
                 for ledger, digest in one.digests().items():
@@ -469,7 +514,9 @@ class Progress:
         for epoch, region, ledger in keys:
             wanted.setdefault(epoch, {}).setdefault(region, set()).add(ledger)
         result = Progress()
-        result.beginning = self.beginning if "" in wanted.get(ZERO, ()) else self.beginning.bare()
+        whole = wanted.get(ZERO, {}).get("", ())
+        result.beginning = self.beginning if FLOOR in whole else self.beginning.bare()
+        result.reports = self.reports if REPORTS in whole else reports.NONE
         result._base = _extract(self._base, wanted.get(ZERO, {}))
         layers = []
         for layer in self._layers or ():
@@ -480,6 +527,12 @@ class Progress:
         result._layers = layers or None
         result._forget_overruled()
         return result
+
+    def _without_reports(self) -> Progress:
+        """The same acks and layers, not copied, without reports: to be joined to another one."""
+        other = Progress()
+        other.beginning, other._base, other._layers = self.beginning, self._base, self._layers
+        return other
 
     # -- layers --------------------------------------------------------------------------------------------------------
 

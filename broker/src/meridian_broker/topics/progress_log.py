@@ -51,6 +51,8 @@ class Kind(IntEnum):
     subscription behind of which it is not known where it begins."""
     GAP = 10
     """Entries of an origin (its name stands in the subscription's place) that somebody gave up (``gaps.py``)."""
+    FLOORS = 11
+    """Floors that all regions reported (R11): progress, and nobody's acknowledgements."""
 
 
 _KINDS: Final = frozenset(Kind)

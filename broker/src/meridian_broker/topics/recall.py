@@ -133,9 +133,10 @@ class Recall:
     @property
     def is_settled(self) -> bool:
         """Every region of the topic was asked for our own entries."""
-        return self._others() <= self._asked
+        return self.others() <= self._asked
 
-    def _others(self) -> set[str]:
+    def others(self) -> set[str]:
+        """The topic's other regions, now."""
         return set(self._regions()) - {self._topic.region}
 
     def ready(self, told: Callable[[None], None]) -> None:
@@ -159,7 +160,7 @@ class Recall:
     @property
     def is_due(self) -> bool:
         """Whether there is anything to ask for."""
-        others = self._others()
+        others = self.others()
         if not others:
             return self.joining.is_due
         away = {region for region in others if not self._peers.is_reachable(region)}
@@ -201,7 +202,7 @@ class Recall:
     # -- our own entries (R5)
 
     async def _ask_for_own(self) -> None:
-        topic, others = self._topic, self._others()
+        topic, others = self._topic, self.others()
         if others <= self._asked:
             return
         away: set[str] = set()
@@ -218,7 +219,7 @@ class Recall:
         return [(region, hole) for region in holes.ranges if region != self._topic.region for hole in holes.of(region)]
 
     async def _ask_for_others(self) -> None:
-        topic, others = self._topic, self._others()
+        topic, others = self._topic, self.others()
         for region, hole in self._foreign_holes():
             await self._fill(region, hole, others)
         for gap in topic.gaps.open():

@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from meridian_broker.positions import ZERO, Dropped, Progress
-from meridian_broker.topics import drops, rewinding
+from meridian_broker.topics import drops, floors, rewinding
 from meridian_broker.topics.lives import whole
 from meridian_broker.topics.progress_log import Change, Kind, Whole
 from meridian_broker.topics.subscription_record import decode_record, encode_record
@@ -43,6 +43,8 @@ def recover(topic: Topic, changes: list[Change]) -> None:
                 if subscription.replicated:
                     subscription.first_hand = subscription.first_hand or Progress()
                     subscription.first_hand.join(delta)
+        elif kind == Kind.FLOORS:
+            floors.apply(subscription, Progress.decode(payload))
         elif kind == Kind.FIRST_HAND:
             _join_first_hand(subscription, payload)
         elif kind == Kind.DROPPED:

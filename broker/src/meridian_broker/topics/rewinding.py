@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 from meridian_broker.ledgers.times import PublishTimes
 from meridian_broker.positions import AckSet, Progress
 from meridian_broker.positions.position import Position
-from meridian_broker.topics import drops
+from meridian_broker.topics import drops, floors
 from meridian_broker.topics.progress_log import Kind
 
 if TYPE_CHECKING:
@@ -103,6 +103,8 @@ def merge(subscription: Subscription, delta: Progress, done: Callable[[str | Non
         if subscription.dispatcher is not None:
             subscription.dispatcher.acked_elsewhere()
         subscription.dispatch_soon()
+    if delta.reports:
+        floors.rise(subscription)
 
 
 def take_back(subscription: Subscription, delta: Progress) -> None:

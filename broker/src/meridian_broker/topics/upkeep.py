@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from meridian_broker.ledgers.store import LedgerError
 from meridian_broker.positions import Cause
-from meridian_broker.topics import drops, quotas
+from meridian_broker.topics import drops, floors, quotas
 from meridian_broker.topics.compaction import Status
 from meridian_broker.topics.errors import TopicError, TopicFenced
 
@@ -73,6 +73,7 @@ async def trim(topic: Topic) -> None:
     keep_since = None if retention.time_minutes < 0 else now - retention.time_minutes * 60_000
     keep_bytes = None if retention.size_mb < 0 else retention.size_mb << 20
     topic.deduplication.tidy()
+    await floors.look_after(topic)
     await _give_back(topic, keep_bytes, keep_since)
     if now - topic.last_used_ms > 60_000:
         topic.log.drop_tail()
@@ -102,6 +103,7 @@ async def truncate(topic: Topic) -> None:
     await topic.log.roll()
     await drops.drop_upto(topic, list(topic.subscriptions.values()), Cause.TRUNCATED, topic.log.last_confirmed)
     topic.deduplication.tidy()
+    await floors.look_after(topic)
     await _give_back(topic, 0, None)
 
 

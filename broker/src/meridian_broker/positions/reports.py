@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What each region says it owes nobody any more, so that floors pass what was dropped everywhere (rule R11).
+
+A drop is its region's own and no ack (R14). So regions do not tell each other drops, they tell how far they owe
+nothing: a *report* names per origin the position up to which every entry is, in that region, acked, dropped, or neither
+stored nor to come. The least of all regions' reports is a floor: each entry up to it was acked somewhere, or is owed
+nowhere.
+
+A rewind, or an earlier beginning, makes owed again what was not (R12, R15), so a report holds for one *state* of the
+subscription: a digest of both. A region's later report replaces its earlier one, whether it says more or less. Reports
+merge per region: the later stamp counts, so they are a semilattice as all of ``Progress`` is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from hashlib import blake2b
+from typing import Final, NamedTuple
+
+from meridian_broker.positions.claims import put_position, take_position
+from meridian_broker.positions.clock import Stamp
+from meridian_broker.positions.position import EARLIEST, Position
+from meridian_broker.positions.varints import Reader, put_name, put_number
+
+
+class Report(NamedTuple):
+    """See the module's text."""
+
+    stamp: Stamp
+    """When the region made it, by its own clock."""
+    state: int
+    """``Progress.state`` as the region knew it."""
+    upto: Mapping[str, Position]
+    """Per origin region: up to here nothing is owed."""
+
+    def joined(self, other: Report) -> Report:
+        """The one that counts."""
+        if self.stamp != other.stamp:
+            return max(self, other, key=lambda one: one.stamp)
+        # One stamp is one report; if a fault made two of them, the one that promises less counts.
+        if self.state != other.state:
+            return max(self, other, key=lambda one: one.state)
+        both = self.upto.keys() & other.upto.keys()
+        return Report(self.stamp, self.state, {region: min(self.upto[region], other.upto[region]) for region in both})
+
+
+Reports = Mapping[str, Report]
+"""By the region that says so. Never changed in place."""
+NONE: Final[Reports] = {}
+
+
+def joined(mine: Reports, theirs: Reports) -> Reports:
+    """Both; the very first when nothing is new."""
+    if not theirs or mine is theirs:
+        return mine
+    both = dict(mine)
+    for region, report in theirs.items():
+        known = mine.get(region)
+        both[region] = report if known is None else known.joined(report)
+    return mine if both == mine else both
+
+
+def lacking(mine: Reports, theirs: Reports) -> Reports:
+    """Mine without those that the other has, or has later ones of."""
+    return {region: report for region, report in mine.items() if joined(theirs, {region: report}) is not theirs}
+
+
+def floors(reports: Reports, regions: Iterable[str], state: int, acked: Mapping[str, Position]) -> dict[str, Position]:
+    """Per origin the floor that all these regions vouch for, where it is above what is acked without a gap anyway.
+
+    :param acked: per origin: acked without a gap up to here; that is true in every region.
+    """
+    found: dict[str, Position] | None = None
+    for region in regions:
+        report = reports.get(region)
+        upto = report.upto if report is not None and report.state == state else {}
+        if found is None:
+            found = dict(upto)
+        else:
+            found = {origin: min(found[origin], upto[origin]) for origin in found.keys() & upto.keys()}
+    return {origin: position for origin, position in (found or {}).items() if position > acked.get(origin, EARLIEST)}
+
+
+def digest(reports: Reports) -> int:
+    """64 bits, the same in every region; 0 when there is none."""
+    if not reports:
+        return 0
+    out = bytearray()
+    put(out, reports)
+    return int.from_bytes(blake2b(out, digest_size=8).digest(), "big")
+
+
+def put(out: bytearray, reports: Reports) -> None:
+    """Append the canonical encoding."""
+    put_number(out, len(reports))
+    for region in sorted(reports):
+        stamp, state, upto = reports[region]
+        put_name(out, region)
+        put_number(out, stamp.time_ms)
+        put_number(out, stamp.counter)
+        put_name(out, stamp.region)
+        out += state.to_bytes(8, "big")
+        put_number(out, len(upto))
+        for origin in sorted(upto):
+            put_name(out, origin)
+            put_position(out, upto[origin])
+
+
+def take(reader: Reader) -> Reports:
+    """:raises ValueError: these bytes are no reports."""
+    reports: dict[str, Report] = {}
+    for _ in range(reader.count(13)):
+        region = reader.name()
+        if region in reports:
+            raise reader.broken(f"region {region!r} reports twice")
+        stamp = Stamp(reader.number(), reader.number(), reader.name())
+        state = int.from_bytes(reader.take(8), "big")
+        upto: dict[str, Position] = {}
+        for _ in range(reader.count(3)):
+            origin = reader.name()
+            if origin in upto:
+                raise reader.broken(f"origin {origin!r} comes twice")
+            upto[origin] = take_position(reader)
+        reports[region] = Report(stamp, state, upto)
+    return reports

@@ -1,0 +1,161 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How far a subscription is through with each origin in all regions, acked or not: there detail is forgotten (R11).
+
+Acks alone leave a hole in progress at each entry that was dropped (R14), for ever. So each region reports how far it
+owes nothing: of each origin, up to which position every entry stored here is acked or dropped, and none will come that
+is missing. A report is told once it is durable, and the drops before it are durable then, too. What every region of the
+topic reported is a floor: it is joined as a floor of progress, which all regions merge by maximum.
+
+A drop never becomes an ack by that: one region that still owes an entry keeps the floor below it. A report holds only
+as long as the subscription begins where it did and no rewind came; regions that know of others wait for each other.
+
+Regions that were removed from the topic are waited for no more. A region that is alone in a topic keeps its detail:
+were it joined to others again, floors of its own would take from them what only it dropped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import TYPE_CHECKING, Final
+
+from meridian_broker.ledgers.store import LedgerError
+from meridian_broker.positions import Position, Progress
+from meridian_broker.positions.position import EARLIEST
+from meridian_broker.positions.reports import Report
+from meridian_broker.topics.progress_log import Kind
+
+if TYPE_CHECKING:
+    from meridian_broker.ledgers.log import TopicLog
+    from meridian_broker.topics.subscription import Subscription
+    from meridian_broker.topics.topic import Topic
+
+WALK: Final = 20_000
+"""Entries behind a cursor that are looked at. With a longer backlog nothing is reported until it is shorter."""
+
+
+async def look_after(topic: Topic) -> None:
+    """Called once in a while: report what is new, and let floors rise.
+
+    :raises LedgerError: an index cannot be read.
+    """
+    for subscription in list(topic.subscriptions.values()):
+        _forget_drops(subscription)
+        if _is_of_many(subscription) and subscription.progress.is_fragmented():
+            await _report(subscription)
+            rise(subscription)
+
+
+def rise(subscription: Subscription) -> None:
+    """Raise the floors to what all regions reported, durably, and forget what lies below."""
+    if not subscription.progress.reports or not _is_of_many(subscription):
+        return
+    topic, progress = subscription.topic, subscription.progress
+    floors = progress.settled_everywhere(_regions(topic))
+    if not floors:
+        return
+    subscription.claims.flush_pending()
+    delta = progress.empty_delta()
+    for region, position in floors.items():
+        delta.raise_floor(region, position)
+    apply(subscription, delta)
+    topic.progress_log.append(Kind.FLOORS, subscription.name, delta.encode())
+    if topic.exchange is not None:
+        topic.exchange.local_change(topic.name, subscription.name, delta)
+    subscription.advance()
+
+
+def apply(subscription: Subscription, delta: Progress) -> None:
+    """Join floors; evidence of acks and drops below them is forgotten with all other detail."""
+    subscription.progress.join(delta)
+    if subscription.first_hand is not None:
+        subscription.first_hand.join(delta)
+    _forget_drops(subscription)
+
+
+def _forget_drops(subscription: Subscription) -> None:
+    """Below the floors no detail is kept, of drops neither."""
+    if subscription.dropped is not None and not subscription.dropped.is_empty:
+        for region, position in subscription.progress.floors().items():
+            subscription.dropped.forget(region, position)
+
+
+def _is_of_many(subscription: Subscription) -> bool:
+    return subscription.durable and subscription.replicated and len(_regions(subscription.topic)) > 1
+
+
+def _regions(topic: Topic) -> Collection[str]:
+    return {topic.region} if topic.recall is None else {topic.region, *topic.recall.others()}
+
+
+async def _report(subscription: Subscription) -> None:
+    """Tell how far nothing is owed here, where that is more than acks say and was not told yet."""
+    topic = subscription.topic
+    for ledger, entries, _ in topic.log.counts():
+        if entries and ledger >= subscription.mark_delete.ledger:
+            await topic.log.load_index(ledger)
+    if topic.failure is not None or topic.subscriptions.get(subscription.name) is not subscription:
+        return
+    progress, acked = subscription.progress, subscription.progress.floors()
+    upto = {
+        region: position
+        for region, position in owed_nothing_upto(subscription).items()
+        if position > acked.get(region, EARLIEST)
+    }
+    known, state = progress.reports.get(topic.region), progress.state()
+    if not upto or (known is not None and known.state == state and known.upto == upto):
+        return
+    stamp = topic.clock.next() if known is None else topic.clock.next(after=known.stamp)
+    delta = progress.empty_delta()
+    delta.reports = {topic.region: Report(stamp, state, upto)}
+
+    def durable(error: LedgerError | None) -> None:
+        if error is None and topic.subscriptions.get(subscription.name) is subscription:
+            progress.join(delta)
+            if topic.exchange is not None:
+                topic.exchange.local_change(topic.name, subscription.name, delta)
+            rise(subscription)
+
+    topic.progress_log.append(Kind.MERGED, subscription.name, delta.encode(), durable)
+
+
+def owed_nothing_upto(subscription: Subscription) -> dict[str, Position]:
+    """Per origin: every entry up to here is settled, or is not stored in this region and will not come.
+
+    The indexes of all ledgers from the cursor's on are in memory. Empty when the backlog is too long to be looked at,
+    or when a compacted view is read, which passes over what is not settled.
+    """
+    log = subscription.topic.log
+    cursor = subscription.mark_delete
+    if subscription.compacted is not None or log.distance(cursor, log.last_confirmed) > WALK:
+        return {}
+    reached = _stored_upto(log, cursor)
+    owed: dict[str, Position] = {}
+    following = log.after(cursor)
+    while following is not None:
+        place = log.place(following)
+        if place is not None:
+            reached[place.region] = max(reached.get(place.region, EARLIEST), place.origin)
+            if not subscription.is_settled(place.region, place.origin):
+                # Entries that came late stand behind later ones of their origin.
+                owed[place.region] = min(owed.get(place.region, place.prev), place.prev)
+        following = log.after(following)
+    for region, prev in owed.items():
+        reached[region] = min(reached[region], prev)
+    for region in reached:
+        for missing_after, _ in log.holes.of(region):
+            reached[region] = min(reached[region], missing_after)
+    return reached
+
+
+def _stored_upto(log: TopicLog, upto: Position) -> dict[str, Position]:
+    """The last entry of each origin that was ever stored at or before a place of the log."""
+    found: dict[str, Position] = {}
+    for span in log.spans():
+        if span.ledger_id > upto.ledger:
+            break
+        found = {**span.origins_before, log.region: span.own_before}
+    index = log.index(upto.ledger)
+    if index is not None:
+        for _, region, origin in index.origins(0, upto.entry):
+            found[region] = max(found.get(region, EARLIEST), origin)
+    return found
