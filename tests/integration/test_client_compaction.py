@@ -118,6 +118,32 @@ def test_a_durable_subscription_reads_the_view_and_claims_nothing_of_what_is_not
     assert_quiet(plain)
 
 
+def test_a_batch_that_is_taken_out_while_a_consumer_holds_it_is_acknowledged_as_it_was_sent(
+    broker: BrokerProcess, client: pulsar.Client, topic: str
+) -> None:
+    """Of the first batch the view has two of three messages, of the second all; then the view has none of either."""
+    batched: dict[str, Any] = {"batching_enabled": True, "batching_max_publish_delay_ms": 1000}
+    client.subscribe(topic, "s", initial_position=EARLIEST).close()
+    publish(client, topic, [("k0", b"0"), ("k1", b"1"), ("k2", b"2")], **batched)
+    publish(client, topic, [("k2", b"3"), ("k3", b"4")], **batched)
+    compact(broker, topic)
+    consumer = client.subscribe(topic, "s", is_read_compacted=True, batch_index_ack_enabled=True)
+    held = receive(consumer, 4)
+    assert rows(held) == [("k0", b"0"), ("k1", b"1"), ("k2", b"3"), ("k3", b"4")]
+    newest = [(f"k{number}", b"new") for number in range(4)]
+    publish(client, topic, newest)
+    compact(broker, topic)
+    for message in held:
+        consumer.acknowledge(message)
+    for message in receive(consumer, 4):
+        consumer.acknowledge(message)
+    wait_until(lambda: backlog(broker, topic, "s") == 0, "the cursor to pass it all")
+    consumer.close()
+    plain = client.subscribe(topic, "s", batch_index_ack_enabled=True)
+    assert rows(receive(plain, 1)) == [("k2", b"2")], "what was never sent, and nothing that was acknowledged"
+    assert_quiet(plain)
+
+
 def backlog(broker: BrokerProcess, topic: str, subscription: str) -> int:
     cursor = internal(broker, topic)["cursors"][subscription]
     return int(cursor["numberOfEntriesSinceFirstNotAckedMessage"])

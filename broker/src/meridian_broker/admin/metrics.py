@@ -81,6 +81,10 @@ GAUGES: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
         "Entry ids and part batches remembered above floors (exposeSubscriptionSyncMetricsInPrometheus)",
         SUBSCRIPTION,
     ),
+    "meridian_held_for_regions_bytes": (
+        "Bytes of ledgers kept beyond their retention because another region lacks entries in them",
+        TOPIC,
+    ),
     "meridian_progress_link_up": ("1 while the link that carries progress to the region is up", LINK),
     "meridian_connections": ("Client and peer connections", ("cluster",)),
     "meridian_export_snapshots": ("Export snapshots that can be read", ("cluster",)),
@@ -101,6 +105,14 @@ COUNTERS: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
     "meridian_replicated_in_messages_total": ("Messages stored that came from other regions", TOPIC),
     "meridian_replicated_out_messages_total": ("Messages the region confirmed", REMOTE),
     "meridian_replicated_out_bytes_total": ("Bytes the region confirmed", REMOTE),
+    "meridian_held_for_regions_given_up_total": (
+        "Entries given back although another region may lack them (entriesHeldForRegionsMinutes), since the topic opened",
+        TOPIC,
+    ),
+    "meridian_replication_holes_given_up_total": (
+        "Places where lost entries of a region might have come back that are not waited for any more",
+        TOPIC,
+    ),
     "meridian_progress_link_connections_total": ("Times the link to the region was made", LINK),
 }
 ENGINE_COUNTERS: Final = {
@@ -233,6 +245,9 @@ def _topic(reading: Reading, admin: AdminState, topic: Topic, lags: Mapping[tupl
     reading.put("pulsar_out_messages_total", labels, out)
     reading.put("pulsar_out_bytes_total", labels, out_bytes)
     reading.put("meridian_replicated_in_messages_total", labels, topic.messages_replicated_in)
+    reading.put("meridian_held_for_regions_bytes", labels, topic.holding.bytes_held)
+    reading.put("meridian_held_for_regions_given_up_total", labels, topic.holding.entries_let_go)
+    reading.put("meridian_replication_holes_given_up_total", labels, topic.log.holes.given_up)
     for remote, status in admin.replication.status(topic.name).items():
         far = (*labels, remote)
         reading.put("pulsar_replication_backlog", far, status.backlog)

@@ -224,6 +224,23 @@ class Chain:
         at = bisect_right(self._ids, position.ledger) - 1
         return at >= 0 and self._ids[at] == position.ledger and 0 <= position.entry < self._chapters[at].entries
 
+    def trimmable(self, below: Position, keep_bytes: int | None, keep_since_ms: int | None) -> list[Chapter]:
+        """The ledgers that ``TopicLog.trim`` would delete, the first ones of the chain."""
+        going: list[Chapter] = []
+        remaining = self.size
+        for chapter in self._chapters[:-1]:
+            remaining -= chapter.size
+            is_old = keep_since_ms is not None and chapter.sealed_ms <= keep_since_ms
+            is_over = keep_bytes is not None and remaining >= keep_bytes
+            if Position(chapter.ledger_id, chapter.entries - 1) > below or not (is_old or is_over):
+                break
+            going.append(chapter)
+        return going
+
+    def origins_through(self, chapter: Chapter) -> dict[str, Position]:
+        """The last entry of every other region in or before a ledger that is not the last one."""
+        return self._chapters[bisect_right(self._ids, chapter.ledger_id)].origins_before
+
     def cool_indexes(self, below: int) -> None:
         """Called once in a while: pack the indexes of sealed ledgers. Those below ledger ``below`` go the next time.
 

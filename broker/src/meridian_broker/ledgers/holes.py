@@ -8,14 +8,17 @@ turn up, they are taken in there, in their order. A hole is closed once the orig
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Final
 
 from meridian_broker.positions.position import Position
 
+log = logging.getLogger(__name__)
+
 Hole = tuple[Position, Position]
 """Entries of one origin between the two, if there are any, may still come from another region."""
-HOLES_MAX: Final = 16
+HOLES_MAX: Final = 64
 """Per origin. Each takes a restart of it while another region could not be asked."""
 
 
@@ -29,15 +32,23 @@ class Holes:
 
     def __init__(self, ranges: Mapping[str, Sequence[Hole]] | None = None) -> None:
         self.ranges: dict[str, list[Hole]] = {region: list(some) for region, some in (ranges or {}).items()}
+        self.given_up = 0
+        """Holes that were forgotten because there were too many: what turns up for them is not taken any more."""
 
     def of(self, region: str) -> tuple[Hole, ...]:
         return tuple(self.ranges.get(region, ()))
 
     def open(self, region: str, after: Position, before: Position) -> None:
-        """Between the two there may be more. Of too many holes the oldest is given up."""
+        """Between the two there may be more. Of too many holes the oldest is given up, which is counted and told."""
         known = self.ranges.setdefault(region, [])
         if all(hole[1] != before for hole in known):
             known.append((after, before))
+            for lost_after, lost_before in known[:-HOLES_MAX]:
+                self.given_up += 1
+                log.warning(
+                    "what %s may have lost between %s and %s is waited for no more: it has more than %d such holes",
+                    *(region, lost_after, lost_before, HOLES_MAX),
+                )
             del known[:-HOLES_MAX]
 
     def fill(self, region: str, origin: Position) -> None:

@@ -570,15 +570,7 @@ class TopicLog(Chain):
         already; None: no such limit. The metadata lets go first: a crash in between leaves space to reclaim, never a
         hole.
         """
-        gone: list[Chapter] = []
-        remaining = self.size
-        for chapter in self._chapters[:-1]:
-            remaining -= chapter.size
-            is_old = keep_since_ms is not None and chapter.sealed_ms <= keep_since_ms
-            is_over = keep_bytes is not None and remaining >= keep_bytes
-            if Position(chapter.ledger_id, chapter.entries - 1) > below or not (is_old or is_over):
-                break
-            gone.append(chapter)
+        gone = self.trimmable(below, keep_bytes, keep_since_ms)
         if gone:
             del self._chapters[: len(gone)]
             del self._ids[: len(gone)]

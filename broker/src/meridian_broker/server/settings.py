@@ -211,6 +211,10 @@ class TopicSettings:
     """Seconds for which clients cannot make a subscription again by themselves after it was deleted by force, in any
     region: a consumer that connects again by itself must not bring it back. The admin API can at once."""
 
+    entries_held_for_regions_minutes: int = _int(1440, 0, 525_600)
+    """Minutes for which entries of another region are kept beyond their retention because a third region lacks them,
+    or cannot be asked: it may be this one that has to forward them. 0: they are not kept for that."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StorageSettings:

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 SLICE_ENTRIES: Final = 500
 SLICE_BYTES: Final = 1 << 20
 """What is looked up at a time."""
+SENT_MAX: Final = 10_000
+"""Batches of which it is remembered what was sent. Of older ones that compaction takes out an ack says nothing."""
 Ranges = dict[str, tuple[Position, Position]]
 Epochs = Callable[[Position], Stamp]
 
@@ -56,6 +58,8 @@ class CompactedReading:
         """Everything in the view up to here was claimed by cumulative acknowledgements of this time."""
         self._thinned_done: dict[int, BitMap] = {}
         """Batches that lost messages to compaction and whose others are acknowledged: ledger -> entries."""
+        self._sent: dict[Position, int] = {}
+        """Of batches that were sent, which of their messages: compaction may take them out before they are acked."""
         self._jobs: deque[tuple[Coroutine[Any, Any, None], Confirmed | None]] = deque()
         self._working = False
         self._resolved: list[Callable[[], None]] = []
@@ -128,9 +132,12 @@ class CompactedReading:
             region, origin = self._origin(position, header)
             progress = self._subscription.progress
             remaining = progress.remaining(region, origin, header.messages, header.publish_time_ms)
-        if header.kept is None:
-            return remaining
-        return header.kept if remaining is None else header.kept & remaining
+        if header.kept is not None:
+            remaining = header.kept if remaining is None else header.kept & remaining
+        self._sent[position] = (1 << header.messages) - 1 if remaining is None else remaining
+        if len(self._sent) > SENT_MAX:
+            del self._sent[next(iter(self._sent))]
+        return remaining
 
     def _origin(self, position: Position, header: EntryHeader) -> tuple[str, Position]:
         return header.region or self._subscription.topic.region, header.origin or position
@@ -210,10 +217,12 @@ class CompactedReading:
             header = await self._header(position)
             if header is not None:
                 claims.append(_Claim(position, header, batches.get(position, 0)))
+            if position not in batches:
+                self._sent.pop(position, None)
         self._claim(epochs, claims, confirmed)
 
     async def _header(self, position: Position) -> EntryHeader | None:
-        """Of an entry of the view; of one that compaction took out meanwhile, when it is a message by itself."""
+        """Of an entry of the view; of one that compaction took out meanwhile, with what of it was sent."""
         while (view := self._compaction.view) is not None and view.holds(position):
             try:
                 entry = await view.read_one(position)
@@ -226,7 +235,10 @@ class CompactedReading:
         if not log.holds(position):
             return None
         header = unpack(await log.read_one(position))
-        return header if header.messages == 1 else None  # of a batch nobody knows any more what was delivered
+        sent = self._sent.get(position)
+        if header.messages == 1 or sent == (1 << header.messages) - 1:
+            return header
+        return None if not sent else header._replace(kept=sent)
 
     async def _acknowledge_up_to(
         self,

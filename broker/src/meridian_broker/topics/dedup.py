@@ -8,7 +8,8 @@ the entries behind that position are read once, so nothing is paid per message f
 
 A batch is a repeat when its last message is one. Of a message in chunks the last chunk counts: with it the message is
 there. Entries of other regions take no part: their origins say which came before (R4), and a name may be used there by
-another producer.
+another producer. This region's own ones that it had lost and that others gave back (R5) do, for their producers may
+send them again.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from collections import deque
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final
 
-from meridian_broker.ledgers.entry import FOREIGN, HEADER, MARKER
+from meridian_broker.ledgers.entry import FOREIGN, HEADER, MARKER, unpack
 from meridian_broker.ledgers.pending import OwnEntry
 from meridian_broker.ledgers.store import LedgerError
 from meridian_broker.positions.position import EARLIEST, Position
@@ -86,8 +87,16 @@ class Deduplication:
     def _account(self, entry: bytes) -> None:
         self._entries += 1
         self._bytes += len(entry)
-        if entry[1] & (FOREIGN | MARKER):
+        if entry[1] & MARKER or (entry[1] & FOREIGN and unpack(entry).region != self._topic.region):
             return
+        self._learn(entry)
+
+    def given_back(self, entry: bytes) -> None:
+        """An entry of this region's own came back and is durable: its message is there, whoever sends it again (R5)."""
+        if self.enabled:
+            self._learn(entry)
+
+    def _learn(self, entry: bytes) -> None:
         try:
             view = stored_metadata.view(entry)
         except (message_metadata.BodyError, struct.error):

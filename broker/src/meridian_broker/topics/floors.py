@@ -135,7 +135,7 @@ def owed_nothing_upto(subscription: Subscription) -> dict[str, Position]:
         place = log.place(following)
         if place is not None:
             reached[place.region] = max(reached.get(place.region, EARLIEST), place.origin)
-            if not subscription.is_settled(place.region, place.origin):
+            if not subscription.is_settled(place.region, place.origin, following):
                 # Entries that came late stand behind later ones of their origin.
                 owed[place.region] = min(owed.get(place.region, place.prev), place.prev)
         following = log.after(following)

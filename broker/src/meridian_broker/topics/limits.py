@@ -14,6 +14,8 @@ class TopicLimits:
     failover_delay_seconds: float = 1.0
     producers: int = 10_000
     subscriptions: int = 1_000_000
+    entries_held_minutes: int = 1440
+    """How long entries are held back that another region lacks (R6)."""
     closed_seconds: float = 30.0
     """How long clients cannot make a subscription again that was deleted by force (R16)."""
     dedup_producers: int = 10_000

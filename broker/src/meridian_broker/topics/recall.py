@@ -139,6 +139,10 @@ class Recall:
         """The topic's other regions, now."""
         return set(self._regions()) - {self._topic.region}
 
+    async def ask(self, region: str, want: Want) -> Found:
+        """:raises PeerAway: there is no answer, or the region cannot say."""
+        return await self._peers.ask(region, want)
+
     def ready(self, told: Callable[[None], None]) -> None:
         """``told`` once every region that can be reached was asked: producers may come in."""
         if self._is_tried or self.is_settled or self._topic.failure is not None:
@@ -341,6 +345,8 @@ class Recall:
             assert header.origin is not None
             after = header.origin
             topic.log.holes.fill(want.origin, after)
+            if want.origin == topic.region:
+                topic.deduplication.given_back(pack_foreign(header._replace(stored_time_ms=now)) + body)
         if want.origin == topic.region:
             self.returned += len(taken)
         return after

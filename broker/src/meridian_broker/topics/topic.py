@@ -37,6 +37,7 @@ from meridian_broker.topics.errors import (
     TopicFenced,
 )
 from meridian_broker.topics.gaps import Gaps
+from meridian_broker.topics.holding import Holding
 from meridian_broker.topics.key_ranges import KeySharedPolicy
 from meridian_broker.topics.limits import TopicLimits
 from meridian_broker.topics.lives import Lives
@@ -121,6 +122,7 @@ class Topic:
         self.admission = Admission(self)
         self.deduplication = Deduplication(self)
         self.compaction = Compaction(self)
+        self.holding = Holding(self)
         self.subscriptions: dict[str, Subscription] = {}
         self.lives = Lives(self)
         self.gaps = Gaps(self)

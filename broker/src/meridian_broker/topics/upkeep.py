@@ -114,4 +114,5 @@ async def _give_back(topic: Topic, keep_bytes: int | None, keep_since_ms: int | 
         await drops.durable(topic)
     except TopicFenced:
         return
-    await topic.log.trim(min(needed, topic.needed_from()), keep_bytes, keep_since_ms)
+    upto = await topic.holding.upto(min(needed, topic.needed_from()), keep_bytes, keep_since_ms)
+    await topic.log.trim(min(upto, topic.needed_from()), keep_bytes, keep_since_ms)
