@@ -106,7 +106,7 @@ COUNTERS: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
     "meridian_replicated_out_messages_total": ("Messages the region confirmed", REMOTE),
     "meridian_replicated_out_bytes_total": ("Bytes the region confirmed", REMOTE),
     "meridian_held_for_regions_given_up_total": (
-        "Entries given back although another region may lack them (entriesHeldForRegionsMinutes), since the topic opened",
+        "Entries given back although another region may lack them (entriesHeldForRegionsMinutes)",
         TOPIC,
     ),
     "meridian_replication_holes_given_up_total": (

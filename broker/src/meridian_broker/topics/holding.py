@@ -13,7 +13,8 @@ import logging
 from typing import TYPE_CHECKING
 
 from meridian_broker.positions.position import EARLIEST, Position
-from meridian_broker.topics.recall import PeerAway, Recall, Want, find
+from meridian_broker.topics.recall import Recall, find
+from meridian_broker.topics.recalled import PeerAway, Want
 
 if TYPE_CHECKING:
     from meridian_broker.ledgers.chapters import Chapter

@@ -114,7 +114,7 @@ class Recall:
         :param regions: of the topic, now.
         :param is_joining: the copy here is not known to be filled (R21).
         """
-        self.joining = Joining(topic, peers, self._others, is_joining=is_joining)
+        self.joining = Joining(topic, peers, self.others, is_joining=is_joining)
         self._topic = topic
         self._peers = peers
         self._regions = regions
