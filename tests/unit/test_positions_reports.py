@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from meridian_broker.positions import ZERO, Beginning, Position, Progress, Stamp
 from meridian_broker.positions.position import EARLIEST
 from meridian_broker.positions.progress import REPORTS
-from meridian_broker.positions.reports import Report
+from meridian_broker.positions.reports import Report, vouched
 
 REGIONS = ("us", "eu", "ap")
 ENTRIES = 6
@@ -87,7 +87,9 @@ class Region:
         self.progress.join(told)
 
     def rise(self) -> None:
-        for origin, floor in self.progress.settled_everywhere(REGIONS).items():
+        for origin, floor in vouched(
+            self.progress.reports, REGIONS, self.progress.state(), self.progress.floors()
+        ).items():
             self.progress.raise_floor(origin, floor)
 
 
@@ -159,4 +161,4 @@ def test_floors_pass_what_all_dropped() -> None:
         region.merge(joined(*(other.progress for other in regions.values())))
         region.rise()
         assert region.progress.floors() == {"us": Position(1, 2)}
-        assert not region.progress.is_fragmented()
+        assert not region.progress.count_detail()

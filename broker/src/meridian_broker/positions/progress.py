@@ -182,16 +182,6 @@ class Progress:
             layer.put_head(out)
         return int.from_bytes(blake2b(out, digest_size=8).digest(), "big")
 
-    def settled_everywhere(self, regions: Collection[str]) -> dict[str, Position]:
-        """Per origin the floor that reports of all these regions vouch for, where it is above the one of acks (R11)."""
-        if not all(region in self.reports for region in regions):
-            return {}
-        return reports.floors(self.reports, regions, self.state(), self.floors())
-
-    def is_fragmented(self) -> bool:
-        """Whether anything is remembered above the floors."""
-        return any(not one.is_plain for acks in self._all_acks() for one in acks.values())
-
     # -- questions -----------------------------------------------------------------------------------------------------
 
     @property
@@ -312,8 +302,10 @@ class Progress:
             self.begin(their)
         told = other.reports and reports.joined(self.reports, other.reports)
         if told and told is not self.reports:
-            self.reports, other = told, other._without_reports()
-            self.join(other)
+            rest = Progress()
+            rest.beginning, rest._base, rest._layers = other.beginning, other._base, other._layers
+            self.reports = told
+            self.join(rest)
             return True
         if self._layers is None and other._layers is None:
             begun = their is not UNKNOWN and self.begin(their)
@@ -527,12 +519,6 @@ class Progress:
         result._layers = layers or None
         result._forget_overruled()
         return result
-
-    def _without_reports(self) -> Progress:
-        """The same acks and layers, not copied, without reports: to be joined to another one."""
-        other = Progress()
-        other.beginning, other._base, other._layers = self.beginning, self._base, self._layers
-        return other
 
     # -- layers --------------------------------------------------------------------------------------------------------
 

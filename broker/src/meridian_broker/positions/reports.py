@@ -65,7 +65,7 @@ def lacking(mine: Reports, theirs: Reports) -> Reports:
     return {region: report for region, report in mine.items() if joined(theirs, {region: report}) is not theirs}
 
 
-def floors(reports: Reports, regions: Iterable[str], state: int, acked: Mapping[str, Position]) -> dict[str, Position]:
+def vouched(reports: Reports, regions: Iterable[str], state: int, acked: Mapping[str, Position]) -> dict[str, Position]:
     """Per origin the floor that all these regions vouch for, where it is above what is acked without a gap anyway.
 
     :param acked: per origin: acked without a gap up to here; that is true in every region.

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Final
 from meridian_broker.ledgers.store import LedgerError
 from meridian_broker.positions import Position, Progress
 from meridian_broker.positions.position import EARLIEST
-from meridian_broker.positions.reports import Report
+from meridian_broker.positions.reports import Report, vouched
 from meridian_broker.topics.progress_log import Kind
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ async def look_after(topic: Topic) -> None:
     """
     for subscription in list(topic.subscriptions.values()):
         _forget_drops(subscription)
-        if _is_of_many(subscription) and subscription.progress.is_fragmented():
+        if _is_of_many(subscription) and subscription.progress.count_detail():
             await _report(subscription)
             rise(subscription)
 
@@ -50,7 +50,7 @@ def rise(subscription: Subscription) -> None:
     if not subscription.progress.reports or not _is_of_many(subscription):
         return
     topic, progress = subscription.topic, subscription.progress
-    floors = progress.settled_everywhere(_regions(topic))
+    floors = vouched(progress.reports, _regions(topic), progress.state(), progress.floors())
     if not floors:
         return
     subscription.claims.flush_pending()
