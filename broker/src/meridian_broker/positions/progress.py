@@ -462,7 +462,7 @@ class Progress:
         ):
             raise reader.broken("the rewinds are too many or not in order")
         result._layers = layers or None
-        if version > 2 and not result._needs_times():
+        if version == 3 and not result._needs_times():
             raise reader.broken("there is no rewind that rules by time alone")
         result._forget_overruled()
         return result
