@@ -131,8 +131,13 @@ def tail_json(found: Tail) -> Json:
     return {"entries": found.entries, "bytes": found.size, "ageMs": found.age_ms}
 
 
-def gap_json(gap: Gap, topic: str, region: str) -> dict[str, Any]:
+def gap_json(gap: Gap, topic: Topic) -> dict[str, Any]:
     """A gap, with a sentence that says what to do."""
+    owed = sorted(
+        one.name
+        for one in topic.subscriptions.values()
+        if one.durable and one.progress.floors().get(gap.origin, EARLIEST) < gap.upto
+    )
     return {
         "origin": gap.origin,
         "after": str(gap.after),
@@ -141,17 +146,19 @@ def gap_json(gap: Gap, topic: str, region: str) -> dict[str, Any]:
         "since": gap.since_ms,
         "asked": gap.is_judged,
         "away": list(gap.away),
-        "detail": _sentence(gap, topic, region),
+        "owed_to": owed,
+        "detail": _gap_sentence(gap, topic, owed),
     }
 
 
-def _sentence(gap: Gap, topic: str, region: str) -> str:
+def _gap_sentence(gap: Gap, topic: Topic, owed: list[str]) -> str:
     count = "" if gap.entries_at_most is None else f", {gap.entries_at_most} at most,"
-    missing = f"{gap.origin}'s entries after {gap.after} up to {gap.upto}{count} are missing in {region}"
+    missing = f"{gap.origin}'s entries after {gap.after} up to {gap.upto}{count} are missing in {topic.region}"
     if not gap.is_judged:
         return f"{missing}; {gap.origin} does not store them any more, the other regions are being asked"
-    how = f"meridian topics accept-gap {topic} --origin {gap.origin} --up-to {gap.upto}"
+    lost = f"owed to {', '.join(owed)}" if owed else "owed to no subscription here: all have acknowledged them"
+    how = f"meridian topics accept-gap {topic.name} --origin {gap.origin} --up-to {gap.upto}"
     if gap.away:
         away = f"{', '.join(gap.away)} may have them and cannot be asked"
-        return f"{missing}; {away}. To give them up all the same: {how} --force"
-    return f"{missing} and are in no region any more. To accept that they are lost, and go on: {how}"
+        return f"{missing} ({lost}); {away}. To give them up all the same: {how} --force"
+    return f"{missing} ({lost}) and are in no region any more. To accept that, and go on: {how}"

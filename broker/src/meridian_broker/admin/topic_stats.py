@@ -64,7 +64,7 @@ class TopicStats:
             "publishers": [self.producer(one) for one in clients] if publishers else [],
             "subscriptions": subscriptions,
             "replication": self.replication(topic),
-            "meridian": {"missing": [lagging.gap_json(gap, topic.name, topic.region) for gap in topic.gaps.open()]},
+            "meridian": {"missing": [lagging.gap_json(gap, topic) for gap in topic.gaps.open()]},
             "fill": fill(topic),
         }
 

@@ -53,8 +53,9 @@ class Comparing:
         peer.forget_confirmed()
         context.forget_settled()
         context.book.refresh()
-        peer.lag.forget(lambda topic: context.book.topic(topic) != 0)
-        topics = [topic for topic in context.book.topics() if peer.region in context.host.regions_of(topic)]
+        known = context.book.topics()
+        peer.lag.forget(set(known).__contains__)
+        topics = [topic for topic in known if peer.region in context.host.regions_of(topic)]
         peer.forced = set(topics) if forced else peer.forced.intersection(topics)
         peer.to_announce = deque(topics)
         self.announce_some(peer)
