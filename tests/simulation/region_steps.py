@@ -7,6 +7,8 @@ live t us eu                from now on the topic lives in these regions: told t
 tell us t us eu             the same, told to us alone
 delete us t                 delete a topic, with all its regions that can be reached, as the admin API does
 hours 3                     let so much time pass
+accept eu t us              accept in eu the loss of what us can no longer send (R4)
+expect gaps eu t            what is missing there, who may have it, and what was accepted
 expect regions us t         where the topic lives, as us has it, and whether us is filled (R21)
 expect topics us            which topics there are
 """
@@ -27,6 +29,8 @@ from meridian_broker.wire.pulsar import topic_name
 from simulation.names import full_name
 
 if TYPE_CHECKING:
+    from meridian_broker.topics.gaps import Gap
+    from meridian_broker.topics.topic import Topic
     from simulation.broker import SimBroker
     from simulation.world import World
 
@@ -86,6 +90,34 @@ class RegionSteps:
             else:
                 work = removal.delete_as_elsewhere(target.service, name, stamp)
                 target.spawn(work, "delete a topic as elsewhere")
+
+    def do_accept(self, region: str, topic: str, origin: str) -> None:
+        broker = self._broker(region)
+        opened = None if broker is None else broker.topic(topic)
+        gap = None if opened is None else next((one for one in opened.gaps.open() if one.origin == origin), None)
+        if broker is None or opened is None or gap is None:
+            self.say("nothing is missing")
+            return
+        self.world.loop.spawn(broker, self._accept(opened, gap), "accept a gap")
+
+    async def _accept(self, topic: Topic, gap: Gap) -> None:
+        try:
+            await topic.gaps.accept(gap.origin, gap.upto, "somebody", forced=False)
+        except (TopicError, NotFound) as error:
+            self.say(f"refused: {type(error).__name__}")
+
+    def expect_gaps(self, region: str, topic: str) -> None:
+        broker = self._broker(region)
+        opened = None if broker is None else broker.topic(topic)
+        if opened is None:
+            return
+        for gap in opened.gaps.open():
+            after, upto = (self.world.shown(Origin(gap.origin, *place)) for place in (gap.after, gap.upto))
+            state = "being asked about" if not gap.is_judged else f"{' '.join(gap.away) or 'nobody'} may have it"
+            self.say(f"missing after {after} up to {upto}, {state}")
+        for one in opened.gaps.accepted:
+            after, upto = (self.world.shown(Origin(one.origin, *place)) for place in (one.after, one.upto))
+            self.say(f"accepted by {one.by}: after {after} up to {upto}")
 
     def expect_regions(self, region: str, topic: str) -> None:
         broker = self._broker(region)
