@@ -279,10 +279,7 @@ class Progress:
         return sum(one.count_detail() for acks in self._all_acks() for one in acks.values())
 
     def cool(self, like: Progress | None = None) -> None:
-        """Called once in a while: take little memory for what does not change, see ``Claims``.
-
-        :param like: another progress that often says the same: what is equal is kept once for both.
-        """
+        """Called once in a while: what does not change takes little memory, and what ``like`` says too is kept once."""
         for epoch, acks in self._by_epoch():
             for region, one in acks.items():
                 one.cool(None if like is None else like.acks(epoch, region))
@@ -303,8 +300,7 @@ class Progress:
         told = other.reports and reports.joined(self.reports, other.reports)
         if told and told is not self.reports:
             rest = Progress()
-            rest.beginning, rest._base, rest._layers = other.beginning, other._base, other._layers
-            self.reports = told
+            rest.beginning, rest._base, rest._layers, self.reports = other.beginning, other._base, other._layers, told
             self.join(rest)
             return True
         if self._layers is None and other._layers is None:
