@@ -30,6 +30,7 @@ from meridian_broker.positions.progress import Progress
 from meridian_broker.positions.reports import Report
 from meridian_broker.replication import exchange_codec
 from meridian_broker.replication import exchange_messages as peer
+from meridian_broker.replication import lease_messages as lease
 from meridian_broker.topics import progress_log, sequences
 from meridian_broker.topics.gaps import Accepted
 from meridian_broker.topics.progress_log import Kind, Whole
@@ -148,6 +149,7 @@ def progress_records() -> dict[Kind, bytes]:
         Kind.WHOLE: Whole(RECORD, whole, whole).encode(),
         Kind.GAP: Accepted("us-west", Position(3, 41), Position(5, 7), TIME_MS, "an operator").encode(),
         Kind.FLOORS: whole,
+        Kind.VOTES: b'{"eu-central":["eu-central#7",3,6000],"us-east":["us-west#12",9,0]}',
     }
 
 
@@ -190,6 +192,15 @@ def peer_messages() -> list[peer.PeerMessage]:
         peer.State((peer.StateItem(TOPIC, "billing", incarnation, record, bytes_of_progress),)),
         peer.Barrier(5, TOPIC, "billing", incarnation, keys, wants_record=True),
         peer.BarrierDone(5, bytes_of_progress, record, "the topic is being closed"),
+        lease.LeaseAsk(8, "us-east#12", 6000, (lease.AskItem((TOPIC, "billing", "us-west"), 3, REGIONS),)),
+        lease.LeaseAnswer(
+            8,
+            (
+                lease.AnswerItem((TOPIC, "billing", "us-west"), 3, True),
+                lease.AnswerItem((TOPIC, "audit", "us-west"), 2, False, 5, 4711, "us-west#7", lease.HELD),
+            ),
+        ),
+        lease.LeaseRelease("us-east#12", (((TOPIC, "billing", "us-west"), 3),)),
     ]
 
 

@@ -151,6 +151,7 @@ class LeaseNode:
                 self.leases.others_asked(region, message)
             case LeaseRelease():
                 self.voter.released(message)
+                self.leases.freed(message, self.now_ms())
             case LeaseAnswer():
                 self.leases.answered(region, message, self.now_ms())
                 for item in message.items:  # nothing else makes a lease longer

@@ -103,6 +103,21 @@ async def test_a_subscription_appears_in_both_regions(clients: dict[str, RegionC
     assert all(one.subscription is not None and one.subscription.replicated for one in seen)
 
 
+async def test_a_dispatch_scope_is_set_in_both_regions(clients: dict[str, RegionClient]) -> None:
+    await carry_out(clients, geo("scoped"), "scoped", [])
+    name = {"topic": "persistent://public/default/scoped", "subscription": "billing"}
+    for wanted in ("Origin", "Local"):
+        spec = ReplicatedSubscriptionSpec.model_validate(name | {"dispatchScope": wanted})
+        planned, until = None, time.monotonic() + 20
+        while planned is None or not planned.settled:
+            seen = await see(clients, "scoped", "billing")
+            planned = replicated_subscription.plan(spec, seen)
+            assert not planned.problems and time.monotonic() < until, planned
+            for change in planned.changes:
+                await clients[change.region].apply(change)
+        assert {one.subscription and one.subscription.scopes for one in seen} == {frozenset({wanted.lower()})}
+
+
 async def test_what_cannot_be_asked_is_an_observation(clients: dict[str, RegionClient]) -> None:
     name = TopicName.parse("persistent://nobody/nowhere/nothing")
     assert not (await clients["east"].see(name)).namespace_exists

@@ -21,9 +21,11 @@ from meridian_broker.metadata.rules import Rules
 from meridian_broker.metadata.store import MetadataError
 from meridian_broker.positions import HybridClock, Position, Stamp
 from meridian_broker.replication.exchange import ProgressExchange
+from meridian_broker.replication.lease_desk import LeaseDesk
 from meridian_broker.topics.errors import TopicError
 from meridian_broker.topics.limits import TopicLimits
 from meridian_broker.topics.service import TopicService
+from meridian_broker.topics.sharing import SharedStreams
 from meridian_broker.topics.subscription import Subscription
 from meridian_broker.topics.topic import Topic
 from meridian_broker.wire.pulsar import topic_name
@@ -112,10 +114,12 @@ class SimBroker:
             cache=CacheBudget(1 << 20),
             new_lock=Lock,
         )
-        core = ProgressExchange(self.service)
+        leases = LeaseDesk(SharedStreams(self.service), f"{home.name}#{fence}", self.mono_ms)
+        core = ProgressExchange(self.service, leases=leases)
         self.exchange = ExchangeLinks(self, core)
         self.replication = ReplicationLinks(self)
         self.service.exchange = self.exchange
+        self.service.leasing = leases
         self.service.replication = self.replication
         while True:
             try:

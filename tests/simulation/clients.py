@@ -27,6 +27,7 @@ from meridian_broker.wire.pulsar.frames import Send
 from simulation.broker import REFUSALS, SimBroker
 from simulation.model import rewinds_of, subscription_of
 from simulation.network import Connection
+from simulation.sharing import delivering
 
 if TYPE_CHECKING:
     from simulation.world import World
@@ -420,6 +421,8 @@ class ConsumerServer:
         self.connection = connection
         self._consumer: Consumer | None = None
         self._is_gone = False
+        self._order: dict[Position, int] = {}
+        """When each entry was sent first, in this connection's count."""
 
     async def open(self) -> None:
         """SUBSCRIBE."""
@@ -469,7 +472,11 @@ class ConsumerServer:
             consumer = self._consumer
             if consumer is not None:
                 model, home, topic = self._model, self._broker.home, self._client.topic
-                told = model.acking_up_to(home, topic, consumer, position, lambda p: self._was_sent(consumer, p))
+                told = model.acking_up_to(
+                    *(home, topic, consumer, position),
+                    lambda p: self._was_sent(consumer, p),
+                    lambda p: self._order.get(p, 0) > self._order.get(position, 0) > 0,
+                )
                 consumer.subscription.acknowledge_cumulative(consumer, position, None, _all(told))
 
         self.connection.send(0, arrive)
@@ -528,11 +535,13 @@ class ConsumerServer:
         model = self._model
         if entry[1] & MARKER:
             model.violate("a client saw a marker", f"{self._broker.region} sent {position}")
+        delivering(self._broker, self._client.topic, consumer, position)
         if self._broker.is_owner:  # nothing but a lease of its own keeps an earlier owner from what it has in memory
             home, topic = self._broker.home, self._client.topic
             model.delivering(home, topic, subscription_of(consumer), position, entry, missing)
         subscription = subscription_of(consumer)
         self._broker.sent[subscription, position] = rewinds_of(subscription.progress)
+        self._order.setdefault(position, len(self._order) + 1)
         held = Held(position, messages, missing, consumer.epoch)
         self.connection.send(1, lambda: self._client.receive(self, held))
 

@@ -32,6 +32,8 @@ class ExchangeLinks:
         self._dialling: set[str] = set()
         for region in self._others():
             core.add_peer(region)
+        if core.leases is not None:
+            core.leases.wake = self._tick_soon
 
     def _others(self) -> list[str]:
         return [name for name in self._world.names if name != self._broker.region]

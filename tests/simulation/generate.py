@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Final
 
+from simulation.scopes import with_scopes
+
 NAMES: Final = ("us", "eu", "ap", "sa", "af")
 
 
@@ -381,4 +383,4 @@ class Generator:
 
 def story_of(seed: int) -> list[str]:
     """The lines of a seed."""
-    return Generator(seed).story()
+    return with_scopes(seed, Generator(seed).story())

@@ -160,6 +160,15 @@ def subscription_of(consumer: Consumer) -> Subscription:
     return consumer.subscription
 
 
+def _covered(subscription: Subscription, upto: Position) -> frozenset[str] | None:
+    """With dispatch scope origin a cumulative ack is about some origins only."""
+    index = subscription.topic.log.index(upto.ledger)
+    origin = None if index is None else index.origin(upto.entry)
+    if subscription.share is None or origin is None:
+        return None
+    return subscription.share.covered_by(origin[0], upto)
+
+
 def life_of(name: str, progress: Progress) -> str:
     """How the model calls one life of a subscription: one made after a deletion is another (R16)."""
     life = progress.beginning.life
@@ -231,6 +240,8 @@ class Model:
         """Entries their own region lost in a restore: a rewind rules them also where they are not back yet."""
         self.delivered = 0
         self.confirmed = 0
+        self.commands_us: dict[tuple[str, str], int] = {}
+        """Topic, subscription -> when somebody last said which region dispatches what (R26)."""
 
     def violate(self, kind: str, text: str) -> None:
         if not self.violations:
@@ -354,12 +365,27 @@ class Model:
         return self._acked(home, topic, subscription_of(consumer), epoch, found)
 
     def acking_up_to(
-        self, home: SimRegion, topic: str, consumer: Consumer, upto: Position, was_sent: Callable[[Position], bool]
+        self,
+        home: SimRegion,
+        topic: str,
+        consumer: Consumer,
+        upto: Position,
+        was_sent: Callable[[Position], bool],
+        came_later: Callable[[Position], bool],
     ) -> list[Heard]:
-        """A cumulative ack. ``was_sent``: of these it counts in the newest epoch (R13)."""
-        log = self._log_of(home, subscription_of(consumer).topic)
-        found = {origin: (1 << messages) - 1 for place, origin, messages in log if place <= upto}
+        """A cumulative ack.
+
+        :param was_sent: of these it counts in the newest epoch (R13).
+        :param came_later: these the client had not got yet when it got the one it acks: another share, won meanwhile.
+        """
         subscription = subscription_of(consumer)
+        log = self._log_of(home, subscription.topic)
+        only = _covered(subscription, upto)
+        found = {
+            origin: (1 << messages) - 1
+            for place, origin, messages in log
+            if place <= upto and (only is None or (origin.region in only and not came_later(place)))
+        }
         facts = self.facts[topic, life_of(subscription.name, subscription.progress)]
         # What may have been dropped here was perhaps never sent to the consumer, which then says nothing of it.
         dropped = {o: bits for o, bits in found.items() if facts.perhaps_dropped(o, home.name, self.published[o])}
@@ -644,6 +670,11 @@ class Model:
                         "another message under the receipt's id", f"{self._world.shown(origin)} in {home.name}"
                     )
             self.check_replicas(home)
+
+    def is_dropped_somewhere(self, topic: str, subscription: Subscription, origin: Origin) -> bool:
+        """Whether some region may have let it go, perhaps the one that dispatches it (R14)."""
+        facts = self.facts[topic, life_of(subscription.name, subscription.progress)]
+        return any(facts.perhaps_dropped(origin, region, self.published[origin]) for region in self._world.names)
 
     def check_delivered(
         self, home: SimRegion, topic: str, subscription: Subscription, got: dict[Position, int]

@@ -51,7 +51,7 @@ Trouble::
     clock us +5000              the wall clock jumps
     rot us t 3 / mend us        an entry's bytes change by themselves / the operator brings them back
     save us / restore us        keep a copy of volume and metadata / crash and start from it
-                                (more about whole regions: ``region_steps.py``)
+                                (more about whole regions: ``region_steps.py``; about dispatch scope: ``scopes.py``)
     trim us                     give back what nobody needs
     expire us t 500             drop there what was published more than 500 ms ago, of every subscription
     evict us t x3               drop there the three oldest, as a backlog quota does
@@ -94,6 +94,7 @@ from simulation.broker import SimBroker, SimRegion
 from simulation.clients import SHARING, SimConsumer
 from simulation.names import full_name
 from simulation.region_steps import RegionSteps
+from simulation.scopes import ScopeSteps
 from simulation.telling import tell
 from simulation.world import World
 
@@ -109,7 +110,7 @@ class StoryError(Exception):
     """A line that is no command."""
 
 
-class Story(RegionSteps):
+class Story(RegionSteps, ScopeSteps):
     """One story while it is told."""
 
     def __init__(self) -> None:

@@ -25,6 +25,7 @@ from simulation.loop import Loop, Spinning
 from simulation.model import Model
 from simulation.names import full_name
 from simulation.network import Network, Weather
+from simulation.scopes import probe_shares
 
 CALM_US: Final = 20_000_000
 """So long after the last trouble nothing excuses a barrier or a flush that is not complete."""
@@ -327,6 +328,9 @@ class World:
             if consumer.topic == topic and consumer.subscription == name and not consumer.is_closed:
                 consumer.close(lambda: None)
         self.run(1000)
+        probe_shares(self, topic, name)
+        if self.model.violations:
+            return
         for region in self.homes_of(topic):
             probe = SimConsumer(self, f"probe of {name}", region, topic, name, SubscriptionType.EXCLUSIVE)
             probe.probe = {}

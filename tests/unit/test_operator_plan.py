@@ -176,6 +176,37 @@ def test_one_that_exists_is_adopted() -> None:
     assert planned.changes == (changes.ReplicateSubscription("ap", NAME, "billing"),)
 
 
+def test_one_region_is_told_the_dispatch_scope() -> None:
+    local, origin = subscribed(), replace(subscribed(), scopes=frozenset({"origin"}))
+    seen = [replace(region(name, TopicSeen(0)), subscription=local) for name in REGIONS]
+    spec = rsub(dispatchScope="Origin")
+    planned = replicated_subscription.plan(spec, seen)
+    assert planned.changes == (changes.SetDispatchScope("ap", NAME, "billing", "origin"),)
+    assert "dispatch scope origin" in planned.changes[0].sentence()
+    told = [replace(seen[0], subscription=origin), *seen[1:]]
+    assert replicated_subscription.plan(spec, told).changes == ()
+    assert len(replicated_subscription.plan(spec, told).waiting) == len(REGIONS) - 1
+    all_have = [replace(one, subscription=origin) for one in seen]
+    assert replicated_subscription.plan(spec, all_have).settled
+    back = replicated_subscription.plan(rsub(), all_have)
+    assert back.changes == (changes.SetDispatchScope("ap", NAME, "billing", "local"),)
+
+
+def test_a_dispatch_scope_that_is_not_in_force_is_a_problem() -> None:
+    origin = replace(subscribed(), scopes=frozenset({"origin"}), scope_problem="eu runs a version without leases")
+    seen = [replace(region(name, TopicSeen(0)), subscription=origin) for name in REGIONS]
+    planned = replicated_subscription.plan(rsub(dispatchScope="Origin"), seen)
+    assert planned.changes == ()
+    assert {problem[1] for problem in planned.problems} == {"ScopeNotInForce"}
+    assert "eu runs a version without leases" in planned.problems[0][2]
+
+
+def test_a_scope_waits_for_the_subscription() -> None:
+    seen = [region(name, TopicSeen(0)) for name in REGIONS]
+    planned = replicated_subscription.plan(rsub(dispatchScope="Origin"), seen)
+    assert [type(change) for change in planned.changes] == [changes.CreateSubscription]
+
+
 def test_a_subscription_waits_for_its_topic() -> None:
     planned = replicated_subscription.plan(rsub(), [region(name) for name in REGIONS])
     assert planned.changes == ()

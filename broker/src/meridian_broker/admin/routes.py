@@ -21,6 +21,7 @@ from meridian_broker.admin import (
     policies,
     regions,
     schemas,
+    scoping,
     stats,
     subscriptions,
     syncing,
@@ -179,6 +180,8 @@ ROUTES: Final[tuple[Route, ...]] = (
     Route("POST", f"{_OWN_SUBSCRIPTION}/mode", uniting.mode),
     _get(f"{_OWN_SUBSCRIPTION}/progress", uniting.progress),
     Route("POST", f"{_OWN_SUBSCRIPTION}/preview", uniting.preview),
+    _get(f"{_OWN_SUBSCRIPTION}/scope", scoping.get_scope),
+    _write("POST", f"{_OWN_SUBSCRIPTION}/scope", scoping.set_scope),
     Route("POST", f"{_OWN_SUBSCRIPTION}/damage", syncing.damage),
     _get(f"{_OWN}/openapi.json", openapi),
 )

@@ -15,6 +15,7 @@ from meridian_broker.gateway.pulsar.broker import Broker
 from meridian_broker.gateway.replication import ReplicatorRunner
 from meridian_broker.gateway.tls import ContextSource
 from meridian_broker.metadata.catalog import Catalog
+from meridian_broker.replication.lease_desk import LeaseDesk
 from meridian_broker.topics.service import TopicService
 
 
@@ -25,6 +26,8 @@ class AdminState:
     region: str
     service: TopicService
     catalog: Catalog
+    leases: LeaseDesk
+    """Who dispatches what of subscriptions with dispatch scope origin."""
     exchange: ExchangeShell
     replication: ReplicatorRunner
     ledgers: LocalLedgerStore

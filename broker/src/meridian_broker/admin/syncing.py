@@ -14,6 +14,7 @@ from meridian_broker.admin.backlogs import Standing, standing
 from meridian_broker.admin.everywhere import ask, reason
 from meridian_broker.admin.filling import fill
 from meridian_broker.admin.requests import Refused, answer, body, flag, part, state, topic_of
+from meridian_broker.admin.scoping import shares
 from meridian_broker.admin.state import AdminState
 from meridian_broker.admin.subscriptions import named
 from meridian_broker.metadata.errors import Invalid
@@ -111,6 +112,7 @@ def _status(admin: AdminState, subscription: Subscription, stands: Standing) -> 
         "idle_ms": _idle_ms(subscription),
         "waits_for_barrier": subscription.barrier,
         "fill": fill(topic),
+        **shares(admin, subscription),
         "synced": lagging.is_in_step(peers),
         "peers": [lagging.peer_json(admin, peer) for peer in peers],
     }

@@ -37,6 +37,11 @@ def subscription_path(topic: TopicName, subscription: str) -> str:
     return f"{topic.path}/subscription/{part(subscription)}"
 
 
+def scope_path(topic: TopicName, subscription: str) -> str:
+    """Where the dispatch scope of one subscription is set."""
+    return f"/meridian/v1/subscriptions/{topic.below}/{part(subscription)}/scope"
+
+
 @click.group()
 def subscriptions() -> None:
     """Subscriptions of a topic: who consumes it, and how far they are.
@@ -96,6 +101,33 @@ def subscriptions_status(console: Console, topic: TopicName, subscription: str, 
             click.echo(text)
         click.echo("\n" + ("\n".join(sentences) or "all regions are in step"))
     raise SystemExit(code)
+
+
+@subscriptions.command("set-scope")
+@click.argument("topic", type=topic_name)
+@click.argument("subscription")
+@click.argument("scope", type=click.Choice(["local", "origin"]))
+@with_console
+def subscriptions_set_scope(console: Console, topic: TopicName, subscription: str, scope: str) -> None:
+    """Say which region sends what of SUBSCRIPTION: with origin, a message goes to the consumers of one region only."""
+    console.admin.request("POST", scope_path(topic, subscription), body={"dispatchScope": scope})
+    console.done(f"subscription {subscription} of {topic} has dispatch scope {scope}")
+
+
+@subscriptions.command("take-over")
+@click.argument("topic", type=topic_name)
+@click.argument("subscription")
+@click.option("--origin", required=True, help="The region whose messages are meant.")
+@click.option("--by", "home", required=True, help="The region that is to dispatch them; the origin itself: as before.")
+@with_console
+def subscriptions_take_over(console: Console, topic: TopicName, subscription: str, origin: str, home: str) -> None:
+    """Let another region dispatch what began in one, until told otherwise.
+
+    On a topic of two regions this is how the share of a dead region goes on. Be sure that it is dead: one that lives
+    and is only cut off goes on with its share, and consumers of both regions get the same messages.
+    """
+    console.admin.request("POST", scope_path(topic, subscription), body={"takeOver": {"origin": origin, "by": home}})
+    console.done(f"{home} dispatches what began in {origin} of {subscription} of {topic}")
 
 
 @subscriptions.command("create")

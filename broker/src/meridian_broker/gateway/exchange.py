@@ -49,6 +49,9 @@ class ExchangeShell:
         self._timer: asyncio.TimerHandle | None = None
         self._closed = False
         self.links = PeerLinks(resolve, options, jitter, on_up=self._up, on_down=self._down, on_command=self._came_back)
+        if core.leases is not None:
+            core.leases.wake = self._tick_soon
+            core.leases.is_foreign = self.links.is_foreign
 
     def set_regions(self, regions: Iterable[str]) -> None:
         """Speak with exactly these regions."""

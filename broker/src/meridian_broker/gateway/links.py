@@ -98,6 +98,8 @@ class Link:
         self.connection: PulsarClientConnection | None = None
         """The connection while it is up."""
         self.problem: str | None = None
+        self.is_foreign = False
+        """Whoever answered last at that address is no Meridian broker."""
         self._resolve = resolve
         self._options = options
         self._backoff = Backoff(jitter)
@@ -162,7 +164,8 @@ class Link:
         self._url = place[0]
         connection = await PulsarClientConnection.connect(self._url, self._options, on_command=self._on_command)
         try:
-            if self._options.peer and connection.peer_version == 0:
+            self.is_foreign = connection.peer_version == 0
+            if self._options.peer and self.is_foreign:
                 raise ConnectFailed(f"{self._url} is {connection.server_version}, no Meridian broker")
             self.connection, self.problem = connection, None
             self._connections += 1
@@ -230,6 +233,11 @@ class PeerLinks:
         link = self._links.get(region)
         if link is not None and link.connection is None:
             link.nudge()
+
+    def is_foreign(self, region: str) -> bool:
+        """Is the region no Meridian, as far as is known?"""
+        link = self._links.get(region)
+        return link is not None and link.is_foreign
 
     def status(self) -> dict[str, LinkStatus]:
         return {region: link.status() for region, link in self._links.items()}

@@ -50,6 +50,8 @@ from meridian_broker.replication.exchange_messages import (
 )
 from meridian_broker.replication.exchange_peer import Peer
 from meridian_broker.replication.exchange_waits import BarrierResult, FlushResult, Waits
+from meridian_broker.replication.lease_desk import LeaseDesk
+from meridian_broker.replication.lease_messages import LeaseAnswer, LeaseAsk, LeaseMessage, LeaseRelease
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,8 +95,10 @@ class ProgressExchange:
         digest_interval_ms: int = 5000,
         barrier_ms: int = 250,
         limits: ExchangeLimits | None = None,
+        leases: LeaseDesk | None = None,
     ) -> None:
         """
+        :param leases: who speaks with other regions about leases, over the same links.
         :param coalesce_ms: the longest an ack waits for its neighbours while a DELTA is unconfirmed.
         :param digest_interval_ms: between comparisons; also how long a DELTA may stay unconfirmed before it is given
             up.
@@ -111,6 +115,9 @@ class ProgressExchange:
         self._comparing = Comparing(self._context)
         self._deltas = Deltas(self._context, self._waits, self._comparing)
         self._barriers = Barriers(self._context, self._waits, self._deltas)
+        self.leases = leases
+        if leases is not None:
+            leases.roads = self
 
     @property
     def counters(self) -> ExchangeCounters:
@@ -141,7 +148,7 @@ class ProgressExchange:
         peer.send, peer.incompatible = send, ""
         peer.up_since_ms = now_ms
         peer.next_digest_ms = now_ms + self._digest_interval_ms
-        send(Hello(PROTOCOL_VERSION, self._host.region, peer.next_number))
+        send(Hello(PROTOCOL_VERSION, self._host.region, peer.next_number, leases=self.leases is not None))
         self._comparing.announce(peer, forced=True)
 
     def disconnected(self, region: str, now_ms: int) -> None:
@@ -209,10 +216,12 @@ class ProgressExchange:
                 peer.expire_questions(now_ms - self._digest_interval_ms)
                 self._comparing.announce(peer)
         self._waits.expire(now_ms)
+        if self.leases is not None:  # last, for whoever waited may want some now
+            self.leases.tick()
 
     def next_deadline(self) -> int | None:
         """When ``tick`` has something to do, in ``now_ms``'s clock; None: not before something else happens."""
-        times = [self._waits.next_deadline()]
+        times = [self._waits.next_deadline(), None if self.leases is None else self.leases.next_deadline()]
         for peer in self._peers.values():
             if peer.up:
                 oldest = peer.oldest_flight_ms()
@@ -248,6 +257,9 @@ class ProgressExchange:
                 self._barriers.answer(peer, message, reply)
             case BarrierDone():
                 self._barriers.answered(peer, message)
+            case LeaseAsk() | LeaseAnswer() | LeaseRelease():
+                if self.leases is not None:
+                    self.leases.received(region, message, reply)
 
     def _greeted(self, peer: Peer, hello: Hello, reply: Reply) -> None:
         if hello.version < OLDEST_VERSION:
@@ -262,7 +274,20 @@ class ProgressExchange:
             peer.incompatible = ""
         if not hello.answer:
             peer.incoming.restarted(hello.next_delta)
-            reply(Hello(PROTOCOL_VERSION, self._host.region, peer.next_number, answer=True))
+            leases = self.leases is not None
+            reply(Hello(PROTOCOL_VERSION, self._host.region, peer.next_number, answer=True, leases=leases))
+        if self.leases is not None:
+            self.leases.greeted(peer.region, leases=hello.leases and not peer.incompatible)
+
+    # -- leases' roads
+
+    def send_lease(self, region: str, message: LeaseMessage) -> None:
+        peer = self._peers.get(region)
+        if peer is not None and peer.up and peer.send is not None:
+            peer.send(message)
+
+    def is_up(self, region: str) -> bool:
+        return self._context.is_up(region)
 
     # -- the moment of a switch (R20)
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 from meridian_broker.positions.clock import Stamp
+from meridian_broker.replication import lease_codec
 from meridian_broker.replication.exchange_messages import (
     Barrier,
     BarrierDone,
@@ -29,6 +30,7 @@ from meridian_broker.replication.exchange_messages import (
     SubscriptionDigest,
     TopicDigest,
 )
+from meridian_broker.replication.lease_messages import LeaseAnswer, LeaseAsk, LeaseRelease
 from meridian_broker.wire.proto import peer_pb2 as pb
 from meridian_broker.wire.proto.pulsar_pb2 import BaseCommand
 from meridian_broker.wire.pulsar.encode import simple
@@ -57,7 +59,7 @@ def decode(kind: int, message: Any) -> PeerMessage:
     try:
         read = _READERS[kind]
         return read(message)
-    except (KeyError, AttributeError, TypeError, ValueError) as error:
+    except (LookupError, AttributeError, TypeError, ValueError) as error:
         raise PeerFormatError(
             f"command {kind} from a peer region is no message of the progress exchange: {error!r}"
         ) from error
@@ -97,12 +99,15 @@ def _take_keys(message: pb.ProgressKeys) -> tuple[KeyDigest, ...]:
 
 
 def _hello(message: Hello) -> pb.ProgressHello:
-    return pb.ProgressHello(
+    out = pb.ProgressHello(
         region=message.region,
         protocol_version=message.version,
         next_delta=message.next_delta,
         answer=message.answer,
     )
+    if message.leases:
+        out.leases = True
+    return out
 
 
 def _delta(message: Delta) -> pb.Delta:
@@ -209,6 +214,9 @@ _WRITERS: Final[dict[type, tuple[int, Callable[[Any], Any]]]] = {
     State: (BaseCommand.STATE, _state),
     Barrier: (BaseCommand.BARRIER, _barrier),
     BarrierDone: (BaseCommand.BARRIER_DONE, _barrier_done),
+    LeaseAsk: (BaseCommand.LEASE_ASK, lease_codec.put_ask),
+    LeaseAnswer: (BaseCommand.LEASE_ANSWER, lease_codec.put_answer),
+    LeaseRelease: (BaseCommand.LEASE_RELEASE, lease_codec.put_release),
 }
 
 
@@ -216,7 +224,7 @@ _WRITERS: Final[dict[type, tuple[int, Callable[[Any], Any]]]] = {
 
 
 def _read_hello(message: pb.ProgressHello) -> Hello:
-    return Hello(message.protocol_version, message.region, message.next_delta, message.answer)
+    return Hello(message.protocol_version, message.region, message.next_delta, message.answer, message.leases)
 
 
 def _read_delta(message: pb.Delta) -> Delta:
@@ -327,4 +335,7 @@ _READERS: Final[dict[int, Callable[[Any], PeerMessage]]] = {
     BaseCommand.STATE: _read_state,
     BaseCommand.BARRIER: _read_barrier,
     BaseCommand.BARRIER_DONE: _read_barrier_done,
+    BaseCommand.LEASE_ASK: lease_codec.take_ask,
+    BaseCommand.LEASE_ANSWER: lease_codec.take_answer,
+    BaseCommand.LEASE_RELEASE: lease_codec.take_release,
 }

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 from meridian_broker.positions.progress import DigestKey
+from meridian_broker.replication.lease_messages import LeaseMessage
 
 PROTOCOL_VERSION: Final = 1
 """Version of the peer commands. Versions N and N-1 interwork (DESIGN section 8)."""
@@ -69,6 +70,8 @@ class Hello:
     next_delta: int
     """The number the sender's next DELTA will carry. Numbers only grow while the sender lives."""
     answer: bool = False
+    leases: bool = False
+    """The sender knows of leases: it votes on them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,4 +231,4 @@ class BarrierDone:
     """Not empty: could not be answered, and why."""
 
 
-PeerMessage: TypeAlias = Hello | Delta | DeltaAck | Digest | Fetch | State | Barrier | BarrierDone
+PeerMessage: TypeAlias = Hello | Delta | DeltaAck | Digest | Fetch | State | Barrier | BarrierDone | LeaseMessage

@@ -185,9 +185,11 @@ class Leases:
             claim.next_ms = now_ms + self.times.step + self._patience(claim)
             self._wake(claim.next_ms)
 
-    def forget(self, stream: Stream) -> None:
-        """It is read nowhere here and is not to be; what was promised ends by itself."""
-        self.claims.pop(stream, None)
+    def release_unwanted(self, now_ms: int) -> None:
+        """Give back what nobody wants here, without waiting whether somebody will."""
+        for claim in list(self.claims.values()):
+            if claim.unwanted_ms is not None:
+                self.release(claim.stream, now_ms)
 
     # -- time
 
@@ -312,7 +314,9 @@ class Leases:
             elif vetoed or not self._may_succeed(claim):
                 self._give_up(claim, now_ms)
         elif claim.is_held:
-            if is_ours and until is not None:
+            if now_ms >= claim.until_ms:  # whoever looked since then was told so: it has to be won anew
+                self._lose(claim, now_ms)
+            elif is_ours and until is not None:
                 claim.until_ms = until + self.times.usable
                 self._wake(claim.until_ms)
             else:
@@ -330,6 +334,14 @@ class Leases:
         possible = dict.fromkeys((voter for voter in claim.voters if voter not in claim.refusals), 1)
         return self._until(claim, possible) is not None
 
+    def freed(self, release: LeaseRelease, now_ms: int) -> None:
+        """Somebody gave streams back: there is no longer a reason to wait for the end of its lease."""
+        for stream, _ in release.items:
+            claim = self.claims.get(stream)
+            if claim is not None and claim.state == State.IDLE and release.holder != self.holder:
+                claim.next_ms = min(claim.next_ms, now_ms + self._patience(claim))
+                self._wake(claim.next_ms)
+
     # -- ends
 
     def _give_up(self, claim: Claim, now_ms: int) -> None:
@@ -338,8 +350,8 @@ class Leases:
         is_late = bool(claim.refusals) and all(item.reason == PAST for item in claim.refusals.values())
         self._let_go(claim)
         if is_late:  # only the term was too low
-            claim.next_ms = now_ms
-            self._wake(now_ms)
+            claim.next_ms = now_ms + 1
+            self._wake(claim.next_ms)
             return
         claim.tries = min(claim.tries + 1, 8)
         patience = self._patience(claim)

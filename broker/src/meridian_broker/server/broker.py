@@ -53,6 +53,8 @@ from meridian_broker.metadata.rules import Rules
 from meridian_broker.metadata.store import MetadataError, MetadataStore, MetadataUnavailable
 from meridian_broker.positions import HybridClock
 from meridian_broker.replication.exchange import ProgressExchange
+from meridian_broker.replication.lease_desk import LeaseDesk
+from meridian_broker.replication.leases import LeaseTimes
 from meridian_broker.server.doors import Doors, client_tls
 from meridian_broker.server.loop import LoopScheduler
 from meridian_broker.server.settings import Settings
@@ -63,6 +65,7 @@ from meridian_broker.topics.compactor import CompactionLimits
 from meridian_broker.topics.limits import TopicLimits
 from meridian_broker.topics.ruling import UNLIMITED
 from meridian_broker.topics.service import TopicService
+from meridian_broker.topics.sharing import SharedStreams
 from meridian_broker.topics.throttling import Rate, Throttle
 
 log = logging.getLogger(__name__)
@@ -79,6 +82,7 @@ GC_THRESHOLD: Final = (50_000, 20, 50)
 """Entries, receipts and acknowledgements make no cycles: looking for some less often costs a little memory."""
 MMAP_THRESHOLD: Final = 64 << 20
 M_MMAP_THRESHOLD: Final = -3
+_CLOCK: Final = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 M_TRIM_THRESHOLD: Final = -1
 """glibc maps and unmaps every block over 128 KiB; entries of that size would cost three times as much."""
 
@@ -150,6 +154,7 @@ class BrokerProcess:
         self.scheduler = LoopScheduler()
         self.service: TopicService
         self.exchange: ExchangeShell
+        self.leases: LeaseDesk
         self.runner: ReplicatorRunner
         self.catalog: Catalog
         self.clock: HybridClock
@@ -257,14 +262,22 @@ class BrokerProcess:
             queue_size=replication.replication_producer_queue_size,
             admin_token=self._peer_token,
         )
+        shares = LeaseDesk(
+            SharedStreams(self.service),
+            f"{self.region}#{fence}",
+            _monotonic_ms,
+            LeaseTimes(duration=replication.dispatch_lease_seconds * 1000),
+        )
         core = ProgressExchange(
             self.service,
+            leases=shares,
             coalesce_ms=replication.progress_coalesce_millis,
             digest_interval_ms=replication.digest_interval_seconds * 1000,
             barrier_ms=replication.barrier_timeout_millis,
         )
         self.exchange = ExchangeShell(core, self._resolve, options, jitter, _monotonic_ms, self.runner.nudge)
         self.service.exchange = self.exchange
+        self.service.leasing = self.leases = shares
         self.service.replication = self.runner
         self.gateway = Broker(
             region=self.region,
@@ -292,6 +305,7 @@ class BrokerProcess:
             service=self.service,
             catalog=self.catalog,
             exchange=self.exchange,
+            leases=self.leases,
             replication=self.runner,
             ledgers=self.ledgers,
             held=self.held,
@@ -396,6 +410,7 @@ class BrokerProcess:
             async with asyncio.timeout(limit):
                 self.service.send_consumers_away()
                 await self._confirmed()
+                self.leases.release_unwanted()  # others go on at once with what was dispatched here (R26)
                 await self.service.close()
         except TimeoutError:
             log.warning("draining took longer than %.0f s; what is durable is safe, the rest is sent again", limit)
@@ -479,4 +494,5 @@ def _authentication(settings: Settings, peer_token: bytes | None) -> Authenticat
 
 
 def _monotonic_ms() -> int:
-    return time.monotonic_ns() // 1_000_000
+    """It goes on while the machine sleeps, so that a lease does not last longer here than elsewhere (R26)."""
+    return time.clock_gettime_ns(_CLOCK) // 1_000_000

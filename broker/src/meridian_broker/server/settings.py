@@ -281,6 +281,11 @@ class ReplicationSettings:
     """Longest wait, in milliseconds, for the newest progress of the other regions before the first message goes to a
     subscription that had no consumers here, and for their confirmation before a consumer's close is answered."""
 
+    dispatch_lease_seconds: int = _int(6, 2, 600)
+    """Of subscriptions with dispatch scope ``origin``: so long after a region fails another takes its share over, and
+    so long after a crash a region waits for its own. A third of it passes between renewals, one message to each
+    region."""
+
     progress_coalesce_millis: int = _int(2, 0, 1000)
     """Longest time, in milliseconds, for which acknowledgements wait to travel together while others are under way to
     the same region."""

@@ -82,7 +82,8 @@ def up_to(
         subscription.topic.scheduler.spawn(work, "load an index for an acknowledgement")
         return
     delta = subscription.claims.open()
-    claimed = cursor.claim_between(log, delta, consumer.epoch, after, upto, subscription.dropped, resent)
+    only = _covered(subscription, position)
+    claimed = cursor.claim_between(log, delta, consumer.epoch, after, upto, subscription.dropped, resent, only)
     if part is not None and position > after and log.holds(position):
         place = log.place(position)
         if place is not None:
@@ -90,6 +91,15 @@ def up_to(
             cursor.claim_part(log, delta, epoch, position, place, part)
             claimed += 1
     subscription.claims.changed(confirmed, claimed)
+
+
+def _covered(subscription: Subscription, position: Position) -> frozenset[str] | None:
+    """Origins that a cumulative acknowledgement of this entry is about; None: all of them."""
+    share, log = subscription.share, subscription.topic.log
+    if share is None:
+        return None
+    place = log.place(position) if log.holds(position) else None
+    return frozenset() if place is None else share.covered_by(place.region, position)
 
 
 async def _load_then_up_to(

@@ -7,7 +7,7 @@ entry by entry in short commands, so that a long backlog does not hold up the lo
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Final
 
 from meridian_broker.ledgers.store import LedgerError
@@ -179,6 +179,12 @@ async def replicate_subscription(subscription: Subscription, replicated: bool) -
     if subscription.replicated != replicated:
         topic = subscription.topic
         await confirmed(topic, lambda done: topic.lives.set_replicated(subscription, replicated, done))
+
+
+async def scope_subscription(subscription: Subscription, scope: str, homes: Mapping[str, str]) -> None:
+    """Say which region dispatches which of its messages, in all regions (R25, R26)."""
+    topic = subscription.topic
+    await confirmed(topic, lambda done: topic.lives.set_scope(subscription, scope, homes, done))
 
 
 async def confirmed(topic: Topic, change: Callable[[Confirmed], None]) -> None:

@@ -73,6 +73,18 @@ class DelayedEntries:
         self._count -= len(due)
         return due
 
+    def keep(self, wanted: Callable[[Position], bool]) -> None:
+        """Let go of the others."""
+        kept = 0
+        for bucket in self._buckets.values():
+            left = array("q")
+            for i in range(0, len(bucket), 3):
+                if wanted(Position(bucket[i], bucket[i + 1])):
+                    left.extend(bucket[i : i + 3])
+            bucket[:] = left
+            kept += len(left) // 3
+        self._count = kept
+
     def clear(self) -> None:
         self._ticks.clear()
         self._buckets.clear()

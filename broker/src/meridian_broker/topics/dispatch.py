@@ -12,12 +12,13 @@ turns, so one subscription never starves the loop, and it reads the store only w
 
 from __future__ import annotations
 
-from heapq import heappop, heappush
+from collections.abc import Callable
+from heapq import heapify, heappop, heappush
 from typing import TYPE_CHECKING, Final
 
 from meridian_broker.ledgers.entry import CHUNK, HEADER, deliver_at_ms
 from meridian_broker.ledgers.store import LedgerError
-from meridian_broker.positions.position import Position
+from meridian_broker.positions.position import EARLIEST, Position
 from meridian_broker.topics.chunks import ChunkKeepers
 from meridian_broker.topics.consumer import Consumer
 from meridian_broker.topics.delayed import Delays
@@ -39,13 +40,17 @@ _BARE: Final = HEADER.size
 """Low byte of the body's offset in an entry without optional fields, as nearly all are: not a delayed one."""
 
 
+_ALL: Final = ""
+"""No region's name."""
+
+
 class Dispatcher:
     """What both kinds share: the read position and the way to the log.
 
     There is one per subscription with consumers, mostly idle: what only some need is made when it is needed.
     """
 
-    __slots__ = ("_generation", "_reading", "consumers", "read", "subscription")
+    __slots__ = ("_covered", "_generation", "_reading", "consumers", "read", "subscription")
 
     def __init__(self, subscription: Subscription) -> None:
         self.subscription = subscription
@@ -54,6 +59,8 @@ class Dispatcher:
         self._reading = False
         self._generation = 0
         """Counts rewinds, so that a read begun before one is not dispatched after it."""
+        self._covered: dict[str, Position] | None = None
+        """Dispatch scope ``origin``, while a share that was won is read from the start: how far others were read."""
 
     def add(self, consumer: Consumer) -> None:
         self.consumers.append(consumer)
@@ -64,7 +71,42 @@ class Dispatcher:
     def rewind(self) -> None:
         """Read again from the first entry not acked."""
         self._generation += 1
+        self._covered = None
         self.read = self.subscription.start()
+
+    def read_back(self, origin: str, others: list[str]) -> None:
+        """Read what was passed over of an origin until now; what was read of the others is not read again (R26)."""
+        covered = self._covered or {}
+        for other in (_ALL, *others):
+            covered[other] = max(covered.get(other, EARLIEST), self.read)
+        covered.pop(origin, None)
+        self._forget(origin)
+        self._covered = covered
+        self._generation += 1
+        self.read = self.subscription.start()
+
+    def _forget(self, origin: str) -> None:
+        """Let go of what waits of an origin: it is read again."""
+
+    def _sift(self, found: list[Stored]) -> list[Stored]:
+        """Of entries that were read, those that no consumer here was sent already."""
+        covered, log, kept = self._covered or {}, self.subscription.topic.log, []
+        if self.read >= covered.get(_ALL, EARLIEST):
+            self._covered = None
+            return found
+        for stored in found:
+            position = stored[0]
+            index = log.index(position.ledger)
+            origin = None if index is None else index.origin(position.entry)
+            if origin is not None and position <= covered.get(origin[0], EARLIEST):
+                continue
+            if any(consumer.unacked is not None and position in consumer.unacked for consumer in self.consumers):
+                continue
+            kept.append(stored)
+        if found and not kept:
+            self.read = found[-1][0]
+            self.subscription.dispatch_soon()
+        return kept
 
     def is_active(self, consumer: Consumer) -> bool:
         """Does this consumer get messages?"""
@@ -91,6 +133,8 @@ class Dispatcher:
             self._reading = True
             work = self._fetch(self.read, limit, self._generation)
             self.subscription.topic.scheduler.spawn(work, "read entries for a subscription")
+        elif self._covered is not None:
+            return self._sift(found)
         return found
 
     async def _fetch(self, after: Position, limit: int, generation: int) -> None:
@@ -105,7 +149,7 @@ class Dispatcher:
         finally:
             self._reading = False
         if generation == self._generation and entries:
-            self._take(entries)
+            self._take(entries if self._covered is None else self._sift(entries))
         self.subscription.dispatch_soon()
 
     def _take(self, entries: list[Stored]) -> None:
@@ -268,6 +312,24 @@ class SharedDispatcher(Dispatcher):
         for position in unacked or ():
             self._again(position)
         self.subscription.dispatch_soon()
+
+    def _forget(self, origin: str) -> None:
+        kept = self._of_others(origin)
+        self._replay = [position for position in self._replay if kept(position)]
+        heapify(self._replay)
+        self._replayed = set(self._replay)
+        if self._delays is not None:
+            self._delays.keep(kept)
+
+    def _of_others(self, origin: str) -> Callable[[Position], bool]:
+        log = self.subscription.topic.log
+
+        def kept(position: Position) -> bool:
+            index = log.index(position.ledger) if log.holds(position) else None
+            began = None if index is None else index.origin(position.entry)
+            return began is not None and began[0] != origin
+
+        return kept
 
     def send_again(self, consumer: Consumer, positions: list[Position] | None) -> None:
         """Give entries back (negative acknowledgement, ack timeout): all of the consumer's, or those named."""

@@ -13,7 +13,7 @@ Entries of other slots flow. When a subscription allows delivery out of order, n
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from heapq import heapify, heappop, heappush
 from typing import Generic
 
@@ -175,6 +175,17 @@ class Lanes(Generic[C]):
             if lane.in_flight and lane.last_sent <= mark_delete:
                 lane.holder = None
             if not lane.waiting and not lane.in_flight:
+                del self._lanes[slot]
+        self._sort_anew()
+
+    def keep(self, wanted: Callable[[Position], bool]) -> None:
+        """Of what waits, only this goes on waiting; the rest is read again."""
+        for slot, lane in list(self._lanes.items()):
+            kept = [position for position in lane.waiting if wanted(position)]
+            self.waiting -= len(lane.waiting) - len(kept)
+            heapify(kept)
+            lane.waiting = kept
+            if not kept and not lane.in_flight:
                 del self._lanes[slot]
         self._sort_anew()
 

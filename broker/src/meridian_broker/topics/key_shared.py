@@ -76,6 +76,10 @@ class KeySharedDispatcher(SharedDispatcher):
         self._slots.clear()
         self._lanes.clear()
 
+    def _forget(self, origin: str) -> None:
+        super()._forget(origin)
+        self._lanes.keep(self._of_others(origin))
+
     # -- what happens to entries in flight -----------------------------------------------------------------------
 
     def settled(self, position: Position) -> None:

@@ -21,6 +21,7 @@ from meridian_broker.topics import rewinding
 from meridian_broker.topics.claims import Confirmed
 from meridian_broker.topics.errors import NotAllowed, SubscriptionNotFound
 from meridian_broker.topics.progress_log import Kind, Whole
+from meridian_broker.topics.scope import follow as follow_scope
 from meridian_broker.topics.subscription import Subscription
 from meridian_broker.topics.subscription_record import SubscriptionRecord, decode_record, encode_record, join_records
 
@@ -128,6 +129,17 @@ class Lives:
         if replicated and subscription.first_hand is None:
             subscription.first_hand = subscription.progress.copy()
         self.write(subscription, done)
+        follow_scope(subscription)
+
+    def set_scope(
+        self, subscription: Subscription, scope: str, homes: Mapping[str, str], done: Confirmed | None = None
+    ) -> None:
+        """Say which region dispatches what; the later stamp wins everywhere (R25, R26)."""
+        record = subscription.record
+        stamp = self._topic.clock.next(max(record.scope_stamp, record.created))
+        subscription.record = replace(record, scope=scope, homes=dict(sorted(homes.items())), scope_stamp=stamp)
+        self.write(subscription, done)
+        follow_scope(subscription)
 
     def delete(self, name: str, done: Confirmed | None = None, *, forced: bool = False) -> None:
         """Delete it, in all regions when they share it. Its consumers are sent away.
@@ -219,6 +231,7 @@ class Lives:
             subscription = topic.subscriptions[name] = Subscription(topic, joined, _nothing(joined))
             subscription.start_cursor()
             topic.progress_log.append(Kind.SUBSCRIPTION, name, encode_record(joined))
+            follow_scope(subscription)
             return
         turned_on = joined.replicated and not subscription.replicated
         subscription.record = joined
@@ -227,6 +240,7 @@ class Lives:
             self.write(subscription)
         else:
             topic.progress_log.append(Kind.SUBSCRIPTION, name, encode_record(joined))
+        follow_scope(subscription)
 
     def _leave_alone(self, told: SubscriptionRecord) -> None:
         """Other regions deleted a subscription of the name of one that was always this region's own."""

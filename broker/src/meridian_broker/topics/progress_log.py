@@ -53,6 +53,8 @@ class Kind(IntEnum):
     """Entries of an origin (its name stands in the subscription's place) that somebody gave up (``gaps.py``)."""
     FLOORS = 11
     """Floors that all regions reported (R11): progress, and nobody's acknowledgements."""
+    VOTES = 16
+    """To whom this region has promised shares of a subscription, and for how long (``sharing.py``)."""
 
 
 _KINDS: Final = frozenset(Kind)

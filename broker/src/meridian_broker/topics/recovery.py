@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from meridian_broker.positions import ZERO, Dropped, Progress
-from meridian_broker.topics import drops, floors, rewinding
+from meridian_broker.topics import drops, floors, rewinding, sharing
 from meridian_broker.topics.lives import whole
 from meridian_broker.topics.progress_log import Change, Kind, Whole
 from meridian_broker.topics.subscription_record import decode_record, encode_record
@@ -27,6 +27,9 @@ def recover(topic: Topic, changes: list[Change]) -> None:
             continue
         if kind == Kind.GAP:
             topic.gaps.recall(name, payload)
+            continue
+        if kind == Kind.VOTES:
+            sharing.recall(topic, name, payload)
             continue
         subscription = topic.subscriptions.get(name)
         if kind == Kind.SUBSCRIPTION:
@@ -79,4 +82,5 @@ def snapshot(topic: Topic) -> list[tuple[Kind, str, bytes]]:
                 records.append((Kind.DROPPED, name, subscription.dropped.encode()))
     records.extend(topic.gaps.snapshot())
     records.extend((Kind.SUBSCRIPTION, one.name, encode_record(one)) for one in topic.lives.snapshot())
+    records.extend(sharing.snapshot(topic))
     return records

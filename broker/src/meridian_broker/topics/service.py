@@ -24,7 +24,7 @@ from meridian_broker.metadata.rules import Rules
 from meridian_broker.metadata.store import MetadataError
 from meridian_broker.positions import HybridClock, Progress
 from meridian_broker.positions.position import EARLIEST, LATEST, Position
-from meridian_broker.topics import growth, incarnations, placing, recovery, removal, ruling, upkeep
+from meridian_broker.topics import growth, incarnations, placing, recovery, removal, ruling, sharing, upkeep
 from meridian_broker.topics.compaction import Workshop
 from meridian_broker.topics.compactor import CompactionLimits
 from meridian_broker.topics.errors import (
@@ -44,6 +44,7 @@ from meridian_broker.topics.progress_log import ProgressLog
 from meridian_broker.topics.recall import Recall, find
 from meridian_broker.topics.recalled import NOTHING_TO_SEND, Feed, Found, Peers, Want
 from meridian_broker.topics.schemas import SchemaBook
+from meridian_broker.topics.scope import Leasing
 from meridian_broker.topics.subscription import Subscription
 from meridian_broker.topics.termination import ended
 from meridian_broker.topics.throttling import Throttle
@@ -95,6 +96,7 @@ class TopicService:
     backlog_quotas: bool = True
     """They are enforced."""
     exchange: Exchange | None = None
+    leasing: Leasing | None = None
     replication: GeoReplication | None = None
     used_elsewhere: Callable[[str, str, int], Awaitable[str | None]] = _cannot_say
     """Why a subscription of a topic may have been used in another region within so many milliseconds; None: it was not
@@ -210,6 +212,7 @@ class TopicService:
         topic.on_fenced = self._fenced
         self.topics[str(name)] = topic
         self._unopened.discard(str(name))
+        sharing.opened(self, topic)
         self._follow(topic)
         if topic.recall is not None and (record.joining or not topic.recall.is_settled):
             topic.recall.start()
@@ -511,6 +514,7 @@ class TopicService:
                 self.replication.stop(topic.name, remote)
         before = topic.rules.message_ttl_seconds
         ruling.follow(topic, self.rules(topic_name.parse(topic.name)))
+        sharing.follow(topic)
         if topic.rules.message_ttl_seconds != before:
             self.scheduler.spawn(upkeep.expire(topic), "expire old messages")
 

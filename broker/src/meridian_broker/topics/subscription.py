@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from meridian_broker.ledgers.log import TopicLog
     from meridian_broker.ledgers.times import PublishTimes
     from meridian_broker.topics.compaction import Compaction
+    from meridian_broker.topics.scope import Shares
     from meridian_broker.topics.topic import Exchange, Topic
 
 _MESSAGES: Final = struct.Struct(">I")
@@ -77,6 +78,7 @@ class Subscription:
         "progress",
         "record",
         "resent",
+        "share",
         "times",
         "topic",
         "type",
@@ -94,6 +96,8 @@ class Subscription:
         """There while a seek by time is part of its progress (R12)."""
         self.first_hand: Progress | None = None
         """What this region's own clients acked: evidence for the verifier (R60)."""
+        self.share: Shares | None = None
+        """There while dispatch scope ``origin`` is in force (R26)."""
         self.dropped: Dropped | None = None
         """What is not owed here any more although nobody acked it (R14)."""
         self.entries_dropped = 0
@@ -173,6 +177,8 @@ class Subscription:
                 self.last_left_ms = self.topic.scheduler.now_ms()
                 self.dispatcher = None
                 self.barrier = False
+                if self.share is not None:
+                    self.share.refresh()
 
     def disconnect_consumers(self) -> None:
         """Send every consumer away to subscribe again (seek, remote rewind, unload)."""
@@ -196,6 +202,8 @@ class Subscription:
         self.barrier = False
         if self.dispatcher is not None:
             self.dispatcher.rewind()
+        if self.share is not None:
+            self.share.refresh()
         self.dispatch_soon()
 
     # -- the compacted view --------------------------------------------------------------------------------------
@@ -231,7 +239,8 @@ class Subscription:
         self._pumping = False
         if self.dispatcher is not None and not self.barrier and self.topic.failure is None:
             self.claims.flush_pending()
-            self.dispatcher.pump()
+            if self.share is None or self.share.held:
+                self.dispatcher.pump()
             if self.topic.terminated is not None:
                 termination.tell_consumers(self)
             if self._passed_over:
@@ -258,7 +267,7 @@ class Subscription:
         if acked or (self.dropped is not None and self.dropped.contains(*origin)):
             self._passed_over = True
             return True
-        return False
+        return self.share is not None and not self.share.holds(origin[0])
 
     def is_settled(self, region: str, origin: Position, position: Position | None = None) -> bool:
         """Is nothing owed of an entry any more: acked in whatever region, or dropped in this one (R14)?

@@ -4,9 +4,15 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
+from typing import Final
 
 from meridian_broker.positions import ZERO, Stamp
+
+LOCAL: Final = "local"
+"""Each region dispatches whatever is not acknowledged anywhere (R25)."""
+ORIGIN: Final = "origin"
+"""Each region dispatches what began there, or what it took over; a message goes to one region at a time (R26)."""
 
 
 @dataclass(slots=True)
@@ -24,6 +30,12 @@ class SubscriptionRecord:
     """Stamp of the deletion before: its life. ``ZERO``: it was never deleted."""
     forced: bool = False
     """The deletion was forced."""
+    scope: str = LOCAL
+    """Which messages a region dispatches (R25, R26)."""
+    homes: dict[str, str] = field(default_factory=dict)
+    """Origin region -> which region dispatches its messages by command; for others it is the origin itself."""
+    scope_stamp: Stamp = ZERO
+    """When and where scope and homes were set; later wins. ``ZERO``: nobody ever did."""
 
     @property
     def is_shared(self) -> bool:
@@ -43,14 +55,23 @@ def join_records(one: SubscriptionRecord, other: SubscriptionRecord) -> Subscrip
         return other if one.is_gone else one
     created = other if one.created.beats(other.created) else one
     flag = other if other.flag_stamp.beats(one.flag_stamp) else one
-    return SubscriptionRecord(
-        one.name, flag.replicated, flag.flag_stamp, created.created, created.properties, created.deleted, created.forced
+    scope = other if other.scope_stamp.beats(one.scope_stamp) else one
+    return replace(
+        created,
+        replicated=flag.replicated,
+        flag_stamp=flag.flag_stamp,
+        scope=scope.scope,
+        homes=scope.homes,
+        scope_stamp=scope.scope_stamp,
     )
 
 
 def encode_record(record: SubscriptionRecord) -> bytes:
-    """What was never deleted is written as versions wrote it that knew of no tombstones."""
+    """What was never deleted is written as versions wrote it that knew of no tombstones; so are scopes never set."""
     fields = asdict(record)
+    fields["homes"] = dict(sorted(record.homes.items()))
+    if record.scope_stamp == ZERO:
+        del fields["scope"], fields["homes"], fields["scope_stamp"]
     if record.deleted == ZERO:
         del fields["deleted"], fields["forced"]
     return json.dumps(fields, separators=(",", ":")).encode()
@@ -68,6 +89,9 @@ def decode_record(data: bytes) -> SubscriptionRecord:
             dict(fields["properties"]),
             _stamp(fields["deleted"]) if "deleted" in fields else ZERO,
             bool(fields.get("forced", False)),
+            str(fields.get("scope", LOCAL)),
+            {str(origin): str(home) for origin, home in dict(fields.get("homes", {})).items()},
+            _stamp(fields["scope_stamp"]) if "scope_stamp" in fields else ZERO,
         )
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{data[:80]!r} is no subscription record: {error}") from error

@@ -44,6 +44,7 @@ from meridian_broker.topics.lives import Lives
 from meridian_broker.topics.pacing import Pacing
 from meridian_broker.topics.producer import Producer
 from meridian_broker.topics.progress_log import ProgressLog
+from meridian_broker.topics.scope import Leasing
 from meridian_broker.topics.stored_metadata import foreign_header, own_entry
 from meridian_broker.topics.subscription import Subscription, SubscriptionType
 from meridian_broker.topics.throttling import Rate
@@ -126,6 +127,11 @@ class Topic:
         self.subscriptions: dict[str, Subscription] = {}
         self.lives = Lives(self)
         self.gaps = Gaps(self)
+        self.regions: Callable[[], frozenset[str]] = lambda: frozenset((region,))
+        """Where it lives, this region included."""
+        self.leasing: Leasing | None = None
+        self.votes: dict[str, dict[str, tuple[str, int, int]]] = {}
+        """Subscription -> origin -> what this region voted: holder, term, milliseconds (R26)."""
         self.is_ended = False
         """It takes no more messages."""
         self.terminated: Position | None = None
@@ -403,6 +409,8 @@ class Topic:
         if self.subscriptions.get(subscription.name) is not subscription:
             raise TopicFenced(f"subscription {subscription.name!r} was deleted at this very moment: subscribe again")
         ruling.check_new_consumer(subscription, kind)
+        if read_compacted and subscription.share is not None:
+            raise NotAllowed(f"subscription {subscription.name!r} has dispatch scope origin: it reads the whole log")
         now_ms = self.scheduler.now_ms()
         epoch = subscription.progress.epoch
         consumer = Consumer(

@@ -109,6 +109,18 @@ class ReplicateSubscription(Change):
 
 
 @dataclass(frozen=True, slots=True)
+class SetDispatchScope(Change):
+    """Say which region dispatches which messages of the subscription; one region tells the others."""
+
+    subscription: str
+    scope: str
+    """``local`` or ``origin``."""
+
+    def sentence(self) -> str:
+        return f"{self.region}: dispatch scope {self.scope} for subscription {self.subscription} on {self.topic}"
+
+
+@dataclass(frozen=True, slots=True)
 class DeleteSubscription(Change):
     """Delete the subscription with its progress."""
 

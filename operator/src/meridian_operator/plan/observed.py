@@ -66,6 +66,10 @@ class SubscriptionSeen:
     synced: bool
     reasons: tuple[str, ...] = ()
     """Why it is not synced with some region, a sentence each."""
+    scopes: frozenset[str] = frozenset({"local"})
+    """Dispatch scopes of its partitions."""
+    scope_problem: str = ""
+    """Why the scope that is set is not in force; empty when it is."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,13 @@ from dataclasses import dataclass
 from typing import Final
 
 from meridian_operator.api.replicated_subscription import ReplicatedSubscriptionSpec
-from meridian_operator.plan.changes import Change, CreateSubscription, DeleteSubscription, ReplicateSubscription
+from meridian_operator.plan.changes import (
+    Change,
+    CreateSubscription,
+    DeleteSubscription,
+    ReplicateSubscription,
+    SetDispatchScope,
+)
 from meridian_operator.plan.observed import RegionSeen, TopicName
 from meridian_operator.plan.outcome import ALIGNED, Finding, Plan, Truth
 
@@ -31,11 +37,9 @@ def plan(spec: ReplicatedSubscriptionSpec, seen: Sequence[RegionSeen]) -> Plan:
             problems.append(
                 (region.name, "TopicNotFound", f"{region.name} has no topic {topic} yet: a GeoTopic makes it")
             )
-    if spec.sync_mode != "Exact" or spec.dispatch_scope != "Local":
-        asked = f"syncMode {spec.sync_mode.value}, dispatchScope {spec.dispatch_scope}"
-        problems.append(
-            (seen[0].name if seen else "", "NotSupported", f"{asked}: this version has Exact and Local only")
-        )
+    if spec.sync_mode != "Exact":
+        asked = f"syncMode {spec.sync_mode.value}"
+        problems.append((seen[0].name if seen else "", "NotSupported", f"{asked}: this version has Exact only"))
     holding = [region for region in seen if region.topic is not None]
     having = [region for region in holding if region.subscription is not None]
     if holding and not having:
@@ -49,7 +53,32 @@ def plan(spec: ReplicatedSubscriptionSpec, seen: Sequence[RegionSeen]) -> Plan:
             for region in holding
             if having and (region.subscription is None or not region.subscription.replicated)
         ]
+    if holding and len(having) == len(holding) and not changes and not waiting:
+        _scope(spec, topic, having, changes, problems, waiting)
     return Plan(tuple(changes), tuple(problems), tuple(waiting))
+
+
+def _scope(
+    spec: ReplicatedSubscriptionSpec,
+    topic: TopicName,
+    having: Sequence[RegionSeen],
+    changes: list[Change],
+    problems: list[tuple[str, str, str]],
+    waiting: list[str],
+) -> None:
+    """The dispatch scope. One region is told, and tells the others; told again only when none of them has it."""
+    wanted = frozenset({spec.dispatch_scope.lower()})
+    other = [region for region in having if region.subscription and region.subscription.scopes != wanted]
+    if other and len(other) == len(having):
+        changes.append(SetDispatchScope(having[0].name, topic, spec.subscription, spec.dispatch_scope.lower()))
+    else:
+        waiting += [
+            f"{region.name} hears of dispatch scope {spec.dispatch_scope} from another region" for region in other
+        ]
+    for region in having:
+        if region not in other and region.subscription and region.subscription.scope_problem:
+            reason = f"dispatchScope {spec.dispatch_scope} is not in force: {region.subscription.scope_problem}"
+            problems.append((region.name, "ScopeNotInForce", reason))
 
 
 def deletion(spec: ReplicatedSubscriptionSpec, seen: Sequence[RegionSeen]) -> Plan:

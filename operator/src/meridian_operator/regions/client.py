@@ -103,6 +103,9 @@ class RegionClient:
                     await self._call(
                         "POST", f"{path}/subscription/{_quoted(subscription)}/replicatedSubscriptionStatus", True
                     )
+                case changes.SetDispatchScope(subscription=subscription, scope=scope):
+                    own = _own_path(change.topic, subscription)
+                    await self._call("POST", f"{own}/scope", {"dispatchScope": scope})
                 case changes.DeleteSubscription(subscription=subscription):
                     await self._call("DELETE", f"{path}/subscription/{_quoted(subscription)}", allow=(404,))
                 case _:
@@ -129,8 +132,7 @@ class RegionClient:
         )
 
     async def _subscription(self, topic: TopicName, subscription: str) -> SubscriptionSeen | None:
-        path = f"/meridian/v1/subscriptions/persistent/{topic.tenant}/{topic.namespace}/{_quoted(topic.local)}"
-        found = await self._get(f"{path}/{_quoted(subscription)}/status")
+        found = await self._get(f"{_own_path(topic, subscription)}/status")
         if found is None:
             return None
         parts = list(found["partitions"].values()) if "partitions" in found else [found]
@@ -151,6 +153,8 @@ class RegionClient:
                     }
                 )
             ),
+            scopes=frozenset(part.get("dispatch_scope", "local") for part in parts),
+            scope_problem=next((part["scope_reason"] for part in parts if part.get("scope_reason")), ""),
         )
 
     async def _set_quotas(self, path: str, quotas: Mapping[str, Any]) -> None:
@@ -179,6 +183,12 @@ class RegionClient:
     def _headers(self) -> dict[str, str]:
         token = self._tokens.of(self.region.name)
         return {} if token is None else {"Authorization": f"Bearer {token}"}
+
+
+def _own_path(topic: TopicName, subscription: str) -> str:
+    """Where Meridian's own requests about a subscription go."""
+    path = f"/meridian/v1/subscriptions/persistent/{topic.tenant}/{topic.namespace}/{_quoted(topic.local)}"
+    return f"{path}/{_quoted(subscription)}"
 
 
 def _topic_path(topic: TopicName) -> str:

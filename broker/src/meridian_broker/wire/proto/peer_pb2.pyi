@@ -134,16 +134,18 @@ class Feed(_message.Message):
     def __init__(self, confirmed_ledger: _Optional[int] = ..., confirmed_entry: _Optional[int] = ..., end_ledger: _Optional[int] = ..., end_entry: _Optional[int] = ..., behind: _Optional[int] = ..., held: _Optional[str] = ..., subscriptions: _Optional[int] = ...) -> None: ...
 
 class ProgressHello(_message.Message):
-    __slots__ = ("region", "protocol_version", "next_delta", "answer")
+    __slots__ = ("region", "protocol_version", "next_delta", "answer", "leases")
     REGION_FIELD_NUMBER: _ClassVar[int]
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     NEXT_DELTA_FIELD_NUMBER: _ClassVar[int]
     ANSWER_FIELD_NUMBER: _ClassVar[int]
+    LEASES_FIELD_NUMBER: _ClassVar[int]
     region: str
     protocol_version: int
     next_delta: int
     answer: bool
-    def __init__(self, region: _Optional[str] = ..., protocol_version: _Optional[int] = ..., next_delta: _Optional[int] = ..., answer: bool = ...) -> None: ...
+    leases: bool
+    def __init__(self, region: _Optional[str] = ..., protocol_version: _Optional[int] = ..., next_delta: _Optional[int] = ..., answer: bool = ..., leases: bool = ...) -> None: ...
 
 class DeltaItem(_message.Message):
     __slots__ = ("topic", "subscription", "incarnation", "progress", "record", "unreached", "passed_on")
@@ -315,3 +317,81 @@ class BarrierDone(_message.Message):
     record: bytes
     reason: str
     def __init__(self, number: _Optional[int] = ..., progress: _Optional[bytes] = ..., record: _Optional[bytes] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class LeaseStream(_message.Message):
+    __slots__ = ("topic", "subscription", "origin")
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    SUBSCRIPTION_FIELD_NUMBER: _ClassVar[int]
+    ORIGIN_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    subscription: str
+    origin: str
+    def __init__(self, topic: _Optional[str] = ..., subscription: _Optional[str] = ..., origin: _Optional[str] = ...) -> None: ...
+
+class LeaseAsk(_message.Message):
+    __slots__ = ("number", "holder", "duration_ms", "items", "voters")
+    class Item(_message.Message):
+        __slots__ = ("stream", "term", "voters")
+        STREAM_FIELD_NUMBER: _ClassVar[int]
+        TERM_FIELD_NUMBER: _ClassVar[int]
+        VOTERS_FIELD_NUMBER: _ClassVar[int]
+        stream: LeaseStream
+        term: int
+        voters: int
+        def __init__(self, stream: _Optional[_Union[LeaseStream, _Mapping[str, object]]] = ..., term: _Optional[int] = ..., voters: _Optional[int] = ...) -> None: ...
+    class Voters(_message.Message):
+        __slots__ = ("names",)
+        NAMES_FIELD_NUMBER: _ClassVar[int]
+        names: _containers.RepeatedScalarFieldContainer[str]
+        def __init__(self, names: _Optional[_Iterable[str]] = ...) -> None: ...
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    HOLDER_FIELD_NUMBER: _ClassVar[int]
+    DURATION_MS_FIELD_NUMBER: _ClassVar[int]
+    ITEMS_FIELD_NUMBER: _ClassVar[int]
+    VOTERS_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    holder: str
+    duration_ms: int
+    items: _containers.RepeatedCompositeFieldContainer[LeaseAsk.Item]
+    voters: _containers.RepeatedCompositeFieldContainer[LeaseAsk.Voters]
+    def __init__(self, number: _Optional[int] = ..., holder: _Optional[str] = ..., duration_ms: _Optional[int] = ..., items: _Optional[_Iterable[_Union[LeaseAsk.Item, _Mapping[str, object]]]] = ..., voters: _Optional[_Iterable[_Union[LeaseAsk.Voters, _Mapping[str, object]]]] = ...) -> None: ...
+
+class LeaseAnswer(_message.Message):
+    __slots__ = ("number", "items")
+    class Item(_message.Message):
+        __slots__ = ("stream", "term", "granted", "known_term", "left_ms", "holder", "reason")
+        STREAM_FIELD_NUMBER: _ClassVar[int]
+        TERM_FIELD_NUMBER: _ClassVar[int]
+        GRANTED_FIELD_NUMBER: _ClassVar[int]
+        KNOWN_TERM_FIELD_NUMBER: _ClassVar[int]
+        LEFT_MS_FIELD_NUMBER: _ClassVar[int]
+        HOLDER_FIELD_NUMBER: _ClassVar[int]
+        REASON_FIELD_NUMBER: _ClassVar[int]
+        stream: LeaseStream
+        term: int
+        granted: bool
+        known_term: int
+        left_ms: int
+        holder: str
+        reason: str
+        def __init__(self, stream: _Optional[_Union[LeaseStream, _Mapping[str, object]]] = ..., term: _Optional[int] = ..., granted: bool = ..., known_term: _Optional[int] = ..., left_ms: _Optional[int] = ..., holder: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    ITEMS_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    items: _containers.RepeatedCompositeFieldContainer[LeaseAnswer.Item]
+    def __init__(self, number: _Optional[int] = ..., items: _Optional[_Iterable[_Union[LeaseAnswer.Item, _Mapping[str, object]]]] = ...) -> None: ...
+
+class LeaseRelease(_message.Message):
+    __slots__ = ("holder", "items")
+    class Item(_message.Message):
+        __slots__ = ("stream", "term")
+        STREAM_FIELD_NUMBER: _ClassVar[int]
+        TERM_FIELD_NUMBER: _ClassVar[int]
+        stream: LeaseStream
+        term: int
+        def __init__(self, stream: _Optional[_Union[LeaseStream, _Mapping[str, object]]] = ..., term: _Optional[int] = ...) -> None: ...
+    HOLDER_FIELD_NUMBER: _ClassVar[int]
+    ITEMS_FIELD_NUMBER: _ClassVar[int]
+    holder: str
+    items: _containers.RepeatedCompositeFieldContainer[LeaseRelease.Item]
+    def __init__(self, holder: _Optional[str] = ..., items: _Optional[_Iterable[_Union[LeaseRelease.Item, _Mapping[str, object]]]] = ...) -> None: ...

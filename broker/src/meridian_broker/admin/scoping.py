@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``/meridian/v1/subscriptions/.../scope``: which region dispatches which messages of a subscription (R25, R26)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from aiohttp import web
+
+from meridian_broker.admin.requests import Refused, answer, body, done, part, state
+from meridian_broker.admin.state import AdminState
+from meridian_broker.admin.subscriptions import named
+from meridian_broker.metadata.errors import Invalid
+from meridian_broker.topics import scope
+from meridian_broker.topics.administration import scope_subscription
+from meridian_broker.topics.subscription import Subscription
+from meridian_broker.topics.subscription_record import LOCAL, ORIGIN
+
+SCOPES: Final = (LOCAL, ORIGIN)
+_WANTED: Final = (
+    'the body is {"dispatchScope": "local"}, {"dispatchScope": "origin"} or '
+    '{"takeOver": {"origin": REGION, "by": REGION}}'
+)
+
+
+async def get_scope(request: web.Request) -> web.Response:
+    """The dispatch scope of a subscription, and who dispatches each region's messages, per partition."""
+    shown = {one.topic.name: shares(state(request), one) for one in await named(request)}
+    head = {"subscription": part(request, "subscription"), "region": state(request).region}
+    return answer(head | (next(iter(shown.values())) if len(shown) == 1 else {"partitions": shown}))
+
+
+async def set_scope(request: web.Request) -> web.Response:
+    """Set the dispatch scope in all regions, or let one region take over what another dispatches.
+
+    With three regions or more a take-over is a matter of preference: the lease still needs a majority. With two it
+    takes the vote from the old region: while that one is alive and cut off, both dispatch the same messages.
+    """
+    given = await body(request)
+    found = await named(request)
+    if not isinstance(given, Mapping) or len(given) != 1:
+        raise Invalid(_WANTED)
+    if "takeOver" in given:
+        origin, home = _take_over(given["takeOver"])
+        for subscription in found:
+            _check_take_over(subscription, origin, home)
+        for subscription in found:
+            kept = {known: region for known, region in subscription.record.homes.items() if known != origin}
+            homes = kept if origin == home else kept | {origin: home}
+            await scope_subscription(subscription, ORIGIN, homes)
+        return done()
+    if given.get("dispatchScope") not in SCOPES:
+        raise Invalid(_WANTED)
+    wanted = str(given["dispatchScope"])
+    if wanted == ORIGIN:
+        for subscription in found:
+            _check(state(request), subscription)
+    for subscription in found:
+        if subscription.record.scope != wanted:
+            await scope_subscription(subscription, wanted, subscription.record.homes)
+    return done()
+
+
+def _take_over(given: object) -> tuple[str, str]:
+    origin, home = (given.get("origin"), given.get("by")) if isinstance(given, Mapping) else (None, None)
+    if not isinstance(origin, str) or not isinstance(home, str):
+        raise Invalid(_WANTED)
+    return origin, home
+
+
+def _check_take_over(subscription: Subscription, origin: str, home: str) -> None:
+    if subscription.record.scope != ORIGIN:
+        raise Refused(412, f"{subscription.name!r} has dispatch scope local: each region dispatches everything already")
+    if home not in subscription.topic.regions():
+        raise Refused(412, f"{home} is no region of {subscription.topic.name}")
+    if origin not in scope.origins_of(subscription):
+        raise Refused(412, f"{subscription.topic.name} has no messages of a region {origin}")
+
+
+def _check(admin: AdminState, subscription: Subscription) -> None:
+    """:raises Refused: not every region of the topic is known to take part in leases."""
+    topic = subscription.topic
+    if not subscription.durable or not subscription.replicated:
+        raise Refused(412, f"{subscription.name!r} is not replicated: switch that on first")
+    if any(consumer.read_compacted for consumer in subscription.consumers):
+        raise Refused(412, f"{subscription.name!r} is read as a compacted view, which scope origin does not divide")
+    objection = admin.leases.objection(topic.regions(), sure=True)
+    if objection:
+        raise Refused(412, f"{topic.name} cannot have dispatch scope origin: {objection}")
+
+
+def shares(admin: AdminState, subscription: Subscription) -> dict[str, Any]:
+    """For status: scope, whether it is in force, and who dispatches what."""
+    record, topic = subscription.record, subscription.topic
+    if record.scope != ORIGIN:
+        return {"dispatch_scope": LOCAL}
+    objection = scope.objection(subscription)
+    shown: list[dict[str, Any]] = []
+    for origin in [] if objection else scope.origins_of(subscription):
+        holder, left_ms, reason = admin.leases.holder_of((topic.name, subscription.name, origin))
+        shown.append(
+            {
+                "origin": origin,
+                "home": scope.home_of(subscription, origin),
+                "dispatched_by": holder,
+                "lease_ms_left": left_ms,
+                "reason": reason,
+            }
+        )
+    return {"dispatch_scope": ORIGIN, "in_force": not objection, "scope_reason": objection, "shares": shown}

@@ -1,0 +1,239 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Leases between regions: this region as one that wants streams and as one that votes on them, on the exchange's links.
+
+The two halves know nothing of each other but what their messages say: this region's own vote is asked for like any
+other. A region of an older version knows nothing of leases; nothing is sent to it, and ``objection`` says so.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import Final, Protocol
+
+from meridian_broker.replication.lease_messages import (
+    ITEMS_MAX,
+    LeaseAnswer,
+    LeaseAsk,
+    LeaseMessage,
+    LeaseRelease,
+    Stream,
+)
+from meridian_broker.replication.lease_votes import Vote, Voter
+from meridian_broker.replication.leases import Claim, Leases, LeaseTimes
+
+TURNS: Final = 4
+
+
+class LeasedTopics(Protocol):
+    """The topics whose streams these are."""
+
+    @property
+    def region(self) -> str: ...
+
+    def voters(self, stream: Stream) -> tuple[str, ...]:
+        """The regions of the stream's topic, sorted; empty while it is not open here."""
+
+    def write_votes(
+        self, votes: list[tuple[Stream, tuple[str, int, int]]], durable: Callable[[list[Stream]], None]
+    ) -> None:
+        """Write down (holder, term, duration) of each; see ``Ballots.write``."""
+
+    def won(self, claim: Claim) -> None: ...
+
+    def lost(self, claim: Claim) -> None: ...
+
+    def wanted_back(self, claim: Claim) -> None: ...
+
+    def follow_regions(self) -> None:
+        """Whether leases can be had may have changed."""
+
+
+class Roads(Protocol):
+    """The links to other regions."""
+
+    def send_lease(self, region: str, message: LeaseMessage) -> None:
+        """Of no effect while there is no link."""
+
+    def is_up(self, region: str) -> bool: ...
+
+
+class LeaseDesk:
+    """See the module's text. It is the host of both halves."""
+
+    def __init__(
+        self, topics: LeasedTopics, holder: str, now_ms: Callable[[], int], times: LeaseTimes | None = None
+    ) -> None:
+        """
+        :param holder: this life of the broker; its region's name, ``#`` and something that no other life has.
+        :param now_ms: a monotone clock that goes on while the machine sleeps.
+        """
+        self._topics = topics
+        self.now_ms = now_ms
+        self.leases = Leases(self, topics.region, holder, times)
+        self.voter = Voter(self)
+        self.roads: Roads | None = None
+        self.wake: Callable[[], None] = lambda: None
+        """Asks for a ``tick`` soon."""
+        self.is_foreign: Callable[[str], bool] = lambda _: False
+        """Is this region no Meridian at all?"""
+        self._speaks: dict[str, bool] = {}
+        """Region -> does it know of leases? Those that were not heard yet are not in."""
+        self._own: deque[LeaseMessage] = deque()
+        self._releases: dict[str, list[tuple[Stream, int]]] = {}
+
+    # -- from topics ---------------------------------------------------------------------------------------------
+
+    def objection(self, regions: Iterable[str], *, sure: bool = False) -> str:
+        """Why streams of topics of these regions cannot be leased; empty: nothing is known that speaks against it.
+
+        :param sure: regions that were not heard yet speak against it.
+        """
+        for region in sorted(regions):
+            if region == self._topics.region:
+                continue
+            if self.is_foreign(region):
+                return f"{region} is no Meridian region"
+            if not self._speaks.get(region, not sure):
+                heard = region in self._speaks
+                return f"{region} {'runs a version without leases' if heard else 'was not reached yet'}"
+        return ""
+
+    def want(self, stream: Stream, voters: tuple[str, ...], home: str) -> Claim:
+        claim = self.leases.want(stream, voters, home, self.now_ms())
+        self.wake()
+        return claim
+
+    def unwant(self, stream: Stream) -> None:
+        self.leases.unwant(stream, self.now_ms())
+        self.wake()
+
+    def release(self, stream: Stream) -> None:
+        self.leases.release(stream, self.now_ms())
+        self.wake()
+
+    def release_unwanted(self) -> None:
+        """Nobody will come any more: this broker ends."""
+        self.leases.release_unwanted(self.now_ms())
+        self._drain()
+
+    def found(self, stream: Stream, holder: str, term: int, duration_ms: int) -> None:
+        """A vote was found on the disk; what is in memory is newer."""
+        if stream not in self.voter.votes:
+            self.voter.found(stream, holder, term, duration_ms, self.now_ms())
+
+    def holder_of(self, stream: Stream) -> tuple[str, int, str]:
+        """``(region, milliseconds left, why nobody)`` as far as this region knows."""
+        now, claim = self.now_ms(), self.leases.claims.get(stream)
+        if claim is not None and claim.until_ms > now:
+            return self._topics.region, claim.until_ms - now, ""
+        vote = self.voter.promised(stream, now)
+        if vote is not None and vote.holder != self.leases.holder:
+            return vote.holder.partition("#")[0], vote.until_ms - now, ""
+        return "", 0, self._why_not(claim)
+
+    def _why_not(self, claim: Claim | None) -> str:
+        if claim is None or claim.unwanted_ms is not None:
+            return "nobody consumes here, and this region has voted for nobody"
+        away = [voter for voter in claim.voters if not self.can_ask(voter)]
+        if len(claim.voters) == 2 and claim.home != self._topics.region and away:
+            return f"{', '.join(away)} cannot be reached: of two regions, one takes over for the other by command only"
+        if 2 * len(away) >= len(claim.voters):
+            return f"no majority of the topic's regions: {', '.join(away)} cannot be reached"
+        refusals = sorted(f"{voter}: {item.reason} {item.holder}".strip() for voter, item in claim.refusals.items())
+        return f"votes are asked for; {'; '.join(refusals)}" if refusals else "votes are asked for"
+
+    # -- from links ----------------------------------------------------------------------------------------------
+
+    def greeted(self, region: str, *, leases: bool) -> None:
+        """A region said whether it knows of leases."""
+        if self._speaks.get(region) != leases:
+            self._speaks[region] = leases
+            self._topics.follow_regions()
+
+    def received(self, region: str, message: LeaseMessage, reply: Callable[[LeaseMessage], None]) -> None:
+        now = self.now_ms()
+        match message:
+            case LeaseAsk():
+                self.voter.asked(message, reply, now)
+                self.leases.others_asked(region, message)
+            case LeaseRelease():
+                self.voter.released(message)
+                self.leases.freed(message, now)
+            case LeaseAnswer():
+                self.leases.answered(region, message, now)
+        self._drain()
+
+    def tick(self) -> None:
+        for _ in range(TURNS):  # what this region's own vote says may be the end of one attempt and allow the next
+            self.leases.tick(self.now_ms())
+            self._drain()
+            deadline = self.leases.next_deadline()
+            if deadline is None or deadline > self.now_ms():
+                return
+
+    def next_deadline(self) -> int | None:
+        return self.leases.next_deadline()
+
+    # -- the host of claims --------------------------------------------------------------------------------------
+
+    def can_ask(self, voter: str) -> bool:
+        if voter == self._topics.region:
+            return True
+        return self._speaks.get(voter, False) and self.roads is not None and self.roads.is_up(voter)
+
+    def send(self, voter: str, message: LeaseMessage) -> None:
+        if isinstance(message, LeaseRelease):
+            self._releases.setdefault(voter, []).extend(message.items)
+        elif voter == self._topics.region:
+            self._own.append(message)
+        elif self.roads is not None and self.can_ask(voter):
+            self.roads.send_lease(voter, message)
+
+    def promised_ms(self, stream: Stream) -> int:
+        now = self.now_ms()
+        vote = self.voter.promised(stream, now)
+        return 0 if vote is None or vote.holder == self.leases.holder else vote.until_ms - now
+
+    def won(self, claim: Claim) -> None:
+        self._topics.won(claim)
+
+    def lost(self, claim: Claim) -> None:
+        self._topics.lost(claim)
+
+    def wanted_back(self, claim: Claim) -> None:
+        self._topics.wanted_back(claim)
+
+    def _drain(self) -> None:
+        """Say what was released, in as few messages as may be, and hear what was said to this region's own vote."""
+        while self._own or self._releases:
+            while self._own:
+                self._hear_own(self._own.popleft())
+            releases, self._releases = self._releases, {}
+            for voter, items in releases.items():
+                for some in range(0, len(items), ITEMS_MAX):
+                    release = LeaseRelease(self.leases.holder, tuple(items[some : some + ITEMS_MAX]))
+                    if voter == self._topics.region:
+                        self.voter.released(release)
+                    elif self.roads is not None and self.can_ask(voter):
+                        self.roads.send_lease(voter, release)
+
+    def _hear_own(self, message: LeaseMessage) -> None:
+        def answered(answer: LeaseAnswer) -> None:
+            self._own.append(answer)
+            self.wake()
+
+        if isinstance(message, LeaseAsk):
+            self.voter.asked(message, answered, self.now_ms())
+        elif isinstance(message, LeaseAnswer):
+            self.leases.answered(self._topics.region, message, self.now_ms())
+
+    # -- the voter's ballots -------------------------------------------------------------------------------------
+
+    def voters(self, stream: Stream) -> tuple[str, ...]:
+        return self._topics.voters(stream)
+
+    def write(self, votes: list[tuple[Stream, Vote]], durable: Callable[[list[Stream]], None]) -> None:
+        self._topics.write_votes(
+            [(stream, (vote.holder, vote.term, vote.duration_ms)) for stream, vote in votes], durable
+        )

@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Dispatch scope ``origin``: consumers in all regions at once get each message once; a dead region's share goes on
+elsewhere, and comes back with the region (R26)."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import pulsar
+import pytest
+from broker_process import RegionsProcess, wait_until
+from region_clients import client, new_topic, numbered, publish, subscribe, wait_for_backlog
+
+EAST, WEST, CENTRAL = REGIONS = ("us-east", "us-west", "eu-central")
+LEASE_SECONDS = 2
+
+pytestmark = pytest.mark.timeout(120)
+
+
+@pytest.fixture(scope="module")
+def regions(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RegionsProcess]:
+    directory = tmp_path_factory.mktemp("scope") / "data"
+    with RegionsProcess(REGIONS, directory, settings={"dispatchLeaseSeconds": str(LEASE_SECONDS)}) as up:
+        yield up
+
+
+class Listener:
+    """A consumer that notes and acknowledges what it gets, until it is told to hold everything."""
+
+    def __init__(self, to: pulsar.Client, topic: str) -> None:
+        self.numbers: list[int] = []
+        self.holding = False
+        self._lock = threading.Lock()
+        self.consumer = subscribe(to, topic, message_listener=self._heard)
+
+    def _heard(self, consumer: pulsar.Consumer, message: pulsar.Message) -> None:
+        with self._lock:
+            self.numbers.append(int(message.data()))
+        if not self.holding:
+            consumer.acknowledge(message)
+
+    def clear(self) -> None:
+        with self._lock:
+            self.numbers.clear()
+
+
+def scope_of(regions: RegionsProcess, region: str, topic: str) -> dict[str, Any]:
+    answer = regions.http(region, "GET", f"/meridian/v1/subscriptions/{topic.replace('://', '/')}/s/scope")
+    assert answer.status == 200, answer.text
+    found: dict[str, Any] = answer.json
+    return found
+
+
+def dispatchers(regions: RegionsProcess, region: str, topic: str) -> dict[str, str]:
+    """Origin -> who dispatches it, as one region knows."""
+    return {one["origin"]: one["dispatched_by"] for one in scope_of(regions, region, topic).get("shares", ())}
+
+
+def set_scope(regions: RegionsProcess, region: str, topic: str, body: dict[str, Any]) -> None:
+    path = f"/meridian/v1/subscriptions/{topic.replace('://', '/')}/s/scope"
+    answer = regions.http(region, "POST", path, body)
+    assert answer.status == 204, answer.text
+
+
+def test_each_message_once_and_a_dead_regions_share_goes_on_elsewhere(regions: RegionsProcess) -> None:
+    topic = new_topic("scope")
+    own = {region: region for region in REGIONS}
+    with client(regions, EAST) as east, client(regions, WEST) as west, client(regions, CENTRAL) as central:
+        clients = {EAST: east, WEST: west, CENTRAL: central}
+        listening = {region: Listener(one, topic) for region, one in clients.items()}
+
+        def everything() -> Counter[int]:
+            return Counter(number for one in listening.values() for number in tuple(one.numbers))
+
+        set_scope(regions, EAST, topic, {"dispatchScope": "origin"})
+        wait_until(lambda: all(dispatchers(regions, one, topic) == own for one in REGIONS), "each share at home")
+        published = {region: range(1000 * i, 1000 * i + 300) for i, region in enumerate(REGIONS)}
+        for region, numbers in published.items():
+            publish(clients[region], topic, numbered(numbers))
+        wait_until(lambda: len(everything()) == 900, "all messages")
+        for region in REGIONS:
+            wait_for_backlog(regions, region, topic, 0)
+            assert listening[region].numbers == list(published[region])
+
+        for one in listening.values():
+            one.clear()
+        listening[EAST].holding = True
+        publish(east, topic, numbered(range(5000, 5200)))
+        wait_until(lambda: len(listening[EAST].numbers) == 200, "all of them at home")
+        wait_for_backlog(regions, WEST, topic, 200)
+        wait_for_backlog(regions, CENTRAL, topic, 200)
+        regions.kill_region(EAST)
+        survivors = [listening[WEST], listening[CENTRAL]]
+        wait_until(lambda: sum(len(one.numbers) for one in survivors) >= 200, "the dead region's share to go on")
+        assert sorted(survivors[0].numbers + survivors[1].numbers) == list(range(5000, 5200))
+        assert not (survivors[0].numbers and survivors[1].numbers), "one region takes it over"
+        publish(west, topic, numbered(range(6000, 6100)))
+        wait_until(lambda: len(listening[WEST].numbers) >= 100, "its own share goes on")
+
+        listening[EAST].holding = False
+        listening[EAST].clear()
+        regions.bring_back(EAST)
+        wait_until(lambda: all(dispatchers(regions, one, topic) == own for one in REGIONS), "the share to be back")
+        for one in listening.values():
+            one.clear()
+        publish(east, topic, numbered(range(7000, 7100)))
+        wait_until(lambda: len(everything()) == 100, "its messages")
+        assert listening[EAST].numbers == list(range(7000, 7100))
+        assert sum(everything().values()) == 100, "and nothing else, nowhere"

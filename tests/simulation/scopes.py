@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Dispatch scope ``origin`` in stories (R26): lines about it, seeds with it, and what must hold.
+
+scope us t sub origin|local       say it in us; it travels to the other regions
+takeover us t sub ORIGIN REGION   from now on the region dispatches what began in the origin, as us was told
+expect shares t sub               who dispatches what, as each region's own broker would at this moment
+
+At each delivery every other broker is asked whether it would deliver the same message, too: nobody may. When all is
+quiet, consumers that look at everything are in all regions at once: each unacked message comes to exactly one of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from random import Random
+from typing import TYPE_CHECKING, Final
+
+from meridian_broker.positions.position import Origin
+from meridian_broker.topics.subscription import Subscription, SubscriptionType
+from meridian_broker.topics.subscription_record import LOCAL, ORIGIN
+from simulation.clients import SimConsumer
+from simulation.sharing import holders
+
+if TYPE_CHECKING:
+    from simulation.broker import SimBroker
+    from simulation.world import World
+
+EVERY: Final = 8
+"""One seed of so many has scopes in it."""
+SETTLED_MS: Final = 15_000
+"""Leases of six seconds have run out, and each share is at home."""
+
+
+class ScopeSteps:
+    """See the module's text. A part of ``story.Story``."""
+
+    world: World
+    say: Callable[[str], None]
+    _broker: Callable[[str], SimBroker | None]
+    _subscription: Callable[[str, str, str], Subscription | None]
+
+    def do_scope(self, region: str, topic: str, name: str, scope: str) -> None:
+        subscription = self._subscription(region, topic, name)
+        if subscription is None:
+            return
+        refusal = _refusal(self._broker(region), subscription)
+        if scope == ORIGIN and refusal:
+            self.say(f"refused: {refusal}")
+            return
+        subscription.topic.lives.set_scope(subscription, scope, subscription.record.homes)
+
+    def do_takeover(self, region: str, topic: str, name: str, origin: str, home: str) -> None:
+        subscription = self._subscription(region, topic, name)
+        if subscription is not None and subscription.record.scope == ORIGIN:
+            homes = subscription.record.homes | {origin: home}
+            self.world.model.commands_us[topic, name] = self.world.loop.now_us
+            subscription.topic.lives.set_scope(subscription, ORIGIN, homes)
+
+    def expect_shares(self, topic: str, name: str) -> None:
+        for origin in self.world.names:
+            who = [broker.region for broker, _ in holders(self.world, topic, name, origin)]
+            self.say(f"{origin}: {' '.join(who) or 'nobody'}")
+
+
+def _refusal(broker: SimBroker | None, subscription: Subscription) -> str:
+    """As ``admin/scoping.py`` says it."""
+    if not subscription.replicated:
+        return "it is not replicated"
+    assert broker is not None
+    assert broker.exchange.core.leases is not None
+    return broker.exchange.core.leases.objection(subscription.topic.regions(), sure=True)
+
+
+def probe_shares(world: World, topic: str, name: str) -> None:
+    """Consumers in all regions at once, each of which looks at everything it gets; then everything is local again."""
+    homes = world.homes_of(topic)
+    subscriptions = [subscription for region in homes if (subscription := _find(world, region, topic, name))]
+    if not any(subscription.share is not None for subscription in subscriptions):
+        return
+    probes = {}
+    for region in homes:
+        probe = probes[region] = SimConsumer(
+            world, f"probe of {name} in {region}", region, topic, name, SubscriptionType.EXCLUSIVE
+        )
+        probe.probe = {}
+        probe.connect()
+    world.run(SETTLED_MS)
+    for _ in range(200):
+        got = [len(probe.probe or ()) for probe in probes.values()]
+        world.run(300)
+        if got == [len(probe.probe or ()) for probe in probes.values()]:
+            break
+    came: dict[Origin, int] = {}
+    for region, probe in probes.items():
+        places = {position: origin for position, origin, _ in world.model.log(homes[region], topic)}
+        for position, bits in (probe.probe or {}).items():
+            if (origin := places.get(position)) is not None:
+                came[origin] = came.get(origin, 0) | bits
+    for probe in probes.values():
+        probe.close(lambda: None)
+    world.run(1000)
+    for region, home in homes.items():
+        subscription = _find(world, region, topic, name)
+        if subscription is not None and not world.model.violations:
+            log = world.model.log(home, topic)
+            dropped = {
+                origin: whole
+                for _, origin, messages in log
+                if (whole := (1 << messages) - 1) and world.model.is_dropped_somewhere(topic, subscription, origin)
+            }
+            got_here = {position: came.get(origin, 0) | dropped.get(origin, 0) for position, origin, _ in log}
+            world.model.check_delivered(home, topic, subscription, got_here)
+    subscription = _find(world, next(iter(homes)), topic, name)
+    if subscription is not None:
+        subscription.topic.lives.set_scope(subscription, LOCAL, {})
+    world.run(5000)
+
+
+def _find(world: World, region: str, topic: str, name: str) -> Subscription | None:
+    broker = world.regions[region].broker_of(topic)
+    opened = None if broker is None else broker.topic(topic)
+    return None if opened is None else opened.subscriptions.get(name)
+
+
+def with_scopes(seed: int, lines: list[str]) -> list[str]:
+    """Every eighth seed's subscriptions have dispatch scope origin for a while; the others stay as they are."""
+    if seed % EVERY != 5:
+        return lines
+    random = Random(f"scopes {seed}")
+    begin = next(at for at, line in enumerate(lines) if line.startswith("regions"))
+    regions = lines[begin].split()[1:]
+    words = [line.split() for line in lines]
+    subscriptions = sorted({(line[3], line[4]) for line in words if line[0] == "consumer"}) or [("t", "sub")]
+    opening: list[str] = []
+    consumers: list[str] = []
+    for number, (topic, name) in enumerate(subscriptions):
+        opening += [
+            f"produce {random.choice(regions)} {topic} x3",
+            f"subscribe {regions[0]} {topic} {name}",
+            "tick 1000",
+        ]
+        kind = random.choice(("shared", "shared", "key_shared", "exclusive", "failover"))
+        for region in regions:
+            if random.random() < 0.8:
+                auto = " auto" * (random.random() < 0.6)
+                consumers.append(f"s{number}{region}")
+                opening.append(f"consumer {consumers[-1]} {region} {topic} {name} {kind}{auto}")
+        opening += [f"scope {random.choice(regions)} {topic} {name} origin", f"tick {random.choice((10, 1000, 4000))}"]
+    rest: list[str] = []
+    for line in lines[begin + 1 :]:
+        chance = random.random()
+        topic, name = random.choice(subscriptions)
+        if chance < 0.04:
+            one, two = random.choice(regions), random.choice(regions)
+            rest.append(f"takeover {random.choice(regions)} {topic} {name} {one} {two}")
+        elif chance < 0.06:
+            rest.append(f"scope {random.choice(regions)} {topic} {name} {random.choice(('origin', 'local'))}")
+        elif chance < 0.14:
+            rest += [f"tick {random.choice((1000, 6500, 9000))}", f"produce {random.choice(regions)} {topic} x3"]
+        elif chance < 0.3 and consumers:
+            rest.append(f"{random.choice(('ack', 'cumulative'))} {random.choice(consumers)} x{random.randint(1, 5)}")
+        rest.append(line)
+    return [*lines[: begin + 1], *opening, *rest]

@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who would send what, with dispatch scope ``origin``: one region at a time dispatches a message (R26)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Final
+
+from meridian_broker.positions.position import Origin, Position
+from meridian_broker.topics.consumer import Consumer
+from meridian_broker.topics.subscription import Subscription
+from simulation.model import subscription_of
+
+if TYPE_CHECKING:
+    from simulation.broker import SimBroker
+    from simulation.world import World
+
+COMMANDED_US: Final = 3_600_000_000
+"""Of two regions one that is cut off does not hear for so long who was told to dispatch its share."""
+
+
+def holders(world: World, topic: str, name: str, origin: str) -> Iterator[tuple[SimBroker, Subscription]]:
+    """Brokers that would send messages of this origin now, because of a lease."""
+    for region in world.regions.values():
+        for broker in (region.broker, *region.earlier):
+            opened = broker.topic(topic) if broker is not None and broker.alive else None
+            subscription = None if opened is None else opened.subscriptions.get(name)
+            share = None if subscription is None else subscription.share
+            if broker is not None and subscription is not None and share is not None and share.holds(origin):
+                yield broker, subscription
+
+
+def delivering(sender: SimBroker, topic: str, consumer: Consumer, position: Position) -> None:
+    """One region at a time dispatches a message."""
+    subscription, world = subscription_of(consumer), sender.world
+    if subscription.share is None:
+        return
+    index = subscription.topic.log.index(position.ledger)
+    origin = None if index is None else index.origin(position.entry)
+    if origin is None:
+        return
+    if len(subscription.topic.regions()) == 2 and world.loop.now_us < (
+        world.model.commands_us.get((topic, subscription.name), -COMMANDED_US) + COMMANDED_US
+    ):
+        return  # that is said, and it is for a person to judge
+    others = [broker for broker, _ in holders(world, topic, subscription.name, origin[0]) if broker is not sender]
+    if others:
+        shown = world.shown(Origin(origin[0], *origin[1]))
+        what = f"{sender.region} sends {shown} of {topic}/{subscription.name}"
+        world.model.violate("dispatched twice", f"{what} while {others[0].region} would send it, too")
