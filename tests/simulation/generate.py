@@ -139,7 +139,8 @@ class Generator:
 
     def _produce(self) -> None:
         batch = f" batch {self.random.randint(2, 5)}" if self.random.random() < 0.3 else ""
-        self.say(f"produce {self._region()} {self._topic()} x{self._few(12)}{batch}")
+        key = f" key {self.random.choice('abcdef')}" if self.random.random() < 0.4 else ""
+        self.say(f"produce {self._region()} {self._topic()} x{self._few(12)}{batch}{key}")
 
     def _subscribe(self) -> None:
         place = " latest" if self.random.random() < 0.4 else ""
@@ -151,7 +152,7 @@ class Generator:
         random = self.random
         self._made += 1
         name = f"c{self._made}"
-        kind = random.choices(("shared", "exclusive", "failover"), (6, 2, 2))[0]
+        kind = random.choices(("shared", "exclusive", "failover", "key_shared"), (6, 2, 2, 3))[0]
         options = " latest" * (random.random() < 0.15) + " auto" * (random.random() < 0.3)
         self.say(f"consumer {name} {self._region()} {self._topic()} {self._name()} {kind}{options}")
         self.mood.consumers.append(name)

@@ -354,7 +354,7 @@ def test_raising_a_floor_acks_all_below(
 
 
 @settings(max_examples=600, deadline=None)
-@given(st.tuples(st.sampled_from([b"\x01", b"\x02", b"\x03"]), st.binary(max_size=60)).map(b"".join))
+@given(st.tuples(st.sampled_from([b"\x01", b"\x02", b"\x03", b"\x04"]), st.binary(max_size=60)).map(b"".join))
 def test_garbage_is_refused_with_value_error(data: bytes) -> None:
     try:
         progress = Progress.decode(data)
@@ -560,8 +560,8 @@ def test_two_rewinds_of_one_stamp_which_no_clock_makes_both_count() -> None:
 
 
 def test_a_newer_format_is_refused_with_a_sentence() -> None:
-    with pytest.raises(ValueError, match="format 4: this broker reads formats up to 3"):
-        Progress.decode(b"\x04")
+    with pytest.raises(ValueError, match="format 5: this broker reads formats up to 4"):
+        Progress.decode(b"\x05")
 
 
 def test_the_format_stays() -> None:

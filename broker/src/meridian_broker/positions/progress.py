@@ -31,6 +31,7 @@ from typing import Final
 from meridian_broker.positions import reports
 from meridian_broker.positions.ackset import FLOOR, AckSet
 from meridian_broker.positions.beginning import UNKNOWN, Beginning
+from meridian_broker.positions.claims import BATCH_LIMIT
 from meridian_broker.positions.clock import ZERO, Stamp
 from meridian_broker.positions.layers import (
     LAYERS_MAX,
@@ -204,12 +205,13 @@ class Progress:
 
         Of an entry whose time is not known (0) only what is certain is said: it is acked whatever its time is.
         """
-        for layer in reversed(self._layers or ()):
-            if layer.rules_entry(region, position, publish_time_ms):
-                acks = layer.acks.get(region)
-                return acks is not None and acks.contains(position)
-            if not publish_time_ms and layer.publish_time_ms is not None:
-                return all(self._has(one, region, position) for one in self._deciding(region, position, 0))
+        if self._layers is not None:
+            for layer in reversed(self._layers):
+                if layer.rules_entry(region, position, publish_time_ms):
+                    acks = layer.acks.get(region)
+                    return acks is not None and acks.contains(position)
+                if not publish_time_ms and layer.publish_time_ms is not None:
+                    return self.remaining(region, position, BATCH_LIMIT) == 0
         acks = self._base.get(region)
         if acks is not None and acks.contains(position):
             return True
@@ -218,24 +220,19 @@ class Progress:
 
     def depends_on_time(self, region: str, position: Position) -> bool:
         """Whether only its publish time can tell if an entry, or some of it, is acked."""
-        found = list(self._deciding(region, position, 0))
-        if len(found) < 2:
-            return False
-        return any(acks is self._base and position <= self.start(region) for acks in found) or any(
-            one is not None and one.remaining(position, 1) is not None for one in (acks.get(region) for acks in found)
-        )
+        found = [self._left(layer, region, position, 1) for layer in self._deciding(region, position, 0)]
+        return len(found) > 1 and any(left is not None for left in found)
 
     def remaining(self, region: str, position: Position, size: int, publish_time_ms: int = 0) -> int | None:
         """Which messages of a batch are *not* acked, as bits: 0 = the whole entry is acked, None = none of it is.
 
         Without the publish time, as ``is_acked``.
         """
+        if self._layers is None:
+            return self._left(self._base, region, position, size)
         together = 0
         for layer in self._deciding(region, position, publish_time_ms):
-            if layer is self._base and position <= self.start(region):
-                continue
-            acks = layer.get(region)
-            left = None if acks is None else acks.remaining(position, size)
+            left = self._left(layer, region, position, size)
             if left is None:
                 return None
             together |= left
@@ -528,11 +525,11 @@ class Progress:
                 yield layer.acks
         yield self._base
 
-    def _has(self, layer: dict[str, AckSet], region: str, position: Position) -> bool:
+    def _left(self, layer: dict[str, AckSet], region: str, position: Position, size: int) -> int | None:
+        if layer is self._base and position <= self.start(region):
+            return 0
         acks = layer.get(region)
-        if acks is not None and acks.contains(position):
-            return True
-        return layer is self._base and position <= self.start(region)
+        return None if acks is None else acks.remaining(position, size)
 
     def _ruling(
         self, epoch: Stamp, region: str, after: Position, upto: Position, publish_time_ms: int
