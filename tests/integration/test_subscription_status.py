@@ -13,6 +13,7 @@ import pytest
 from broker_process import MERIDIAN, RegionsProcess, wait_until
 from prometheus_client.parser import text_string_to_metric_families
 from region_clients import (
+    KEY_SHARED,
     PATIENCE_MS,
     SHARED,
     backlog,
@@ -116,13 +117,16 @@ def test_a_region_that_is_away_is_named_and_its_lag_grows(regions: RegionsProces
         take_numbers(consumer, range(10, 14))
 
 
-def test_what_another_region_acknowledged_does_not_hold_a_consumer_up(regions: RegionsProcess) -> None:
+@pytest.mark.parametrize("kind", [SHARED, KEY_SHARED], ids=["shared", "key-shared"])
+def test_what_another_region_acknowledged_does_not_hold_a_consumer_up(
+    regions: RegionsProcess, kind: pulsar.ConsumerType
+) -> None:
     """R10: the consumer here never acknowledges those messages; they must not count against its limit for ever."""
     topic = new_topic("unacked")
     with client(regions, EAST) as east, client(regions, WEST) as west:
         publish(east, topic, numbered(range(30)))
         stored(regions, WEST, topic, 30)
-        here = subscribe(east, topic, receiver_queue_size=100)
+        here = subscribe(east, topic, kind=kind, receiver_queue_size=100)
         first = [int(here.receive(PATIENCE_MS).data()) for _ in range(20)]
 
         def unacked() -> tuple[int, bool]:
@@ -130,8 +134,8 @@ def test_what_another_region_acknowledged_does_not_hold_a_consumer_up(regions: R
             return one["unackedMessages"], one["blockedConsumerOnUnackedMsgs"]
 
         wait_until(lambda: unacked() == (20, True), "the limit to be reached")
-        there = subscribe(west, topic)
-        for _ in range(30):
+        there = subscribe(west, topic, kind=kind, receiver_queue_size=100)
+        for _ in range(20):
             message = there.receive(PATIENCE_MS)
             if int(message.data()) in first[:15]:
                 there.acknowledge(message)

@@ -173,7 +173,11 @@ class Lag:
 
     def _over(self, key: SubscriptionKey, pending: Pending) -> Behind:
         book = self.of(key)
-        book.outstanding = [one for one in book.outstanding if one is not pending]
+        waiting = book.outstanding
+        if waiting and waiting[0] is pending:
+            del waiting[0]  # confirmations come in order, nearly always
+        else:
+            book.outstanding = [one for one in waiting if one is not pending]
         return book
 
     # -- what digests say
