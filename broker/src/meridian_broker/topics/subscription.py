@@ -157,6 +157,8 @@ class Subscription:
                 self._ask_others(self.topic.exchange)
         assert dispatcher is not None
         dispatcher.add(consumer)
+        if self.share is not None:  # where nobody could be asked, the barrier has passed before the consumer was there
+            self.share.refresh()
         self.dispatch_soon()
 
     def _make_dispatcher(self, kind: SubscriptionType, policy: KeySharedPolicy | None) -> Dispatcher:
