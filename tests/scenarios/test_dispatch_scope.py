@@ -110,3 +110,29 @@ def test_each_message_once_and_a_dead_regions_share_goes_on_elsewhere(regions: R
         wait_until(lambda: len(everything()) == 100, "its messages")
         assert listening[EAST].numbers == list(range(7000, 7100))
         assert sum(everything().values()) == 100, "and nothing else, nowhere"
+
+
+def test_a_region_that_was_stopped_for_longer_than_its_lease_sends_nothing_late(regions: RegionsProcess) -> None:
+    topic = new_topic("stopped")
+    with client(regions, EAST) as east, client(regions, WEST) as west:
+        held = subscribe(east, topic, receiver_queue_size=10)
+        elsewhere = Listener(west, topic)
+        set_scope(regions, WEST, topic, {"dispatchScope": "origin"})
+        wait_until(lambda: dispatchers(regions, EAST, topic)[EAST] == EAST, "its share at home")
+        publish(east, topic, numbered(range(100)))
+        first = [int(held.receive(20_000).data()) for _ in range(5)]
+        wait_for_backlog(regions, WEST, topic, 100)
+        regions.pause_region(EAST)
+        try:
+            wait_until(lambda: len(elsewhere.numbers) == 100, "all of it elsewhere")
+        finally:
+            regions.resume_region(EAST)
+        wait_for_backlog(regions, EAST, topic, 0)
+        publish(east, topic, numbered([100]))
+        # What was on its way before the stop, of 10 that there was room for, and nothing else but what is new.
+        late: list[int] = []
+        while 100 not in late:
+            late.append(int(held.receive(20_000).data()))
+        assert set(late[:-1]) <= set(range(5, 20)), (first, late)
+        assert sorted(elsewhere.numbers) == list(range(100))
+        wait_until(lambda: dispatchers(regions, WEST, topic)[EAST] == EAST, "its share at home again")

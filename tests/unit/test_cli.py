@@ -115,6 +115,16 @@ def run(*arguments: str, started: Started | None = None, env: dict[str, str] | N
             {"ledgerId": -1, "entryId": -1, "partitionIndex": -1},
         ),
         (
+            "subscriptions set-scope x s origin",
+            "POST /meridian/v1/subscriptions/persistent/public/default/x/s/scope",
+            {"dispatchScope": "origin"},
+        ),
+        (
+            "subscriptions take-over x s --origin a --by b",
+            "POST /meridian/v1/subscriptions/persistent/public/default/x/s/scope",
+            {"takeOver": {"origin": "a", "by": "b"}},
+        ),
+        (
             "subscriptions delete x a/b --force",
             "DELETE /admin/v2/persistent/public/default/x/subscription/a%2Fb?force=true",
             None,

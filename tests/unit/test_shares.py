@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Dispatch scope ``origin`` on a real topic (R26): what is sent is held at that moment, nothing of a share that is won is
-left out, nothing that a consumer has is sent to another, and what is acknowledged is what was sent."""
+"""Dispatch scope ``origin`` on a real topic (R26): what is sent is held at that moment, nothing of a share that is won
+is left out, nothing that a consumer has is sent to another, and what is acknowledged is what was sent."""
 
 from __future__ import annotations
 
