@@ -13,10 +13,11 @@ becomes one run, and an entry that is withheld from a region is never claimed by
 from __future__ import annotations
 
 from hashlib import blake2b
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from meridian_broker.positions.bitruns import ENTRY_LIMIT
 from meridian_broker.positions.claims import Claims, put_position, take_position
+from meridian_broker.positions.cold import cool_claims, put_cold, take_cold
 from meridian_broker.positions.position import EARLIEST, LATEST, Position
 from meridian_broker.positions.runset import RunSet
 from meridian_broker.positions.varints import Reader, put_number
@@ -91,6 +92,7 @@ class AckSet(RunSet):
         if self._cold is not None:
             other._cold = self._cold
             del other._detail
+            object.__setattr__(other, "__class__", ColdAckSet)
         elif self._detail is not None:
             other._detail = {ledger: claims.copy() for ledger, claims in self._detail.items()}
             other._links = None if self._links is None else list(self._links)
@@ -107,6 +109,21 @@ class AckSet(RunSet):
 
     def __repr__(self) -> str:
         return f"<AckSet up to {self._ledger}:{self._entry}, {self.count_detail()} above>"
+
+    def cool(self, like: AckSet | None = None) -> None:
+        """Called once in a while: keep what did not change since then encoded, and with ``like`` once for both.
+
+        Nothing that can be asked changes by it; what is touched is decoded again, ledger by ledger.
+        """
+        if self._cold is None:
+            if self._detail is None or not cool_claims(self._detail):
+                return
+            self._cold = put_cold(self._detail)
+            del self._detail
+            self._links = None
+            object.__setattr__(self, "__class__", ColdAckSet)
+        if like is not None and like._cold == self._cold:
+            self._cold = like._cold
 
     # -- encoding ------------------------------------------------------------------------------------------------------
 
@@ -229,3 +246,20 @@ class AckSet(RunSet):
 
             lacking.partial = claims.lacking_partial(claimed, mine) or None
         return None if lacking.is_empty else lacking
+
+
+class ColdAckSet(AckSet):
+    """A set whose slot ``_detail`` is empty, see ``ColdClaims``."""
+
+    __slots__ = ()
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> dict[int, Claims] | None:
+            """Asked for the detail: it gets warm, ledger by ledger."""
+            if name != "_detail" or self._cold is None:
+                raise AttributeError(name)
+            self._detail, self._links = take_cold(self._cold)
+            self._cold = None
+            object.__setattr__(self, "__class__", AckSet)
+            return self._detail

@@ -70,16 +70,6 @@ class Claims:
         self._count = -1
         """Entry ids there were at the last ``cool``."""
 
-    if not TYPE_CHECKING:
-
-        def __getattr__(self, name: str) -> BitMap:
-            """Asked for a slot that is empty: the bitmap, when it is cold."""
-            if name != "bits" or self._cold is None:
-                raise AttributeError(name)
-            self.bits = bits = take_bits(Reader(self._cold[_DIGEST_BYTES:]))
-            self._cold = None
-            return bits
-
     def put_cold(self, out: bytearray) -> bool:
         """Called once in a while: what has as many entry ids as the last time gets cold, and ``set_cold`` follows.
 
@@ -102,6 +92,7 @@ class Claims:
         if count is not None:
             self._count = count
             del self.bits
+        object.__setattr__(self, "__class__", ColdClaims)
 
     @property
     def cold(self) -> bytes:
@@ -128,8 +119,7 @@ class Claims:
     def copy(self) -> Claims:
         other = Claims(self.tail)
         if self._cold is not None:
-            other._cold, other._count = self._cold, self._count
-            del other.bits
+            other.set_cold(self._cold, self._count)
         else:
             other.bits = self.bits.copy()
         other.link = self.link
@@ -241,6 +231,24 @@ class Claims:
         out += _digest_of(self.bits) if self._cold is None else self._cold[:_DIGEST_BYTES]
         digest.update(out)
         return int.from_bytes(digest.digest(), "big")
+
+
+class ColdClaims(Claims):
+    """Claims whose slot ``bits`` is empty. A class of its own, for where a class has ``__getattr__`` every attribute of
+    its objects is looked up slowly, and warm ones are asked for every message."""
+
+    __slots__ = ()
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> BitMap:
+            """Asked for the bitmap: it gets warm."""
+            if name != "bits" or self._cold is None:
+                raise AttributeError(name)
+            self.bits = bits = take_bits(Reader(self._cold[_DIGEST_BYTES:]))
+            self._cold = None
+            object.__setattr__(self, "__class__", Claims)
+            return bits
 
 
 def _digest_of(bits: BitMap) -> bytes:

@@ -20,12 +20,11 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from meridian_broker.positions.bitruns import ENTRY_LIMIT, run_end, run_start, runs
 from meridian_broker.positions.canonical import advance, merge_runs
 from meridian_broker.positions.claims import BATCH_LIMIT, Claims, Partial, join_partial
-from meridian_broker.positions.cold import cool_claims, count_cold, put_cold, take_cold
+from meridian_broker.positions.cold import count_cold
 from meridian_broker.positions.position import EARLIEST, LATEST, Position
 
 
@@ -41,16 +40,6 @@ class RunSet:
         self._detail: dict[int, Claims] | None = None
         self._links: list[tuple[int, Position]] | None = None
         """``(ledger, its link)``, ascending. Derived; spans never overlap."""
-
-    if not TYPE_CHECKING:
-
-        def __getattr__(self, name: str) -> dict[int, Claims] | None:
-            """Asked for a slot that is empty: the detail, when it is cold."""
-            if name != "_detail" or self._cold is None:
-                raise AttributeError(name)
-            self._detail, self._links = take_cold(self._cold)
-            self._cold = None
-            return self._detail
 
     # -- claims --------------------------------------------------------------------------------------------------------
 
@@ -225,20 +214,6 @@ class RunSet:
         if self._cold is not None:
             return count_cold(self._cold)
         return sum(claims.count() + len(claims.partial or ()) for _, claims in self._ledgers())
-
-    def cool(self, like: RunSet | None = None) -> None:
-        """Called once in a while: keep what did not change since then encoded, and with ``like`` once for both.
-
-        Nothing that can be asked changes by it; what is touched is decoded again, ledger by ledger.
-        """
-        if self._cold is None:
-            if self._detail is None or not cool_claims(self._detail):
-                return
-            self._cold = put_cold(self._detail)
-            del self._detail
-            self._links = None
-        if like is not None and like._cold == self._cold:
-            self._cold = like._cold
 
     # -- the canonical form --------------------------------------------------------------------------------------------
 
