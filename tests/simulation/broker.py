@@ -16,7 +16,7 @@ from meridian_broker.ledgers.chapters import CacheBudget, LogLimits
 from meridian_broker.ledgers.store import LedgerError
 from meridian_broker.metadata import keys
 from meridian_broker.metadata.catalog import Catalog
-from meridian_broker.metadata.records import ClusterRecord, decode
+from meridian_broker.metadata.records import ClusterRecord, TopicRecord, decode
 from meridian_broker.metadata.rules import Rules
 from meridian_broker.metadata.store import MetadataError
 from meridian_broker.positions import HybridClock, Position, Stamp
@@ -199,6 +199,13 @@ class SimRegion:
             for ledger_id in now:
                 self.world.topic_of_ledger[self.name, ledger_id] = topic
                 self.world.number(self.name, ledger_id)
+
+    def named_ledgers(self, topic: str) -> set[int]:
+        """Those that hold a topic's entries, as the metadata say."""
+        found = self.metadata.records.get(keys.topic(topic_name.parse(full_name(topic))))
+        if found is None:
+            return set()
+        return {ledger.ledger_id for ledger in TopicRecord.from_json(decode("", found.value)[0]).ledgers}
 
     def forget_ledger(self, ledger: int) -> None:
         self.world.model.ledger_deleted(self, ledger)

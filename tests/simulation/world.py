@@ -172,13 +172,13 @@ class World:
         home.restore(what)
         after = {topic: self._origins(home, topic) for topic in topics}
         lost = {topic: before[topic] - after[topic] for topic in topics}
-        self.model.restored(home, home.saved[2], lost)
+        # Of a part nobody can say what it still holds of progress: the other part may not name it.
+        self.model.restored(home, -1 if what else home.saved[2], lost)
         home.start()
 
     def _origins(self, home: SimRegion, topic: str) -> set[Origin]:
-        ledgers = [
-            ledger for ledger in home.volume.disk.ledgers if self.topic_of_ledger.get((home.name, ledger)) == topic
-        ]
+        """What is on the volume and has a name in the metadata."""
+        ledgers = home.volume.disk.ledgers.keys() & home.named_ledgers(topic)
         return {origin for ledger in ledgers for origin, _, _ in self.model.entries(home, ledger) if origin is not None}
 
     def repair(self) -> None:

@@ -163,8 +163,8 @@ class Recall:
 
     @property
     def is_due(self) -> bool:
-        """Whether there is anything to ask for."""
-        others = self.others()
+        """Whether there is anything to ask for. Asked of every topic each second."""
+        others = self._topic.remotes
         if not others:
             return self.joining.is_due
         away = {region for region in others if not self._peers.is_reachable(region)}
