@@ -17,12 +17,15 @@ import logging
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from meridian_broker.ledgers.store import LedgerError
 from meridian_broker.metadata.errors import NotFound
 from meridian_broker.metadata.policy_table import REPLICATION
+from meridian_broker.metadata.store import MetadataError
 from meridian_broker.metadata.topic_catalog import Deletion
 from meridian_broker.positions import ZERO, Stamp
 from meridian_broker.positions.position import EARLIEST, Position
 from meridian_broker.topics import removal
+from meridian_broker.topics.errors import TopicError, TopicNotFound
 from meridian_broker.wire.pulsar import topic_name
 from meridian_broker.wire.pulsar.topic_name import TopicName
 
@@ -34,6 +37,8 @@ log = logging.getLogger(__name__)
 
 CLOCKS_APART_MS: Final = 3_600_000
 """A deletion further in the future than this is no deletion, but a broken clock."""
+RETRY_SECONDS: Final = 5.0
+"""What could not be deleted now is tried again after so long."""
 SET_ASIDE: Final = "meridian.setAside"
 """Property of a copy that was set aside: why."""
 
@@ -97,18 +102,38 @@ async def follow(service: TopicService, topic: Topic, told: Told) -> None:
             if end > told.ends.get(region, EARLIEST)
         }
         await service.drop(topic)
-        if beyond:
-            await _set_aside(service, topic, name, stamp, beyond)
-        else:
-            await removal.destroy(service, topic, stamp)
-            log.warning("topic %s was deleted in another region (%s) and is now deleted here", name, stamp)
-    if told.is_of_base:
-        base = await service.catalog.partitioned.deletion(name)
-        if base is None or base.stamp < stamp:
-            try:
-                await service.catalog.partitioned.delete(name.base, stamp)
-            except NotFound:
-                await service.catalog.topics.mark_deleted(name.base, stamp)
+        try:
+            if beyond:
+                await _set_aside(service, topic, name, stamp, beyond)
+            else:
+                await removal.destroy(service, topic, stamp)
+                log.warning("topic %s was deleted in another region (%s) and is now deleted here", name, stamp)
+            if told.is_of_base:
+                await _forget_base(service, name, stamp)
+        except (TopicError, LedgerError, MetadataError) as error:
+            log.warning("%s was deleted in another region, and not yet here, next try in a while: %s", name, error)
+            service.scheduler.later(RETRY_SECONDS, lambda: service.scheduler.spawn(_open_again(service, name), "retry"))
+
+
+async def _open_again(service: TopicService, name: TopicName) -> None:
+    """Once it is open its replicators hear of the deletion again."""
+    try:
+        await service.topic(name, create=False)
+    except TopicNotFound:
+        return  # it is deleted after all
+    except (TopicError, LedgerError, MetadataError):
+        if not service.closing:
+            service.scheduler.later(RETRY_SECONDS, lambda: service.scheduler.spawn(_open_again(service, name), "retry"))
+
+
+async def _forget_base(service: TopicService, name: TopicName, stamp: Stamp) -> None:
+    """The number of partitions goes with the first of them that does."""
+    base = await service.catalog.partitioned.deletion(name)
+    if base is None or base.stamp < stamp:
+        try:
+            await service.catalog.partitioned.delete(name.base, stamp)
+        except NotFound:
+            await service.catalog.topics.mark_deleted(name.base, stamp)
 
 
 async def _set_aside(
