@@ -21,7 +21,7 @@ complaint                                               test
 23815: a consumer's flag switches what exists           test_switch_details: a_consumers_flag_is_for_new_subscriptions
 seek and reset-cursor stay local                        test_replicated_subscription_switch: a_rewind_takes_effect_...
 a backlog of replication holds progress up              test_replicated_subscription_loss: acknowledgements_come_...
-12601, 5274: each message once over all clusters        dispatch scope ``origin``, rule R26
+12601, 5274: each message once over all clusters        test_dispatch_scope: dispatch scope ``origin`` (R26)
 ======================================================  ==========================================================
 """
 
