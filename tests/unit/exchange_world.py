@@ -107,8 +107,11 @@ class WorldRegion:
     def incarnation(self, topic: str) -> str:
         return self.topics[topic].incarnation if topic in self.topics else ""
 
-    def replicated(self) -> Iterable[Key]:
-        return [(topic, name) for topic, one in self.topics.items() for name in one.subscriptions]
+    def replicated_topics(self) -> Iterable[str]:
+        return [topic for topic, one in self.topics.items() if one.subscriptions]
+
+    def replicated_in(self, topic: str) -> Iterable[str]:
+        return list(self.topics[topic].subscriptions) if topic in self.topics else []
 
     def regions_of(self, topic: str) -> frozenset[str]:
         return self.world.regions_of.get(topic, frozenset(self.world.names))

@@ -299,8 +299,10 @@ class Source:
 
     def __init__(self) -> None:
         self.held: dict[tuple[str, str], Progress] = {}
+        self.asked: list[str] = []
 
     def progress(self, topic: str, subscription: str) -> Progress | None:
+        self.asked.append(subscription)
         return self.held.get((topic, subscription))
 
     def record(self, topic: str, subscription: str) -> bytes | None:
@@ -309,8 +311,48 @@ class Source:
     def incarnation(self, topic: str) -> str:
         return ""
 
-    def replicated(self) -> list[tuple[str, str]]:
-        return list(self.held)
+    def replicated_topics(self) -> list[str]:
+        return [topic for topic, _ in self.held]
+
+    def replicated_in(self, topic: str) -> list[str]:
+        return [name for other, name in self.held if other == topic]
+
+
+def refresh(book: DigestBook) -> None:
+    book.refresh_topics()
+    for topic in book.topics():
+        book.refresh(topic)
+
+
+def test_only_what_changed_is_looked_at() -> None:
+    source = Source()
+    book = DigestBook(source, ExchangeLimits())
+    for number in range(100):
+        source.held["t", f"s{number}"] = Progress()
+    refresh(book)
+    book.topic("t")
+    assert len(source.asked) == 100
+    source.asked.clear()
+    book.mark("t", "s7")
+    refresh(book)
+    book.topic("t")
+    assert source.asked == ["s7"]
+
+
+def test_a_round_over_many_subscriptions_goes_in_pieces() -> None:
+    """R19: between two messages of a round the broker does its work, however many subscriptions rest."""
+    world = World(("us", "eu"), limits=ExchangeLimits(subscriptions_at_once=20))
+    for number in range(10):
+        world.produce("us", f"t{number}", 1)
+        for name in range(10):
+            world.regions["us"].subscribe(f"t{number}", f"s{name}")
+    world.connect_all()
+    world.run(12_000)
+    heard = world.listen()
+    world.run(5_000)
+    rounds = [(at, len(m.topics)) for at, source, _, m in heard if source == "us" and isinstance(m, Digest)]
+    assert [count for _, count in rounds] == [2] * 5
+    assert [at - rounds[0][0] for at, _ in rounds] == [0, 10, 20, 30, 40]
 
 
 @settings(max_examples=500, deadline=None)
@@ -338,10 +380,10 @@ def test_the_book_is_what_a_new_book_would_be(steps: list[tuple[str, str, str, i
         elif what == "read":
             book.topic(topic)
         else:
-            book.refresh()
-    book.refresh()
+            refresh(book)
+    refresh(book)
     fresh = DigestBook(source, ExchangeLimits())
-    fresh.refresh()
+    refresh(fresh)
     assert sorted(book.topics()) == sorted(fresh.topics())
     for topic in "tu":
         assert book.topic(topic) == fresh.topic(topic)

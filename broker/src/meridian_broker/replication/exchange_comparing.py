@@ -52,10 +52,9 @@ class Comparing:
         context = self._context
         peer.forget_confirmed()
         context.forget_settled()
-        context.book.refresh()
-        known = context.book.topics()
-        peer.lag.forget(set(known).__contains__)
-        topics = [topic for topic in known if peer.region in context.host.regions_of(topic)]
+        context.book.refresh_topics()
+        peer.lag.forget(context.book.has_topic)
+        topics = [topic for topic in context.book.topics() if peer.region in context.host.regions_of(topic)]
         peer.forced = set(topics) if forced else peer.forced.intersection(topics)
         peer.to_announce = deque(topics)
         self.announce_some(peer)
@@ -64,8 +63,15 @@ class Comparing:
         """One message more of the round. A region of 10,000 topics is through in half a second and never held up."""
         if peer.send is None:
             return
-        count = min(len(peer.to_announce), self._context.limits.items_per_message)
-        topics = [peer.to_announce.popleft() for _ in range(count)]
+        limits = self._context.limits
+        topics: list[str] = []
+        looked_at = 0
+        while peer.to_announce and len(topics) < limits.items_per_message and looked_at < limits.subscriptions_at_once:
+            topic = peer.to_announce.popleft()
+            subscriptions = self._context.book.refresh(topic)
+            looked_at += subscriptions
+            if subscriptions:
+                topics.append(topic)
         self._tell(peer, [self._digest_of(peer, topic) for topic in topics], peer.send)
         peer.forced.difference_update(topics)
         peer.next_announce_ms = self._context.now_ms + ANNOUNCE_PAUSE_MS if peer.to_announce else None

@@ -48,8 +48,11 @@ class ProgressHost(Protocol):
     def incarnation(self, topic: str) -> str:
         """Stamp of the topic's last deletion, empty when it never was deleted; for topics not known here too (R8)."""
 
-    def replicated(self) -> Iterable[SubscriptionKey]:
-        """Every replicated subscription of the topics this broker owns."""
+    def replicated_topics(self) -> Iterable[str]:
+        """The topics this broker owns that have replicated subscriptions."""
+
+    def replicated_in(self, topic: str) -> Iterable[str]:
+        """The replicated subscriptions of one of them, each once; none when it is owned no more."""
 
     def regions_of(self, topic: str) -> frozenset[str]:
         """The topic's regions, ours included; empty for a topic not known here.

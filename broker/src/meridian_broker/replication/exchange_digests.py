@@ -35,7 +35,9 @@ class DigestSource(Protocol):
 
     def incarnation(self, topic: str) -> str: ...
 
-    def replicated(self) -> Iterable[SubscriptionKey]: ...
+    def replicated_topics(self) -> Iterable[str]: ...
+
+    def replicated_in(self, topic: str) -> Iterable[str]: ...
 
 
 def number_of(*parts: bytes) -> int:
@@ -66,6 +68,8 @@ class DigestBook:
         self._limits = limits
         self._topics: dict[str, dict[str, _Entry | None]] = {}
         """None: changed since it was last worked out."""
+        self._changed: dict[str, set[str]] = {}
+        """By topic, at least those."""
         self._sums: dict[str, int] = {}
 
     def __contains__(self, key: SubscriptionKey) -> bool:
@@ -76,29 +80,45 @@ class DigestBook:
         subscriptions = self._topics.setdefault(topic, {})
         self._take_off(topic, subscriptions.get(subscription))
         subscriptions[subscription] = None
+        self._changed.setdefault(topic, set()).add(subscription)
 
-    def refresh(self) -> None:
-        """Learn of subscriptions that came, were loaded, or went, without anybody marking them."""
-        present: dict[str, set[str]] = {}
-        for topic, subscription in self._source.replicated():
-            present.setdefault(topic, set()).add(subscription)
-        for topic, names in present.items():
-            known = self._topics.setdefault(topic, {})
-            for subscription in known.keys() - names:
-                self._take_off(topic, known.pop(subscription))
-            for subscription in names - known.keys():
-                known[subscription] = None
-        for topic in self._topics.keys() - present.keys():
+    def refresh_topics(self) -> None:
+        """Learn of topics that came, were loaded, or went, without anybody marking anything of them."""
+        present = set(self._source.replicated_topics())
+        for topic in present - self._topics.keys():
+            self._topics[topic] = {}
+        for topic in self._topics.keys() - present:
             del self._topics[topic]
+            self._changed.pop(topic, None)
             self._sums.pop(topic, None)
+
+    def refresh(self, topic: str) -> int:
+        """The same for one topic's subscriptions; says how many there are. It costs a look at each."""
+        known = self._topics.get(topic)
+        if known is None:
+            return 0
+        names = list(self._source.replicated_in(topic))
+        new = [name for name in names if name not in known]
+        if len(known) + len(new) != len(names):
+            for subscription in known.keys() - set(names):
+                self._take_off(topic, known.pop(subscription))
+        if new:
+            known.update(dict.fromkeys(new))
+            self._changed.setdefault(topic, set()).update(new)
+        return len(names)
+
+    def has_topic(self, topic: str) -> bool:
+        """Has it replicated subscriptions here?"""
+        return topic in self._topics
 
     def topics(self) -> list[str]:
         return list(self._topics)
 
     def topic(self, topic: str) -> int:
         """The topic's number; 0 for one that has no replicated subscription here."""
-        for subscription, entry in list(self._topics.get(topic, {}).items()):
-            if entry is None:
+        known = self._topics.get(topic, {})
+        for subscription in self._changed.pop(topic, ()):
+            if known.get(subscription, True) is None:
                 self._work_out(topic, subscription)
         return self._sums.get(topic, 0)
 

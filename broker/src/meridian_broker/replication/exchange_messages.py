@@ -37,6 +37,9 @@ class ExchangeLimits:
     """Progress and records in one message; a single larger item travels alone."""
     item_bytes: int = 4 << 20
     """Progress of one subscription that fits a frame (5 MiB); a larger one is not sent and status says so."""
+    subscriptions_at_once: int = 20_000
+    """Subscriptions looked at for one DIGEST of a round, so that the round holds nobody up: a few milliseconds. The
+    topic with which it is passed is the last one."""
     subscriptions_per_digest: int = 4096
     """Subscriptions listed in one DIGEST; a topic with more is listed over several."""
     keys_inline: int = 256

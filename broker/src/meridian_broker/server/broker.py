@@ -423,7 +423,10 @@ class BrokerProcess:
         async def flush(topic: str, subscription: str) -> None:
             await self.scheduler.answer(lambda ready: self.exchange.flush(topic, subscription, lambda: ready(None)))
 
-        await asyncio.gather(*(flush(topic, subscription) for topic, subscription in self.service.replicated()))
+        shared = [
+            (topic, name) for topic in self.service.replicated_topics() for name in self.service.replicated_in(topic)
+        ]
+        await asyncio.gather(*(flush(topic, name) for topic, name in shared))
 
 
 def _defaults(settings: Settings) -> Rules:

@@ -44,12 +44,15 @@ class Lives:
 
     # -- what other regions hear -------------------------------------------------------------------------------------
 
-    def shared(self) -> Iterator[str]:
+    def shared(self) -> list[str]:
         """Names of which other regions hear, deleted ones among them."""
-        for name, subscription in self._topic.subscriptions.items():
-            if name not in self.tombstones and _is_shared(subscription):
-                yield name
-        yield from self.tombstones
+        tombstones = self.tombstones
+        names = [name for name, one in self._topic.subscriptions.items() if one.durable and one.record.is_shared]
+        return [*(name for name in names if name not in tombstones), *tombstones] if tombstones else names
+
+    def has_shared(self) -> bool:
+        """Are there any?"""
+        return bool(self.tombstones) or any(map(_is_shared, self._topic.subscriptions.values()))
 
     def progress(self, name: str) -> Progress | None:
         """What other regions hear of its progress, this turn's acknowledgements included; None: it is not shared."""

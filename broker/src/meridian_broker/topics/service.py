@@ -538,19 +538,19 @@ class TopicService:
         return None if lives is None else lives.progress(subscription)
 
     def record(self, topic: str, subscription: str) -> bytes | None:
-        lives = self._lives(topic)
-        return None if lives is None else lives.record(subscription)
+        return None if (lives := self._lives(topic)) is None else lives.record(subscription)
 
     def incarnation(self, topic: str) -> str:
         found = self.topics.get(topic)
         return "" if found is None else found.incarnation
 
-    def replicated(self) -> Iterable[tuple[str, str]]:
-        """Every subscription that is shared with other regions, deleted ones included, of the topics open here."""
-        for topic in self.topics.values():
-            if topic.failure is None:
-                for name in topic.lives.shared():
-                    yield topic.name, name
+    def replicated_topics(self) -> Iterable[str]:
+        """Topics open here of which other regions hear."""
+        return (topic.name for topic in self.topics.values() if topic.failure is None and topic.lives.has_shared())
+
+    def replicated_in(self, topic: str) -> list[str]:
+        """Its subscriptions that are shared with other regions, deleted ones included."""
+        return [] if (lives := self._lives(topic)) is None else lives.shared()
 
     def merge(
         self,
