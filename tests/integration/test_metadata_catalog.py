@@ -427,6 +427,55 @@ class TestTopics:
             "an older one changes nothing"
         )
 
+    async def test_a_deletion_remembers_how_far_each_origin_had_come(self, catalog: Catalog) -> None:
+        """R8: whose copy goes further holds messages that nobody here had."""
+        assert await catalog.topics.deletion(ORDERS) is None
+        await catalog.topics.create(ORDERS)
+        stamp = await catalog.topics.delete(ORDERS, None, {"us-west": Position(7, 3), "eu": Position(2, 0)})
+        assert await catalog.topics.deletion(ORDERS) == (stamp, {"us-west": (7, 3), "eu": (2, 0)}, False)
+        await catalog.topics.create(ORDERS)
+        stamp = await catalog.topics.delete(ORDERS, None, {"us-west": Position(7, 1), "eu": Position(9, 1)})
+        assert await catalog.topics.deletion(ORDERS) == (stamp, {"us-west": (7, 3), "eu": (9, 1)}, False)
+        part = ORDERS.with_partition(0)
+        found = await catalog.topics.deletion(part)
+        assert found == (stamp, {}, True), "the deletion of the whole counts for its parts"
+
+    async def test_a_topic_is_moved_with_all_it_holds_and_without_its_policies(self, catalog: Catalog) -> None:
+        aside = parse("public/default/orders-set-aside")
+        ledger = LedgerRecord(7, 3, 100, 5)
+        await catalog.topics.create(ORDERS, TopicRecord(properties={"a": "b"}, ledgers=(ledger,)))
+        await catalog.topic_policies.set_policy(ORDERS, "message_ttl_in_seconds", 30)
+        stamp = Stamp(NOW_MS + 5, 1, "eu")
+        await catalog.topics.move(ORDERS, aside, {"why": "so"}, stamp)
+        assert await catalog.topics.find(ORDERS) is None
+        assert await catalog.topics.incarnation(ORDERS) == str(stamp)
+        record, _ = await catalog.topics.get(aside)
+        assert (record.ledgers, record.properties, record.incarnation) == ((ledger,), {"a": "b", "why": "so"}, "")
+        assert not (await catalog.topic_policies.get(ORDERS)).own
+        with pytest.raises(NotFound):
+            await catalog.topics.move(ORDERS, aside, {}, stamp)
+
+    async def test_a_policy_set_while_the_topic_is_deleted_goes_with_it(
+        self, catalog: Catalog, store: SqliteMetadataStore, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        await catalog.topics.create(ORDERS)
+        transact, is_set = store.transact, False
+
+        async def somebody_is_quicker(*arguments: Any) -> bool:
+            nonlocal is_set
+            if not is_set:
+                is_set = True
+                await catalog.topic_policies.set_policy(ORDERS, "message_ttl_in_seconds", 30)
+            return await transact(*arguments)
+
+        monkeypatch.setattr(store, "transact", somebody_is_quicker)
+        await catalog.topics.delete(ORDERS)
+        assert is_set
+        assert not (await catalog.topic_policies.get(ORDERS)).own
+        await catalog.topic_policies.set_policy(ORDERS, "message_ttl_in_seconds", 40)
+        await catalog.topics.create(ORDERS)
+        assert (await catalog.topic_policies.get(ORDERS)).own["message_ttl_in_seconds"] == 40
+
     async def test_deleting_a_partitioned_topic_counts_for_its_partitions(self, catalog: Catalog) -> None:
         await catalog.partitioned.create(ORDERS, 2)
         stamp = await catalog.partitioned.delete(ORDERS)

@@ -207,7 +207,7 @@ class PartitionedTopics:
             return mark if done else None
 
         deleted = await self._access.retry(f"deleting {topic}", attempt)
-        await _forget_older(self._access, topic, deleted)
+        await _forget_older(self._access, topic)
         return deleted
 
 
@@ -308,7 +308,7 @@ class Topics:
 
         deleted = await self._access.retry(f"deleting {topic}", attempt)
         if topic.partition < 0:
-            await _forget_older(self._access, topic, deleted)
+            await _forget_older(self._access, topic)
         if self.on_change is not None:
             self.on_change(topic, False)
         return deleted
@@ -332,6 +332,7 @@ class Topics:
             moved = replace(record, incarnation=incarnation, properties={**record.properties, **why})
             checks += [Check(old, found.version), Check(new, ABSENT), check]
             operations: list[Put | Delete] = [Delete(old), put, Put(new, encode(moved.to_json(), written))]
+            operations += [] if topic.partition >= 0 else await _policies_to_forget(self._access, topic)
             return await self._access.store.transact(checks, operations) or None
 
         await self._access.retry(f"setting {topic} aside", attempt)
@@ -377,12 +378,13 @@ async def _policies_to_forget(access: Access, topic: TopicName) -> list[Delete]:
     return [Delete(tree.path + leaf) for leaf in tree.records]
 
 
-async def _forget_older(access: Access, topic: TopicName, deleted: Stamp) -> None:
-    """Policies that somebody set while the topic was being deleted; what is set later is the next topic's."""
+async def _forget_older(access: Access, topic: TopicName) -> None:
+    """Policies that somebody set while the topic was being deleted; what is set from now on is the next topic's."""
+    now = access.stamp(None)
 
     async def attempt() -> bool | None:
         tree = await access.tree(keys.topic_policies(topic))
-        older = [leaf for leaf in tree.records if (tree.stamp(leaf) or deleted) <= deleted]
+        older = [leaf for leaf in tree.records if (tree.stamp(leaf) or now) <= now]
         if not older:
             return True
         checks = [Check(tree.path + leaf, tree.version(leaf)) for leaf in older]
