@@ -25,7 +25,7 @@ from meridian_broker.wire.proto import pulsar_pb2 as pb
 from meridian_broker.wire.pulsar import metadata
 from meridian_broker.wire.pulsar.frames import Send
 from simulation.broker import REFUSALS, SimBroker
-from simulation.model import rewinds_of, subscription_of
+from simulation.facts import rewinds_of, subscription_of
 from simulation.network import Connection
 from simulation.sharing import delivering
 

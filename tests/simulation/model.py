@@ -11,202 +11,37 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from meridian_broker.ledgers.entry import MARKER, unpack
 from meridian_broker.ledgers.store import LedgerError
-from meridian_broker.metadata import keys, records
-from meridian_broker.metadata.records import TopicRecord
-from meridian_broker.positions import ZERO, Beginning, Progress, Stamp
+from meridian_broker.positions import ZERO, Progress, Stamp
 from meridian_broker.positions.position import EARLIEST, LATEST, Origin, Position
 from meridian_broker.replication.exchange_waits import WaitResult
-from meridian_broker.topics import progress_log
 from meridian_broker.topics.consumer import Consumer
-from meridian_broker.topics.progress_log import Kind, Whole
 from meridian_broker.topics.subscription import Subscription
-from meridian_broker.topics.subscription_record import decode_record
-from meridian_broker.wire.pulsar import topic_name
-from simulation.names import HEARD_US, full_name
+from simulation.facts import (
+    Acked,
+    Dropping,
+    Heard,
+    Key,
+    PublishedSince,
+    Rewound,
+    SubscriptionFacts,
+    Violation,
+    covered_origins,
+    durable_progress,
+    later,
+    life_of,
+    rewinds_of,
+    subscription_of,
+)
+from simulation.names import HEARD_US
 
 if TYPE_CHECKING:
     from meridian_broker.topics.topic import Topic
     from simulation.broker import SimBroker, SimRegion
     from simulation.world import World
-
-Key = tuple[str, str]
-DROP_US: Final = 2_000_000
-"""An expiry is done by then, or never."""
-Heard = Callable[[LedgerError | None], None]
-
-
-@dataclass(frozen=True)
-class Violation:
-    """A promise that was broken."""
-
-    kind: str
-    text: str
-
-    def __str__(self) -> str:
-        return f"{self.kind}: {self.text}"
-
-
-@dataclass(slots=True)
-class Acked:
-    """One acknowledgement: which bits of which origins, in which epoch, and where it is durable since when."""
-
-    epoch: Stamp
-    bits: dict[Origin, int]
-    heard: frozenset[Stamp] = frozenset()
-    """Rewinds its region had heard of. One that it had not may take the ack back, whatever its stamp says."""
-    known: dict[str, int] = field(default_factory=dict)
-    heard_by: dict[str, SimBroker] = field(default_factory=dict)
-    """Region -> the broker that has it, durable or not."""
-
-
-@dataclass(frozen=True, slots=True)
-class PublishedSince:
-    """Every entry published at a time or later, also those that are yet to come."""
-
-    published: dict[Origin, int]
-    time_ms: int
-
-    def __contains__(self, origin: object) -> bool:
-        return isinstance(origin, Origin) and self.published.get(origin, 0) >= self.time_ms
-
-
-@dataclass(slots=True)
-class Rewound:
-    """One rewind: what it surely rules, what it may rule, and where it is durable since when."""
-
-    stamp: Stamp
-    surely: set[Origin] | PublishedSince
-    perhaps: set[Origin] | PublishedSince
-    known: dict[str, int] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class Dropping:
-    """A region lets go of entries: of those published before a time on its wall clock, or of some."""
-
-    begun_us: int
-    before_ms: int = 0
-    origins: frozenset[Origin] = frozenset()
-
-
-@dataclass(slots=True)
-class SubscriptionFacts:
-    acks: list[Acked] = field(default_factory=list)
-    by_origin: dict[Origin, list[Acked]] = field(default_factory=lambda: defaultdict(list))
-    rewinds: list[Rewound] = field(default_factory=list)
-    made: dict[str, Stamp] = field(default_factory=dict)
-    """Region -> stamp of the creation there, where it was made before another region told of it."""
-    dropping: dict[str, list[Dropping]] = field(default_factory=dict)
-    """Region -> what may be gone there without an acknowledgement."""
-    places: dict[Stamp, dict[str, Position]] = field(default_factory=dict)
-    """Of each creation: origin region -> up to here nothing need come, for the subscription began later."""
-    is_a_creation_forgotten: bool = False
-    """By a restore: it may live on in other regions, or not."""
-
-    def all(self) -> list[Acked | Rewound]:
-        return [*self.acks, *self.rewinds]
-
-    def add(self, ack: Acked) -> None:
-        self.acks.append(ack)
-        for origin in ack.bits:
-            self.by_origin[origin].append(ack)
-
-    def perhaps_acked(self, origin: Origin) -> int:
-        """Bits that may count as acked."""
-        bits = 0
-        for ack in self.by_origin.get(origin, ()):
-            if not any(r.known and later(r.stamp, ack.epoch) and origin in r.surely for r in self.rewinds):
-                bits |= ack.bits[origin]
-        return bits
-
-    def lies_before(self, origin: Origin) -> bool:
-        """Whether the subscription began after it: the earliest creation counts (R15)."""
-        counting = list(self.made.values())
-        for one in list(counting):
-            counting = [other for other in counting if not later(other, one)]
-        if self.is_a_creation_forgotten or not counting:
-            counting = list(self.places)
-        return any(origin.position <= self.places[one].get(origin.region, EARLIEST) for one in counting)
-
-    def perhaps_dropped(self, origin: Origin, region: str, published_ms: int) -> bool:
-        """Whether the region may let it go without an acknowledgement (R14). A rewind takes that back."""
-        for some in self.dropping.get(region, ()):
-            done_us = some.begun_us + DROP_US
-            owed_again = any(r.known and origin in r.surely and min(r.known.values()) > done_us for r in self.rewinds)
-            if (published_ms < some.before_ms or origin in some.origins) and not owed_again:
-                return True
-        return False
-
-    def surely_acked(self, origin: Origin, region: str, broker: SimBroker | None) -> int:
-        """Bits that count as acked in the region: durably, or in the mind of that broker."""
-        bits = 0
-        for ack in self.by_origin.get(origin, ()):
-            is_known = region in ack.known or (broker is not None and ack.heard_by.get(region) is broker)
-            if is_known and not any(
-                origin in r.perhaps and (later(r.stamp, ack.epoch) or r.stamp not in ack.heard) for r in self.rewinds
-            ):
-                bits |= ack.bits[origin]
-        return bits
-
-
-def subscription_of(consumer: Consumer) -> Subscription:
-    """Its subscription: topics are persistent here."""
-    assert isinstance(consumer.subscription, Subscription)
-    return consumer.subscription
-
-
-def _covered(subscription: Subscription, upto: Position) -> frozenset[str] | None:
-    """With dispatch scope origin a cumulative ack is about some origins only."""
-    index = subscription.topic.log.index(upto.ledger)
-    origin = None if index is None else index.origin(upto.entry)
-    if subscription.share is None or origin is None:
-        return None
-    return subscription.share.covered_by(origin[0], upto)
-
-
-def life_of(name: str, progress: Progress) -> str:
-    """How the model calls one life of a subscription: one made after a deletion is another (R16)."""
-    life = progress.beginning.life
-    return name if life == ZERO else f"{name} since {life}"
-
-
-def later(one: Stamp, other: Stamp) -> bool:
-    """The order of stamps as the rule says it (R40), whatever the code thinks."""
-    if (one.time_ms, one.counter) != (other.time_ms, other.counter):
-        return (one.time_ms, one.counter) > (other.time_ms, other.counter)
-    return one.region < other.region
-
-
-def rewinds_of(progress: Progress) -> frozenset[Stamp]:
-    return frozenset(epoch for epoch, _, _ in progress.rewinds())
-
-
-def durable_progress(home: SimRegion, topic: str) -> dict[str, Progress]:
-    """Subscription -> progress, read from a region's disk as it is."""
-    record = home.metadata.records.get(keys.topic(topic_name.parse(full_name(topic))))
-    found: dict[str, Progress] = {}
-    if record is None:
-        return found
-    for ledger in TopicRecord.from_json(records.decode("", record.value)[0]).progress_ledgers:
-        stored = home.volume.disk.ledgers.get(ledger)
-        for entry in stored.entries if stored is not None else ():
-            kind, name, _, payload = progress_log.decode(entry)
-            if kind == Kind.SUBSCRIPTION:
-                life = Beginning(decode_record(payload).deleted, ZERO, {})
-                found.setdefault(name, Progress()).begin(life)
-            elif kind == Kind.WHOLE:
-                stood = Whole.decode(payload)
-                of_this_life = found.setdefault(name, Progress())
-                of_this_life.begin(Beginning(decode_record(stood.record).deleted, ZERO, {}))
-                of_this_life.join(Progress.decode(stood.progress))
-            elif kind in (Kind.ACKED, Kind.MERGED, Kind.PROGRESS):
-                found.setdefault(name, Progress()).join(Progress.decode(payload))
-    return found
 
 
 class Model:
@@ -380,7 +215,7 @@ class Model:
         """
         subscription = subscription_of(consumer)
         log = self._log_of(home, subscription.topic)
-        only = _covered(subscription, upto)
+        only = covered_origins(subscription, upto)
         found = {
             origin: (1 << messages) - 1
             for place, origin, messages in log

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from simulation.model import Violation
+from simulation.facts import Violation
 from simulation.story import Story
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 from meridian_broker.positions.position import Origin, Position
 from meridian_broker.topics.consumer import Consumer
 from meridian_broker.topics.subscription import Subscription
-from simulation.model import subscription_of
+from simulation.facts import subscription_of
 
 if TYPE_CHECKING:
     from simulation.broker import SimBroker

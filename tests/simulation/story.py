@@ -38,23 +38,7 @@ Clients::
 
 Trouble::
 
-    cut us-eu / heal us-eu      nobody can dial; ``heal`` alone: all
-    cut us>eu / heal us>eu      us cannot dial eu
-    reset us-eu                 every connection between them breaks
-    stall us>eu / flow us>eu    nothing arrives on that way
-    crash us / start us         power cut; what was not synced is lost
-    stop us                     drain, as SIGTERM does
-    second us / retire us       another broker takes the region over, and the one before does not know / ends
-    disk us 20                  a sync takes so much longer
-    full us / room us           the disk refuses writes / takes them again
-    metadata us away / back     the metadata store does not answer
-    clock us +5000              the wall clock jumps
-    rot us t 3 / mend us        an entry's bytes change by themselves / the operator brings them back
-    save us / restore us        keep a copy of volume and metadata / crash and start from it
-                                (more about whole regions: ``region_steps.py``; about dispatch scope: ``scopes.py``)
-    trim us                     give back what nobody needs
-    expire us t 500             drop there what was published more than 500 ms ago, of every subscription
-    evict us t x3               drop there the three oldest, as a backlog quota does
+    see ``trouble_steps.py``; about whole regions ``region_steps.py``; about dispatch scope ``scopes.py``
     quiet                       repair everything, wait for agreement, check every promise
 
 Questions::
@@ -73,15 +57,15 @@ Questions::
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Iterable
-from typing import Any, Final
+from collections.abc import Callable, Iterable
+from typing import Final
 
 from meridian_broker.ledgers import entry as entries
 from meridian_broker.ledgers.store import LedgerError
 from meridian_broker.metadata.store import MetadataError
-from meridian_broker.positions import ZERO, Cause, Progress, Stamp
+from meridian_broker.positions import ZERO, Progress, Stamp
 from meridian_broker.positions.position import EARLIEST, LATEST, Origin, Position
-from meridian_broker.topics import administration, drops, upkeep
+from meridian_broker.topics import administration
 from meridian_broker.topics.consumer import Consumer
 from meridian_broker.topics.errors import TopicError
 from meridian_broker.topics.producer import Producer
@@ -90,12 +74,13 @@ from meridian_broker.topics.topic import Topic
 from meridian_broker.wire.proto import pulsar_pb2 as pb
 from meridian_broker.wire.pulsar import metadata
 from meridian_broker.wire.pulsar.frames import Send
-from simulation.broker import SimBroker, SimRegion
+from simulation.broker import SimBroker
 from simulation.clients import SHARING, SimConsumer
 from simulation.names import full_name
 from simulation.region_steps import RegionSteps
 from simulation.scopes import ScopeSteps
 from simulation.telling import tell
+from simulation.trouble_steps import TroubleSteps
 from simulation.world import World
 
 KINDS: Final = {
@@ -110,7 +95,7 @@ class StoryError(Exception):
     """A line that is no command."""
 
 
-class Story(RegionSteps, ScopeSteps):
+class Story(TroubleSteps, RegionSteps, ScopeSteps):
     """One story while it is told."""
 
     def __init__(self) -> None:
@@ -413,144 +398,6 @@ class Story(RegionSteps, ScopeSteps):
             moved = consumer
             consumer.close(lambda: moved.reopen(region))
 
-    # -- trouble
-
-    def do_cut(self, pair: str) -> None:
-        self.world.trouble()
-        for dialler, target in _pairs(pair):
-            self.world.network.cut(dialler, target)
-
-    def do_heal(self, pair: str | None = None) -> None:
-        self.world.trouble()
-        for dialler, target in _pairs(pair) if pair else list(self.world.network.cuts):
-            self.world.network.heal(dialler, target)
-
-    def do_reset(self, pair: str) -> None:
-        self.world.trouble()
-        self.world.network.reset(*_pairs(pair)[0])
-
-    def do_stall(self, pair: str) -> None:
-        self.world.trouble()
-        for source, target in _pairs(pair):
-            self.world.network.stall(source, target)
-
-    def do_flow(self, pair: str) -> None:
-        self.world.trouble()
-        for source, target in _pairs(pair):
-            self.world.network.release(source, target)
-
-    def do_crash(self, region: str) -> None:
-        self.world.crash(region)
-
-    def do_start(self, region: str) -> None:
-        self.world.trouble()
-        self.world.regions[region].start()
-
-    def do_stop(self, region: str) -> None:
-        broker = self._broker(region)
-        if broker is None:
-            return
-        self.world.trouble()
-
-        async def work() -> None:
-            try:
-                await broker.service.close()
-            except (LedgerError, MetadataError) as error:
-                self.say(f"{region}: {error}")
-            self.world.crash(region)
-
-        self.world.loop.spawn(broker, work(), "drain")
-
-    def do_second(self, region: str) -> None:
-        self.world.trouble()
-        if not self.world.regions[region].second():
-            self.say(f"{region} is down, or its volume is one machine's")
-
-    def do_retire(self, region: str) -> None:
-        self.world.trouble()
-        self.world.regions[region].retire()
-
-    def do_disk(self, region: str, ms: str) -> None:
-        self.world.trouble()
-        self.world.regions[region].disk_us = int(ms) * 1000
-
-    def do_full(self, region: str) -> None:
-        broker = self._broker(region)
-        self.world.trouble()
-        if broker is not None:
-            broker.store.fail_writes("no space left")
-
-    def do_room(self, region: str) -> None:
-        broker = self._broker(region)
-        self.world.trouble()
-        if broker is not None:
-            broker.store.repair()
-
-    def do_metadata(self, region: str, state: str) -> None:
-        self.world.trouble()
-        self.world.regions[region].metadata.away = state == "away"
-
-    def do_clock(self, region: str, ms: str) -> None:
-        self.world.regions[region].skew_ms += int(ms)
-
-    def do_rot(self, region: str, topic: str, number: str) -> None:
-        self.world.trouble()
-        home = self.world.regions[region]
-        log = self.world.model.log(home, topic)
-        if log:
-            home.volume.rot(*log[int(number) % len(log)][0])
-
-    def do_mend(self, region: str) -> None:
-        self.world.regions[region].volume.mend()
-
-    def do_save(self, region: str) -> None:
-        self.world.regions[region].save()
-
-    def do_trim(self, region: str) -> None:
-        broker = self._broker(region)
-        if broker is not None:
-
-            async def work() -> None:
-                broker.home.is_trimming = True
-                try:
-                    await upkeep.trim_all(broker.service)
-                finally:
-                    broker.home.is_trimming = False
-                self.world.model.check_open()
-
-            self.world.loop.spawn(broker, work(), "trim")
-
-    def do_expire(self, region: str, topic: str, age_ms: str) -> None:
-        opened = self._open(region, topic)
-        if opened is None:
-            self.say(f"{region} does not serve {topic}")
-            return
-        expiring, home = opened, self.world.regions[region]
-        before_ms = home.wall_ms() - int(age_ms)
-        some = list(opened.subscriptions.values())
-        self.world.model.expiring(home, topic, some, before_ms)
-        self._drop(home, lambda: drops.drop_old(expiring, some, before_ms))
-
-    def do_evict(self, region: str, topic: str, count: str) -> None:
-        opened, home = self._open(region, topic), self.world.regions[region]
-        log = self.world.model.log(home, topic)
-        if opened is None or not log:
-            self.say(f"{region} has nothing of {topic}")
-            return
-        evicting, upto = opened, log[min(_count(count), len(log)) - 1][0]
-        some = list(opened.subscriptions.values())
-        self.world.model.evicting(home, topic, some, upto)
-        self._drop(home, lambda: drops.drop_upto(evicting, some, Cause.QUOTA, upto))
-
-    def _drop(self, home: SimRegion, drop: Callable[[], Coroutine[Any, Any, object]]) -> None:
-        async def work() -> None:
-            try:
-                await drop()
-            except (LedgerError, TopicError) as error:
-                self.say(f"refused: {error}")
-
-        self.world.loop.spawn(home.broker_of(""), work(), "drop")
-
     # -- what is there
 
     def _broker(self, region: str) -> SimBroker | None:
@@ -732,11 +579,3 @@ def _epochs(before: Stamp, progress: Progress, region: str) -> tuple[Stamp, Stam
 
 def _count(text: str) -> int:
     return int(text.removeprefix("x"))
-
-
-def _pairs(text: str) -> list[tuple[str, str]]:
-    if ">" in text:
-        one, two = text.split(">")
-        return [(one, two)]
-    one, two = text.split("-")
-    return [(one, two), (two, one)]

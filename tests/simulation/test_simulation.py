@@ -7,8 +7,8 @@ from pathlib import Path
 
 import meridian_broker
 import pytest
+from simulation.facts import Violation
 from simulation.generate import story_of
-from simulation.model import Violation
 from simulation.planted import BUGS, hunt, plant, read
 from simulation.running import run_story, shorten
 
