@@ -25,6 +25,7 @@ from meridian_broker.replication.exchange_messages import (
     State,
     StateItem,
     SubscriptionDigest,
+    Summary,
     TopicDigest,
 )
 from meridian_broker.replication.lease_messages import AnswerItem, AskItem, LeaseAnswer, LeaseAsk, LeaseRelease
@@ -53,8 +54,8 @@ MESSAGE: st.SearchStrategy[PeerMessage] = st.one_of(
     st.builds(Hello, st.integers(0, 1 << 31), TEXT, NUMBER, FLAG, FLAG),
     st.builds(Delta, NUMBER, several(ITEM)),
     st.builds(DeltaAck, NUMBER, several(st.builds(Refusal, st.integers(0, 1 << 31), TEXT, TEXT))),
-    st.builds(Digest, NUMBER, NUMBER, several(TOPIC), FLAG),
-    st.builds(Fetch, several(st.builds(Question, TEXT, st.none() | TEXT, FLAG, KEYS))),
+    st.builds(Digest, NUMBER, NUMBER, several(TOPIC), FLAG, st.none() | st.builds(Summary, NUMBER, FLAG)),
+    st.builds(Fetch, several(st.builds(Question, TEXT, st.none() | TEXT, FLAG, KEYS)), several(NUMBER)),
     st.builds(State, several(st.builds(StateItem, TEXT, TEXT, TEXT, BYTES, BYTES))),
     st.builds(Barrier, NUMBER, TEXT, TEXT, TEXT, KEY_DIGESTS, FLAG),
     st.builds(BarrierDone, NUMBER, BYTES, st.none() | BYTES, TEXT),

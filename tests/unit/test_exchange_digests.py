@@ -9,9 +9,11 @@ import pytest
 from exchange_world import World
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from meridian_broker.positions.clock import ZERO
 from meridian_broker.positions.progress import Progress
 from meridian_broker.replication.exchange_digests import DigestBook
 from meridian_broker.replication.exchange_messages import (
+    OLDEST_VERSION,
     Digest,
     ExchangeLimits,
     Fetch,
@@ -63,13 +65,69 @@ def test_many_topics_are_announced_a_message_at_a_time() -> None:
     heard = world.listen()
     world.run(200)
     assert all(world.regions["eu"].progress(f"topic {number}", S) is not None for number in range(30))
+    world.cut("us", "eu")
     heard.clear()
-    world.run(5000)
+    world.connect_all()
+    world.run(1000)
     digests = [(at, message) for at, source, _, message in heard if isinstance(message, Digest) and source == "us"]
     assert [len(message.topics) for _, message in digests] == [4] * 7 + [2]
     times = [at for at, _ in digests]
     assert [later - earlier for earlier, later in pairwise(times)] == [10] * 7
     assert {topic.topic for _, message in digests for topic in message.topics} == set(here.topics)
+
+
+def test_idle_topics_cost_one_number_per_round_whatever_their_number() -> None:
+    """100,000 subscriptions at rest in three regions: 50 KB/s are allowed; bench/exchange measures them."""
+    world = world_of("us", "eu", "ap")
+    for number in range(300):
+        world.regions["us"].subscribe(f"topic {number}", S)
+    world.run(12_000)
+    world.sent.clear()
+    world.sent_bytes.clear()
+    world.run(10_000)
+    assert world.sent == {"Digest": 12}, "two rounds, each region to two others, and no questions"
+    assert world.sent_bytes["Digest"] < 12 * 60
+    peer = world.regions["us"].exchange._peers["eu"]
+    assert peer.even == {T, *(f"topic {number}" for number in range(300))}
+
+
+def test_of_many_topics_only_those_that_differ_are_listed() -> None:
+    world = world_of("us", "eu")
+    here = world.regions["us"]
+    for number in range(300):
+        here.subscribe(f"topic {number}", S)
+    world.run(12_000)
+    entries = world.produce("us", "topic 7", 3)
+    world.replicate_all("topic 7")
+    here.topics["topic 7"].subscriptions[S].progress.ack(ZERO, "us", entries[0].prev, entries[0].origin.position)
+    here.exchange._context.book.mark("topic 7", S)  # nobody was told of it
+    world.sent.clear()
+    heard = world.listen()
+    world.run(6000)
+    assert world.regions["eu"].progress("topic 7", S) == here.progress("topic 7", S)
+    listed = {topic.topic for _, _, _, message in heard if isinstance(message, Digest) for topic in message.topics}
+    assert "topic 7" in listed
+    assert len(listed) < 10, "a bucket of 256"
+    assert not peer_is_uneven(world)
+
+
+def peer_is_uneven(world: World) -> set[str]:
+    world.run(12_000)
+    return set(world.regions["us"].topics) - world.regions["us"].exchange._peers["eu"].even
+
+
+def test_a_peer_of_the_first_version_is_told_of_each_topic() -> None:
+    world = world_of("us", "eu")
+    for number in range(20):
+        world.regions["us"].subscribe(f"topic {number}", S)
+    world.run(12_000)
+    for name, other in (("us", "eu"), ("eu", "us")):
+        world.regions[name].exchange._peers[other].version = OLDEST_VERSION
+    heard = world.listen()
+    world.run(6000)
+    messages = [message for _, _, _, message in heard if isinstance(message, Digest)]
+    assert all(message.summary is None for message in messages)
+    assert {topic.topic for message in messages for topic in message.topics} == set(world.regions["us"].topics)
 
 
 def test_only_what_differs_travels() -> None:

@@ -135,6 +135,7 @@ class ProgressExchange:
         if region in self._peers:
             self.disconnected(region, self._context.now_ms)
             del self._peers[region]
+            self._context.book.forget_summary(region)
 
     def connected(self, region: str, send: Callable[[PeerMessage], None], now_ms: int) -> None:
         """Our link to the region is up; ``send`` puts a message on it, and does nothing once the link is gone.
@@ -272,6 +273,8 @@ class ProgressExchange:
             self._waits.region_gone(peer.region)
         else:
             peer.incompatible = ""
+            if hello.answer:
+                peer.version = hello.version
         if not hello.answer:
             peer.incoming.restarted(hello.next_delta)
             leases = self.leases is not None

@@ -28,6 +28,7 @@ from meridian_broker.replication.exchange_messages import (
     State,
     StateItem,
     SubscriptionDigest,
+    Summary,
     TopicDigest,
 )
 from meridian_broker.replication.lease_messages import LeaseAnswer, LeaseAsk, LeaseRelease
@@ -140,6 +141,8 @@ def _delta_ack(message: DeltaAck) -> pb.DeltaAck:
 
 def _digest(message: Digest) -> pb.Digest:
     out = pb.Digest(sent=message.sent, applied=message.applied, answer=message.answer)
+    if message.summary is not None:
+        out.summary.digest, out.summary.unsettled = message.summary.digest, message.summary.unsettled
     for topic in message.topics:
         listing = out.topics.add(
             topic=topic.topic,
@@ -158,7 +161,7 @@ def _digest(message: Digest) -> pb.Digest:
 
 
 def _fetch(message: Fetch) -> pb.Fetch:
-    out = pb.Fetch()
+    out = pb.Fetch(buckets=message.buckets)
     for question in message.questions:
         entry = out.questions.add(topic=question.topic, subscription=question.subscription, state=question.state)
         if question.keys is not None:
@@ -280,6 +283,7 @@ def _read_digest(message: pb.Digest) -> Digest:
         message.applied,
         tuple(_read_topic(topic) for topic in message.topics),
         message.answer,
+        Summary(message.summary.digest, message.summary.unsettled) if message.HasField("summary") else None,
     )
 
 
@@ -293,7 +297,8 @@ def _read_fetch(message: pb.Fetch) -> Fetch:
                 tuple(item.key for item in _take_keys(question.keys)) if question.HasField("keys") else None,
             )
             for question in message.questions
-        )
+        ),
+        tuple(message.buckets),
     )
 
 

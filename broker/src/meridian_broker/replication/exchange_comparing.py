@@ -22,15 +22,18 @@ from meridian_broker.positions.progress import Progress
 from meridian_broker.replication.exchange_context import ExchangeContext, Reply, why_of
 from meridian_broker.replication.exchange_lag import Why
 from meridian_broker.replication.exchange_messages import (
+    SUMMARY_VERSION,
     Digest,
     Fetch,
     Question,
     State,
     StateItem,
     SubscriptionDigest,
+    Summary,
     TopicDigest,
 )
 from meridian_broker.replication.exchange_peer import Peer
+from meridian_broker.replication.exchange_summary import bucket_of
 
 ANNOUNCE_PAUSE_MS: Final = 10
 """Between two messages of one round of digests."""
@@ -54,10 +57,61 @@ class Comparing:
         context.forget_settled()
         context.book.refresh_topics()
         peer.lag.forget(context.book.has_topic)
+        if peer.version >= SUMMARY_VERSION and not forced:
+            self._summarize(peer)
+            return
         topics = [topic for topic in context.book.topics() if peer.region in context.host.regions_of(topic)]
         peer.forced = set(topics) if forced else peer.forced.intersection(topics)
         peer.to_announce = deque(topics)
         self.announce_some(peer)
+
+    def _summarize(self, peer: Peer) -> None:
+        """Begin a round with one number; the digests of topics follow that are known to differ, or are asked for."""
+        context = self._context
+        summary = context.book.summary(peer.region)
+        summary.begin_round()
+        digest, unsettled = summary.work_out(), context.unsettled_topics(peer.region)
+        sent, applied = peer.next_number - 1, peer.incoming.applied()
+        assert peer.send is not None
+        if digest:
+            peer.send(Digest(sent, applied, (), summary=Summary(digest, bool(unsettled))))
+            context.counters.digests_sent += 1
+        book, host = context.book, context.host
+        peer.forced = {t for t in peer.forced if book.has_topic(t) and peer.region in host.regions_of(t)}
+        peer.to_announce = deque(sorted(peer.forced))
+        if peer.to_announce:
+            self.announce_some(peer)
+
+    def _compare_summary(self, peer: Peer, theirs: Summary, reply: Reply) -> None:
+        """Equal: nothing to do for any topic, and all are even. Else the digests of topics are asked for."""
+        book = self._context.book
+        book.refresh()
+        summary = book.summary(peer.region)
+        if summary.work_out() == theirs.digest and not peer.waiting:
+            topics = summary.topics()
+            if not theirs.unsettled:
+                peer.even.update(topics)
+                peer.skips.clear()
+                peer.troubles.clear()
+                for topic in {topic for (topic, _), _ in peer.lag.behind()}.intersection(topics):
+                    peer.lag.same_topic(topic)
+            self._context.counters.topics_equal += len(topics)
+            if not theirs.unsettled or peer.even.issuperset(topics):
+                return
+        wanted = {bucket_of(topic) for topic in (*peer.waiting, *(set(summary.topics()) - peer.even))}
+        # A number with another last bit asks for the bucket of what was held back, or is not even, whatever is in it.
+        reply(Fetch((), tuple(n ^ (number in wanted) for number, n in enumerate(summary.buckets))))
+
+    def _answer_buckets(self, peer: Peer, buckets: tuple[int, ...]) -> None:
+        """The peer's numbers: tell the digests of the topics whose buckets differ."""
+        summary = self._context.book.summary(peer.region)
+        summary.work_out()
+        pairs = zip(summary.buckets, buckets, strict=False)
+        differing = {number for number, (ours, theirs) in enumerate(pairs) if ours != theirs}
+        known = set(peer.to_announce)
+        peer.to_announce.extend(topic for topic in summary.topics(differing) if topic not in known)
+        if peer.next_announce_ms is None:
+            self.announce_some(peer)
 
     def announce_some(self, peer: Peer) -> None:
         """One message more of the round. A region of 10,000 topics is through in half a second and never held up."""
@@ -72,6 +126,10 @@ class Comparing:
             looked_at += subscriptions
             if subscriptions:
                 topics.append(topic)
+        summary = self._context.book.summary(peer.region)
+        for topic in topics:
+            summary.changed(topic)
+        summary.work_out()  # a message's topics at a time: all of them at once would hold up everything
         self._tell(peer, [self._digest_of(peer, topic) for topic in topics], peer.send)
         peer.forced.difference_update(topics)
         peer.next_announce_ms = self._context.now_ms + ANNOUNCE_PAUSE_MS if peer.to_announce else None
@@ -111,6 +169,8 @@ class Comparing:
         listings: list[TopicDigest] = []
         items: list[StateItem] = []
         size = 0
+        if fetch.buckets:
+            self._answer_buckets(peer, fetch.buckets)
         for question in fetch.questions[: limits.items_per_message]:
             if context.objection(peer.region, question.topic, context.host.incarnation(question.topic)) is not None:
                 continue
@@ -157,6 +217,8 @@ class Comparing:
             if len(incoming.held) < self._context.limits.held_digests:
                 incoming.held.append((digest, reply))
             return
+        if digest.summary is not None:
+            self._compare_summary(peer, digest.summary, reply)
         pending = peer.pending_topics()
         differing = [theirs for theirs in digest.topics if not self._same(peer, theirs)]
         questions: list[Question] = []

@@ -214,6 +214,11 @@ class ExchangeContext:
             for region, at in self._merged_at.get(topic, {}).items()
         )
 
+    def unsettled_topics(self, peer: str) -> set[str]:
+        """All topics of which that is so."""
+        topics = self._undurable.keys() | self._merged_at.keys()
+        return {topic for topic in topics if self.unsettled(topic, peer)}
+
     def forget_settled(self) -> None:
         """Keep the book of recent merges as small as what is recent."""
         since = self.now_ms - SETTLE_MS

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from hashlib import blake2b
 from typing import Final, Protocol
 
 from meridian_broker.positions.progress import Progress
@@ -22,6 +21,7 @@ from meridian_broker.replication.exchange_messages import (
     SubscriptionKey,
     TopicDigest,
 )
+from meridian_broker.replication.exchange_summary import Summary, number_of
 
 _MASK: Final = (1 << 64) - 1
 
@@ -39,14 +39,7 @@ class DigestSource(Protocol):
 
     def replicated_in(self, topic: str) -> Iterable[str]: ...
 
-
-def number_of(*parts: bytes) -> int:
-    """64 bits over the parts, each with its length so that no two lists of parts run together."""
-    digest = blake2b(digest_size=8)
-    for part in parts:
-        digest.update(len(part).to_bytes(4, "big"))
-        digest.update(part)
-    return int.from_bytes(digest.digest(), "big")
+    def regions_of(self, topic: str) -> frozenset[str]: ...
 
 
 def key_digests(progress: Progress) -> tuple[KeyDigest, ...]:
@@ -71,6 +64,7 @@ class DigestBook:
         self._changed: dict[str, set[str]] = {}
         """By topic, at least those."""
         self._sums: dict[str, int] = {}
+        self._summaries: dict[str, Summary] = {}
 
     def __contains__(self, key: SubscriptionKey) -> bool:
         return key[1] in self._topics.get(key[0], ())
@@ -81,16 +75,43 @@ class DigestBook:
         self._take_off(topic, subscriptions.get(subscription))
         subscriptions[subscription] = None
         self._changed.setdefault(topic, set()).add(subscription)
+        self._tell_summaries(topic)
+
+    def _tell_summaries(self, topic: str) -> None:
+        for summary in self._summaries.values():
+            summary.changed(topic)
+
+    def summary(self, region: str) -> Summary:
+        """The numbers of what is shared with a region: of topics that changed since, or were counted by somebody."""
+        found = self._summaries.get(region)
+        if found is None:
+            source = self._source
+
+            def number(topic: str) -> int:
+                self.refresh(topic)
+                digest = self.topic(topic)
+                if not digest or region not in source.regions_of(topic):
+                    return 0
+                return number_of(topic.encode(), source.incarnation(topic).encode(), digest.to_bytes(8, "big"))
+
+            found = self._summaries[region] = Summary(number)
+        return found
+
+    def forget_summary(self, region: str) -> None:
+        """The region is no longer spoken to."""
+        self._summaries.pop(region, None)
 
     def refresh_topics(self) -> None:
         """Learn of topics that came, were loaded, or went, without anybody marking anything of them."""
         present = set(self._source.replicated_topics())
         for topic in present - self._topics.keys():
             self._topics[topic] = {}
+            self._tell_summaries(topic)
         for topic in self._topics.keys() - present:
             del self._topics[topic]
             self._changed.pop(topic, None)
             self._sums.pop(topic, None)
+            self._tell_summaries(topic)
 
     def refresh(self, topic: str) -> int:
         """The same for one topic's subscriptions; says how many there are. It costs a look at each."""

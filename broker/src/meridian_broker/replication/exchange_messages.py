@@ -14,9 +14,11 @@ from typing import Final, TypeAlias
 from meridian_broker.positions.progress import DigestKey
 from meridian_broker.replication.lease_messages import LeaseMessage
 
-PROTOCOL_VERSION: Final = 1
+PROTOCOL_VERSION: Final = 2
 """Version of the peer commands. Versions N and N-1 interwork (DESIGN section 8)."""
 OLDEST_VERSION: Final = 1
+SUMMARY_VERSION: Final = 2
+"""From this version on a peer understands a ``Summary``."""
 
 SubscriptionKey: TypeAlias = tuple[str, str]
 """``(topic, subscription)``."""
@@ -166,6 +168,15 @@ class TopicDigest:
 
 
 @dataclass(frozen=True, slots=True)
+class Summary:
+    """All topics that are shared with the receiver, in one number: what a region at rest says."""
+
+    digest: int
+    unsettled: bool = False
+    """Of some of them an equal number does not mean that the sender has all on disk, see ``TopicDigest``."""
+
+
+@dataclass(frozen=True, slots=True)
 class Digest:
     """State of the sender at a cut: all its deltas up to ``sent`` and the receiver's up to ``applied`` are in it."""
 
@@ -174,6 +185,8 @@ class Digest:
     topics: tuple[TopicDigest, ...]
     answer: bool = False
     """Sent because a digest came that differs, by a region without a link of its own: not answered again."""
+    summary: Summary | None = None
+    """Of all topics, at the beginning of a round."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,6 +205,8 @@ class Question:
 @dataclass(frozen=True, slots=True)
 class Fetch:
     questions: tuple[Question, ...]
+    buckets: tuple[int, ...] = ()
+    """The asker's numbers of all buckets of topics: digests of those topics are wanted whose buckets differ."""
 
 
 @dataclass(frozen=True, slots=True)

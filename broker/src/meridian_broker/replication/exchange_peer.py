@@ -24,6 +24,7 @@ from typing import TypeAlias
 from meridian_broker.positions.progress import Progress
 from meridian_broker.replication.exchange_lag import Lag, Trouble, Why
 from meridian_broker.replication.exchange_messages import (
+    OLDEST_VERSION,
     Digest,
     ExchangeLimits,
     PeerMessage,
@@ -94,6 +95,8 @@ class Peer:
         self.incompatible = ""
         """Why the peer is not spoken to although its link is up; empty normally."""
         self.incoming = Incoming()
+        self.version = OLDEST_VERSION
+        """The peer protocol's, as it said on this link."""
         self.even: set[str] = set()
         self.down_since_ms: int | None = None
         """Since when our own link is down, or the peer not spoken to; None: it never was up."""
@@ -253,6 +256,7 @@ class Peer:
         for (topic, name, _), pending in lost:
             self.give_up(topic)
             self.lag.given_up((topic, name), pending)
+        self.version = OLDEST_VERSION
         self.wanted.clear()
         self.fetching.clear()
         self.to_announce.clear()

@@ -17,6 +17,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
+from enum import Enum
 from typing import TYPE_CHECKING, Final
 
 from meridian_broker.ledgers.entry import EntryFormatError, EntryHeader, pack_foreign, unpack
@@ -104,6 +105,16 @@ def checked(entry: bytes, want: Want, after: Position) -> tuple[EntryHeader, byt
     return header, body
 
 
+class Due(Enum):
+    """Whether other regions should be asked."""
+
+    NOT = 0
+    POLL = 1
+    """Some region does not bring its entries itself: perhaps another one has more of it."""
+    NOW = 2
+    """Something is known to be missing, or somebody was not asked for it yet."""
+
+
 class Recall:
     """What one topic asks of the other regions."""
 
@@ -161,19 +172,18 @@ class Recall:
             self._is_running = True
             self._topic.scheduler.spawn(self._run(), f"fetch what {self._topic.name} lacks")
 
-    @property
-    def is_due(self) -> bool:
-        """Whether there is anything to ask for. Asked of every topic each second."""
+    def due(self) -> Due:
+        """Whether there is anything to ask for. Asked of every topic each second, of a thousand when there are more."""
         others = self._topic.remotes
         if not others:
-            return self.joining.is_due
+            return Due.NOW if self.joining.is_due else Due.NOT
         away = {region for region in others if not self._peers.is_reachable(region)}
         gone = self._topic.log.last_origin.keys() - others
         unfed = self._unfed(others)
         is_waiting = self.joining.is_due or self._topic.gaps.open()
         if not others <= self._asked | away or self._foreign_holes() or is_waiting:
-            return True
-        return bool(away or gone or unfed) and others != away
+            return Due.NOW
+        return Due.POLL if (away or gone or unfed) and others != away else Due.NOT
 
     def _unfed(self, others: Collection[str]) -> set[str]:
         """Regions that have not brought their entries themselves for a while."""

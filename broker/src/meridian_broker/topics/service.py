@@ -37,6 +37,7 @@ from meridian_broker.topics.errors import (
 )
 from meridian_broker.topics.limits import TopicLimits
 from meridian_broker.topics.lives import Lives
+from meridian_broker.topics.missing import Missing
 from meridian_broker.topics.non_persistent import NonPersistentTopic
 from meridian_broker.topics.non_persistent_service import NonPersistentTopics
 from meridian_broker.topics.ownership import TopicMetadata
@@ -117,6 +118,7 @@ class TopicService:
         self.watchers = TopicWatchers(self.scheduler, self.topic_names)
         self.catalog.topics.on_change = self.watchers.changed
         self.non_persistent = NonPersistentTopics(self.catalog, self.scheduler, self.topic_limits, self.defaults)
+        self.missing = Missing()
         self.workshop = Workshop(self.store, self.fence, self.new_lock(), self.compaction_limits)
 
     # -- finding and opening -------------------------------------------------------------------------------------
@@ -460,9 +462,7 @@ class TopicService:
 
     def recall_missing(self) -> None:
         """Ask other regions for what topics lack, where there is reason to (R5, R6)."""
-        for topic in list(self.topics.values()):
-            if topic.failure is None and topic.recall is not None and topic.recall.is_due:
-                topic.recall.start()
+        self.missing.look(self)
 
     async def answer(self, asker: str, want: Want) -> Found:
         """What is here of what another region asks for.

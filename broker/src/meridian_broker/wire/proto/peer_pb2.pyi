@@ -242,20 +242,30 @@ class TopicDigest(_message.Message):
     subscriptions: _containers.RepeatedCompositeFieldContainer[SubscriptionDigest]
     def __init__(self, topic: _Optional[str] = ..., incarnation: _Optional[str] = ..., digest: _Optional[int] = ..., unsettled: bool = ..., forced: bool = ..., listed: bool = ..., subscriptions: _Optional[_Iterable[_Union[SubscriptionDigest, _Mapping[str, object]]]] = ...) -> None: ...
 
+class TopicsSummary(_message.Message):
+    __slots__ = ("digest", "unsettled")
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    UNSETTLED_FIELD_NUMBER: _ClassVar[int]
+    digest: int
+    unsettled: bool
+    def __init__(self, digest: _Optional[int] = ..., unsettled: bool = ...) -> None: ...
+
 class Digest(_message.Message):
-    __slots__ = ("sent", "applied", "topics", "answer")
+    __slots__ = ("sent", "applied", "topics", "answer", "summary")
     SENT_FIELD_NUMBER: _ClassVar[int]
     APPLIED_FIELD_NUMBER: _ClassVar[int]
     TOPICS_FIELD_NUMBER: _ClassVar[int]
     ANSWER_FIELD_NUMBER: _ClassVar[int]
+    SUMMARY_FIELD_NUMBER: _ClassVar[int]
     sent: int
     applied: int
     topics: _containers.RepeatedCompositeFieldContainer[TopicDigest]
     answer: bool
-    def __init__(self, sent: _Optional[int] = ..., applied: _Optional[int] = ..., topics: _Optional[_Iterable[_Union[TopicDigest, _Mapping[str, object]]]] = ..., answer: bool = ...) -> None: ...
+    summary: TopicsSummary
+    def __init__(self, sent: _Optional[int] = ..., applied: _Optional[int] = ..., topics: _Optional[_Iterable[_Union[TopicDigest, _Mapping[str, object]]]] = ..., answer: bool = ..., summary: _Optional[_Union[TopicsSummary, _Mapping[str, object]]] = ...) -> None: ...
 
 class Fetch(_message.Message):
-    __slots__ = ("questions",)
+    __slots__ = ("questions", "buckets")
     class Question(_message.Message):
         __slots__ = ("topic", "subscription", "state", "keys")
         TOPIC_FIELD_NUMBER: _ClassVar[int]
@@ -268,8 +278,10 @@ class Fetch(_message.Message):
         keys: ProgressKeys
         def __init__(self, topic: _Optional[str] = ..., subscription: _Optional[str] = ..., state: bool = ..., keys: _Optional[_Union[ProgressKeys, _Mapping[str, object]]] = ...) -> None: ...
     QUESTIONS_FIELD_NUMBER: _ClassVar[int]
+    BUCKETS_FIELD_NUMBER: _ClassVar[int]
     questions: _containers.RepeatedCompositeFieldContainer[Fetch.Question]
-    def __init__(self, questions: _Optional[_Iterable[_Union[Fetch.Question, _Mapping[str, object]]]] = ...) -> None: ...
+    buckets: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, questions: _Optional[_Iterable[_Union[Fetch.Question, _Mapping[str, object]]]] = ..., buckets: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class State(_message.Message):
     __slots__ = ("items",)

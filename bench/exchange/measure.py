@@ -1,0 +1,206 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the progress exchange of three regions costs when nothing happens: bytes and processor time.
+
+The real cores of three regions in one process, without sockets: every message is encoded, counted and decoded, and
+simulated time goes from deadline to deadline. A hundred thousand replicated subscriptions, over many topics or few.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from meridian_broker.positions import ZERO, Position, Progress
+from meridian_broker.positions.position import EARLIEST
+from meridian_broker.replication import exchange_codec
+from meridian_broker.replication.exchange import ProgressExchange
+from meridian_broker.replication.exchange_messages import PeerMessage
+from meridian_broker.wire.pulsar.frames import FrameDecoder
+
+REGIONS = ("us-east", "us-west", "eu-central")
+SUBSCRIPTIONS = 100_000
+IDLE_SECONDS = 60
+BYTES_PER_SECOND = 50_000
+RECORD = b'{"name":"s","replicated":true}'
+
+
+class Host:
+    """A region whose subscriptions all stand at the same place in all regions, and stay there."""
+
+    def __init__(self, region: str, held: dict[str, dict[str, Progress]]) -> None:
+        self.region = region
+        self.held = held
+
+    def is_served(self, topic: str) -> bool:  # noqa: ARG002
+        return True
+
+    def progress(self, topic: str, subscription: str) -> Progress | None:
+        return self.held.get(topic, {}).get(subscription)
+
+    def record(self, topic: str, subscription: str) -> bytes | None:
+        return RECORD if subscription in self.held.get(topic, {}) else None
+
+    def incarnation(self, topic: str) -> str:  # noqa: ARG002
+        return ""
+
+    def replicated_topics(self) -> Iterable[str]:
+        return self.held
+
+    def replicated_in(self, topic: str) -> Iterable[str]:
+        return self.held.get(topic, {})
+
+    def regions_of(self, topic: str) -> frozenset[str]:  # noqa: ARG002
+        return frozenset(REGIONS)
+
+    def merge(
+        self,
+        topic: str,
+        subscription: str,
+        incarnation: str,  # noqa: ARG002
+        delta: Progress,
+        record: bytes | None,  # noqa: ARG002
+        done: Callable[[str | None], None],
+    ) -> None:
+        self.held[topic][subscription].join(delta)
+        done(None)
+
+
+class World:
+    """Three exchanges, and links that deliver at once."""
+
+    def __init__(self, topics: int, subscriptions: int) -> None:
+        self.now_ms = 1000
+        self.bytes = self.messages = 0
+        self._due: deque[Callable[[], None]] = deque()
+        held: dict[str, dict[str, Progress]] = {}
+        for number in range(subscriptions):
+            progress = Progress()
+            for region in REGIONS:
+                progress.ack(ZERO, region, EARLIEST, Position(750_000_000_000_123, number))
+            topic = f"persistent://public/default/orders-of-a-shop-{number % topics}"
+            held.setdefault(topic, {})[f"subscription-{number}"] = progress
+        self.exchanges = {region: ProgressExchange(Host(region, held)) for region in REGIONS}
+        self.spent = dict.fromkeys(REGIONS, 0.0)
+        self.longest = 0.0
+
+    def connect(self) -> None:
+        for region, exchange in self.exchanges.items():
+            for other in REGIONS:
+                exchange.add_peer(other)
+            for other in REGIONS:
+                if other != region:
+                    self._timed(
+                        region, lambda e=exchange, r=region, o=other: e.connected(o, self._way(r, o), self.now_ms)
+                    )  # type: ignore[misc]
+        self._deliver()
+
+    def _way(self, source: str, target: str) -> Callable[[PeerMessage], None]:
+        """From one region to another, and the way back for answers."""
+
+        def back(message: PeerMessage) -> None:
+            self._carry(
+                message, lambda got: self.exchanges[source].received(target, got, lambda _: None, self.now_ms), source
+            )
+
+        def send(message: PeerMessage) -> None:
+            self._carry(message, lambda got: self.exchanges[target].received(source, got, back, self.now_ms), target)
+
+        return send
+
+    def _carry(self, message: PeerMessage, take: Callable[[Any], None], target: str) -> None:
+        data = exchange_codec.encode(message)
+        self.bytes += len(data)
+        self.messages += 1
+
+        def arrive() -> None:
+            for kind, decoded in ((one[0], one[1]) for one in FrameDecoder().feed(data)):
+                self._timed(target, lambda k=kind, d=decoded: take(exchange_codec.decode(k, d)))  # type: ignore[misc]
+
+        self._due.append(arrive)
+
+    def _timed(self, region: str, work: Callable[[], None]) -> None:
+        begin = time.process_time()
+        work()
+        spent = time.process_time() - begin
+        self.spent[region] += spent
+        self.longest = max(self.longest, spent)
+
+    def _deliver(self) -> None:
+        while self._due:
+            self._due.popleft()()
+
+    def run(self, seconds: float) -> None:
+        until = self.now_ms + round(seconds * 1000)
+        while True:
+            deadlines = {r: at for r, e in self.exchanges.items() if (at := e.next_deadline()) is not None}
+            following = min(deadlines.values(), default=until + 1)
+            if following > until:
+                self.now_ms = until
+                return
+            self.now_ms = max(self.now_ms, following)
+            for region, exchange in self.exchanges.items():
+                if deadlines.get(region, until + 1) <= self.now_ms:
+                    self._timed(region, lambda e=exchange: e.tick(self.now_ms))  # type: ignore[misc]
+            self._deliver()
+
+    def start_counting(self) -> None:
+        self.bytes = self.messages = 0
+        self.spent = dict.fromkeys(REGIONS, 0.0)
+        self.longest = 0.0
+
+
+def measure(topics: int, subscriptions: int) -> dict[str, Any]:
+    world = World(topics, subscriptions)
+    world.connect()
+    world.run(20)
+    connecting = world.bytes
+    world.start_counting()
+    world.run(IDLE_SECONDS)
+    return {
+        "topics": topics,
+        "subscriptions": subscriptions,
+        "connecting_bytes": connecting,
+        "idle_bytes_per_second": round(world.bytes / IDLE_SECONDS),
+        "idle_messages_per_second": round(world.messages / IDLE_SECONDS, 2),
+        "idle_cpu_ms_per_second": round(1000 * max(world.spent.values()) / IDLE_SECONDS, 2),
+        "longest_step_ms": round(1000 * world.longest, 1),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="a tenth of the subscriptions")
+    parser.add_argument("--json", action="store_true", help="one JSON object on the last line")
+    options = parser.parse_args()
+    load_before = os.getloadavg()[0]
+    subscriptions = SUBSCRIPTIONS // 10 if options.quick else SUBSCRIPTIONS
+    rows, targets = [], {}
+    print(
+        f"{'topics':>8}{'subscriptions':>15}{'connecting':>14}{'idle B/s':>10}{'target':>11}"
+        f"{'msg/s':>8}{'CPU ms/s':>10}{'longest ms':>12}"
+    )
+    for topics in (subscriptions // 1000, subscriptions // 10, subscriptions):
+        row = measure(topics, subscriptions)
+        rows.append(row)
+        got = row["idle_bytes_per_second"]
+        name = f"{subscriptions:,} idle subscriptions of {topics:,} topics, 3 regions, bytes per second in all"
+        targets[name] = {"target": BYTES_PER_SECOND, "measured": got, "met": got <= BYTES_PER_SECOND}
+        print(
+            f"{topics:>8,}{subscriptions:>15,}{row['connecting_bytes']:>14,}{got:>10,}{f'<= {BYTES_PER_SECOND:,}':>11}"
+            f"{row['idle_messages_per_second']:>8}{row['idle_cpu_ms_per_second']:>10}{row['longest_step_ms']:>12}",
+            flush=True,
+        )
+    if options.json:
+        machine = {"cores": os.cpu_count(), "load_before": load_before, "load_after": os.getloadavg()[0]}
+        print(json.dumps({"targets": targets, "figures": rows, "machine": machine}))
+    sys.exit(0 if all(target["met"] for target in targets.values()) else 1)
+
+
+if __name__ == "__main__":
+    main()
