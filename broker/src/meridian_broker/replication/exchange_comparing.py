@@ -84,9 +84,7 @@ class Comparing:
 
     def _compare_summary(self, peer: Peer, theirs: Summary, reply: Reply) -> None:
         """Equal: nothing to do for any topic, and all are even. Else the digests of topics are asked for."""
-        book = self._context.book
-        book.refresh()
-        summary = book.summary(peer.region)
+        summary = self._context.book.summary(peer.region)
         if summary.work_out() == theirs.digest and not peer.waiting:
             topics = summary.topics()
             if not theirs.unsettled:
