@@ -278,8 +278,15 @@ class RegionsProcess:
         record = self.record(region)
         command = [*MERIDIAN, "broker", "--config", record["config"]]
         with Path(record["log"]).open("ab") as log:
-            self._again[region] = subprocess.Popen(command, stdout=log, stderr=log)
-        wait_until(lambda: is_healthy(self.admin_url(region)), f"{region} to be back", START_SECONDS)
+            again = self._again[region] = subprocess.Popen(command, stdout=log, stderr=log)
+
+        def healthy() -> bool:
+            assert again.poll() is None, (
+                f"the broker of {region} ended with {again.poll()}:\n{self.log(region)[-3000:]}"
+            )
+            return is_healthy(self.admin_url(region))
+
+        wait_until(healthy, f"{region} to be back", START_SECONDS)
 
     def stop(self) -> str:
         """SIGTERM, and wait for the drain. Says what was printed; fails when it did not end well."""
