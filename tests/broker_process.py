@@ -282,7 +282,7 @@ class RegionsProcess:
 
         def healthy() -> bool:
             assert again.poll() is None, (
-                f"the broker of {region} ended with {again.poll()}:\n{self.log(region)[-3000:]}"
+                f"the broker of {region} ended with {again.poll()}:\n{self.log(region)[-999:]}"
             )
             return is_healthy(self.admin_url(region))
 
