@@ -96,6 +96,7 @@ def probe_shares(world: World, topic: str, name: str) -> None:
         for position, bits in (probe.probe or {}).items():
             if (origin := places.get(position)) is not None:
                 came[origin] = came.get(origin, 0) | bits
+    waiting = _held_up(world, topic, name)
     for probe in probes.values():
         probe.close(lambda: None)
     world.run(1000)
@@ -108,12 +109,29 @@ def probe_shares(world: World, topic: str, name: str) -> None:
                 for _, origin, messages in log
                 if (whole := (1 << messages) - 1) and world.model.is_dropped_somewhere(topic, subscription, origin)
             }
-            got_here = {position: came.get(origin, 0) | dropped.get(origin, 0) for position, origin, _ in log}
+            got_here = {
+                position: (1 << messages) - 1 if origin in waiting else came.get(origin, 0) | dropped.get(origin, 0)
+                for position, origin, messages in log
+            }
             world.model.check_delivered(home, topic, subscription, got_here)
     subscription = _find(world, next(iter(homes)), topic, name)
     if subscription is not None:
         subscription.topic.lives.set_scope(subscription, LOCAL, {})
     world.run(5000)
+
+
+def _held_up(world: World, topic: str, name: str) -> set[Origin]:
+    """What the region that dispatches it has not got, because a gap waits for a person: status says so (R4)."""
+    logs = {region: {origin for _, origin, _ in world.model.log(home, topic)} for region, home in world.regions.items()}
+    everything = set().union(*logs.values())
+    return {
+        one
+        for origin in world.names
+        for broker, _ in holders(world, topic, name, origin)
+        if broker.region != origin and world.hold(origin, broker.region, topic) in ("GAP", "ROLLED_BACK")
+        for one in everything - logs[broker.region]
+        if one.region == origin
+    }
 
 
 def _find(world: World, region: str, topic: str, name: str) -> Subscription | None:
