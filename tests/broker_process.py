@@ -281,9 +281,7 @@ class RegionsProcess:
             again = self._again[region] = subprocess.Popen(command, stdout=log, stderr=log)
 
         def healthy() -> bool:
-            assert again.poll() is None, (
-                f"the broker of {region} ended with {again.poll()}:\n{self.log(region)[-999:]}"
-            )
+            assert again.poll() is None, f"the broker of {region} ended with {again.poll()}:\n{self.log(region)[-999:]}"
             return is_healthy(self.admin_url(region))
 
         wait_until(healthy, f"{region} to be back", START_SECONDS)
