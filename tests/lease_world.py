@@ -13,7 +13,7 @@ from meridian_broker.replication.lease_votes import Vote, Voter
 from meridian_broker.replication.leases import CLOCK_RATE, Claim, Leases, LeaseTimes
 
 TIMES = LeaseTimes(duration=3000, step=200, linger=500)
-EAGER = LeaseTimes(duration=2000, step=5, linger=100)
+EAGER = LeaseTimes(duration=2000, step=25, linger=100)
 """Nobody waits for anybody longer than the protocol must, so that what it must is seen."""
 
 
@@ -106,6 +106,9 @@ class LeaseNode:
         return voter == self.name or (voter in self.world.nodes and self.world.is_open(self.name, voter))
 
     def send(self, voter: str, message: LeaseMessage) -> None:
+        if voter == self.name and isinstance(message, LeaseRelease):
+            self.voter.released(message)
+            return
         self.world.send(self, voter, message)
 
     def promised_ms(self, stream: Stream) -> int:
@@ -147,8 +150,8 @@ class LeaseNode:
     def received(self, region: str, message: LeaseMessage, reply: Callable[[LeaseAnswer], None]) -> None:
         match message:
             case LeaseAsk():
+                self.leases.others_asked(region, message, self.now_ms())
                 self.voter.asked(message, reply, self.now_ms())
-                self.leases.others_asked(region, message)
             case LeaseRelease():
                 self.voter.released(message)
                 self.leases.freed(message, self.now_ms())

@@ -23,6 +23,8 @@ from meridian_broker.replication.lease_votes import Vote, Voter
 from meridian_broker.replication.leases import Claim, Leases, LeaseTimes
 
 TURNS: Final = 4
+TIDY_MS: Final = 60_000
+"""How often votes on what is gone are let go of."""
 
 
 class LeasedTopics(Protocol):
@@ -80,6 +82,7 @@ class LeaseDesk:
         self._speaks: dict[str, bool] = {}
         """Region -> does it know of leases? Those that were not heard yet are not in."""
         self._own: deque[LeaseMessage] = deque()
+        self._tidy_ms = 0
         self._releases: dict[str, list[tuple[Stream, int]]] = {}
 
     # -- from topics ---------------------------------------------------------------------------------------------
@@ -155,8 +158,9 @@ class LeaseDesk:
         now = self.now_ms()
         match message:
             case LeaseAsk():
+                self.leases.others_asked(region, message, now)
+                self._drain()
                 self.voter.asked(message, reply, now)
-                self.leases.others_asked(region, message)
             case LeaseRelease():
                 self.voter.released(message)
                 self.leases.freed(message, now)
@@ -165,6 +169,9 @@ class LeaseDesk:
         self._drain()
 
     def tick(self) -> None:
+        if self.now_ms() >= self._tidy_ms:
+            self._tidy_ms = self.now_ms() + TIDY_MS
+            self.voter.tidy(self.now_ms())
         for _ in range(TURNS):  # what this region's own vote says may be the end of one attempt and allow the next
             self.leases.tick(self.now_ms())
             self._drain()

@@ -69,9 +69,11 @@ class Voter:
         """A vote on disk: it counts for its whole length from now on."""
         self.votes[stream] = Vote(holder, term, duration_ms, now_ms + duration_ms)
 
-    def forget(self, stream: Stream) -> None:
-        """The stream is not served here any more; what is on disk will be found again."""
-        self.votes.pop(stream, None)
+    def tidy(self, now_ms: int) -> None:
+        """Let go of votes that bind nobody and whose streams are not served here; those on disk are found again."""
+        for stream, vote in list(self.votes.items()):
+            if (vote.is_released or now_ms >= vote.until_ms) and not self._ballots.voters(stream):
+                del self.votes[stream]
 
     def promised(self, stream: Stream, now_ms: int) -> Vote | None:
         """The vote that binds this voter now."""

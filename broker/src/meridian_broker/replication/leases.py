@@ -331,8 +331,13 @@ class Leases:
         return latest[enough - 1] if len(latest) >= enough else None
 
     def _may_succeed(self, claim: Claim) -> bool:
-        possible = dict.fromkeys((voter for voter in claim.voters if voter not in claim.refusals), 1)
-        return self._until(claim, possible) is not None
+        """Not when too many refused, or cannot be reached and did not promise before."""
+        possible = [
+            voter
+            for voter in claim.voters
+            if voter in claim.asked_ms or (voter not in claim.refusals and self._host.can_ask(voter))
+        ]
+        return self._until(claim, dict.fromkeys(possible, 1)) is not None
 
     def freed(self, release: LeaseRelease, now_ms: int) -> None:
         """Somebody gave streams back: there is no longer a reason to wait for the end of its lease."""
@@ -372,10 +377,14 @@ class Leases:
         claim.asked_ms.clear()
         claim.refusals.clear()
 
-    def others_asked(self, region: str, ask: LeaseAsk) -> None:
-        """Somebody asks this voter: hand over what its home wants."""
+    def others_asked(self, region: str, ask: LeaseAsk, now_ms: int) -> None:
+        """Somebody asks this voter: hand over what its home wants, and make way for who goes first."""
         for item in ask.items:
             claim = self.claims.get(item.stream)
-            if claim is not None and claim.state == State.HELD and region == claim.home != self._me:
+            if claim is None or region == self._me or claim.home == self._me:
+                continue
+            if claim.state == State.HELD and region == claim.home:
                 claim.state = State.YIELDING
                 self._host.wanted_back(claim)
+            elif claim.state == State.ASKING and (region == claim.home or region < self._me):
+                self._give_up(claim, now_ms)

@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Leases between regions: what is sent to whom, in how many messages, and why there are none (R26)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from meridian_broker.replication.lease_desk import TIDY_MS, LeaseDesk
+from meridian_broker.replication.lease_messages import (
+    AnswerItem,
+    AskItem,
+    LeaseAnswer,
+    LeaseAsk,
+    LeaseMessage,
+    LeaseRelease,
+    Stream,
+)
+from meridian_broker.replication.leases import Claim, LeaseTimes
+
+REGIONS = ("ap", "eu", "us")
+TIMES = LeaseTimes()
+
+
+class Region:
+    """The topics of one region, and its links: what is sent is kept."""
+
+    region = "us"
+
+    def __init__(self) -> None:
+        self.now_ms = 1000
+        self.sent: list[tuple[str, LeaseMessage]] = []
+        self.served: set[Stream] = set()
+        self.held: set[Stream] = set()
+        self.followed = 0
+        self.desk = LeaseDesk(self, "us#1", lambda: self.now_ms, TIMES)
+        self.desk.roads = self
+
+    def voters(self, stream: Stream) -> tuple[str, ...]:
+        return REGIONS if stream in self.served else ()
+
+    def write_votes(
+        self, votes: list[tuple[Stream, tuple[str, int, int]]], durable: Callable[[list[Stream]], None]
+    ) -> None:
+        durable([stream for stream, _ in votes])
+
+    def won(self, claim: Claim) -> None:
+        self.held.add(claim.stream)
+
+    def lost(self, claim: Claim) -> None:
+        self.held.discard(claim.stream)
+
+    def wanted_back(self, claim: Claim) -> None:
+        raise AssertionError("everything is at home")
+
+    def follow_regions(self) -> None:
+        self.followed += 1
+
+    def send_lease(self, region: str, message: LeaseMessage) -> None:
+        self.sent.append((region, message))
+
+    def is_up(self, region: str) -> bool:
+        return True
+
+    def want(self, stream: Stream) -> None:
+        self.served.add(stream)
+        self.desk.want(stream, REGIONS, "us")
+
+    def grant_all(self) -> None:
+        """The others answer what they were asked."""
+        asked, self.sent = self.sent, []
+        for region, message in asked:
+            if isinstance(message, LeaseAsk):
+                items = tuple(AnswerItem(item.stream, item.term, True) for item in message.items)
+                self.desk.received(region, LeaseAnswer(message.number, items), lambda _: None)
+
+
+def test_a_region_of_an_older_version_is_sent_nothing_and_there_are_no_leases() -> None:
+    us = Region()
+    assert us.desk.objection(REGIONS) == ""
+    assert us.desk.objection(REGIONS, sure=True) == "ap was not reached yet"
+    us.desk.greeted("ap", leases=True)
+    us.desk.greeted("eu", leases=False)
+    assert us.desk.objection(REGIONS) == "eu runs a version without leases"
+    us.want(("t", "s", "us"))
+    us.desk.tick()
+    assert {region for region, _ in us.sent} == {"ap"}
+    us.desk.greeted("eu", leases=True)
+    assert us.desk.objection(REGIONS, sure=True) == ""
+    assert us.followed == 3
+    us.desk.is_foreign = lambda region: region == "ap"
+    assert us.desk.objection(REGIONS) == "ap is no Meridian region"
+
+
+def test_a_thousand_streams_are_renewed_in_a_few_messages() -> None:
+    us = Region()
+    for region in ("ap", "eu"):
+        us.desk.greeted(region, leases=True)
+    for number in range(1000):
+        us.want((f"t{number // 10}", f"s{number % 10}", "us"))
+    us.desk.tick()
+    us.grant_all()
+    assert len(us.held) == 1000
+    for _ in range(3):
+        us.sent.clear()
+        us.now_ms += TIMES.beat
+        us.desk.tick()
+        assert len(us.sent) == 2 * 4
+        us.grant_all()
+    assert len(us.held) == 1000
+    for number in range(1000):
+        us.desk.unwant((f"t{number // 10}", f"s{number % 10}", "us"))
+    us.sent.clear()
+    us.desk.release_unwanted()
+    assert len(us.sent) == 2 * 4
+    assert all(isinstance(message, LeaseRelease) for _, message in us.sent)
+    assert us.desk.next_deadline() is None or not us.desk.leases.claims
+
+
+def test_votes_on_what_is_gone_are_let_go_of() -> None:
+    us = Region()
+    gone, kept = ("gone", "s", "eu"), ("kept", "s", "eu")
+    us.served |= {gone, kept}
+    items = tuple(AskItem(stream, 1, REGIONS) for stream in (gone, kept))
+    us.desk.received("eu", LeaseAsk(1, "eu#1", 6000, items), lambda _: None)
+    us.served.discard(gone)
+    us.desk.tick()
+    assert set(us.desk.voter.votes) == {gone, kept}, "it is promised still"
+    us.now_ms += TIDY_MS
+    us.desk.tick()
+    assert set(us.desk.voter.votes) == {kept}
+
+
+def test_who_dispatches_what_is_told_with_a_reason() -> None:
+    us = Region()
+    stream = ("t", "s", "us")
+    assert us.desk.holder_of(stream)[2].startswith("nobody consumes here")
+    us.want(stream)
+    us.desk.tick()
+    assert us.desk.holder_of(stream) == ("", 0, "no majority of the topic's regions: ap, eu cannot be reached")
+    for region in ("ap", "eu"):
+        us.desk.greeted(region, leases=True)
+    us.now_ms += TIMES.step
+    us.desk.tick()
+    us.grant_all()
+    holder, left_ms, reason = us.desk.holder_of(stream)
+    assert (holder, reason) == ("us", "")
+    assert 0 < left_ms <= TIMES.usable
