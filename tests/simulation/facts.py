@@ -152,11 +152,12 @@ def subscription_of(consumer: Consumer) -> Subscription:
 
 def covered_origins(subscription: Subscription, upto: Position) -> frozenset[str] | None:
     """With dispatch scope origin a cumulative ack is about some origins only."""
-    index = subscription.topic.log.index(upto.ledger)
-    origin = None if index is None else index.origin(upto.entry)
-    if subscription.share is None or origin is None:
+    log = subscription.topic.log
+    if subscription.share is None or not log.holds(upto):
         return None
-    return subscription.share.covered_by(origin[0], upto)
+    index = log.index(upto.ledger)
+    origin = None if index is None else index.origin(upto.entry)
+    return None if origin is None else subscription.share.covered_by(origin[0], upto)
 
 
 def life_of(name: str, progress: Progress) -> str:
