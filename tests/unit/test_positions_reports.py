@@ -162,3 +162,20 @@ def test_floors_pass_what_all_dropped() -> None:
         region.rise()
         assert region.progress.floors() == {"us": Position(1, 2)}
         assert not region.progress.count_detail()
+
+
+def test_reports_from_before_a_rewind_are_void() -> None:
+    """R12: everybody dropped it, everybody said so, then it is owed again: no floor comes of what was said before."""
+    regions = {name: Region(name) for name in REGIONS}
+    for region in regions.values():
+        region.dropped |= {0, 1}
+        region.report()
+    us = regions["us"]
+    for region in regions.values():
+        us.merge(region.progress.copy())
+    told = us.progress.empty_delta()
+    told.rewind(Stamp(9, 0, "us"), {"us": (EARLIEST, Position(1, ENTRIES))})
+    us.merge(told)
+    us.rise()
+    assert not us.progress.is_acked("us", Position(1, 0))
+    assert us.progress.floors() == {"us": EARLIEST}
