@@ -90,7 +90,7 @@ class AckSet(RunSet):
     def copy(self) -> AckSet:
         other = AckSet(Position(self._ledger, self._entry))
         if self._cold is not None:
-            other._cold = self._cold
+            object.__setattr__(other, "_links", self._cold)
             del other._detail
             object.__setattr__(other, "__class__", ColdAckSet)
         elif self._detail is not None:
@@ -118,12 +118,11 @@ class AckSet(RunSet):
         if self._cold is None:
             if self._detail is None or not cool_claims(self._detail):
                 return
-            self._cold = put_cold(self._detail)
+            object.__setattr__(self, "_links", put_cold(self._detail))
             del self._detail
-            self._links = None
             object.__setattr__(self, "__class__", ColdAckSet)
-        if like is not None and like._cold == self._cold:
-            self._cold = like._cold
+        if like is not None and self._cold is not None and like._cold == self._cold:
+            object.__setattr__(self, "_links", like._cold)
 
     # -- encoding ------------------------------------------------------------------------------------------------------
 
@@ -249,9 +248,13 @@ class AckSet(RunSet):
 
 
 class ColdAckSet(AckSet):
-    """A set whose slot ``_detail`` is empty, see ``ColdClaims``."""
+    """A set whose slot ``_detail`` is empty, see ``ColdClaims``. All is in one piece in the slot of the links."""
 
     __slots__ = ()
+
+    @property
+    def _cold(self) -> bytes | None:
+        return self._links  # type: ignore[return-value]
 
     if not TYPE_CHECKING:
 
@@ -260,6 +263,5 @@ class ColdAckSet(AckSet):
             if name != "_detail" or self._cold is None:
                 raise AttributeError(name)
             self._detail, self._links = take_cold(self._cold)
-            self._cold = None
             object.__setattr__(self, "__class__", AckSet)
             return self._detail

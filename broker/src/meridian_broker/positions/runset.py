@@ -31,15 +31,18 @@ from meridian_broker.positions.position import EARLIEST, LATEST, Position
 class RunSet:
     """Claimed positions: claiming them and asking for them. Changed in place."""
 
-    __slots__ = ("_cold", "_detail", "_entry", "_ledger", "_links")
+    __slots__ = ("_detail", "_entry", "_ledger", "_links")
 
     def __init__(self, floor: Position = EARLIEST) -> None:
         self._ledger, self._entry = floor
-        self._cold: bytes | None = None
-        """Detail and links in one piece, when nobody looked at it for a while; then the slot ``_detail`` is empty."""
         self._detail: dict[int, Claims] | None = None
         self._links: list[tuple[int, Position]] | None = None
         """``(ledger, its link)``, ascending. Derived; spans never overlap."""
+
+    @property
+    def _cold(self) -> bytes | None:
+        """Detail and links in one piece, of a set that nobody looked at for a while (``ColdAckSet``)."""
+        return None
 
     # -- claims --------------------------------------------------------------------------------------------------------
 
