@@ -369,6 +369,9 @@ class Source:
     def incarnation(self, topic: str) -> str:
         return ""
 
+    def regions_of(self, topic: str) -> frozenset[str]:
+        return frozenset(("us", "eu"))
+
     def replicated_topics(self) -> list[str]:
         return [topic for topic, _ in self.held]
 
@@ -419,7 +422,7 @@ def test_a_round_over_many_subscriptions_goes_in_pieces() -> None:
 @given(
     st.lists(
         st.tuples(
-            st.sampled_from(["put", "drop", "read", "refresh"]),
+            st.sampled_from(["put", "load", "drop", "read", "one", "sum", "refresh"]),
             st.sampled_from("tu"),
             st.sampled_from("abc"),
             st.integers(0, 5),
@@ -430,13 +433,20 @@ def test_the_book_is_what_a_new_book_would_be(steps: list[tuple[str, str, str, i
     """Kept up to date by marks, it says what working everything out says."""
     source = Source()
     book = DigestBook(source, ExchangeLimits())
+    book.summary("eu")  # from the first round of a link on
     for what, topic, name, entry in steps:
         if what == "put":
             source.held[topic, name] = Progress()
             source.held[topic, name].raise_floor("us", (1, entry))  # type: ignore[arg-type]
             book.mark(topic, name)
+        elif what == "load":  # its topic was opened: nobody marks anything
+            source.held.setdefault((topic, name), Progress())
         elif what == "drop":
             source.held.pop((topic, name), None)
+        elif what == "one":
+            book.subscription(topic, name)
+        elif what == "sum":
+            book.summary("eu").work_out()
         elif what == "read":
             book.topic(topic)
         else:
@@ -448,3 +458,7 @@ def test_the_book_is_what_a_new_book_would_be(steps: list[tuple[str, str, str, i
     for topic in "tu":
         assert book.topic(topic) == fresh.topic(topic)
         assert list(book.listing(topic, None)) == list(fresh.listing(topic, None))
+    anew = fresh.summary("eu")
+    for topic in fresh.topics():
+        anew.changed(topic)
+    assert book.summary("eu").work_out() == anew.work_out()

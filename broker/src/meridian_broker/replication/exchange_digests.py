@@ -191,8 +191,10 @@ class DigestBook:
         self._take_off(topic, known.get(subscription))
         known[subscription] = entry
         self._sums[topic] = (self._sums.get(topic, 0) + entry.digest) & _MASK
+        self._tell_summaries(topic)  # it may have been loaded, and nobody marked it
         return entry
 
     def _take_off(self, topic: str, entry: _Entry | None) -> None:
         if entry is not None:
             self._sums[topic] = (self._sums[topic] - entry.digest) & _MASK
+            self._tell_summaries(topic)
