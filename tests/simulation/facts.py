@@ -150,14 +150,11 @@ def subscription_of(consumer: Consumer) -> Subscription:
     return consumer.subscription
 
 
-def covered_origins(subscription: Subscription, upto: Position) -> frozenset[str] | None:
-    """With dispatch scope origin a cumulative ack is about some origins only."""
-    log = subscription.topic.log
-    if subscription.share is None or not log.holds(upto):
+def covered_origins(subscription: Subscription, origin: Origin | None, upto: Position) -> frozenset[str] | None:
+    """With dispatch scope origin a cumulative ack of an entry is about some origins only."""
+    if subscription.share is None:
         return None
-    index = log.index(upto.ledger)
-    origin = None if index is None else index.origin(upto.entry)
-    return None if origin is None else subscription.share.covered_by(origin[0], upto)
+    return frozenset() if origin is None else subscription.share.covered_by(origin.region, upto)
 
 
 def life_of(name: str, progress: Progress) -> str:

@@ -215,7 +215,7 @@ class Model:
         """
         subscription = subscription_of(consumer)
         log = self._log_of(home, subscription.topic)
-        only = covered_origins(subscription, upto)
+        only = covered_origins(subscription, self._origin_at(home, upto), upto)
         found = {
             origin: (1 << messages) - 1
             for place, origin, messages in log
@@ -246,6 +246,10 @@ class Model:
     def _dropping(self, home: SimRegion, topic: str, some: list[Subscription], what: Dropping) -> None:
         for one in some:
             self.facts[topic, life_of(one.name, one.progress)].dropping.setdefault(home.name, []).append(what)
+
+    def _origin_at(self, home: SimRegion, position: Position) -> Origin | None:
+        entries = self.entries(home, position.ledger)
+        return entries[position.entry][0] if 0 <= position.entry < len(entries) else None
 
     def _acked(
         self, home: SimRegion, topic: str, subscription: Subscription, epoch: Stamp, bits: dict[Origin, int]
