@@ -179,6 +179,15 @@ class BrokerProcess:
         self.kill()
 
 
+def kill_etcds(data_dir: Path) -> None:
+    """They outlive a supervisor that is killed: brokers that drain need them until the end."""
+    for file in data_dir.glob("*/etcd/etcd.pid"):
+        pid = int(file.read_text())
+        with contextlib.suppress(OSError):
+            if str(data_dir) in Path(f"/proc/{pid}/cmdline").read_text():
+                os.kill(pid, signal.SIGKILL)
+
+
 class RegionsProcess:
     """One ``meridian up`` with several regions that replicate to each other."""
 
@@ -307,15 +316,7 @@ class RegionsProcess:
                 process.wait()
         self._again.clear()
         self._process = None
-        self._kill_etcds()
-
-    def _kill_etcds(self) -> None:
-        """They outlive a supervisor that is killed: brokers that drain need them until the end."""
-        for file in self.data_dir.glob("*/etcd/etcd.pid"):
-            pid = int(file.read_text())
-            with contextlib.suppress(OSError):
-                if str(self.data_dir) in Path(f"/proc/{pid}/cmdline").read_text():
-                    os.kill(pid, signal.SIGKILL)
+        kill_etcds(self.data_dir)
 
     def log(self, region: str | None = None) -> str:
         """What ``meridian up`` printed, or what one region's broker logged."""

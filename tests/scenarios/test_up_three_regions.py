@@ -7,7 +7,6 @@ import json
 import re
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,9 +14,9 @@ from typing import Any
 
 import pulsar
 import pytest
+from broker_process import MERIDIAN, kill_etcds
 from free_ports import free_base_port
 
-MERIDIAN = (sys.executable, "-P", "-m", "meridian_broker.server.main")
 REGIONS = ("us-east", "us-west", "eu-central")
 SECONDS_MAX = 60.0
 
@@ -64,6 +63,7 @@ class Regions:
         if self._process is not None:
             self._process.kill()
             self._process.communicate()
+        kill_etcds(self._directory)
 
     def record(self, region: str) -> dict[str, Any]:
         document = json.loads((self._directory / "regions.json").read_text(encoding="utf-8"))
