@@ -192,12 +192,21 @@ class Model:
                 self.violate("a later creation won", f"{topic}/{name} was made at {one}, and {created} counts")
 
     def acking(self, home: SimRegion, topic: str, consumer: Consumer, bits: dict[Position, int], epoch: Stamp) -> Heard:
+        subscription = subscription_of(consumer)
+        facts = self.facts[topic, life_of(subscription.name, subscription.progress)]
         found: dict[Origin, int] = {}
         for position, some in bits.items():
             entries = self.entries(home, position.ledger)
             if position.entry < len(entries) and (origin := entries[position.entry][0]) is not None:
-                found[origin] = some
-        return self._acked(home, topic, subscription_of(consumer), epoch, found)
+                if not subscription.topic.log.holds(position) and facts.perhaps_dropped(
+                    origin, home.name, self.published[origin]
+                ):
+                    facts.add(
+                        Acked(epoch, {origin: some})
+                    )  # dropped and given back: nothing tells any more what it was
+                else:
+                    found[origin] = some
+        return self._acked(home, topic, subscription, epoch, found)
 
     def acking_up_to(
         self,
