@@ -8,6 +8,7 @@ import json
 import os
 import subprocess
 import time
+import urllib.request
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -58,6 +59,17 @@ class Cluster:
                 self._connection.close()
             self._connection = None
             return None
+
+    def keep_everything(self, namespace: str) -> None:
+        """Nothing is given back, or ``entries`` would not grow with what arrives."""
+        request = urllib.request.Request(
+            f"{self.admin_url}/admin/v2/namespaces/{namespace}/retention",
+            json.dumps({"retentionTimeInMinutes": -1, "retentionSizeInMB": -1}).encode(),
+            {"Content-Type": "application/json"},
+            method="POST",
+        )
+        with urllib.request.urlopen(request, timeout=30):
+            pass
 
     def entries(self, topic: str) -> int:
         """Entries that are stored, of clients and of other regions."""

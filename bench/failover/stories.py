@@ -77,6 +77,8 @@ class Stories:
         self.a = a
         self.b = b
         self._namespace = namespace
+        for cluster in (a, b):
+            cluster.keep_everything(namespace)
         self._directory = directory
         self._topics = itertools.count(time.time_ns() // 1_000_000)
 

@@ -33,6 +33,10 @@ class Process(Protocol):
     def region(self) -> str: ...
 
 
+SLOW_US: Final = 50_000
+"""A message that takes longer is a slow one."""
+
+
 @dataclass
 class Weather:
     """How the world treats messages. Without ``random`` every message takes ``base_us``."""
@@ -78,6 +82,8 @@ class Network:
         self.stalls: set[tuple[str, str]] = set()
         """``(from, to)``: nothing arrives."""
         self.connections: list[Connection] = []
+        self.slow_us = -SLOW_US
+        """When a message was last sent that takes long."""
 
     def connect(self, dialler: Process, target: Process) -> Connection:
         connection = Connection(self, dialler, target)
@@ -140,7 +146,10 @@ class Way:
         if not self._connection.is_open:
             return
         loop, weather = self._network.loop, self._network.weather
-        due = loop.now_us + weather.delay_us(*self.regions)
+        delay = weather.delay_us(*self.regions)
+        if delay > SLOW_US:
+            self._network.slow_us = loop.now_us
+        due = loop.now_us + delay
         self._last_us = due = max(due, self._last_us)
         loop.after(due - loop.now_us, self.target, lambda: self._arrive(arrive))
         if may_double and weather.doubles and (echo := weather.echo_us()) is not None:

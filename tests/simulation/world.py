@@ -27,6 +27,8 @@ from simulation.names import full_name
 from simulation.network import Network, Weather
 from simulation.scopes import probe_shares
 
+SLOW_FOR_US: Final = 500_000
+"""So long after a slow message was sent a barrier may take longer than it waits."""
 CALM_US: Final = 20_000_000
 """So long after the last trouble nothing excuses a barrier or a flush that is not complete."""
 CONVERGES_US: Final = 90_000_000
@@ -99,7 +101,8 @@ class World:
     def calm(self) -> bool:
         """Nothing was wrong for a while, and nothing is."""
         troubled = self.network.cuts or self.network.stalls or self.loop.now_us - self.trouble_us < CALM_US
-        return not troubled and all(
+        is_slow = self.loop.now_us - self.network.slow_us < SLOW_FOR_US
+        return not (troubled or is_slow) and all(
             region.broker_of("") is not None
             and region.is_one
             and not region.disk_us
