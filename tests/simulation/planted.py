@@ -20,6 +20,7 @@ from typing import Final
 import meridian_broker
 
 BUGS: Final = Path(__file__).parent / "bugs"
+_TESTS: Final = Path(__file__).resolve().parent.parent
 SEEDS: Final = 1000
 _REPLACEMENT: Final = re.compile(r"^file: (\S+)\n<<<<<<<\n(.*?)\n=======\n(.*?)\n>>>>>>>$", re.DOTALL | re.MULTILINE)
 
@@ -71,11 +72,23 @@ def plant(bug: Bug, folder: Path) -> None:
 
 def hunt(folder: Path, seeds: int, *options: str) -> subprocess.CompletedProcess[str]:
     """Run seeds against the copy in ``folder``; exit code 1: a broken promise was found."""
-    tests = Path(__file__).resolve().parent.parent
+    return _against(folder, "-m", "simulation", "--seeds", str(seeds), *options)
+
+
+def tell_stories(folder: Path) -> subprocess.CompletedProcess[str]:
+    """Run every story against the copy in ``folder``; exit code 1: one of them goes another way."""
+    return _against(folder, str(_TESTS / "unit/script_runner.py"))
+
+
+def run_tests(folder: Path, file: str) -> subprocess.CompletedProcess[str]:
+    """Run a file of tests against the copy in ``folder``; exit code 1: one of them failed."""
+    return _against(folder, "-m", "pytest", "-x", "-p", "no:cacheprovider", "-p", "no:xdist", str(_TESTS / file))
+
+
+def _against(folder: Path, *program: str) -> subprocess.CompletedProcess[str]:
     environment = os.environ | {
-        "PYTHONPATH": os.pathsep.join((str(folder), str(tests))),
+        "PYTHONPATH": os.pathsep.join((str(folder), str(_TESTS), str(_TESTS / "unit"))),
         "PYTHONHASHSEED": "0",
         "PYTHONDONTWRITEBYTECODE": "1",
     }
-    command = [sys.executable, "-m", "simulation", "--seeds", str(seeds), *options]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    return subprocess.run([sys.executable, *program], env=environment, capture_output=True, text=True, check=False)

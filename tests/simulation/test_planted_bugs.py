@@ -8,11 +8,15 @@ import re
 from pathlib import Path
 
 import pytest
-from simulation.planted import SEEDS, Bug, BugDoesNotApply, Replacement, all_bugs, hunt, plant
+from simulation.planted import SEEDS, Bug, BugDoesNotApply, Replacement, all_bugs, hunt, plant, run_tests, tell_stories
 
 ALL = all_bugs()
 QUICK = ("claim-without-chain", "receipt-before-fsync", "union-replaced-by-overwrite")
 """Hunted in ``make test``; the others in ``make simulate``."""
+BY_STORIES = ("late-entries-dropped", "report-outlives-a-rewind")
+"""No seed of the first thousand finds these; stories that were written for them do."""
+BY_TESTS = {"an-earlier-life-counts": "unit/test_positions_progress.py"}
+"""Nor does any of them find these; properties of what is merged do."""
 
 
 @pytest.mark.parametrize("bug", ALL, ids=lambda bug: bug.name)
@@ -35,6 +39,14 @@ def test_the_bug_is_found(bug: Bug, tmp_path: Path) -> None:
     if bug.name not in QUICK and not os.environ.get("SIMULATE_BUGS"):
         pytest.skip("hunted by make simulate")
     plant(bug, tmp_path)
+    if bug.name in BY_STORIES:
+        told = tell_stories(tmp_path)
+        assert told.returncode == 1 and "different: R" in told.stdout, told.stdout + told.stderr
+        return
+    if bug.name in BY_TESTS:
+        tested = run_tests(tmp_path, BY_TESTS[bug.name])
+        assert tested.returncode == 1 and "FAILED" in tested.stdout, tested.stdout + tested.stderr
+        return
     found = hunt(tmp_path, SEEDS, "--as-found")
     assert found.returncode == 1, f"{SEEDS} seeds do not find it: {bug.about}\n{found.stdout}{found.stderr}"
     seed = re.search(r"^seed (\d+): (.*)$", found.stdout, re.MULTILINE)
