@@ -434,15 +434,16 @@ def test_the_book_is_what_a_new_book_would_be(steps: list[tuple[str, str, str, i
     source = Source()
     book = DigestBook(source, ExchangeLimits())
     book.summary("eu")  # from the first round of a link on
+    closed: dict[tuple[str, str], Progress] = {}
     for what, topic, name, entry in steps:
         if what == "put":
             source.held[topic, name] = Progress()
             source.held[topic, name].raise_floor("us", (1, entry))  # type: ignore[arg-type]
             book.mark(topic, name)
-        elif what == "load":  # its topic was opened: nobody marks anything
-            source.held.setdefault((topic, name), Progress())
-        elif what == "drop":
-            source.held.pop((topic, name), None)
+        elif what == "load":  # its topic is opened again, as it was: nobody marks anything
+            source.held.setdefault((topic, name), closed.pop((topic, name), Progress()))
+        elif what == "drop" and (topic, name) in source.held:
+            closed[topic, name] = source.held.pop((topic, name))
         elif what == "one":
             book.subscription(topic, name)
         elif what == "sum":
