@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from meridian_broker.ledgers.entry import MARKER, EntryHeader
 from meridian_broker.ledgers.index import LedgerIndex, RegionCodes
 from meridian_broker.positions import ZERO, AckSet, Position, Progress, claims
-from meridian_broker.positions.position import EARLIEST
+from meridian_broker.positions.position import EARLIEST, LATEST
 
 LEDGERS, ENTRIES = 3, 40
 Step = tuple[int, int, int]
@@ -135,3 +135,25 @@ def test_a_packed_index_says_the_same(entries: list[EntryHeader]) -> None:
     assert packed.last_own() == index.last_own()
     with pytest.raises(IndexError):
         packed.place(len(entries))
+
+
+@settings(max_examples=500)
+@given(logs(), st.data())
+def test_what_lies_between_two_origins_is_found(entries: list[EntryHeader], data: st.DataObject) -> None:
+    """Also where entries came back late and stand behind newer ones, packed or not."""
+    if data.draw(st.booleans()):
+        entries = data.draw(st.permutations(entries))
+    index = LedgerIndex(9, RegionCodes("us"), Position(8, 3))
+    for entry in entries:
+        index.add(entry)
+    if data.draw(st.booleans()):
+        index.pack()
+    everything = list(index.origins(0, len(entries)))
+    places = sorted({origin for _, _, origin in everything} | {EARLIEST, LATEST, Position(9, 0), Position(10, 0)})
+    after, before = data.draw(st.sampled_from(places)), data.draw(st.sampled_from(places))
+    most = data.draw(st.integers(1, 80))
+    for region in ("us", "eu", "ap", "nowhere"):
+        wanted = sorted((o, at) for at, name, o in everything if name == region and after < o < before)
+        found = index.between(region, after, before, most)
+        assert sorted(found)[:most] == wanted[:most]
+        assert set(found) <= set(wanted)

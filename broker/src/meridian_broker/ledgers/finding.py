@@ -3,8 +3,15 @@
 
 from __future__ import annotations
 
-from meridian_broker.ledgers.log import TopicLog
+from collections.abc import AsyncIterator
+from typing import Final
+
+from meridian_broker.ledgers.log import Stored, TopicLog
+from meridian_broker.ledgers.store import LedgerNotFound
 from meridian_broker.positions.position import EARLIEST, LATEST, Position
+
+READ_BYTES: Final = 1 << 20
+"""Most of one read; one entry is always read, however large."""
 
 
 async def origins_between(
@@ -28,8 +35,23 @@ async def origins_between(
             break
         index = await log.load_index(spans[number].ledger_id)
         found += [
-            (origin, Position(index.ledger_id, entry))
-            for entry, name, origin in index.origins(0, len(index) - 1)
-            if name == region and after < origin < before
+            (origin, Position(index.ledger_id, entry)) for origin, entry in index.between(region, after, before, most)
         ]
     return sorted(found)
+
+
+async def stored_at(log: TopicLog, places: list[tuple[Position, Position]]) -> AsyncIterator[tuple[Position, Stored]]:
+    """``(origin, stored entry)`` of what ``origins_between`` found; neighbours are read together.
+
+    :raises LedgerError: an entry cannot be read.
+    """
+    at = 0
+    while at < len(places):
+        first, count = places[at][1], 1
+        while at + count < len(places) and places[at + count][1] == (first.ledger, first.entry + count):
+            count += 1
+        if not log.holds(first):
+            raise LedgerNotFound(f"there is no entry {first} here any more: it was given back")
+        for stored in await log.read_after(Position(first.ledger, first.entry - 1), count, READ_BYTES):
+            yield places[at][0], stored
+            at += 1

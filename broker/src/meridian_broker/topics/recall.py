@@ -21,7 +21,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Final
 
 from meridian_broker.ledgers.entry import EntryFormatError, EntryHeader, pack_foreign, unpack
-from meridian_broker.ledgers.finding import origins_between
+from meridian_broker.ledgers.finding import origins_between, stored_at
 from meridian_broker.ledgers.holes import Hole, is_break
 from meridian_broker.ledgers.store import LedgerError
 from meridian_broker.metadata.store import MetadataError
@@ -56,8 +56,8 @@ async def find(topic: Topic, asker: str, want: Want) -> Found:
     last, entries, size, is_chained = want.after, list[bytes](), 0, True
     spans = topic.log.spans()
     given_back = spans[0].origins_before.get(want.origin, EARLIEST) if spans else EARLIEST
-    for origin, place in await origins_between(topic.log, want.origin, want.after, want.before, ANSWER_ENTRIES):
-        stored = await topic.log.read_one(place)
+    places = await origins_between(topic.log, want.origin, want.after, want.before, ANSWER_ENTRIES)
+    async for origin, (place, stored) in stored_at(topic.log, places):
         header = unpack(stored)
         # A break claims no predecessor; only who gave nothing back in between can say that there was none.
         before = topic.log.own_before(place.ledger) if is_own else given_back
@@ -282,12 +282,13 @@ class Recall:
         """
         topic, (after, before) = self._topic, hole
         asking = sorted(regions)
+        source: str | None = None  # asked alone for the next ones while it has any: the others would give the same
         while topic.failure is None:
             found: dict[str, Found] = {}
             away: set[str] = set()
             joins = self.joining.is_joining and after == EARLIEST and before == LATEST and origin != topic.region
             want = Want(topic.name, topic.incarnation, origin, after, before)
-            for region in asking:
+            for region in asking if source is None else (source,):
                 try:
                     found[region] = await self._peers.ask(region, want)
                 except PeerAway as error:
@@ -297,6 +298,9 @@ class Recall:
                 away.add(origin)  # it may yet get more back itself
             having = {region: one for region, one in found.items() if one.entries}
             chained = {region: one for region, one in having.items() if one.is_chained}
+            if source is not None and source not in chained:
+                source = None
+                continue
             if not chained and having and (joins or (may_skip and not away)):
                 first = min(having, key=lambda region: _first(having[region]))
                 if joins and away:
@@ -317,7 +321,7 @@ class Recall:
             stored = await self._store(want, chained[best].entries)
             if stored is None:
                 return away | {best}  # something else was stored meanwhile: next time
-            after = stored
+            after, source = stored, best
         return set(asking)
 
     async def _follow_end(self, end: Position) -> None:
