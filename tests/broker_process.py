@@ -204,7 +204,7 @@ class RegionsProcess:
         self.log_file = data_dir.parent / f"{data_dir.name}-up.log"
         self._metadata = metadata
         self._assignments = [part for key, value in (settings or {}).items() for part in ("--set", f"{key}={value}")]
-        self._base_port, self._base_http_port = _two_base_ports(len(regions))
+        self._base_port, self._base_http_port = free_base_port(len(regions)), free_base_port(len(regions))
         self._process: subprocess.Popen[bytes] | None = None
         self._again: dict[str, subprocess.Popen[bytes]] = {}
 
@@ -341,11 +341,3 @@ def is_healthy(admin_url: str) -> bool:
     with contextlib.suppress(OSError):
         return http("GET", f"{admin_url}/admin/v2/brokers/health").status == 200
     return False
-
-
-def _two_base_ports(regions: int) -> tuple[int, int]:
-    """Two blocks of ports ten apart that do not meet."""
-    first = second = free_base_port(regions)
-    while abs(first - second) <= 10 * regions:
-        second = free_base_port(regions)
-    return first, second

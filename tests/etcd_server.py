@@ -11,8 +11,8 @@ import threading
 from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any, TypeVar
-from urllib.parse import urlsplit
 
+from free_ports import free_port
 from meridian_broker.server.etcd_process import EtcdProcess, find_etcd
 
 T = TypeVar("T")
@@ -30,6 +30,7 @@ class EtcdServer:
 
     def __init__(self, data_dir: Path) -> None:
         self._data_dir = data_dir
+        self._ports = {"client_port": free_port(), "peer_port": free_port()}
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="etcd-server", daemon=True)
         self._thread.start()
@@ -39,8 +40,7 @@ class EtcdServer:
 
     def start(self) -> None:
         """Start it, on the address it had before."""
-        port = urlsplit(self.url).port or 0
-        self._process = self._run(EtcdProcess.start(self._data_dir, client_port=port))
+        self._process = self._run(EtcdProcess.start(self._data_dir, **self._ports))
         self.url = self._process.url
 
     def kill(self) -> None:

@@ -2,8 +2,8 @@
 """Ports for tests, also for those that start several regions, which want them ten apart.
 
 They lie below the range from which the kernel takes ports for outgoing connections, so that no client connects from the
-port of a broker that is down for a moment. Each process counts on from a place of its own: two that test at once rarely
-meet, and a port is not given again soon.
+port of a broker that is down for a moment. And no other process of tests gives them: each takes whole blocks, listens
+on the first port of a block as long as it lives, and gives each of the others once.
 """
 
 from __future__ import annotations
@@ -13,33 +13,42 @@ import itertools
 import os
 import random
 import socket
+from collections.abc import Iterator
 from typing import Final
 
 FIRST: Final = 10_000
-COUNT: Final = 10_000
-STEP: Final = 100
-"""Regions start in blocks of so many ports."""
-_random = random.Random(os.getpid())
-_singles = itertools.count(_random.randrange(COUNT))
-_blocks = itertools.count(_random.randrange(COUNT // STEP))
+BLOCK: Final = 100
+BLOCKS: Final = 200
+STEP: Final = 10
+"""Between the ports of two regions of one ``meridian up``."""
+_held: Final[list[socket.socket]] = []
 
 
 def free_port() -> int:
-    """A port of loopback that nobody listens on now."""
-    for number in itertools.islice(_singles, COUNT):
-        port = FIRST + number % COUNT
-        if _are_free(port):
-            return port
-    raise AssertionError(f"no port from {FIRST} to {FIRST + COUNT} is free")
+    """A port of loopback that nobody listens on and no other process of tests gives."""
+    return next(_singles)
 
 
 def free_base_port(regions: int) -> int:
-    """A port p such that p, p + 10, p + 20, ... are free. Another process may still take one, which fails the test."""
-    for number in itertools.islice(_blocks, COUNT // STEP):
-        base = FIRST + COUNT + number % (COUNT // STEP) * STEP
-        if _are_free(*(base + 10 * region for region in range(regions))):
-            return base
-    raise AssertionError(f"no ports from {FIRST + COUNT} to {FIRST + 2 * COUNT} are free")
+    """A port p such that p, p + 10, p + 20, ... are free in the same sense."""
+    assert regions <= BLOCK // STEP
+    return next(base for base in _columns if _are_free(*range(base, base + STEP * regions, STEP)))
+
+
+def _each_column() -> Iterator[int]:
+    """The first of the ports ten apart in blocks of our own. Those beside a block's first port stay unused."""
+    first = random.Random(os.getpid()).randrange(BLOCKS)
+    for number in itertools.islice(itertools.count(first), BLOCKS):
+        block = FIRST + BLOCK * (number % BLOCKS)
+        with contextlib.suppress(OSError):
+            _held.append(socket.create_server(("127.0.0.1", block)))
+            yield from range(block + 1, block + STEP)
+    raise AssertionError(f"every block of ports from {FIRST} to {FIRST + BLOCK * BLOCKS} is taken")
+
+
+def _each_single() -> Iterator[int]:
+    for base in _columns:
+        yield from (port for port in range(base, base + BLOCK, STEP) if _are_free(port))
 
 
 def _are_free(*ports: int) -> bool:
@@ -50,3 +59,7 @@ def _are_free(*ports: int) -> bool:
             except OSError:
                 return False
     return True
+
+
+_columns: Final = _each_column()
+_singles: Final = _each_single()
