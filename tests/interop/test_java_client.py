@@ -1,18 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The official Java client and its admin client against one broker: what ``java/Interop.java`` says.
+"""The official Java client and its admin client: ``java/Interop.java`` with one broker, ``java/Regions.java`` with
+replicated subscriptions in three regions.
 
-It needs a Java of version 17 or newer with its compiler, Maven and, the first time, Maven Central.
+They need a Java of version 17 or newer with its compiler, Maven and, the first time, Maven Central.
 """
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
-from broker_process import BrokerProcess
+from broker_process import BrokerProcess, RegionsProcess
+from region_control import RegionControl
 
 JAVA_TESTS = Path(__file__).parent / "java"
 FETCH_SECONDS = 300
@@ -29,24 +32,41 @@ def why_not() -> str:
     return "" if found and int(found[1]) >= 17 else f"Java 17 is needed, and this is {said.splitlines()[0]}"
 
 
-@pytest.mark.timeout(FETCH_SECONDS + SECONDS + 30)
-def test_the_official_java_client(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def class_path(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The client, and the compiled tests."""
     if reason := why_not():
         pytest.skip(reason)
-    class_path = tmp_path / "class-path"
+    built = tmp_path_factory.mktemp("java")
+    jars = built / "jars"
     fetch = ["mvn", "-q", "-B", "-f", str(JAVA_TESTS / "pom.xml"), "dependency:build-classpath"]
-    fetched = subprocess.run(
-        [*fetch, f"-Dmdep.outputFile={class_path}"], capture_output=True, text=True, check=False, timeout=FETCH_SECONDS
+    _run([*fetch, f"-Dmdep.outputFile={jars}"], FETCH_SECONDS)
+    path = jars.read_text(encoding="utf-8").strip()
+    sources = sorted(str(source) for source in JAVA_TESTS.glob("*.java"))
+    _run(["javac", "-d", str(built), "-cp", path, *sources], SECONDS)
+    return f"{built}{os.pathsep}{path}"
+
+
+def _run(command: list[str], seconds: float) -> None:
+    done = subprocess.run(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False, timeout=seconds
     )
-    assert fetched.returncode == 0, fetched.stdout[-4000:]
+    assert done.returncode == 0, done.stdout[-8000:]
+    print(done.stdout)
+
+
+@pytest.mark.timeout(FETCH_SECONDS + 2 * SECONDS + 30)
+def test_the_official_java_client(class_path: str, tmp_path: Path) -> None:
     with BrokerProcess("one", tmp_path / "broker") as broker:
-        jars = class_path.read_text(encoding="utf-8").strip()
-        program = str(JAVA_TESTS / "Interop.java")
-        done = subprocess.run(
-            ["java", "-Xmx512m", "-cp", jars, program, broker.service_url, broker.admin_url],
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=SECONDS,
-        )
-        assert done.returncode == 0, f"{done.stdout[-8000:]}\n{broker.log_file.read_text()[-4000:]}"
+        try:
+            _run(["java", "-Xmx512m", "-cp", class_path, "Interop", broker.service_url, broker.admin_url], SECONDS)
+        finally:
+            print(broker.log()[-4000:])
+
+
+@pytest.mark.timeout(FETCH_SECONDS + 2 * SECONDS + 30)
+def test_replicated_subscriptions_with_the_official_java_client(
+    class_path: str, regions: RegionsProcess, control: RegionControl
+) -> None:
+    where = [part for name in regions.regions for part in (name, regions.service_url(name), regions.admin_url(name))]
+    _run(["java", "-Xmx512m", "-cp", class_path, "Regions", control.url, *where], SECONDS)

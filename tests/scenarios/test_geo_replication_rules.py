@@ -95,7 +95,6 @@ FORBIDDEN: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "a marker": ({"marker_type": 10}, {}),
     "an origin": ({"replicated_from": STRANGER}, {}),
     "an empty origin": ({"replicated_from": ""}, {}),
-    "a source position": ({"properties": [pb.KeyValue(key=metadata.SOURCE_POSITION_PROPERTY, value="1:0")]}, {}),
 }
 
 
@@ -113,6 +112,21 @@ async def test_a_client_cannot_send(regions: RegionsProcess, as_client: PulsarCl
     assert heard[1] is None, "the refusal disturbed the next message"
     for region in REGIONS:
         assert await asyncio.to_thread(stored, regions, region, topic, 1) == [1]
+
+
+async def test_a_client_may_copy_what_came_from_another_region(
+    regions: RegionsProcess, as_client: PulsarClientConnection
+) -> None:
+    """With all properties, as clients do for dead-letter and retry topics: the source position says nothing (R2)."""
+    topic = new_topic("copied")
+    outcomes = Outcomes()
+    opened = await as_client.open_producer(pb.CommandProducer(topic=topic, producer_id=0, request_id=0), outcomes)
+    for number in range(3):  # each with the place of another one
+        place = pb.KeyValue(key=metadata.SOURCE_POSITION_PROPERTY, value=f"{number % 2}:{2 - number}")
+        as_client.write(encode.send(opened.producer_id, number, body(number, properties=[place])))
+    assert [await outcomes.next() for _ in range(3)] == [(number, None) for number in range(3)]
+    for region in REGIONS:
+        assert await asyncio.to_thread(stored, regions, region, topic, 3) == [0, 1, 2]
 
 
 @pytest.mark.parametrize(

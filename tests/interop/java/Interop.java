@@ -4,7 +4,6 @@ import java.util.ArrayList;
 import java.util.Arrays;
 import java.util.HashSet;
 import java.util.List;
-import java.util.Objects;
 import java.util.Random;
 import java.util.Set;
 import java.util.concurrent.CompletableFuture;
@@ -31,10 +30,8 @@ import org.apache.pulsar.client.api.SubscriptionType;
 import org.apache.pulsar.client.api.TableView;
 
 /** What only the official Java client does, or does in its own way, with a broker: {@code Interop SERVICE_URL ADMIN_URL}. */
-public final class Interop {
+public final class Interop extends Checks {
     private static final String TOPICS = "persistent://public/default/";
-    private static final int PATIENCE_SECONDS = 20;
-    private static final int QUIET_MS = 300;
 
     private final PulsarClient client;
     private final PulsarAdmin admin;
@@ -42,10 +39,6 @@ public final class Interop {
     private Interop(PulsarClient client, PulsarAdmin admin) {
         this.client = client;
         this.admin = admin;
-    }
-
-    private interface Check {
-        void run() throws Exception;
     }
 
     public static void main(String[] arguments) throws Exception {
@@ -73,42 +66,9 @@ public final class Interop {
                 & check("admin", this::administration);
     }
 
-    private static boolean check(String name, Check check) {
-        try {
-            check.run();
-            System.out.println("ok      " + name);
-            return true;
-        } catch (Throwable failure) {
-            System.out.println("FAILED  " + name);
-            failure.printStackTrace(System.out);
-            return false;
-        }
-    }
-
-    private static void equal(Object got, Object wanted) {
-        if (!Objects.equals(got, wanted)) {
-            throw new AssertionError("got " + got + ", wanted " + wanted);
-        }
-    }
-
     private ConsumerBuilder<byte[]> consumer(String topic) {
         return client.newConsumer().topic(topic).subscriptionName("s")
                 .subscriptionInitialPosition(SubscriptionInitialPosition.Earliest);
-    }
-
-    private static void send(Producer<byte[]> producer, int count) throws Exception {
-        for (int number = 0; number < count; number++) {
-            producer.send(Integer.toString(number).getBytes());
-        }
-    }
-
-    private static String next(Consumer<byte[]> consumer) throws Exception {
-        Message<byte[]> message = consumer.receive(PATIENCE_SECONDS, TimeUnit.SECONDS);
-        return message == null ? null : new String(message.getData());
-    }
-
-    private static void nothingComes(Consumer<byte[]> consumer) throws Exception {
-        equal(consumer.receive(QUIET_MS, TimeUnit.MILLISECONDS), null);
     }
 
     private void acknowledgementReceipts() throws Exception {
@@ -306,18 +266,6 @@ public final class Interop {
             client.newProducer().topic(topic).accessMode(ProducerAccessMode.ExclusiveWithFencing).create();
             refused(PulsarClientException.ProducerFencedException.class, () -> alone.send(new byte[1]));
         }
-    }
-
-    private static void refused(Class<? extends Exception> wanted, Check check) throws Exception {
-        try {
-            check.run();
-        } catch (Exception failure) {
-            if (wanted.isInstance(failure)) {
-                return;
-            }
-            throw failure;
-        }
-        throw new AssertionError("it was not refused by " + wanted.getSimpleName());
     }
 
     private void newPartitions() throws Exception {

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections import deque
 from collections.abc import Callable
 from typing import Final
@@ -21,18 +22,26 @@ LEDGER_ID_END: Final = 1 << 53
 BLOCK: Final = 64
 """Ledger ids taken per write of the metadata. What is left of a block at the end of a process is never used."""
 
+_MS_BITS: Final = 12
+"""A millisecond has so many ids: 64 blocks, and a region takes one of them, by its name."""
+
 
 class LedgerIds:
     """Ledger ids that were never given before, not even by a region that this one was rebuilt from (R1).
 
-    ``max(last + 1, milliseconds since 2020 << 12)``: after a restore from a backup the counter may be old, but time has
-    gone on.
+    Milliseconds since 2020 stand in the upper bits, or one more than in the last id: after a restore from a backup the
+    counter may be old, but time has gone on.
+
+    The lower bits begin with the region's name, in short. Regions that start together would number their ledgers alike
+    else, and an id that a client brings along from another region, as clients do that move by themselves, would name a
+    message here that nobody meant.
     """
 
     def __init__(self, access: Access, now_ms: Callable[[], int]) -> None:
         self._access = access
         self._now_ms = now_ms
         self._blocks: deque[range] = deque()
+        self._lower = zlib.crc32(access.region.encode()) * BLOCK % (1 << _MS_BITS)
 
     async def allocate(self) -> int:
         """:raises MetadataError: the ids are used up, or the clock is centuries ahead."""
@@ -78,7 +87,8 @@ class LedgerIds:
     async def _take_block(self) -> None:
         """One block more, unless somebody else was faster; then the caller looks again whether there is one now."""
         last, _, version = await self._access.value(keys.LEDGER_IDS)
-        first = max((-1 if last is None else int(last)) + 1, (self._now_ms() - EPOCH_2020_MS) << 12)
+        after = 0 if last is None else (int(last) >> _MS_BITS) + 1
+        first = max(after, self._now_ms() - EPOCH_2020_MS) << _MS_BITS | self._lower
         if first + BLOCK > LEDGER_ID_END:
             raise MetadataError(f"the next ledger id would be {first}, over 2^53: is this machine's clock right?")
         try:

@@ -46,9 +46,13 @@ def slot(entry: bytes) -> int:
 
 
 def own_entry(flags: int, messages: int, body: bytes | memoryview, longest_delay: int) -> OwnEntry:
-    """An entry whose metadata says more than every message's does."""
+    """An entry whose metadata says more than every message's does.
+
+    A source position is no reason to refuse it: clients that copy a message to a dead-letter or retry topic copy its
+    properties, and one that came from another region has this one. Nothing is read from it: origins are peers' (R7).
+    """
     view = metadata.scan(body)
-    if any(one is not None for one in (view.marker_type, view.replicated_from, view.source_position)):
+    if view.marker_type is not None or view.replicated_from is not None:
         raise NotAllowed(NOT_FROM_CLIENTS)
     if view.deliver_at_ms is not None and view.deliver_at_ms - view.publish_time_ms > longest_delay:
         raise NotAllowed(f"it asks to be delivered more than {longest_delay} ms after it was published")
