@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import shutil
 import signal
+import socket
 from pathlib import Path
 
 import pytest
@@ -50,6 +51,16 @@ def test_what_it_waits_for_never_comes(tmp_path: Path) -> None:
         assert broker._process is not None
         assert broker._process.wait(30) != 0
         assert "127.0.0.1:1" in broker.log()
+
+
+def test_its_port_is_taken(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        broker = BrokerProcess("us", tmp_path / "us", port=other.getsockname()[1]).start(wait=False)
+        with broker:
+            assert broker._process is not None
+            assert broker._process.wait(30) == 2
+            assert "Address already in use. Stop the process that has the port, or choose another" in broker.log()
+            assert "Traceback" not in broker.log()
 
 
 def test_it_is_told_to_stop_while_it_waits(tmp_path: Path) -> None:

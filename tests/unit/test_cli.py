@@ -307,6 +307,19 @@ def test_what_is_not_understood_is_exit_code_2(server: AdminServer, line: str) -
     assert not server.asked
 
 
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("pulsar://127.0.0.1:6650", "is a service URL. This command asks the admin address"),
+        ("127.0.0.1:8080", "is no admin address: write http://HOST:PORT"),
+    ],
+)
+def test_an_address_of_another_kind_is_told_apart(url: str, said: str) -> None:
+    result = run("topics", "list", "--url", url)
+    assert result.exit_code == 2
+    assert said in " ".join(result.stderr.split())
+
+
 def test_a_command_of_a_distribution_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(main, "_installed", dict)
     result = run("verify", "--regions", "x", "y")

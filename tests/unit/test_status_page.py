@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 from meridian_broker.admin import lagging, metrics
@@ -39,6 +40,30 @@ def test_every_metric_of_lag_is_explained() -> None:
     assert [name for name in named if f"`{name}`" not in PAGE] == []
 
 
-@pytest.mark.parametrize("header", [standing.HERE, standing.PAIRS], ids=["regions", "pairs"])
+@pytest.mark.parametrize("header", [standing.HERE, standing.PAIRS, standing.SHARES], ids=["regions", "pairs", "shares"])
 def test_the_tables_of_the_command_are_those_of_the_page(header: tuple[str, ...]) -> None:
     assert " ".join(header).split() in [line.split() for line in PAGE.splitlines()]
+
+
+def _seen(**more: Any) -> dict[str, Any]:
+    figures = dict.fromkeys(("backlog", "holes", "consumers", "set_size", "set_bytes"), 0)
+    return {"mode": "exact", "replicated": True, "mark_delete": "1:2", "peers": [], **figures, **more}
+
+
+def test_the_shares_of_a_subscription_are_shown_and_what_they_wait_for() -> None:
+    held = {"origin": "us", "dispatched_by": "us", "lease_ms_left": 5200, "reason": ""}
+    free = {"origin": "eu", "dispatched_by": "", "lease_ms_left": 0, "reason": "nobody consumes here"}
+    answer = {"regions": {"eu": _seen(shares=[free]), "us": {"partitions": {"a": _seen(shares=[held]), "b": _seen()}}}}
+    shown = list(standing.tables(answer, 0))[-1].splitlines()
+    assert [line.split() for line in shown] == [
+        " ".join(standing.SHARES).split(),
+        ["eu", "eu", "nobody", "-", "nobody", "consumes", "here"],
+        ["us", "us", "us", "5.2", "s", "-"],
+    ]
+
+
+def test_a_scope_that_is_not_in_force_is_a_problem() -> None:
+    answer = {"regions": {"eu": _seen(scope_reason="us is of an older version")}}
+    code, (said,) = standing.verdict(answer, 1000)
+    assert code == 1
+    assert said == "eu: dispatch scope origin is not in force: us is of an older version"

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable
 from typing import Any, Final
 from urllib.parse import quote
@@ -39,11 +40,21 @@ async def ask(admin: AdminState, region: str, method: str, path: str, body: obje
         ):
             text = await response.read()
     except (aiohttp.ClientError, TimeoutError) as error:
-        raise Refused(503, f"{region} cannot be asked: {error!r}") from None
+        raise Refused(503, f"{region} cannot be asked: {where} {_silence(error)}") from None
     try:
         return response.status, json.loads(text) if text else None
     except ValueError:
         return response.status, None
+
+
+def _silence(error: Exception) -> str:
+    """Why nobody answered, for people: the library's own texts are for its authors."""
+    if isinstance(error, TimeoutError):
+        return f"does not answer within {SECONDS:.0f} s"
+    if isinstance(error, aiohttp.ClientConnectorError):
+        number = error.os_error.errno
+        return f"does not take connections: {os.strerror(number) if number and number > 0 else error.os_error}"
+    return f"broke off: {error or type(error).__name__}"
 
 
 async def ask_all(

@@ -143,7 +143,7 @@ async def _asked(admin: AdminState, region: str, method: str, path: str, given: 
     except Refused as refused:
         return f"{refused}; it follows when it is back"
     if status == 404:
-        return f"{region} has no such subscription yet: it gets it"
+        return "has no such subscription yet: it gets it"
     if status != 200 or not isinstance(said, dict):
         return f"{region} answers {status}: {reason(said)}"
     return said

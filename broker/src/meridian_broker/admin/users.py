@@ -20,7 +20,8 @@ SECONDS: Final = 5.0
 async def objections(admin: AdminState, topic: str, subscription: str) -> str | None:
     """Why a replicated subscription may not go: consumers in other regions, or regions that cannot be asked."""
     reasons = await _reasons(admin, topic, subscription, _consumers)
-    return None if not reasons else f"subscription {subscription!r} of {topic} stays: {reasons}. Close them, or force"
+    stays = f"subscription {subscription!r} of {topic} stays"
+    return f"{stays}: {reasons}. Close what uses it, or force" if reasons else None
 
 
 async def used_elsewhere(admin: AdminState, topic: str, subscription: str, within_ms: int) -> str | None:
@@ -44,7 +45,7 @@ async def topic_objections(admin: AdminState, topic: str, others: Collection[str
     stats = f"{base}/stats" if base == path else f"{base}/partitioned-stats"
     said = await asyncio.gather(*(_asked(admin, region, stats, _clients, "clients") for region in sorted(others)))
     reasons = [one for one in said if one]
-    return f"{topic} stays: {'; '.join(reasons)}. Close them, or force" if reasons else None
+    return f"{topic} stays: {'; '.join(reasons)}. Close what uses it, or force" if reasons else None
 
 
 async def _asked(

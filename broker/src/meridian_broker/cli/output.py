@@ -94,6 +94,21 @@ def _cell(value: Any) -> str:
     return json.dumps(value)
 
 
+def admin_url(_context: click.Context, _parameter: click.Parameter, text: str) -> str:
+    """An admin address as typed.
+
+    :raises click.BadParameter: it is none; the service URL, which ``produce`` and ``consume`` take, is told apart.
+    """
+    if text.startswith(("pulsar://", "pulsar+ssl://")):
+        raise click.BadParameter(
+            f"{text} is a service URL. This command asks the admin address, as in http://127.0.0.1:8080; "
+            "`meridian regions list` shows both"
+        )
+    if not text.startswith(("http://", "https://")):
+        raise click.BadParameter(f"{text!r} is no admin address: write http://HOST:PORT")
+    return text
+
+
 def with_console(command: Callable[Concatenate[Console, Arguments], None]) -> Callable[..., None]:
     """Give a command ``--url``, ``--token-file`` and ``--json``, and turn the API's failures into exit codes."""
 
@@ -103,6 +118,7 @@ def with_console(command: Callable[Concatenate[Console, Arguments], None]) -> Ca
         default="http://127.0.0.1:8080",
         show_default=True,
         show_envvar=True,
+        callback=admin_url,
         help="Admin address of a region.",
     )
     @click.option(

@@ -22,6 +22,7 @@ PAIRS: Final = (
     "confirmed",
     "received",
 )
+SHARES: Final = ("share", "seen from", "dispatched by", "lease left", "waits for")
 LINKS: Final = ("region", "connected", "backlog", "not there: entries", "bytes", "oldest", "held")
 
 
@@ -63,6 +64,8 @@ def verdict(answer: Json, most_ms: int) -> tuple[int, list[str]]:
             continue
         if not all(part["replicated"] for part in parts_of(seen)):
             wrong.append(f"{region}: it is not replicated: its progress stays in {region}")
+        if reasons := sorted({str(part["scope_reason"]) for part in parts_of(seen) if part.get("scope_reason")}):
+            wrong.append(f"{region}: dispatch scope origin is not in force: {'; '.join(reasons)}")
         for other, peer in sorted(peers_of(seen).items()):
             if peer["reason"]:
                 wrong.append(f"{region}: {peer['reason']}: {peer['detail']}")
@@ -73,7 +76,7 @@ def verdict(answer: Json, most_ms: int) -> tuple[int, list[str]]:
 
 
 def tables(answer: Json, now_ms: int) -> Iterator[str]:
-    """For people: each region, then each pair of regions."""
+    """For people: each region, each pair of regions, and with dispatch scope ``origin`` each share."""
     regions = sorted(answer["regions"].items())
     rows = []
     for region, seen in regions:
@@ -89,6 +92,28 @@ def tables(answer: Json, now_ms: int) -> Iterator[str]:
     if pairs:
         yield ""
         yield table(PAIRS, pairs)
+    shares = [_share(region, *share) for region, seen in regions if "problem" not in seen for share in _shares(seen)]
+    if shares:
+        yield ""
+        yield table(SHARES, sorted(shares))
+
+
+def _shares(seen: Json) -> Iterator[tuple[str, list[Json]]]:
+    """What began in each region, by partition."""
+    found: dict[str, list[Json]] = {}
+    for part in parts_of(seen):
+        for share in part.get("shares", ()):
+            found.setdefault(share["origin"], []).append(share)
+    yield from found.items()
+
+
+def _share(region: str, origin: str, parts: list[Json]) -> tuple[object, ...]:
+    """The partitions of a share have leases of their own: the shortest is told."""
+    holders = sorted({str(part["dispatched_by"] or "nobody") for part in parts})
+    left = min(part["lease_ms_left"] for part in parts)
+    reasons = sorted({str(part["reason"]) for part in parts if part["reason"]})
+    lease = f"{left / 1000:.1f} s" if left else "-"
+    return origin, region, ", ".join(holders), lease, "; ".join(reasons) or "-"
 
 
 def _sorted(seen: Json) -> Iterable[Json]:

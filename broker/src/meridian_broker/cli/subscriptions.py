@@ -181,7 +181,8 @@ def subscriptions_replicate(
     verb = "would skip" if dry_run else "skips"
     for region, one in sorted(told["regions"].items()):
         if "problem" in one:
-            click.echo(f"{region}: {one['problem']}")
+            problem = str(one["problem"])
+            click.echo(problem if problem.startswith(region) else f"{region}: {problem}")
         else:
             again = f", and delivers {one['again']} again" if one["again"] else ""
             click.echo(f"{region}: {verb} {one['skips']} entries{again}")

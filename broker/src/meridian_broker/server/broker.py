@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import gc
-import json
 import logging
 import random
 import signal
@@ -57,6 +56,7 @@ from meridian_broker.replication.lease_desk import LeaseDesk
 from meridian_broker.replication.leases import LeaseTimes
 from meridian_broker.server.doors import Doors, client_tls
 from meridian_broker.server.loop import LoopScheduler
+from meridian_broker.server.regions_file import clusters_in
 from meridian_broker.server.settings import Settings
 from meridian_broker.server.settings_backlog import BacklogSettings
 from meridian_broker.server.waiting import once_there
@@ -331,14 +331,7 @@ class BrokerProcess:
             )
         }
         if self.settings.region.regions_file is not None:
-            listed = json.loads(self.settings.region.regions_file.read_text())["regions"]
-            for region in listed:
-                clusters[region["name"]] = ClusterRecord(
-                    service_url=region["admin_url"],
-                    service_url_tls=region.get("admin_url_tls", ""),
-                    broker_service_url=region["service_url"],
-                    broker_service_url_tls=region.get("service_url_tls", ""),
-                )
+            clusters |= clusters_in(self.settings.region.regions_file)
         await self.catalog.ensure_bootstrap(clusters)
 
     def _resolve(self, region: str) -> tuple[str, str | None] | None:

@@ -8,6 +8,7 @@ nobody gets in before the broker is ready for him.
 from __future__ import annotations
 
 import asyncio
+import os
 import ssl
 from contextlib import AsyncExitStack
 from dataclasses import replace
@@ -36,7 +37,7 @@ class Doors:
     async def open(self, gateway: Broker, state: AdminState, stack: AsyncExitStack) -> None:
         """Take all addresses; HTTP is served from now on.
 
-        :raises OSError: an address is taken.
+        :raises SettingsError: an address is taken, or is none of this machine.
         """
         network, ports = self._settings.network, self._settings.tls
         stack.callback(self.close)
@@ -49,8 +50,8 @@ class Doors:
             await self._listen(gateway, place.host, place.port, context, place.listener)
         admin = await AdminServer.start(state, network.bind_address)
         stack.push_async_callback(admin.close)
-        http = await admin.listen(network.web_service_port)
-        https = None if self._tls is None else await admin.listen(ports.web_service_port_tls, self._tls)
+        http = await self._listen_http(admin, network.web_service_port)
+        https = None if self._tls is None else await self._listen_http(admin, ports.web_service_port_tls, self._tls)
         host = self._settings.advertised_address
         self._own = Addresses(
             url("pulsar", host, plain),
@@ -62,9 +63,18 @@ class Doors:
     async def _listen(
         self, gateway: Broker, host: str, port: int, context: ssl.SSLContext | None = None, listener: str = ""
     ) -> int:
-        server = await listen(gateway, host, port, context, listener)
+        try:
+            server = await listen(gateway, host, port, context, listener)
+        except OSError as error:
+            raise _taken(host, port, error) from None
         self._servers.append(server)
         return int(server.sockets[0].getsockname()[1])
+
+    async def _listen_http(self, admin: AdminServer, port: int, context: ssl.SSLContext | None = None) -> int:
+        try:
+            return await admin.listen(port, context)
+        except OSError as error:
+            raise _taken(self._settings.network.bind_address, port, error) from None
 
     async def serve(self) -> None:
         """Let clients in."""
@@ -126,3 +136,11 @@ def client_tls(settings: Settings) -> tls.ContextSource | None:
         )
     except tls.TlsFilesUnusable as error:
         raise SettingsError(str(error)) from error
+
+
+def _taken(host: str, port: int, error: OSError) -> SettingsError:
+    why = os.strerror(error.errno) if error.errno and error.errno > 0 else error
+    return SettingsError(
+        f"this broker cannot listen on {host}:{port}: {why}. Stop the process that has the port, or choose another by "
+        "brokerServicePort, webServicePort or bindAddresses"
+    )

@@ -19,6 +19,8 @@ _WORST_FIRST: Final = (State.MISALIGNED, State.UNKNOWN, State.ALIGNED)
 _SYMBOLS: Final = {State.ALIGNED: "✓", State.MISALIGNED: "✗", State.UNKNOWN: "?"}
 LINE_STYLES: Final = 9
 """So many lines can be told apart (colour and dashes)."""
+TOPIC_LETTERS: Final = 36
+"""In the legend of the delays."""
 
 
 def matrix(verdict: Verdict) -> str:
@@ -126,7 +128,8 @@ def lag_curves(flows: Sequence[Flow]) -> str:
     def y(percent: float) -> float:
         return 10 + (100 - percent) / 100 * (height - bottom - 10)
 
-    parts = [_svg(width + 220, height, "delay between regions")]
+    topics = {flow.topic for flow in drawn}
+    parts = [_svg(width + (220 if len(topics) == 1 else 420), height, "delay between regions")]
     for percent in (0, 50, 90, 100):
         parts.append(f'<line x1="{left}" x2="{width - 10}" y1="{y(percent):.1f}" y2="{y(percent):.1f}" class="grid"/>')
         parts.append(
@@ -147,9 +150,15 @@ def lag_curves(flows: Sequence[Flow]) -> str:
         parts.append(f'<polyline points="{points}" class="line line{number}"/>')
         top = 20 + number * 20
         parts.append(f'<line x1="{width + 8}" x2="{width + 36}" y1="{top}" y2="{top}" class="line line{number}"/>')
-        said = f"{flow.origin} to {flow.region}"
+        said = f"{flow.origin} to {flow.region}" + ("" if len(topics) == 1 else f", {_short(flow.topic)}")
         parts.append(f'<text x="{width + 42}" y="{top + 4}" class="small">{escape(said)}</text>')
     return "".join([*parts, "</svg>"])
+
+
+def _short(topic: str) -> str:
+    """Its last name, with the end, which tells partitions apart."""
+    name = topic.rpartition("/")[2]
+    return name if len(name) <= TOPIC_LETTERS else "…" + name[1 - TOPIC_LETTERS :]
 
 
 def chip(pair: PairVerdict) -> str:

@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The file that lists every region (``regionsFile``), read once, when a broker starts."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, Final
+
+from meridian_broker.metadata.records import ClusterRecord
+from meridian_broker.server.setting_fields import SettingsError
+
+REQUIRED: Final = ("name", "service_url", "admin_url")
+
+
+def clusters_in(file: Path) -> dict[str, ClusterRecord]:
+    """Each region that is listed, by name.
+
+    :raises SettingsError: the file cannot be read, or lists no regions, or one of them without what it takes.
+    """
+    try:
+        listed = json.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise SettingsError(f"regionsFile: {file} cannot be read: {error.strerror}") from None
+    except ValueError as error:
+        raise SettingsError(f"regionsFile: {file} is no JSON: {error}") from None
+    regions = listed.get("regions") if isinstance(listed, dict) else None
+    if not isinstance(regions, list):
+        raise SettingsError(f'regionsFile: {file} has no list "regions"')
+    return dict(_cluster(file, number, region) for number, region in enumerate(regions, 1))
+
+
+def _cluster(file: Path, number: int, region: Any) -> tuple[str, ClusterRecord]:
+    given = region if isinstance(region, dict) else {}
+    missing = [key for key in REQUIRED if not isinstance(given.get(key), str)]
+    if missing:
+        raise SettingsError(f"regionsFile: region {number} in {file} has no {' and no '.join(missing)}")
+    return given["name"], ClusterRecord(
+        service_url=given["admin_url"],
+        service_url_tls=given.get("admin_url_tls", ""),
+        broker_service_url=given["service_url"],
+        broker_service_url_tls=given.get("service_url_tls", ""),
+    )

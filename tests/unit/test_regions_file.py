@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``regionsFile``: what it lists, and what is said of one that cannot be used."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from meridian_broker.server.regions_file import clusters_in
+from meridian_broker.server.setting_fields import SettingsError
+
+
+def test_it_lists_regions(tmp_path: Path) -> None:
+    one = {"name": "us", "service_url": "pulsar://h:1", "admin_url": "http://h:2", "admin_url_tls": "https://h:3"}
+    (tmp_path / "r.json").write_text(json.dumps({"regions": [one], "metadata": "embedded"}))
+    (found,) = clusters_in(tmp_path / "r.json").items()
+    assert found[0] == "us"
+    assert (found[1].broker_service_url, found[1].service_url) == ("pulsar://h:1", "http://h:2")
+    assert (found[1].broker_service_url_tls, found[1].service_url_tls) == ("", "https://h:3")
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (None, "cannot be read: No such file or directory"),
+        ("{", "is no JSON"),
+        ("[]", 'has no list "regions"'),
+        ('{"regions": 3}', 'has no list "regions"'),
+        ('{"regions": [{"name": "us", "service_url": "pulsar://h:1"}]}', "region 1 in"),
+        ('{"regions": [{"name": "us", "service_url": "pulsar://h:1"}]}', "has no admin_url"),
+        ('{"regions": ["us"]}', "has no name and no service_url and no admin_url"),
+    ],
+)
+def test_what_is_wrong_with_it_is_said(tmp_path: Path, content: str | None, said: str) -> None:
+    file = tmp_path / "r.json"
+    if content is not None:
+        file.write_text(content)
+    with pytest.raises(SettingsError, match=r"^regionsFile: ") as refused:
+        clusters_in(file)
+    assert said in str(refused.value)
+    assert str(file) in str(refused.value)
