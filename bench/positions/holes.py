@@ -87,7 +87,7 @@ def subscription(indexes: list[LedgerIndex], holes: int, seed: int) -> tuple[Pro
 
 
 def cool(progress: Progress, first_hand: Progress) -> None:
-    for _ in range(3):
+    for _ in range(10):  # more than it takes: a visit encodes a bounded number of ledgers
         progress.cool()
         first_hand.cool(progress)
 

@@ -22,6 +22,7 @@ from meridian_broker.metadata.store import MetadataError
 from meridian_broker.positions import HybridClock, Position, Stamp
 from meridian_broker.replication.exchange import ProgressExchange
 from meridian_broker.replication.lease_desk import LeaseDesk
+from meridian_broker.topics.cooling import Cooling
 from meridian_broker.topics.errors import TopicError
 from meridian_broker.topics.limits import TopicLimits
 from meridian_broker.topics.service import TopicService
@@ -133,10 +134,12 @@ class SimBroker:
         await self.service.load_all()
 
     async def _follow(self) -> None:
+        cooling = Cooling()
         while True:
             await self._sleep(1)
             self.service.follow_policies()
             self.service.recall_missing()
+            cooling.look(self.service)
 
     async def _sleep(self, seconds: float) -> None:
         await self.world.loop.sleep(round(seconds * 1_000_000))

@@ -52,7 +52,7 @@ class ScopeSteps:
     def do_takeover(self, region: str, topic: str, name: str, origin: str, home: str) -> None:
         subscription = self._subscription(region, topic, name)
         if subscription is not None and subscription.record.scope == ORIGIN:
-            homes = subscription.record.homes | {origin: home}
+            homes = {**subscription.record.homes, origin: home}
             self.world.model.commands_us[topic, name] = self.world.loop.now_us
             subscription.topic.lives.set_scope(subscription, ORIGIN, homes)
 

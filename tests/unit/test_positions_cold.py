@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from meridian_broker.ledgers.entry import MARKER, EntryHeader
 from meridian_broker.ledgers.index import LedgerIndex, RegionCodes
 from meridian_broker.positions import ZERO, AckSet, Position, Progress, claims
+from meridian_broker.positions.cold import AT_ONCE
 from meridian_broker.positions.position import EARLIEST, LATEST
 
 LEDGERS, ENTRIES = 3, 40
@@ -76,12 +77,26 @@ def test_cold_and_warm_are_the_same(one: list[Step], two: list[Step], then: list
     assert AckSet.decode(chilled(cold).encode()) == warm
 
 
+def test_a_visit_encodes_a_bounded_number_of_ledgers() -> None:
+    acks = AckSet()
+    for ledger in range(3 * AT_ONCE + 1):
+        acks.claim(Position(ledger, 4), Position(ledger, 7))
+    warm = acks.copy()
+    for visit in range(4):
+        acks.cool()
+        cold = sum(one.is_cold for _, one in acks._ledgers())
+        assert cold == min(visit, 3) * AT_ONCE
+    acks.cool()
+    assert acks._cold is not None
+    assert acks == warm
+
+
 def test_what_is_acked_here_alone_is_kept_once() -> None:
     progress, first_hand = Progress(), Progress()
     for entry in Random(1).sample(range(50_000), 25_000):
         for one in (progress, first_hand):
             one.ack(ZERO, "us", Position(7, entry - 1), Position(7, entry))
-    for _ in range(3):
+    for _ in range(2):
         progress.cool()
         first_hand.cool(progress)
     mine, its = (one.acks(ZERO, "us") for one in (progress, first_hand))

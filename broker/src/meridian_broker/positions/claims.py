@@ -70,41 +70,30 @@ class Claims:
         self._count = -1
         """Entry ids there were at the last ``cool``."""
 
-    def put_cold(self, out: bytearray) -> bool:
-        """Called once in a while: what has as many entry ids as the last time gets cold, and ``set_cold`` follows.
-
-        :returns: whether it does, and was appended in the form in which it is kept.
-        """
+    def rests(self) -> bool:
+        """Called once in a while: whether it has as many entry ids as the last time, and enough to be worth it."""
         if self._cold is not None:
-            return False
-        count = len(self.bits)
-        if count != self._count or count < COLD_FROM:
-            self._count = count
-            return False
-        out += _digest_of(self.bits)
-        put_bits(out, self.bits)
-        del self.bits
-        return True
+            return True
+        before, self._count = self._count, len(self.bits)
+        return self._count == before and before >= COLD_FROM
 
-    def set_cold(self, cold: bytes, count: int | None = None) -> None:
-        """Keep what ``put_cold`` appended. :param count: the entry ids in it, when it is not this one's."""
-        self._cold = cold
-        if count is not None:
-            self._count = count
-            del self.bits
+    def cold_form(self) -> bytes:
+        """The form in which what rests is kept."""
+        if self._cold is not None:
+            return self._cold
+        out = bytearray(_digest_of(self.bits))
+        put_bits(out, self.bits)
+        return bytes(out)
+
+    def set_cold(self, cold: bytes, count: int) -> None:
+        """Keep this form of the bitmap alone. :param count: the entry ids in it."""
+        self._cold, self._count = cold, count
+        del self.bits
         object.__setattr__(self, "__class__", ColdClaims)
 
     @property
-    def cold(self) -> bytes:
-        """What ``put_cold`` appended. :raises ValueError: it is not cold."""
-        if self._cold is None:
-            raise ValueError("these claims are warm")
-        return self._cold
-
-    @property
-    def is_only_cold(self) -> bool:
-        """It is cold, and has nothing beside its bitmap and its link."""
-        return self._cold is not None and self.partial is None
+    def is_cold(self) -> bool:
+        return self._cold is not None
 
     def count(self) -> int:
         """How many entry ids are claimed by name."""

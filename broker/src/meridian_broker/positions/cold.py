@@ -2,13 +2,15 @@
 """Sets of acks that nobody looked at for a while, in little memory: one piece of bytes near the entropy bound.
 
 Three temperatures. *Warm*: a bitmap for each ledger, for acks at full speed. *Cool*: a ledger whose bitmap did not
-change is encoded, the others are not (``Claims``). *Cold*: all ledgers are, and become one piece. Whoever asks a cold
-set gets the pieces cut apart again, and of the ledgers that matter the bitmaps.
+change is encoded, others that did are not (``Claims``). *Cold*: none changed, and all become one piece. Whoever asks a
+cold set gets the pieces cut apart again, and of the ledgers that matter the bitmaps.
 
 The bytes live in memory only and have no version.
 """
 
 from __future__ import annotations
+
+from typing import Final
 
 from meridian_broker.positions.claims import Claims, put_position, take_position
 from meridian_broker.positions.position import Position
@@ -16,25 +18,23 @@ from meridian_broker.positions.varints import Reader, put_bytes, put_number
 
 Links = list[tuple[int, Position]]
 
+AT_ONCE: Final = 32
+"""Ledgers of a set that are encoded in one call. One takes 0.1 ms, or 1.5 ms where its holes are few and scattered."""
+
 
 def cool_claims(detail: dict[int, Claims]) -> bool:
-    """Called once in a while. :returns: whether all may become one piece: they were cool at the last call already."""
-    together = bytearray()
-    cooled: list[tuple[Claims, int]] = []
-    are_cold = True
-    for claims in detail.values():
-        if claims.put_cold(together):
-            cooled.append((claims, len(together)))
-        are_cold = are_cold and claims.is_only_cold
-    start = 0  # the small pieces are made when the large ones are gone: they lie in their room, side by side
-    for claims, end in cooled:
-        claims.set_cold(bytes(together[start:end]))
-        start = end
-    return are_cold and not cooled
+    """Called once in a while. :returns: whether all may become one piece, as nothing changed since the last call."""
+    resting = [claims for claims in detail.values() if claims.rests()]
+    warm = [claims for claims in resting if not claims.is_cold]
+    if len(warm) <= AT_ONCE and len(resting) == len(detail) and all(claims.partial is None for claims in resting):
+        return True
+    for claims in warm[:AT_ONCE]:
+        claims.set_cold(claims.cold_form(), claims.count())
+    return False
 
 
 def put_cold(detail: dict[int, Claims]) -> bytes:
-    """Ledgers all of which are cool, in one piece."""
+    """Ledgers all of which rest, in one piece."""
     out = bytearray()
     put_number(out, sum(claims.count() for claims in detail.values()))
     put_number(out, len(detail))
@@ -46,7 +46,7 @@ def put_cold(detail: dict[int, Claims]) -> bytes:
         put_number(out, claims.link is not None)
         if claims.link is not None:
             put_position(out, claims.link)
-        put_bytes(out, claims.cold)
+        put_bytes(out, claims.cold_form())
     return bytes(out)
 
 

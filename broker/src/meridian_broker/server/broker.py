@@ -62,6 +62,7 @@ from meridian_broker.server.settings_backlog import BacklogSettings
 from meridian_broker.server.waiting import once_there
 from meridian_broker.topics import quotas, removal, upkeep
 from meridian_broker.topics.compactor import CompactionLimits
+from meridian_broker.topics.cooling import Cooling
 from meridian_broker.topics.limits import TopicLimits
 from meridian_broker.topics.ruling import UNLIMITED
 from meridian_broker.topics.service import TopicService
@@ -165,6 +166,7 @@ class BrokerProcess:
         self.doors = Doors(settings)
         self._client_tls = client_tls(settings)
         self._names = 0
+        self._cooling = Cooling()
         self._peer_token: str | None = None
 
     @classmethod
@@ -355,6 +357,7 @@ class BrokerProcess:
             self._speak_with_regions()
             self.service.follow_policies()
             self.service.recall_missing()
+            self._cooling.look(self.service)
 
     async def _trim(self) -> None:
         while True:

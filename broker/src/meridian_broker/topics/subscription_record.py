@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Final
 
@@ -13,6 +14,9 @@ LOCAL: Final = "local"
 """Each region dispatches whatever is not acknowledged anywhere (R25)."""
 ORIGIN: Final = "origin"
 """Each region dispatches what began there, or what it took over; a message goes to one region at a time (R26)."""
+
+_NONE: Final[Mapping[str, str]] = {}
+"""Of nearly all subscriptions: one object for all of them."""
 
 
 @dataclass(slots=True)
@@ -25,17 +29,21 @@ class SubscriptionRecord:
     """When and where the replicated flag was set; later wins (R17). ``ZERO``: nobody ever did."""
     created: Stamp = ZERO
     """``ZERO``: it is deleted, this is its tombstone (R16)."""
-    properties: dict[str, str] = field(default_factory=dict)
+    properties: Mapping[str, str] = field(default_factory=dict)
     deleted: Stamp = ZERO
     """Stamp of the deletion before: its life. ``ZERO``: it was never deleted."""
     forced: bool = False
     """The deletion was forced."""
     scope: str = LOCAL
     """Which messages a region dispatches (R25, R26)."""
-    homes: dict[str, str] = field(default_factory=dict)
+    homes: Mapping[str, str] = field(default_factory=dict)
     """Origin region -> which region dispatches its messages by command; for others it is the origin itself."""
     scope_stamp: Stamp = ZERO
     """When and where scope and homes were set; later wins. ``ZERO``: nobody ever did."""
+
+    def __post_init__(self) -> None:
+        self.properties = self.properties or _NONE
+        self.homes = self.homes or _NONE
 
     @property
     def is_shared(self) -> bool:

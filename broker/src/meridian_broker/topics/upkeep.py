@@ -77,17 +77,6 @@ async def trim(topic: Topic) -> None:
     await _give_back(topic, keep_bytes, keep_since)
     if now - topic.last_used_ms > 60_000:
         topic.log.drop_tail()
-    _cool(topic)
-
-
-def _cool(topic: Topic) -> None:
-    """Keep what is not touched in little memory: acknowledgements above the floors, and where entries came from."""
-    for one in topic.subscriptions.values():
-        one.progress.cool()
-        if one.first_hand is not None:
-            one.first_hand.cool(one.progress)
-        if one.dropped is not None:
-            one.dropped.cool()
     topic.log.cool_indexes(topic.needed_from().ledger)
 
 
