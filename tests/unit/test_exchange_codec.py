@@ -19,6 +19,7 @@ from meridian_broker.replication.exchange_messages import (
     Fetch,
     Hello,
     KeyDigest,
+    Parts,
     PeerMessage,
     Question,
     Refusal,
@@ -50,12 +51,15 @@ STREAM = st.tuples(TEXT, TEXT, TEXT)
 ITEM = st.builds(DeltaItem, TEXT, TEXT, TEXT, BYTES, st.none() | BYTES, several(TEXT), FLAG)
 SUBSCRIPTION = st.builds(SubscriptionDigest, TEXT, NUMBER, NUMBER, KEY_DIGESTS)
 TOPIC = st.builds(TopicDigest, TEXT, TEXT, NUMBER, FLAG, FLAG, st.none() | several(SUBSCRIPTION))
+SUMMARY = st.builds(Summary, NUMBER, FLAG, several(SHORT))
+QUESTION = st.builds(Question, TEXT, st.none() | TEXT, FLAG, KEYS)
+PARTS = st.builds(Parts, SHORT, several(NUMBER))
 MESSAGE: st.SearchStrategy[PeerMessage] = st.one_of(
     st.builds(Hello, st.integers(0, 1 << 31), TEXT, NUMBER, FLAG, FLAG),
     st.builds(Delta, NUMBER, several(ITEM)),
     st.builds(DeltaAck, NUMBER, several(st.builds(Refusal, st.integers(0, 1 << 31), TEXT, TEXT))),
-    st.builds(Digest, NUMBER, NUMBER, several(TOPIC), FLAG, st.none() | st.builds(Summary, NUMBER, FLAG)),
-    st.builds(Fetch, several(st.builds(Question, TEXT, st.none() | TEXT, FLAG, KEYS)), several(NUMBER)),
+    st.builds(Digest, NUMBER, NUMBER, several(TOPIC), FLAG, st.none() | SUMMARY, several(SHORT)),
+    st.builds(Fetch, several(QUESTION), several(NUMBER), several(PARTS), several(SHORT)),
     st.builds(State, several(st.builds(StateItem, TEXT, TEXT, TEXT, BYTES, BYTES))),
     st.builds(Barrier, NUMBER, TEXT, TEXT, TEXT, KEY_DIGESTS, FLAG),
     st.builds(BarrierDone, NUMBER, BYTES, st.none() | BYTES, TEXT),

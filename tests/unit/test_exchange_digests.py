@@ -11,9 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from meridian_broker.positions.clock import ZERO
 from meridian_broker.positions.progress import Progress
+from meridian_broker.replication import exchange
 from meridian_broker.replication.exchange_digests import DigestBook
 from meridian_broker.replication.exchange_messages import (
     OLDEST_VERSION,
+    SUMMARY_VERSION,
     Digest,
     ExchangeLimits,
     Fetch,
@@ -22,6 +24,7 @@ from meridian_broker.replication.exchange_messages import (
     StateItem,
     TopicDigest,
 )
+from meridian_broker.replication.exchange_summary import bucket_of
 
 T, S = "t", "sub"
 
@@ -61,19 +64,85 @@ def test_many_topics_are_announced_a_message_at_a_time() -> None:
     here = world.regions["us"]
     for number in range(30):
         here.subscribe(f"topic {number}", S)
-    world.connect_all()
     heard = world.listen()
-    world.run(200)
-    assert all(world.regions["eu"].progress(f"topic {number}", S) is not None for number in range(30))
-    world.cut("us", "eu")
-    heard.clear()
     world.connect_all()
-    world.run(1000)
-    digests = [(at, message) for at, source, _, message in heard if isinstance(message, Digest) and source == "us"]
-    assert [len(message.topics) for _, message in digests] == [4] * 7 + [2]
-    times = [at for at, _ in digests]
-    assert [later - earlier for earlier, later in pairwise(times)] == [10] * 7
-    assert {topic.topic for _, message in digests for topic in message.topics} == set(here.topics)
+    world.run(400)
+    assert all(world.regions["eu"].progress(f"topic {number}", S) is not None for number in range(30))
+    told = [(at, m.topics) for at, source, _, m in heard if isinstance(m, Digest) and source == "us" and not m.answer]
+    digests = [(at, topics) for at, topics in told if topics and topics[0].subscriptions is None]
+    assert [len(topics) for _, topics in digests] == [4] * 7 + [2]
+    assert [later - earlier for (earlier, _), (later, _) in pairwise(digests)] == [10] * 7
+    assert {topic.topic for _, topics in digests for topic in topics} == set(here.topics)
+
+
+def test_connecting_again_costs_what_differs() -> None:
+    """A link that flaps must not list 100,000 topics each time; bench/exchange measures that."""
+    world = world_of("us", "eu")
+    here = world.regions["us"]
+    for number in range(5000):
+        here.subscribe(f"topic {number}", S)
+    world.run(20_000)
+    peer = here.exchange._peers["eu"]
+    assert peer.even == set(here.topics)
+    for missed in range(3):
+        world.cut("us", "eu")
+        for topic in (f"topic {missed}", f"topic {missed + 2000}")[:missed]:
+            for entry in world.produce("us", topic, 3):
+                here.ack(topic, S, [entry])
+            world.replicate_all(topic)
+        world.sent_bytes.clear()
+        heard = world.listen()
+        world.connect_all()
+        world.run(2000)
+        assert sum(world.sent_bytes.values()) < 250 + 7000 * missed
+        listed = {t.topic for *_, m in heard if isinstance(m, Digest) for t in m.topics}
+        assert len(listed) <= 3 * missed
+        assert all(world.regions["eu"].progress(t, S) == here.progress(t, S) for t in here.topics)
+        assert peer.even == set(here.topics), "a flush sends nothing whole"
+
+
+def test_of_what_differs_unseen_a_part_is_listed() -> None:
+    """A restored region does not know what it lacks: one topic costs the numbers of its bucket and a few neighbours."""
+    world = world_of("us", "eu")
+    here = world.regions["us"]
+    for number in range(5000):
+        here.subscribe(f"topic {number}", S)
+    world.run(20_000)
+    entries = world.produce("us", "topic 7", 3)
+    world.replicate_all("topic 7")
+    world.cut("us", "eu")
+    here.topics["topic 7"].subscriptions[S].progress.ack(ZERO, "us", entries[0].prev, entries[0].origin.position)
+    here.exchange._context.book.mark("topic 7", S)
+    heard = world.listen()
+    world.sent_bytes.clear()
+    world.connect_all()
+    world.run(500)
+    assert world.regions["eu"].progress("topic 7", S) == here.progress("topic 7", S)
+    listed = {t.topic for *_, m in heard if isinstance(m, Digest) for t in m.topics}
+    assert "topic 7" in listed
+    assert len(listed) <= 4, "of 5,000: a part of a bucket has one, or two"
+    assert sum(world.sent_bytes.values()) < 12_000
+
+
+@pytest.mark.parametrize("version", [OLDEST_VERSION, SUMMARY_VERSION])
+def test_regions_of_earlier_versions_agree_with_this_one(version: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever greets with an earlier version is told nothing that it does not know, and both end up even."""
+    monkeypatch.setattr(exchange, "PROTOCOL_VERSION", version)
+    world = World(["us", "eu"])
+    for name in ("us", "eu"):
+        for number in range(2000):
+            world.regions[name].subscribe(f"topic {number} of {name if number % 7 else 'both'}", S)
+    heard = world.listen()
+    world.connect_all()
+    world.run(20_000)
+    assert set(world.regions["us"].topics) == set(world.regions["eu"].topics)
+    for name, other in (("us", "eu"), ("eu", "us")):
+        region = world.regions[name]
+        assert region.exchange._peers[other].even == set(region.topics)
+        assert all(region.progress(t, S) == world.regions[other].progress(t, S) for t in region.topics)
+    digests = [m for *_, m in heard if isinstance(m, Digest)]
+    assert not any(m.differing or (m.summary and version < SUMMARY_VERSION) for m in digests)
+    assert not any(m.parts for *_, m in heard if isinstance(m, Fetch))
 
 
 def test_idle_topics_cost_one_number_per_round_whatever_their_number() -> None:
@@ -277,7 +346,9 @@ def test_a_digest_names_only_deltas_that_are_durable() -> None:
     world.run(10)
     (first,) = [message for _, source, _, message in heard if isinstance(message, Digest) and source == "eu"]
     assert first.applied == number - 1
-    assert first.topics[0].unsettled, "and that what it holds is not all durable"
+    assert first.summary is not None
+    assert first.summary.unsettled, "and that what it holds is not all durable"
+    assert first.summary.unsettled_buckets == (bucket_of(T),)
 
 
 def test_a_digest_in_answer_is_not_answered_with_another() -> None:
@@ -407,13 +478,13 @@ def test_a_round_over_many_subscriptions_goes_in_pieces() -> None:
         world.produce("us", f"t{number}", 1)
         for name in range(10):
             world.regions["us"].subscribe(f"t{number}", f"s{name}")
-    world.connect_all()
-    world.run(12_000)
-    world.cut("us", "eu")
     heard = world.listen()
-    world.connect_all()  # a new link begins with all topics; later rounds tell one number
+    world.connect_all()  # all topics are counted, and then, as eu has none, listed
     world.run(1000)
-    rounds = [(at, len(m.topics)) for at, source, _, m in heard if source == "us" and isinstance(m, Digest)]
+    digests = [(at, m) for at, source, _, m in heard if source == "us" and isinstance(m, Digest)]
+    summary = next(at for at, m in digests if m.summary is not None)
+    assert summary - min(at for at, *_ in heard) >= 40
+    rounds = [(at, len(m.topics)) for at, m in digests if m.topics and m.topics[0].subscriptions is None]
     assert [count for _, count in rounds] == [2] * 5
     assert [at - rounds[0][0] for at, _ in rounds] == [0, 10, 20, 30, 40]
 

@@ -150,7 +150,6 @@ class ProgressExchange:
         peer.up_since_ms = now_ms
         peer.next_digest_ms = now_ms + self._digest_interval_ms
         send(Hello(PROTOCOL_VERSION, self._host.region, peer.next_number, leases=self.leases is not None))
-        self._comparing.announce(peer, forced=True)
 
     def disconnected(self, region: str, now_ms: int) -> None:
         """Our link to the region is down. What was on its way there is offered to the others, to be passed on."""
@@ -203,6 +202,10 @@ class ProgressExchange:
         """Do what is due."""
         self._context.now_ms = now_ms
         for peer in list(self._peers.values()):
+            if peer.next_count_ms is not None and peer.next_count_ms <= now_ms:
+                if peer.up:  # a digest is to hold nothing that was not sent before it
+                    self._deltas.send_due(peer, at_once=True)
+                self._comparing.count_some(peer)
             if not peer.up:
                 continue
             self._deltas.expire(peer, now_ms - self._digest_interval_ms)
@@ -224,6 +227,7 @@ class ProgressExchange:
         """When ``tick`` has something to do, in ``now_ms``'s clock; None: not before something else happens."""
         times = [self._waits.next_deadline(), None if self.leases is None else self.leases.next_deadline()]
         for peer in self._peers.values():
+            times.append(peer.next_count_ms)
             if peer.up:
                 oldest = peer.oldest_flight_ms()
                 times += [peer.due_ms(), peer.next_announce_ms if peer.to_announce else peer.next_digest_ms]
@@ -273,9 +277,11 @@ class ProgressExchange:
             self._waits.region_gone(peer.region)
         else:
             peer.incompatible = ""
-            if hello.answer:
-                peer.version = hello.version
+            peer.version = hello.version
+            if hello.answer and peer.send is not None:
+                self._comparing.announce(peer, is_new=True)
         if not hello.answer:
+            peer.early = None
             peer.incoming.restarted(hello.next_delta)
             leases = self.leases is not None
             reply(Hello(PROTOCOL_VERSION, self._host.region, peer.next_number, answer=True, leases=leases))

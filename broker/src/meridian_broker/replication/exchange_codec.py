@@ -22,6 +22,7 @@ from meridian_broker.replication.exchange_messages import (
     Fetch,
     Hello,
     KeyDigest,
+    Parts,
     PeerMessage,
     Question,
     Refusal,
@@ -143,6 +144,8 @@ def _digest(message: Digest) -> pb.Digest:
     out = pb.Digest(sent=message.sent, applied=message.applied, answer=message.answer)
     if message.summary is not None:
         out.summary.digest, out.summary.unsettled = message.summary.digest, message.summary.unsettled
+        out.summary.unsettled_buckets.extend(message.summary.unsettled_buckets)
+    out.differing.extend(message.differing)
     for topic in message.topics:
         listing = out.topics.add(
             topic=topic.topic,
@@ -161,7 +164,9 @@ def _digest(message: Digest) -> pb.Digest:
 
 
 def _fetch(message: Fetch) -> pb.Fetch:
-    out = pb.Fetch(buckets=message.buckets)
+    out = pb.Fetch(buckets=message.buckets, unsettled_buckets=message.unsettled_buckets)
+    for part in message.parts:
+        out.parts.add(bucket=part.bucket, numbers=part.numbers)
     for question in message.questions:
         entry = out.questions.add(topic=question.topic, subscription=question.subscription, state=question.state)
         if question.keys is not None:
@@ -277,13 +282,18 @@ def _read_topic(message: pb.TopicDigest) -> TopicDigest:
     )
 
 
+def _read_summary(message: pb.TopicsSummary) -> Summary:
+    return Summary(message.digest, message.unsettled, tuple(message.unsettled_buckets))
+
+
 def _read_digest(message: pb.Digest) -> Digest:
     return Digest(
         message.sent,
         message.applied,
         tuple(_read_topic(topic) for topic in message.topics),
         message.answer,
-        Summary(message.summary.digest, message.summary.unsettled) if message.HasField("summary") else None,
+        _read_summary(message.summary) if message.HasField("summary") else None,
+        tuple(message.differing),
     )
 
 
@@ -299,6 +309,8 @@ def _read_fetch(message: pb.Fetch) -> Fetch:
             for question in message.questions
         ),
         tuple(message.buckets),
+        tuple(Parts(part.bucket, tuple(part.numbers)) for part in message.parts),
+        tuple(message.unsettled_buckets),
     )
 
 

@@ -22,6 +22,7 @@ from meridian_broker.positions.progress import Progress
 from meridian_broker.replication.exchange_context import ExchangeContext, Reply, why_of
 from meridian_broker.replication.exchange_lag import Why
 from meridian_broker.replication.exchange_messages import (
+    PARTS_VERSION,
     SUMMARY_VERSION,
     Digest,
     Fetch,
@@ -29,11 +30,10 @@ from meridian_broker.replication.exchange_messages import (
     State,
     StateItem,
     SubscriptionDigest,
-    Summary,
     TopicDigest,
 )
 from meridian_broker.replication.exchange_peer import Peer
-from meridian_broker.replication.exchange_summary import bucket_of
+from meridian_broker.replication.exchange_summing import Summing
 
 ANNOUNCE_PAUSE_MS: Final = 10
 """Between two messages of one round of digests."""
@@ -44,72 +44,33 @@ class Comparing:
 
     def __init__(self, context: ExchangeContext) -> None:
         self._context = context
+        self._summing = Summing(context, self.announce_some)
+
+    def count_some(self, peer: Peer) -> None:
+        """Go on with what must be counted before everything can be compared at once."""
+        self._summing.go_on(peer)
 
     # -- our state, told
 
-    def announce(self, peer: Peer, *, forced: bool = False) -> None:
-        """Begin to send the peer one digest per topic we share, a message at a time.
+    def announce(self, peer: Peer, *, is_new: bool = False) -> None:
+        """Begin a round: one number for all topics that we share, or one digest per topic, a message at a time.
 
-        :param forced: compare now, whatever is in motion: anything may have been missed while there was no link.
+        :param is_new: the link is. What differs is compared now, whatever is in motion: anything may have been missed
+            while there was no link.
         """
         context = self._context
         peer.forget_confirmed()
         context.forget_settled()
         context.book.refresh_topics()
         peer.lag.forget(context.book.has_topic)
-        if peer.version >= SUMMARY_VERSION and not forced:
-            self._summarize(peer)
+        if peer.version >= SUMMARY_VERSION:
+            peer.is_new = is_new or (peer.is_new and peer.to_summarize)
+            self._summing.begin(peer)
             return
         topics = [topic for topic in context.book.topics() if peer.region in context.host.regions_of(topic)]
-        peer.forced = set(topics) if forced else peer.forced.intersection(topics)
+        peer.forced = set(topics) if is_new else peer.forced.intersection(topics)
         peer.to_announce = deque(topics)
         self.announce_some(peer)
-
-    def _summarize(self, peer: Peer) -> None:
-        """Begin a round with one number; the digests of topics follow that are known to differ, or are asked for."""
-        context = self._context
-        summary = context.book.summary(peer.region)
-        summary.begin_round()
-        digest, unsettled = summary.work_out(), context.unsettled_topics(peer.region)
-        sent, applied = peer.next_number - 1, peer.incoming.applied()
-        assert peer.send is not None
-        if digest:
-            peer.send(Digest(sent, applied, (), summary=Summary(digest, bool(unsettled))))
-            context.counters.digests_sent += 1
-        book, host = context.book, context.host
-        peer.forced = {t for t in peer.forced if book.has_topic(t) and peer.region in host.regions_of(t)}
-        peer.to_announce = deque(sorted(peer.forced))
-        if peer.to_announce:
-            self.announce_some(peer)
-
-    def _compare_summary(self, peer: Peer, theirs: Summary, reply: Reply) -> None:
-        """Equal: nothing to do for any topic, and all are even. Else the digests of topics are asked for."""
-        summary = self._context.book.summary(peer.region)
-        if summary.work_out() == theirs.digest and not peer.waiting:
-            topics = summary.topics()
-            if not theirs.unsettled:
-                peer.even.update(topics)
-                peer.skips.clear()
-                peer.troubles.clear()
-                for topic in {topic for (topic, _), _ in peer.lag.behind()}.intersection(topics):
-                    peer.lag.same_topic(topic)
-            self._context.counters.topics_equal += len(topics)
-            if not theirs.unsettled or peer.even.issuperset(topics):
-                return
-        wanted = {bucket_of(topic) for topic in (*peer.waiting, *(set(summary.topics()) - peer.even))}
-        # A number with another last bit asks for the bucket of what was held back, or is not even, whatever is in it.
-        reply(Fetch((), tuple(n ^ (number in wanted) for number, n in enumerate(summary.buckets))))
-
-    def _answer_buckets(self, peer: Peer, buckets: tuple[int, ...]) -> None:
-        """The peer's numbers: tell the digests of the topics whose buckets differ."""
-        summary = self._context.book.summary(peer.region)
-        summary.work_out()
-        pairs = zip(summary.buckets, buckets, strict=False)
-        differing = {number for number, (ours, theirs) in enumerate(pairs) if ours != theirs}
-        known = set(peer.to_announce)
-        peer.to_announce.extend(topic for topic in summary.topics(differing) if topic not in known)
-        if peer.next_announce_ms is None:
-            self.announce_some(peer)
 
     def announce_some(self, peer: Peer) -> None:
         """One message more of the round. A region of 10,000 topics is through in half a second and never held up."""
@@ -168,7 +129,9 @@ class Comparing:
         items: list[StateItem] = []
         size = 0
         if fetch.buckets:
-            self._answer_buckets(peer, fetch.buckets)
+            self._summing.answer_buckets(peer, fetch, reply)
+        if fetch.parts:
+            self._summing.answer_parts(peer, fetch)
         for question in fetch.questions[: limits.items_per_message]:
             if context.objection(peer.region, question.topic, context.host.incarnation(question.topic)) is not None:
                 continue
@@ -216,7 +179,9 @@ class Comparing:
                 incoming.held.append((digest, reply))
             return
         if digest.summary is not None:
-            self._compare_summary(peer, digest.summary, reply)
+            self._summing.compare(peer, digest.summary, reply)
+        if digest.differing:
+            self._summing.divide(peer, digest.differing, reply)
         pending = peer.pending_topics()
         differing = [theirs for theirs in digest.topics if not self._same(peer, theirs)]
         questions: list[Question] = []
@@ -236,6 +201,12 @@ class Comparing:
             ours = [self._digest_of(peer, theirs.topic) for theirs in digest.topics if theirs.topic not in asked]
             listings = (piece for topic in asked for piece in self._context.book.listing(topic, None))
             self._tell(peer, chain(ours, listings), reply, answer=True)
+        elif peer.version >= PARTS_VERSION and not digest.answer:
+            # What it could not tell us has come all the same: it is to know, for it may find no other quiet moment.
+            healed = [
+                one.topic for one in digest.topics if one.forced and one.topic in peer.even and one not in differing
+            ]
+            self._tell(peer, [self._digest_of(peer, topic) for topic in healed], reply, answer=True)
         self.ask(peer)
 
     def _same(self, peer: Peer, theirs: TopicDigest) -> bool:

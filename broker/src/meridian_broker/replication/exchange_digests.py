@@ -82,19 +82,19 @@ class DigestBook:
             summary.changed(topic)
 
     def summary(self, region: str) -> Summary:
-        """The numbers of what is shared with a region: of topics that changed since, or were counted by somebody."""
+        """The numbers of what is shared with a region."""
         found = self._summaries.get(region)
         if found is None:
             source = self._source
 
-            def number(topic: str) -> int:
-                self.refresh(topic)
+            def number(topic: str) -> tuple[int, int]:
+                cost = 1 + self.refresh(topic)
                 digest = self.topic(topic)
                 if not digest or region not in source.regions_of(topic):
-                    return 0
-                return number_of(topic.encode(), source.incarnation(topic).encode(), digest.to_bytes(8, "big"))
+                    return 0, cost
+                return number_of(topic.encode(), source.incarnation(topic).encode(), digest.to_bytes(8, "big")), cost
 
-            found = self._summaries[region] = Summary(number)
+            found = self._summaries[region] = Summary(number, self._topics)
         return found
 
     def forget_summary(self, region: str) -> None:

@@ -14,11 +14,13 @@ from typing import Final, TypeAlias
 from meridian_broker.positions.progress import DigestKey
 from meridian_broker.replication.lease_messages import LeaseMessage
 
-PROTOCOL_VERSION: Final = 2
+PROTOCOL_VERSION: Final = 3
 """Version of the peer commands. Versions N and N-1 interwork (DESIGN section 8)."""
 OLDEST_VERSION: Final = 1
 SUMMARY_VERSION: Final = 2
 """From this version on a peer understands a ``Summary``."""
+PARTS_VERSION: Final = 3
+"""From this version on it divides buckets of topics into parts, and says in which of them something is unsettled."""
 
 SubscriptionKey: TypeAlias = tuple[str, str]
 """``(topic, subscription)``."""
@@ -174,6 +176,8 @@ class Summary:
     digest: int
     unsettled: bool = False
     """Of some of them an equal number does not mean that the sender has all on disk, see ``TopicDigest``."""
+    unsettled_buckets: tuple[int, ...] = ()
+    """In which buckets those are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,6 +191,9 @@ class Digest:
     """Sent because a digest came that differs, by a region without a link of its own: not answered again."""
     summary: Summary | None = None
     """Of all topics, at the beginning of a round."""
+    differing: tuple[int, ...] = ()
+    """In answer to the numbers of buckets: those that differ, and have so many topics that the numbers of their parts
+    are to be said first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,10 +210,22 @@ class Question:
 
 
 @dataclass(frozen=True, slots=True)
+class Parts:
+    """The asker's numbers of the parts of one bucket."""
+
+    bucket: int
+    numbers: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Fetch:
     questions: tuple[Question, ...]
     buckets: tuple[int, ...] = ()
     """The asker's numbers of all buckets of topics: digests of those topics are wanted whose buckets differ."""
+    parts: tuple[Parts, ...] = ()
+    """The same of parts of buckets."""
+    unsettled_buckets: tuple[int, ...] = ()
+    """Buckets of which an equal number does not mean that the asker has all on disk."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,6 +30,7 @@ from meridian_broker.replication.exchange_messages import (
     PeerMessage,
     Question,
     SubscriptionKey,
+    Summary,
 )
 
 PendingKey: TypeAlias = tuple[str, str, bool]
@@ -119,6 +120,16 @@ class Peer:
         self.to_announce: deque[str] = deque()
         """Topics whose digest is still to be sent in this round."""
         self.next_announce_ms: int | None = None
+        self.is_new = False
+        """Our link is, and everything is being compared for the first time on it."""
+        self.to_summarize = False
+        """Our number of all topics is to be told once they are counted."""
+        self.told: set[str] = set()
+        """Topics whose digests were told beside the number of this round, as they are known to differ."""
+        self.early: tuple[Summary, Callable[[PeerMessage], None]] | None = None
+        """The peer's number of all topics, and the way to answer: it waits until ours are counted."""
+        self.next_count_ms: int | None = None
+        """When more of them are counted."""
         self.wanted: deque[Question] = deque()
         self.fetching: dict[SubscriptionKey, int] = {}
         """Asked for -> when."""
@@ -261,6 +272,7 @@ class Peer:
         self.fetching.clear()
         self.to_announce.clear()
         self.next_announce_ms = None
+        self.is_new = self.to_summarize = False
         self.skips.clear()
         return lost
 

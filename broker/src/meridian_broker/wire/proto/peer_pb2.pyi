@@ -243,29 +243,33 @@ class TopicDigest(_message.Message):
     def __init__(self, topic: _Optional[str] = ..., incarnation: _Optional[str] = ..., digest: _Optional[int] = ..., unsettled: bool = ..., forced: bool = ..., listed: bool = ..., subscriptions: _Optional[_Iterable[_Union[SubscriptionDigest, _Mapping[str, object]]]] = ...) -> None: ...
 
 class TopicsSummary(_message.Message):
-    __slots__ = ("digest", "unsettled")
+    __slots__ = ("digest", "unsettled", "unsettled_buckets")
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     UNSETTLED_FIELD_NUMBER: _ClassVar[int]
+    UNSETTLED_BUCKETS_FIELD_NUMBER: _ClassVar[int]
     digest: int
     unsettled: bool
-    def __init__(self, digest: _Optional[int] = ..., unsettled: bool = ...) -> None: ...
+    unsettled_buckets: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, digest: _Optional[int] = ..., unsettled: bool = ..., unsettled_buckets: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Digest(_message.Message):
-    __slots__ = ("sent", "applied", "topics", "answer", "summary")
+    __slots__ = ("sent", "applied", "topics", "answer", "summary", "differing")
     SENT_FIELD_NUMBER: _ClassVar[int]
     APPLIED_FIELD_NUMBER: _ClassVar[int]
     TOPICS_FIELD_NUMBER: _ClassVar[int]
     ANSWER_FIELD_NUMBER: _ClassVar[int]
     SUMMARY_FIELD_NUMBER: _ClassVar[int]
+    DIFFERING_FIELD_NUMBER: _ClassVar[int]
     sent: int
     applied: int
     topics: _containers.RepeatedCompositeFieldContainer[TopicDigest]
     answer: bool
     summary: TopicsSummary
-    def __init__(self, sent: _Optional[int] = ..., applied: _Optional[int] = ..., topics: _Optional[_Iterable[_Union[TopicDigest, _Mapping[str, object]]]] = ..., answer: bool = ..., summary: _Optional[_Union[TopicsSummary, _Mapping[str, object]]] = ...) -> None: ...
+    differing: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, sent: _Optional[int] = ..., applied: _Optional[int] = ..., topics: _Optional[_Iterable[_Union[TopicDigest, _Mapping[str, object]]]] = ..., answer: bool = ..., summary: _Optional[_Union[TopicsSummary, _Mapping[str, object]]] = ..., differing: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Fetch(_message.Message):
-    __slots__ = ("questions", "buckets")
+    __slots__ = ("questions", "buckets", "parts", "unsettled_buckets")
     class Question(_message.Message):
         __slots__ = ("topic", "subscription", "state", "keys")
         TOPIC_FIELD_NUMBER: _ClassVar[int]
@@ -277,11 +281,22 @@ class Fetch(_message.Message):
         state: bool
         keys: ProgressKeys
         def __init__(self, topic: _Optional[str] = ..., subscription: _Optional[str] = ..., state: bool = ..., keys: _Optional[_Union[ProgressKeys, _Mapping[str, object]]] = ...) -> None: ...
+    class Parts(_message.Message):
+        __slots__ = ("bucket", "numbers")
+        BUCKET_FIELD_NUMBER: _ClassVar[int]
+        NUMBERS_FIELD_NUMBER: _ClassVar[int]
+        bucket: int
+        numbers: _containers.RepeatedScalarFieldContainer[int]
+        def __init__(self, bucket: _Optional[int] = ..., numbers: _Optional[_Iterable[int]] = ...) -> None: ...
     QUESTIONS_FIELD_NUMBER: _ClassVar[int]
     BUCKETS_FIELD_NUMBER: _ClassVar[int]
+    PARTS_FIELD_NUMBER: _ClassVar[int]
+    UNSETTLED_BUCKETS_FIELD_NUMBER: _ClassVar[int]
     questions: _containers.RepeatedCompositeFieldContainer[Fetch.Question]
     buckets: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, questions: _Optional[_Iterable[_Union[Fetch.Question, _Mapping[str, object]]]] = ..., buckets: _Optional[_Iterable[int]] = ...) -> None: ...
+    parts: _containers.RepeatedCompositeFieldContainer[Fetch.Parts]
+    unsettled_buckets: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, questions: _Optional[_Iterable[_Union[Fetch.Question, _Mapping[str, object]]]] = ..., buckets: _Optional[_Iterable[int]] = ..., parts: _Optional[_Iterable[_Union[Fetch.Parts, _Mapping[str, object]]]] = ..., unsettled_buckets: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class State(_message.Message):
     __slots__ = ("items",)
