@@ -12,6 +12,7 @@ from meridian_broker.engines.memory.ledgers import MemoryLedgerStore
 from meridian_broker.ledgers.chapters import CacheBudget, LogLimits, Span
 from meridian_broker.ledgers.entry import BATCH, CHUNK, FOREIGN, MARKER, EntryHeader, unpack
 from meridian_broker.ledgers.holes import Hole
+from meridian_broker.ledgers.labels import Belonging
 from meridian_broker.ledgers.log import TopicLog
 from meridian_broker.ledgers.store import LedgerError
 from meridian_broker.positions.position import EARLIEST, Position
@@ -69,6 +70,10 @@ class Spans:
 
     def __init__(self) -> None:
         self.next_id = 0
+
+    @property
+    def belonging(self) -> Belonging:
+        return Belonging("topic", "")
 
     async def allocate_ledger_id(self) -> int:
         self.next_id += 1

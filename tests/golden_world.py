@@ -16,6 +16,8 @@ from pathlib import Path
 from meridian_broker.engines.local.store import LocalLedgerStore
 from meridian_broker.engines.sqlite.metadata import SqliteMetadataStore
 from meridian_broker.ledgers import entry
+from meridian_broker.ledgers.labels import Belonging, Label
+from meridian_broker.ledgers.labels import Kind as LedgerKind
 from meridian_broker.metadata import counters
 from meridian_broker.metadata.catalog import Catalog
 from meridian_broker.metadata.policies import NamespaceRecord
@@ -212,6 +214,11 @@ LEDGERS = {
     4: [b"the tail"],
 }
 """What the ledgers of the log hold. 3 was deleted; 4 is open, as after a kill."""
+LABELS = {
+    1: Label(LedgerKind.MESSAGES, Belonging(TOPIC, ""), Position(0, 17), {"us-west": Position(5, 4)}, is_joined=False),
+    2: Label(LedgerKind.PROGRESS, Belonging(TOPIC, "1735516800000.3@eu-central")),
+}
+"""What they were made with, since format 2 of the log."""
 CONFIRMED = {1: (3, True), 2: (30, True), 4: (1, False)}
 
 
@@ -221,7 +228,8 @@ async def write_log(directory: Path) -> None:
     never = 1 << 30
     store = await LocalLedgerStore.start(used, checkpoint_bytes=never)
     for ledger_id in (1, 2, 3):
-        writer = await store.create(ledger_id, fence=7)
+        label = LABELS[ledger_id].encode() if ledger_id in LABELS else b""
+        writer = await store.create(ledger_id, fence=7, label=label)
         for data in LEDGERS.get(ledger_id, [b"soon gone"]):
             await _append(writer.append, data)
         await writer.seal()
@@ -235,7 +243,7 @@ async def write_log(directory: Path) -> None:
     writer = await store.create(4, fence=8)
     for data in LEDGERS[4]:
         await _append(writer.append, data)
-    directory.mkdir()
+    directory.mkdir(parents=True)
     for file in sorted(used.iterdir()):
         if file.name.startswith(("segment-", "checkpoint-")):
             shutil.copyfile(file, directory / file.name)

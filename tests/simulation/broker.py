@@ -98,7 +98,7 @@ class SimBroker:
             try:
                 await catalog.never_below(max(home.volume.disk.ledgers, default=-1))
                 await catalog.refresh()
-                fence = await catalog.next_broker_epoch("broker-0")
+                fence = await catalog.next_broker_epoch("broker-0", above=home.volume.newest_fence())
                 break
             except MetadataError:
                 await self._sleep(1)
@@ -125,6 +125,7 @@ class SimBroker:
         while True:
             try:
                 await catalog.ensure_bootstrap({name: ClusterRecord("http", "", name) for name in world.names})
+                await self.service.make_topics()
                 break
             except MetadataError:
                 await self._sleep(1)
@@ -203,12 +204,17 @@ class SimRegion:
                 self.world.topic_of_ledger[self.name, ledger_id] = topic
                 self.world.number(self.name, ledger_id)
 
-    def named_ledgers(self, topic: str) -> set[int]:
-        """Those that hold a topic's entries, as the metadata say."""
-        found = self.metadata.records.get(keys.topic(topic_name.parse(full_name(topic))))
-        if found is None:
-            return set()
-        return {ledger.ledger_id for ledger in TopicRecord.from_json(decode("", found.value)[0]).ledgers}
+    def known_ledgers(self, topic: str) -> set[int]:
+        """Those that hold a topic's entries: as the metadata say, and any that were on record after these metadata."""
+        name = topic_name.parse(full_name(topic))
+        found = self.metadata.records.get(keys.topic(name))
+        record = None if found is None else TopicRecord.from_json(decode("", found.value)[0])
+        named = set() if record is None else {ledger.ledger_id for ledger in record.ledgers}
+        if record is None and keys.deletion(name) in self.metadata.records:
+            return named
+        newest = max(named, default=-1) if record is None else max([record.newest_ledger, *named])
+        made = self.world.topic_of_ledger.items()
+        return named | {ledger for (region, ledger), one in made if (region, one) == (self.name, topic) and ledger > newest}
 
     def forget_ledger(self, ledger: int) -> None:
         self.world.model.ledger_deleted(self, ledger)

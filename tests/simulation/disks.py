@@ -39,7 +39,8 @@ class Volume:
 
     def copy(self) -> Volume:
         ledgers = {
-            number: StoredLedger(one.fence, list(one.entries), one.sealed) for number, one in self.disk.ledgers.items()
+            number: StoredLedger(one.fence, list(one.entries), one.sealed, one.label)
+            for number, one in self.disk.ledgers.items()
         }
         return Volume(MemoryDisk(ledgers, set(self.disk.used)))
 
@@ -72,6 +73,9 @@ class Volume:
         """The store saw to it."""
         del random
         return ""
+
+    def newest_fence(self) -> int:
+        return max((one.fence for one in self.disk.ledgers.values()), default=0)
 
     def holds(self, ledger: int, entry: int) -> bool:
         stored = self.disk.ledgers.get(ledger)
@@ -178,9 +182,9 @@ class SimStore(MemoryLedgerStore):
         self._add(_Write(apply, tell, 0))
         await heard
 
-    async def create(self, ledger_id: int, fence: int) -> MemoryWriter:
+    async def create(self, ledger_id: int, fence: int, label: bytes = b"") -> MemoryWriter:
         self._on_create(ledger_id)
-        return await super().create(ledger_id, fence)
+        return await super().create(ledger_id, fence, label)
 
     async def open(self, ledger_id: int) -> MemoryReader:
         return RottingReader(self._find(ledger_id), self._volume.rotten)

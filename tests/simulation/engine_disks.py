@@ -174,6 +174,9 @@ class EngineVolume:
         """What a backup of the running machine's disk holds: what is durable."""
         return EngineVolume(self.files.after_power_cut(Loss.ALL, Random(0)), _copy(self.disk))
 
+    def newest_fence(self) -> int:
+        return 0 if self.store is None else self.store.newest_fence()
+
     def holds(self, ledger: int, entry: int) -> bool:
         stored = self.disk.ledgers.get(ledger)
         return stored is not None and entry < len(stored.entries)
@@ -216,6 +219,8 @@ class EngineVolume:
                 return f"ledger {number} is gone after a power cut ({loss.name})"
             if left.entries[: len(stored.entries)] != stored.entries:
                 return f"ledger {number} lost entries in a power cut ({loss.name})"
+            if left.label != stored.label:
+                return f"ledger {number} lost its label in a power cut ({loss.name})"
             if stored.sealed and (not left.sealed or len(left.entries) != len(stored.entries)):
                 return f"ledger {number} was sealed, and is another after a power cut ({loss.name})"
         found.used |= self.disk.used
@@ -224,7 +229,10 @@ class EngineVolume:
 
 
 def _copy(disk: MemoryDisk) -> MemoryDisk:
-    ledgers = {number: StoredLedger(one.fence, list(one.entries), one.sealed) for number, one in disk.ledgers.items()}
+    ledgers = {
+        number: StoredLedger(one.fence, list(one.entries), one.sealed, one.label)
+        for number, one in disk.ledgers.items()
+    }
     return MemoryDisk(ledgers, set(disk.used))
 
 
@@ -325,12 +333,12 @@ class EngineStore(LocalLedgerStore):
         upkeep = UpkeepSettings(CHECKPOINT_BYTES, COMPACTION_BYTES_PER_SECOND)
         return cls(files, state, EngineStats(), segment_bytes=SEGMENT_BYTES, index_entries=64, upkeep=upkeep)
 
-    async def create(self, ledger_id: int, fence: int) -> LocalWriter:
+    async def create(self, ledger_id: int, fence: int, label: bytes = b"") -> LocalWriter:
         self._on_create(ledger_id)
         mirror = self.volume.disk
-        await super().create(ledger_id, fence)
+        await super().create(ledger_id, fence, label)
         mirror.used.add(ledger_id)
-        mirror.ledgers[ledger_id] = StoredLedger(fence)
+        mirror.ledgers[ledger_id] = StoredLedger(fence, label=label)
         return EngineWriter(self, self._ledgers[ledger_id])
 
     async def recover(self, ledger_id: int, fence: int) -> LedgerInfo:
@@ -376,7 +384,7 @@ def _contents(files: SimFiles) -> MemoryDisk:
         entries: list[bytes] = []
         while len(entries) < ledger.confirmed:
             entries += _now(reader.read(len(entries), ledger.confirmed - 1, 1 << 30))
-        found.ledgers[number] = StoredLedger(ledger.fence, entries, ledger.sealed)
+        found.ledgers[number] = StoredLedger(ledger.fence, entries, ledger.sealed, ledger.label)
         found.used.add(number)
     return found
 

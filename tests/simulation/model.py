@@ -447,8 +447,8 @@ class Model:
         """A region went back to an older copy: what it knew since then, it does not know."""
         for (region, topic), receipts in self.receipts.items():
             if region == home.name:
-                named = home.named_ledgers(topic)
-                for position in [p for p in receipts if p.ledger not in named or not home.volume.holds(*p)]:
+                known = home.known_ledgers(topic)
+                for position in [p for p in receipts if p.ledger not in known or not home.volume.holds(*p)]:
                     if Origin(region, *position) not in self.trimmed[region, topic]:
                         del receipts[position]
         for facts in self.facts.values():

@@ -175,13 +175,14 @@ class World:
         home.restore(what)
         after = {topic: self._origins(home, topic) for topic in topics}
         lost = {topic: before[topic] - after[topic] for topic in topics}
-        # Of a part nobody can say what it still holds of progress: the other part may not name it.
-        self.model.restored(home, -1 if what else home.saved[2], lost)
+        # All that is known stands on the volume. An older one alone may be without what the metadata name.
+        known_us = {"": home.saved[2], "volume": -1, "metadata": self.loop.now_us}[what]
+        self.model.restored(home, known_us, lost)
         home.start()
 
     def _origins(self, home: SimRegion, topic: str) -> set[Origin]:
-        """What is on the volume and has a name in the metadata."""
-        ledgers = home.volume.disk.ledgers.keys() & home.named_ledgers(topic)
+        """What is on the volume and is found again: by its name in the metadata, or by what its ledger says."""
+        ledgers = home.volume.disk.ledgers.keys() & home.known_ledgers(topic)
         return {origin for ledger in ledgers for origin, _, _ in self.model.entries(home, ledger) if origin is not None}
 
     def repair(self) -> None:

@@ -21,6 +21,7 @@ from crc32c import crc32c
 from meridian_broker.engines.local.store import LocalLedgerStore
 from meridian_broker.engines.sqlite.metadata import SqliteMetadataStore
 from meridian_broker.ledgers import entry
+from meridian_broker.ledgers.labels import Label
 from meridian_broker.ledgers.store import LedgerError
 from meridian_broker.metadata import keys, records
 from meridian_broker.metadata.store import MetadataError
@@ -53,7 +54,7 @@ def test_this_version_still_writes_its_golden_files(tmp_path: Path) -> None:
 async def test_this_version_still_writes_its_golden_log(tmp_path: Path) -> None:
     await world.write_log(tmp_path / "log")
     written = {path.name: path.read_bytes().hex() for path in (tmp_path / "log").iterdir()}
-    assert written == {path.name: path.read_bytes().hex() for path in (CURRENT / "log").iterdir()}
+    assert written == {path.name: path.read_bytes().hex() for path in (CURRENT / "log-2").iterdir()}
 
 
 async def test_this_version_still_writes_its_golden_json(tmp_path: Path) -> None:
@@ -164,6 +165,7 @@ def test_newer_sequence_ids_are_refused_with_a_sentence() -> None:
 
 
 async def read_all(directory: Path) -> dict[int, list[bytes]]:
+    labels = world.LABELS if directory.name == "log-2" else {}
     store = await LocalLedgerStore.start(directory)
     try:
         assert store.damages == ()
@@ -172,6 +174,8 @@ async def read_all(directory: Path) -> dict[int, list[bytes]]:
             reader = await store.open(info.ledger_id)
             found[info.ledger_id] = await reader.read(0, reader.last_confirmed(), 1 << 20)
             assert (info.entries, info.sealed) == world.CONFIRMED[info.ledger_id]
+            assert info.label == (labels[info.ledger_id].encode() if info.ledger_id in labels else b"")
+            assert not info.label or Label.decode(info.label) == labels[info.ledger_id]
         with pytest.raises(LedgerError, match="was used before"):
             await store.create(3, fence=9)
         return found
@@ -179,9 +183,10 @@ async def read_all(directory: Path) -> dict[int, list[bytes]]:
         await store.close()
 
 
-@pytest.fixture
-def log(tmp_path: Path) -> Path:
-    return Path(shutil.copytree(CURRENT / "log", tmp_path / "log"))
+@pytest.fixture(params=["log", "log-2"])
+def log(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
+    """As each format has it: the first one knew no labels of ledgers."""
+    return Path(shutil.copytree(CURRENT / request.param, tmp_path / request.param))
 
 
 async def test_the_log_is_read(log: Path) -> None:
@@ -197,10 +202,11 @@ async def test_the_log_is_read_without_what_only_makes_it_faster(log: Path, patt
     assert await read_all(log) == world.LEDGERS
 
 
-def as_newer(data: bytes, crc_at: int) -> bytes:
-    """The same file head with its version, a u16 behind the magic, one higher and the checksum right."""
-    assert data[8:10] == b"\x00\x01"
-    changed = data[:8] + b"\x00\x02" + data[10:]
+def as_newer(data: bytes, crc_at: int, newer: int) -> bytes:
+    """The same file head with another version, a u16 behind the magic, and the checksum right."""
+    assert data[8] == 0
+    assert 0 < data[9] < newer
+    changed = data[:9] + bytes((newer,)) + data[10:]
     end = crc_at if crc_at >= 0 else len(data) + crc_at
     return changed[:end] + struct.pack(">I", crc32c(changed[:end])) + changed[end + 4 :]
 
@@ -208,14 +214,14 @@ def as_newer(data: bytes, crc_at: int) -> bytes:
 @pytest.mark.parametrize(
     ("name", "crc_at", "what"),
     [
-        ("segment-000000000002.log", 36, "log format 2"),
-        ("checkpoint-000000000001", -4, "checkpoint format 2"),
+        ("segment-000000000002.log", 36, "log format 3"),
+        ("checkpoint-000000000001", -4, "checkpoint format 3"),
     ],
 )
 async def test_a_newer_log_is_refused_with_a_sentence(log: Path, name: str, crc_at: int, what: str) -> None:
     """Of the segments only those behind the checkpoint are looked at, and what a newer broker wrote is among them."""
     file = log / name
-    file.write_bytes(as_newer(file.read_bytes(), crc_at))
+    file.write_bytes(as_newer(file.read_bytes(), crc_at, 3))
     before = {path.name: path.read_bytes() for path in log.iterdir()}
     with pytest.raises(LedgerError, match=f"{what} .*{NEWER}"):
         await LocalLedgerStore.start(log)
@@ -226,7 +232,7 @@ async def test_a_newer_log_is_refused_with_a_sentence(log: Path, name: str, crc_
 async def test_a_newer_index_file_is_made_anew(log: Path) -> None:
     """It is a cache: nothing is lost with it."""
     file = log / "segment-000000000001.index"
-    file.write_bytes(as_newer(file.read_bytes(), 20))
+    file.write_bytes(as_newer(file.read_bytes(), 20, 2))
     assert await read_all(log) == world.LEDGERS
 
 

@@ -20,6 +20,7 @@ from meridian_broker.engines.memory.ledgers import MemoryLedgerStore
 from meridian_broker.ledgers.chapters import CacheBudget, LogLimits, Span
 from meridian_broker.ledgers.entry import CHUNK, pack_extras, pack_own, unpack
 from meridian_broker.ledgers.holes import Hole
+from meridian_broker.ledgers.labels import Belonging
 from meridian_broker.ledgers.log import TopicLog
 from meridian_broker.metadata.rules import Rules
 from meridian_broker.positions import HybridClock
@@ -94,6 +95,10 @@ class TopicRecord:
 
     def __init__(self) -> None:
         self._last = 1000
+
+    @property
+    def belonging(self) -> Belonging:
+        return Belonging("topic", "")
 
     async def allocate_ledger_id(self) -> int:
         self._last += 1

@@ -18,6 +18,7 @@ from meridian_broker.engines.memory.ledgers import MemoryDisk, MemoryLedgerStore
 from meridian_broker.ledgers.chapters import CacheBudget, LogLimits, Span
 from meridian_broker.ledgers.entry import EntryHeader
 from meridian_broker.ledgers.holes import Hole
+from meridian_broker.ledgers.labels import Belonging
 from meridian_broker.ledgers.log import TopicLog
 from meridian_broker.positions import Cause, HybridClock, Progress
 from meridian_broker.positions.position import EARLIEST, Position
@@ -67,6 +68,10 @@ class Record:
         self.last = 0
         self.spans: tuple[list[Span], Position, dict[str, Position], dict[str, list[Hole]]] = ([], EARLIEST, {}, {})
         self.progress: list[int] = []
+
+    @property
+    def belonging(self) -> Belonging:
+        return Belonging("topic", "")
 
     async def allocate_ledger_id(self) -> int:
         self.last += 1

@@ -13,6 +13,7 @@ from meridian_broker.engines.memory.ledgers import MemoryDisk, MemoryLedgerStore
 from meridian_broker.ledgers.chapters import CacheBudget, LogLimits, Span
 from meridian_broker.ledgers.entry import EntryHeader, unpack
 from meridian_broker.ledgers.holes import Hole
+from meridian_broker.ledgers.labels import Belonging
 from meridian_broker.ledgers.log import TopicLog
 from meridian_broker.ledgers.store import LedgerError
 from meridian_broker.ledgers.times import LEDGERS_MAX, PublishTimes
@@ -35,6 +36,10 @@ class Spans:
     def __init__(self) -> None:
         self.next_id = 0
         self.saved: tuple[list[Span], Position, dict[str, Position]] = ([], EARLIEST, {})
+
+    @property
+    def belonging(self) -> Belonging:
+        return Belonging("topic", "")
 
     async def allocate_ledger_id(self) -> int:
         self.next_id += 1

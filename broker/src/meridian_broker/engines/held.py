@@ -87,8 +87,8 @@ class HeldLedgers:
 
     # -- the port ------------------------------------------------------------------------------------------------
 
-    async def create(self, ledger_id: int, fence: int) -> Writer:
-        return await self._store.create(ledger_id, fence)
+    async def create(self, ledger_id: int, fence: int, label: bytes = b"") -> Writer:
+        return await self._store.create(ledger_id, fence, label)
 
     async def open(self, ledger_id: int) -> Reader:
         return await self._store.open(ledger_id)

@@ -10,6 +10,7 @@ from typing import Final, Protocol
 
 from meridian_broker.ledgers.holes import Hole
 from meridian_broker.ledgers.index import LedgerIndex
+from meridian_broker.ledgers.labels import Belonging, Kind, Label
 from meridian_broker.ledgers.store import LedgerNotFound, Reader
 from meridian_broker.positions.position import EARLIEST, Position
 
@@ -37,9 +38,16 @@ class Span:
         """``prev`` of the ledger's first own entry; where nothing is known for sure, it claims that entry alone."""
         return self.own_before if self.is_joined else Position(self.ledger_id, -1)
 
+    def label(self, belonging: Belonging) -> bytes:
+        """What its ledger says of itself."""
+        return Label(Kind.MESSAGES, belonging, self.own_before, self.origins_before, self.is_joined).encode()
+
 
 class LogMetadata(Protocol):
     """Where a topic's list of ledgers is kept."""
+
+    @property
+    def belonging(self) -> Belonging: ...
 
     async def allocate_ledger_id(self) -> int: ...
 

@@ -19,7 +19,7 @@ from meridian_broker.ledgers.entry import MARKER, NO_ORIGIN, EntryHeader, pack_f
 from meridian_broker.ledgers.holes import Hole, Holes, is_break
 from meridian_broker.ledgers.index import LedgerIndex, Place, RegionCodes
 from meridian_broker.ledgers.pending import AppendedToLog, Held, OwnEntry, Pending
-from meridian_broker.ledgers.restored import count_whole, part_of
+from meridian_broker.ledgers.restored import standing
 from meridian_broker.ledgers.scheduling import Scheduler
 from meridian_broker.ledgers.store import LedgerError, LedgerNotFound, LedgerStore, Writer
 from meridian_broker.positions.position import EARLIEST, Position
@@ -104,56 +104,51 @@ class TopicLog(Chain):
         last_own: Position,
         last_origins: Mapping[str, Position],
         holes: Mapping[str, Sequence[Hole]] | None = None,
+        found: Sequence[Span] = (),
     ) -> None:
         """Take over what an earlier owner left: fence and seal it, and read what its last ledger held.
 
         :param last_own: ``last_origins`` and ``holes``: as of the last write of the record; what the ledgers hold is
             newer, or older when the volume was restored from an older copy than the metadata.
+        :param found: later ledgers of the topic that the metadata, an older copy than the volume, do not name.
         :raises LedgerError: a ledger cannot be recovered; nothing was changed.
         """
         self.holes = Holes(holes)
-        changed = False
-        whole = await count_whole(self._store, spans, self._fence)
-        for span in spans[:whole]:
-            chapter = Chapter(span)
-            if span.entries < 0:
-                changed = True
-                try:
-                    info = await self._store.recover(span.ledger_id, self._fence)
-                except LedgerNotFound:
-                    continue  # made in the metadata, and the broker ended before the store heard of it
-                if info.entries == 0:
-                    await self._store.delete(span.ledger_id)
-                    continue
-                chapter.entries, chapter.size = info.entries, info.size
-                chapter.sealed_ms = self._scheduler.now_ms()
-            self._chapters.append(chapter)
-            self._ids.append(chapter.ledger_id)
-        if whole < len(spans):
-            changed = True
-            last_own, last_origins = spans[whole].own_before, spans[whole].origins_before
-            if (part := await part_of(self._store, spans[whole], self._fence, self._scheduler.now_ms())) is not None:
-                self._chapters.append(part)
-                self._ids.append(part.ledger_id)
+        stands = await standing(
+            self._store, spans, found, last_own, last_origins, self._fence, self._scheduler.now_ms()
+        )
+        self._chapters = stands.chapters
+        self._ids = [chapter.ledger_id for chapter in stands.chapters]
         if self._chapters:
+            new = {span.ledger_id for span in found}
+            for chapter in [one for one in self._chapters if one.ledger_id in new] or self._chapters[-1:]:
+                await self._hear_again(chapter, is_new=chapter.ledger_id in new)
             last = self._chapters[-1]
-            index = await self.load_index(last.ledger_id)
-            self._own_appended = max(last.own_before, index.last_own() or EARLIEST)
-            self.last_origin = dict(last.origins_before)
-            for entry, region, origin in index.origins(0, last.entries - 1):
-                if region != self._codes.names[0]:
-                    place = index.place(entry)
-                    assert place is not None
-                    self._heard(region, place.prev, origin)
-                self.holes.fill(region, origin)
             self.last_confirmed = Position(last.ledger_id, last.entries - 1)
         else:
-            self._own_appended = last_own
-            self.last_origin = dict(last_origins)
+            self._own_appended, self.last_origin = stands.last_own, stands.last_origins
         self._own_link = self._known_own = self._own_appended
         self._known_origins = dict(self.last_origin)
-        if changed:
+        if stands.is_other:
             await self._save()
+
+    async def _hear_again(self, chapter: Chapter, *, is_new: bool) -> None:
+        """Know what one ledger's entries say of their origins.
+
+        :param is_new: to the metadata: what was noted when it was written is forgotten.
+        """
+        index = await self.load_index(chapter.ledger_id)
+        self._own_appended = max(chapter.own_before, index.last_own() or EARLIEST)
+        for region, last in chapter.origins_before.items():
+            self.last_origin[region] = max(last, self.last_origin.get(region, EARLIEST))
+        if is_new and not chapter.is_joined:
+            self.holes.open(self.region, chapter.own_before, Position(chapter.ledger_id, -1))
+        for entry, region, origin in index.origins(0, chapter.entries - 1):
+            if region != self._codes.names[0]:
+                place = index.place(entry)
+                assert place is not None
+                self._heard(region, place.prev, origin)
+            self.holes.fill(region, origin)
 
     def join(self) -> None:
         """Every region was asked: what is stored here is all there is of this region's entries."""
@@ -415,12 +410,13 @@ class TopicLog(Chain):
                 self._take_durable()
                 self._chapters[-1].sealed_ms = self._scheduler.now_ms()
             ledger_id = await self._metadata.allocate_ledger_id()
-            writer = await self._store.create(ledger_id, self._fence)
-            is_known = self.is_joined or self._is_chain_known()
-            if not is_known:
+            label = self._next_span(ledger_id).label(self._metadata.belonging)
+            writer = await self._store.create(ledger_id, self._fence, label)
+            span = self._next_span(ledger_id)
+            if not span.is_joined:
                 self.holes.open(self.region, self._own_appended, Position(ledger_id, -1))
-            chapter = Chapter(Span(ledger_id, *self._ends(), is_joined=is_known))
-            self._own_link = chapter.span(is_open=True).link
+            chapter = Chapter(span)
+            self._own_link = span.link
             chapter.index = self._index = LedgerIndex(ledger_id, self._codes, self._own_link)
             self._chapters.append(chapter)
             self._ids.append(ledger_id)
@@ -446,6 +442,9 @@ class TopicLog(Chain):
                 self.append_own(each.entries, each.done, each.tokens)
             else:
                 self.append_foreign(each.header, each.body, each.done, each.tokens[0])
+
+    def _next_span(self, ledger_id: int) -> Span:
+        return Span(ledger_id, *self._ends(), is_joined=self.is_joined or self._is_chain_known())
 
     def _is_chain_known(self) -> bool:
         """This opening has published already, so what the next own entry follows is certain."""

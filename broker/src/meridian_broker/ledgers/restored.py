@@ -1,13 +1,96 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A volume that was restored from an older copy than the metadata: how much of a topic's log is there (R5)."""
+"""A volume or metadata that were restored from an older copy: how much of a topic's log is there (R5).
+
+A volume that is older than the metadata lacks the last of the ledgers on record. Metadata that are older than the
+volume do not name the last ledgers on it, and name some that were given back since.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
 from meridian_broker.ledgers.chapters import Chapter, Span
-from meridian_broker.ledgers.store import LedgerNotFound, LedgerStore
+from meridian_broker.ledgers.store import LedgerDeleted, LedgerNotFound, LedgerStore
+from meridian_broker.positions.position import EARLIEST, Position
 
 
-async def count_whole(store: LedgerStore, spans: list[Span], fence: int) -> int:
+class Standing(NamedTuple):
+    """What a topic's log consists of, as far as metadata and volume know together."""
+
+    chapters: list[Chapter]
+    last_own: Position
+    """And ``last_origins``: where there is no chapter."""
+    last_origins: dict[str, Position]
+    is_other: bool
+    """It is not what the metadata say."""
+
+
+async def standing(
+    store: LedgerStore,
+    named: Sequence[Span],
+    found: Sequence[Span],
+    last_own: Position,
+    last_origins: Mapping[str, Position],
+    fence: int,
+    now_ms: int,
+) -> Standing:
+    """Fence and seal what is left of the ledgers on record, and of those that were found.
+
+    :param found: ledgers of the topic on the volume that the metadata do not name, all made after those they do.
+    :param last_own: and ``last_origins``: as on record.
+    :raises LedgerError: one cannot be recovered; nothing was changed.
+    """
+    spans = [*await _not_given_back(store, named, found, fence), *found]
+    is_other = bool(found) or len(spans) < len(named)
+    origins = dict(last_origins)
+    for span in found:
+        last_own = max(last_own, span.own_before)
+        for region, last in span.origins_before.items():
+            origins[region] = max(last, origins.get(region, EARLIEST))
+    whole = await _count_whole(store, spans, fence)
+    chapters: list[Chapter] = []
+    for span in spans[:whole]:
+        chapter = Chapter(span)
+        if span.entries < 0:
+            is_other = True
+            try:
+                info = await store.recover(span.ledger_id, fence)
+            except LedgerNotFound:
+                continue  # made in the metadata, and the broker ended before the store heard of it
+            if info.entries == 0:
+                await store.delete(span.ledger_id)
+                continue
+            chapter.entries, chapter.size, chapter.sealed_ms = info.entries, info.size, now_ms
+        chapters.append(chapter)
+    if whole < len(spans):
+        is_other = True
+        last_own, origins = spans[whole].own_before, dict(spans[whole].origins_before)
+        if (part := await _part_of(store, spans[whole], fence, now_ms)) is not None:
+            chapters.append(part)
+    return Standing(chapters, last_own, origins, is_other)
+
+
+async def _not_given_back(
+    store: LedgerStore, named: Sequence[Span], found: Sequence[Span], fence: int
+) -> Sequence[Span]:
+    """The ledgers on record without the first ones that were given back since."""
+    is_older = False  # the metadata, for sure: a ledger without entries may be one that just failed to begin
+    for span in found:
+        is_older |= (await store.recover(span.ledger_id, fence)).entries > 0
+    for number, span in enumerate(named):
+        try:
+            await store.recover(span.ledger_id, fence)
+        except LedgerDeleted:
+            continue
+        except LedgerNotFound:
+            if is_older:
+                continue  # given back so long ago that the store has forgotten it
+        return named[number:]
+    return ()
+
+
+async def _count_whole(store: LedgerStore, spans: list[Span], fence: int) -> int:
     """How many of the ledgers on record the store has whole; less than all: the volume is an older copy.
 
     A ledger that is missing *between* others is no older copy but damage, and is left for whoever reads it to say.
@@ -29,7 +112,7 @@ async def count_whole(store: LedgerStore, spans: list[Span], fence: int) -> int:
     return whole
 
 
-async def part_of(store: LedgerStore, span: Span, fence: int, now_ms: int) -> Chapter | None:
+async def _part_of(store: LedgerStore, span: Span, fence: int, now_ms: int) -> Chapter | None:
     """What there is of the first ledger that is not whole; None: nothing."""
     try:
         info = await store.recover(span.ledger_id, fence)

@@ -17,7 +17,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
+
+LABEL_BYTES_MAX: Final = 0xFFFF
+"""Most bytes of a ledger's label."""
 
 
 class LedgerError(Exception):
@@ -30,6 +33,10 @@ class LedgerFenced(LedgerError):
 
 class LedgerNotFound(LedgerError):
     """There is no such ledger: it was deleted, or never made."""
+
+
+class LedgerDeleted(LedgerNotFound):
+    """It was deleted. A store need not remember that for ever: then it is only not found."""
 
 
 class LedgerWriteFailed(LedgerError):
@@ -50,6 +57,8 @@ class LedgerInfo:
     size: int
     """Sum of the entries' sizes in bytes."""
     sealed: bool
+    label: bytes = b""
+    """What it was made with; empty where it was made by a version that gave none."""
 
 
 AppendDone = Callable[[int | LedgerError], None]
@@ -108,9 +117,11 @@ class Reader(Protocol):
 class LedgerStore(Protocol):
     """All ledgers a broker can reach."""
 
-    async def create(self, ledger_id: int, fence: int) -> Writer:
-        """Make a ledger and become its writer. ``fence`` is the owner's epoch: a smaller one is refused later on.
+    async def create(self, ledger_id: int, fence: int, label: bytes = b"") -> Writer:
+        """Make a ledger and become its writer.
 
+        :param fence: the owner's epoch: a smaller one is refused later on.
+        :param label: kept with the ledger for as long as it lives (``labels.py``), up to ``LABEL_BYTES_MAX``.
         :raises LedgerError: the id was used before (R1).
         """
         ...

@@ -271,6 +271,8 @@ class TopicRecord:
     """The compacted view, when there is one."""
     compaction_scraps: tuple[int, ...] = ()
     """Ledgers that compaction may have begun, or left behind: they are deleted when the topic is opened."""
+    newest_ledger: int = -1
+    """The last ledger that ever was among ``ledgers``: one on the volume with a greater id was made later than this."""
 
     def to_json(self) -> Json:
         return {
@@ -288,6 +290,7 @@ class TopicRecord:
             **({"joined": {region: str(place) for region, place in self.joined.items()}} if self.joined else {}),
             "compacted": None if self.compacted is None else self.compacted.to_json(),
             "compactionScraps": list(self.compaction_scraps),
+            **({"newestLedger": self.newest_ledger} if self.newest_ledger >= 0 else {}),
             **self.extra,
         }
 
@@ -310,6 +313,7 @@ class TopicRecord:
             owner=take(data, "owner", int, 0),
             compacted=None if data.get("compacted") is None else CompactedRecord.from_json(data["compacted"]),
             compaction_scraps=tuple(int(ledger) for ledger in take(data, "compactionScraps", list, [])),
+            newest_ledger=take(data, "newestLedger", int, -1),
             extra=without(data, *_TOPIC_FIELDS),
             stamp=stamp,
         )
@@ -330,6 +334,7 @@ _TOPIC_FIELDS: Final = (
     "owner",
     "compacted",
     "compactionScraps",
+    "newestLedger",
 )
 
 

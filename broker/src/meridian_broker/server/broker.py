@@ -197,6 +197,7 @@ class BrokerProcess:
         await process._build(fence, stack)
         await process._open_doors(stack)
         await process._bootstrap()
+        await process.service.make_topics()
         await process.doors.serve()
         process._speak_with_regions()
         await process.exchange.first_contact(CONTACT_SECONDS)

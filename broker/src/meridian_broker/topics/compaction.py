@@ -17,6 +17,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final
 
 from meridian_broker.ledgers.entry import BATCH, unpack
+from meridian_broker.ledgers.labels import Kind, Label
 from meridian_broker.ledgers.log import Stored
 from meridian_broker.ledgers.store import LedgerError, LedgerNotFound, LedgerStore
 from meridian_broker.metadata.store import MetadataError
@@ -167,7 +168,8 @@ class Compaction:
         ledger_id = await metadata.allocate_ledger_id()
         in_force = None if old is None else old.record
         await metadata.save_compaction(in_force, (ledger_id,))
-        writer = await workshop.store.create(ledger_id, workshop.fence)
+        label = Label(Kind.COMPACTED, metadata.belonging).encode()
+        writer = await workshop.store.create(ledger_id, workshop.fence, label)
         try:
             record = await compactor.run(writer)
         except (LedgerError, TopicError):

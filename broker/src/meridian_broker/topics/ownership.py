@@ -16,6 +16,7 @@ from typing import Final
 
 from meridian_broker.ledgers.chapters import Span
 from meridian_broker.ledgers.holes import Hole
+from meridian_broker.ledgers.labels import Belonging
 from meridian_broker.ledgers.scheduling import Scheduler
 from meridian_broker.metadata.catalog import Catalog
 from meridian_broker.metadata.records import CompactedRecord, LedgerRecord, TopicRecord
@@ -41,6 +42,16 @@ class TopicMetadata:
         self._lock = lock
         self._version = ABSENT
         self.record = TopicRecord()
+
+    @property
+    def belonging(self) -> Belonging:
+        """What the topic's ledgers say whose they are."""
+        return Belonging(str(self._name), self.record.incarnation)
+
+    @property
+    def newest_ledger(self) -> int:
+        """The last ledger with messages that was ever on record."""
+        return max([self.record.newest_ledger, *(one.ledger_id for one in self.record.ledgers)])
 
     async def claim(self, fence: int) -> bool:
         """Read the record and become its owner; says whether there is one.
@@ -69,6 +80,11 @@ class TopicMetadata:
         record = TopicRecord(owner=fence, joining=joining)
         self.record, self._version = await self._catalog.topics.create(self._name, record)
 
+    async def begin_again(self, incarnation: str, *, joining: bool) -> None:
+        """The topic was deleted and made again after these metadata were copied; what they say of it is of before."""
+        async with self._lock:
+            await self._write(TopicRecord(incarnation, owner=self.record.owner, joining=joining))
+
     async def allocate_ledger_id(self) -> int:
         for _ in range(ATTEMPTS):
             try:
@@ -89,11 +105,15 @@ class TopicMetadata:
         holes: Mapping[str, list[Hole]],
     ) -> None:
         async with self._lock:
-            ledgers = tuple(_ledger_record(span) for span in spans)
-            kept = {region: tuple(ranges) for region, ranges in holes.items() if ranges}
-            await self._write(
-                replace(self.record, ledgers=ledgers, last_own=last_own, last_origins=dict(last_origins), holes=kept)
+            record = replace(
+                self.record,
+                ledgers=tuple(_ledger_record(span) for span in spans),
+                newest_ledger=max([self.newest_ledger, *(span.ledger_id for span in spans)]),
+                last_own=last_own,
+                last_origins=dict(last_origins),
+                holes={region: tuple(ranges) for region, ranges in holes.items() if ranges},
             )
+            await self._write(record)
 
     async def save_joining(self, joining: bool, joined: Mapping[str, Position]) -> None:
         """:raises MetadataError: it is not written."""

@@ -12,10 +12,13 @@ from __future__ import annotations
 
 import struct
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Collection, Iterable
+from contextlib import suppress
 from enum import IntEnum
 from typing import Final, NamedTuple, Protocol
 
+from meridian_broker.ledgers.labels import Belonging, Label
+from meridian_broker.ledgers.labels import Kind as LedgerKind
 from meridian_broker.ledgers.scheduling import Scheduler
 from meridian_broker.ledgers.store import LedgerError, LedgerNotFound, LedgerStore, Writer
 
@@ -95,6 +98,9 @@ class Whole(NamedTuple):
 class ProgressLogMetadata(Protocol):
     """Where a topic's list of progress ledgers is kept."""
 
+    @property
+    def belonging(self) -> Belonging: ...
+
     async def allocate_ledger_id(self) -> int: ...
 
     async def save_progress_ledgers(self, ledgers: list[int]) -> None: ...
@@ -160,17 +166,25 @@ class ProgressLog:
         self._settled = 0
         self._settling: deque[tuple[int, Done]] = deque()
 
-    async def open(self, ledgers: list[int]) -> list[Change]:
-        """Every change that is on record, oldest first. Fences the earlier owner (R10)."""
-        found: list[Change] = []
+    async def open(self, ledgers: list[int], unnamed: Collection[int] = ()) -> list[Change]:
+        """Every change that is on record, oldest first. Fences the earlier owner (R10).
+
+        :param unnamed: progress ledgers of the topic on the volume that are not among ``ledgers``. Later ones were made
+            after these metadata were copied. Earlier ones were forgotten, unless the volume is the older copy and has
+            none of ``ledgers``: then they are all there is.
+        """
+        entries: dict[int, int] = {}
         for ledger_id in ledgers:
-            try:
-                info = await self._store.recover(ledger_id, self._fence)
-            except LedgerNotFound:
-                continue
-            self.ledgers.append(ledger_id)
-            found.extend([change async for change in self._read(ledger_id, info.entries)])
-        return found
+            with suppress(LedgerNotFound):
+                entries[ledger_id] = (await self._store.recover(ledger_id, self._fence)).entries
+        after = max(ledgers) if entries else -1
+        for ledger_id in unnamed:
+            if ledger_id > after:
+                entries[ledger_id] = (await self._store.recover(ledger_id, self._fence)).entries
+        self.ledgers = sorted(entries)
+        if not entries.keys() <= set(ledgers):
+            await self._metadata.save_progress_ledgers(self.ledgers)
+        return [change for ledger_id in self.ledgers async for change in self._read(ledger_id, entries[ledger_id])]
 
     async def _read(self, ledger_id: int, entries: int) -> AsyncIterator[Change]:
         reader = await self._store.open(ledger_id)
@@ -243,7 +257,8 @@ class ProgressLog:
         """Begin a ledger with a snapshot of everything, then forget the ones before it."""
         try:
             ledger_id = await self._metadata.allocate_ledger_id()
-            writer = await self._store.create(ledger_id, self._fence)
+            label = Label(LedgerKind.PROGRESS, self._metadata.belonging).encode()
+            writer = await self._store.create(ledger_id, self._fence, label)
             # Only now: a next owner that finds it on record must find it in the store, or it could not fence it.
             await self._metadata.save_progress_ledgers([*self.ledgers, ledger_id])
         except Exception as error:

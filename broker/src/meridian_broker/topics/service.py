@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from meridian_broker.ledgers.chapters import CacheBudget, LogLimits
-from meridian_broker.ledgers.log import TopicLog
 from meridian_broker.ledgers.scheduling import Scheduler
 from meridian_broker.ledgers.store import LedgerError, LedgerStore
 from meridian_broker.metadata.catalog import Catalog
@@ -24,12 +23,11 @@ from meridian_broker.metadata.rules import Rules
 from meridian_broker.metadata.store import MetadataError
 from meridian_broker.positions import HybridClock, Progress
 from meridian_broker.positions.position import EARLIEST, LATEST, Position
-from meridian_broker.topics import growth, incarnations, placing, recovery, removal, ruling, sharing, upkeep
+from meridian_broker.topics import adoption, growth, opening, placing, removal, ruling, sharing, upkeep
 from meridian_broker.topics.compaction import Workshop
 from meridian_broker.topics.compactor import CompactionLimits
 from meridian_broker.topics.errors import (
     InvalidName,
-    LimitReached,
     NotAllowed,
     TopicError,
     TopicFenced,
@@ -40,14 +38,11 @@ from meridian_broker.topics.lives import Lives
 from meridian_broker.topics.missing import Missing
 from meridian_broker.topics.non_persistent import NonPersistentTopic
 from meridian_broker.topics.non_persistent_service import NonPersistentTopics
-from meridian_broker.topics.ownership import TopicMetadata
-from meridian_broker.topics.progress_log import ProgressLog
-from meridian_broker.topics.recall import Recall, find
+from meridian_broker.topics.recall import find
 from meridian_broker.topics.recalled import NOTHING_TO_SEND, Feed, Found, Peers, Want
 from meridian_broker.topics.schemas import SchemaBook
 from meridian_broker.topics.scope import Leasing
 from meridian_broker.topics.subscription import Subscription
-from meridian_broker.topics.termination import ended
 from meridian_broker.topics.throttling import Throttle
 from meridian_broker.topics.topic import Exchange, Topic
 from meridian_broker.topics.watching import TopicWatchers
@@ -119,6 +114,7 @@ class TopicService:
         self.catalog.topics.on_change = self.watchers.changed
         self.non_persistent = NonPersistentTopics(self.catalog, self.scheduler, self.topic_limits, self.defaults)
         self.missing = Missing()
+        self.labels = adoption.Labels(self.store)
         self.workshop = Workshop(self.store, self.fence, self.new_lock(), self.compaction_limits)
 
     # -- finding and opening -------------------------------------------------------------------------------------
@@ -156,99 +152,18 @@ class TopicService:
                 return await self._open(name, create, incarnation, growing_to)
 
     async def _open(self, name: TopicName, create: bool, incarnation: str | None, growing_to: int) -> Topic:
-        metadata = TopicMetadata(self.catalog, name, self.new_lock(), self.scheduler)
-        if not await metadata.claim(self.fence):
-            if not growing_to:
-                await self._may_create(name, create, foreign=incarnation is not None)
-            if incarnation is not None and incarnation != (deleted := await self.catalog.topics.incarnation(name)):
-                raise TopicFenced(
-                    f"{name} was deleted in {self.region} ({deleted or 'never'}), and the other region knows of "
-                    f"another deletion ({incarnation or 'none'}): it is not made again from there (R8)"
-                )
-            await metadata.create(self.fence, joining=self._is_shared(name))
-        topic_log = TopicLog(self.region, self.store, metadata, self.fence, self.log_limits, self.scheduler, self.cache)
-        record = metadata.record
-        await topic_log.open(metadata.spans(), record.last_own, record.last_origins, record.holes)
-
-        def progress_log(topic: Topic) -> ProgressLog:
-            return ProgressLog(self.store, metadata, self.fence, self.scheduler, lambda: recovery.snapshot(topic))
-
-        topic = Topic(
-            str(name),
-            name.partition,
-            self.region,
-            metadata.record.incarnation,
-            topic_log,
-            progress_log,
-            self.scheduler,
-            self.clock,
-            self.topic_limits,
-            self.exchange,
-        )
-        topic.pacing.of_broker(self.publishing)
-        topic.metadata = metadata
-        topic.admission.epoch = metadata.record.topic_epoch
-        await topic.compaction.open(metadata, self.workshop)
-        if metadata.record.terminated is not None:
-            ended(topic, metadata.record.terminated)
-        recovery.recover(topic, await topic.progress_log.open(list(metadata.record.progress_ledgers)))
-        topic.rules = self.rules(name)
-        await topic.deduplication.open(topic.rules.deduplication)
-        if name.partition >= 0:
-            partitioned = await self.catalog.partitioned.find(name.base)
-            topic.partitions = growing_to or (None if partitioned is None else partitioned.partitions)
-            base = await self.catalog.partitioned.deletion(name)
-            topic.base_incarnation = "" if base is None else str(base.stamp)
-        topic.schema_source = self.schemas.for_topic(name)
-        if self.replication is not None:
-            topic.recall = Recall(
-                topic, self.replication, lambda: self.regions_of(topic.name), is_joining=record.joining
-            )
-            topic_log.joined = {**topic_log.joined, **record.joined}
-            topic_log.is_joined = topic.recall.is_settled
-            topic.rolled_back = topic.recall.doubt
-            topic.deleted_elsewhere = lambda told: self.scheduler.spawn(
-                incarnations.follow(self, topic, told), "follow a deletion in another region"
-            )
-        topic_log.watch(topic.dispatch_all)
-        topic.on_fenced = self._fenced
+        topic = await opening.open_topic(self, name, create, incarnation, growing_to)
         self.topics[str(name)] = topic
         self._unopened.discard(str(name))
         sharing.opened(self, topic)
         self._follow(topic)
-        if topic.recall is not None and (record.joining or not topic.recall.is_settled):
+        if topic.recall is not None and (topic.recall.joining.is_joining or not topic.recall.is_settled):
             topic.recall.start()
         return topic
 
-    def _is_shared(self, name: TopicName) -> bool:
+    def is_shared(self, name: TopicName) -> bool:
+        """Does the topic live in other regions, too?"""
         return self.replication is not None and len(self.regions_of(str(name))) > 1
-
-    async def _may_create(self, name: TopicName, create: bool, *, foreign: bool = False) -> None:
-        """``foreign``: another region asks, where somebody meant to make the topic; no policy keeps its entries out.
-
-        :raises TopicNotFound: it may not be made by itself.
-        :raises LimitReached: the namespace has as many topics as it may have.
-        """
-        if name.partition >= 0:
-            record = await self.catalog.partitioned.find(name.base)
-            if record is not None:
-                if name.partition >= record.partitions:
-                    raise TopicNotFound(f"{name.base} has {record.partitions} partitions, not {name.partition + 1}")
-                return
-        elif (record := await self.catalog.partitioned.find(name)) is not None:
-            raise NotAllowed(f"{name} is partitioned: name one of its {record.partitions} partitions")
-        if foreign and create:
-            return
-        if not create or not self.rules(name).auto_topic_creation.allowed:
-            raise TopicNotFound(f"topic {name} does not exist")
-        await self._check_room(name, 1)
-
-    async def _check_room(self, name: TopicName, more: int) -> None:
-        """:raises LimitReached: the namespace would have more topics than it may have; partitions count each."""
-        if most := self.rules(name).max_topics:
-            count = len(await self.catalog.topics.names(name.namespace_name))
-            if count + more > most:
-                raise LimitReached(f"{name.namespace_name} has {count} topics, and {most} is its limit: delete some")
 
     async def served(
         self, name: TopicName, *, create: bool, incarnation: str | None = None
@@ -259,7 +174,8 @@ class TopicService:
         await self.check_exists(name)
         return await self.non_persistent.topic(name, create=create)
 
-    def _fenced(self, topic: Topic) -> None:
+    def fenced(self, topic: Topic) -> None:
+        """It cannot go on: it is opened anew from what is durable."""
         log.warning("topic %s is fenced: %s", topic.name, topic.failure)
         if self.replication is not None:
             self.replication.stop(topic.name)
@@ -276,6 +192,10 @@ class TopicService:
             self._unopened.add(topic.name)
         if self.replication is not None:
             self.replication.stop(topic.name)
+
+    async def make_topics(self) -> None:
+        """Put on record what only the volume knows, before anybody asks. :raises MetadataError: it cannot be read."""
+        await adoption.make_topics(self)
 
     async def load_all(self) -> None:
         """Open every topic on record, so that replication of what is pending goes on."""
@@ -328,8 +248,8 @@ class TopicService:
         if not name.is_persistent:
             await self.non_persistent.create(name)
             return
-        await self._check_room(name, 1)
-        await self.catalog.topics.create(name, TopicRecord(properties=properties, joining=self._is_shared(name)))
+        await opening.check_room(self, name, 1)
+        await self.catalog.topics.create(name, TopicRecord(properties=properties, joining=self.is_shared(name)))
         await self.topic(name, create=False)
 
     async def create_partitioned(self, name: TopicName, partitions: int, properties: dict[str, str]) -> None:
@@ -339,7 +259,7 @@ class TopicService:
             raise InvalidName(f"{partitions} partitions: a partitioned topic has at least one")
         if await self.catalog.topics.find(name) is not None:
             raise AlreadyExists(f"{name} exists as a topic without partitions")
-        await self._check_room(name, partitions)
+        await opening.check_room(self, name, partitions)
         await self.catalog.partitioned.create(name, partitions, properties)
         for index in range(partitions if name.is_persistent else 0):
             await self.topic(name.with_partition(index), create=True)
@@ -502,7 +422,7 @@ class TopicService:
                 self._follow(topic)
 
     def _follow(self, topic: Topic) -> None:
-        is_shared = self._is_shared(topic_name.parse(topic.name))
+        is_shared = self.is_shared(topic_name.parse(topic.name))
         if topic.was_alone and is_shared and topic.recall is not None:
             topic.recall.joining.begin()
         topic.was_alone = not is_shared

@@ -11,12 +11,13 @@ is worked out again from its segment. Places are little-endian, everything else 
 
     8s magic | u16 format | u16 zero | i64 number | i64 covered | u32 segments | u32 ledgers | u32 deleted
     segment: i64 number | i64 length
-    ledger:  i64 id | i64 fence | i64 entries | u8 sealed | u32 runs
+    ledger:  i64 id | i64 fence | i64 entries | u8 sealed | u32 runs | u16 bytes of the label | label
              run: i64 segment | i64 first | i64 data bytes | i64 block | u32 count
     deleted: i64 id                                               and at the end u32 crc of everything before
 
-A checkpoint may be gathered while the log grows: reading the tail again over a ledger that already knows part of it
-changes nothing. Both kinds are written under another name, synced and renamed, so a torn one is never seen.
+In a checkpoint of format 1 ledgers have no label. A checkpoint may be gathered while the log grows: reading the tail
+again over a ledger that already knows part of it changes nothing. Both kinds are written under another name, synced and
+renamed, so a torn one is never seen.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ from meridian_broker.engines.local.files import FilePort
 from meridian_broker.engines.local.index import Ledger, Run
 from meridian_broker.engines.local.segment import SegmentFormatError
 
-FORMAT_VERSION: Final = 1
+INDEX_FORMAT: Final = 1
+CHECKPOINT_FORMAT: Final = 2
 CHECKPOINT_PREFIX: Final = "checkpoint-"
 TEMPORARY_SUFFIX: Final = ".new"
 
@@ -45,6 +47,7 @@ _CHECKPOINT_MAGIC: Final = b"MDNCHK\r\n"
 _CHECKPOINT_HEADER: Final = struct.Struct(">8sHHqqIII")
 _SEGMENT: Final = struct.Struct(">qq")
 _LEDGER: Final = struct.Struct(">qqqBI")
+_LABEL: Final = struct.Struct(">H")
 _RUN: Final = struct.Struct(">qqqqI")
 _DELETED: Final = struct.Struct(">q")
 _CRC: Final = struct.Struct(">I")
@@ -71,7 +74,7 @@ def checkpoint_number(name: str) -> int | None:
 
 
 def index_header(segment: int) -> bytes:
-    fixed = _INDEX_HEADER.pack(_INDEX_MAGIC, FORMAT_VERSION, 0, segment, 0)[: -_CRC.size]
+    fixed = _INDEX_HEADER.pack(_INDEX_MAGIC, INDEX_FORMAT, 0, segment, 0)[: -_CRC.size]
     return fixed + _CRC.pack(crc32c(fixed))
 
 
@@ -126,6 +129,7 @@ class LedgerImage:
     """Number of entries once sealed, else -1."""
     sealed: bool
     runs: list[Run]
+    label: bytes
 
 
 @dataclass(slots=True)
@@ -147,7 +151,7 @@ def pack_ledger(ledger: Ledger, covered: int) -> bytes:
     head = _LEDGER.pack(
         ledger.ledger_id, ledger.fence, ledger.confirmed if ledger.sealed else -1, ledger.sealed, len(runs)
     )
-    return head + b"".join(
+    return b"".join((head, _LABEL.pack(len(ledger.label)), ledger.label)) + b"".join(
         _RUN.pack(run.segment, run.first, run.stored_bytes, run.block, run.stored_count) for run in runs
     )
 
@@ -157,7 +161,7 @@ def assemble(
 ) -> list[bytes]:
     """The buffers of a checkpoint file."""
     head = _CHECKPOINT_HEADER.pack(
-        _CHECKPOINT_MAGIC, FORMAT_VERSION, 0, number, covered, len(segments), len(ledgers), len(deleted)
+        _CHECKPOINT_MAGIC, CHECKPOINT_FORMAT, 0, number, covered, len(segments), len(ledgers), len(deleted)
     )
     buffers = [
         head,
@@ -184,9 +188,9 @@ def unpack_checkpoint(data: bytes, name: str) -> Checkpoint | None:
     magic, version, _, number, covered, segments, ledgers, deleted = _CHECKPOINT_HEADER.unpack_from(body)
     if magic != _CHECKPOINT_MAGIC:
         return None
-    if version > FORMAT_VERSION:
+    if version > CHECKPOINT_FORMAT:
         raise SegmentFormatError(
-            f"{name} has checkpoint format {version} and this broker reads up to {FORMAT_VERSION}: a newer broker "
+            f"{name} has checkpoint format {version} and this broker reads up to {CHECKPOINT_FORMAT}: a newer broker "
             "wrote it, start that version again"
         )
     checkpoint = Checkpoint(number, covered)
@@ -197,8 +201,15 @@ def unpack_checkpoint(data: bytes, name: str) -> Checkpoint | None:
     for _ in range(ledgers):
         ledger_id, fence, entries, sealed, runs = _LEDGER.unpack_from(body, at)
         at += _LEDGER.size
+        label = b""
+        if version > 1:
+            (length,) = _LABEL.unpack_from(body, at)
+            at += _LABEL.size + length
+            label = bytes(body[at - length : at])
         end = at + runs * _RUN.size
-        checkpoint.ledgers.append(LedgerImage(ledger_id, fence, entries, bool(sealed), list(_runs(body[at:end]))))
+        checkpoint.ledgers.append(
+            LedgerImage(ledger_id, fence, entries, bool(sealed), list(_runs(body[at:end])), label)
+        )
         at = end
     checkpoint.deleted = [ledger for (ledger,) in _DELETED.iter_unpack(body[at : at + deleted * _DELETED.size])]
     return checkpoint

@@ -73,6 +73,7 @@ class Ledger:
         "deleted",
         "entry_seed",
         "fence",
+        "label",
         "ledger_id",
         "refusal",
         "runs",
@@ -81,8 +82,9 @@ class Ledger:
         "tail",
     )
 
-    def __init__(self, ledger_id: int, fence: int, entry_seed: int) -> None:
+    def __init__(self, ledger_id: int, fence: int, entry_seed: int, label: bytes = b"") -> None:
         self.ledger_id = ledger_id
+        self.label = label
         self.fence = fence
         self.entry_seed = entry_seed
         self.appended = 0
@@ -140,7 +142,7 @@ class Ledger:
         self.tail = None
 
     def info(self) -> LedgerInfo:
-        return LedgerInfo(self.ledger_id, self.confirmed, self.confirmed_size(), self.sealed)
+        return LedgerInfo(self.ledger_id, self.confirmed, self.confirmed_size(), self.sealed, self.label)
 
 
 def _first(run: Run) -> int:

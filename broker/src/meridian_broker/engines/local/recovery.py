@@ -181,6 +181,7 @@ class Replay:
             ledger = Ledger(record.ledger, state.fence, ledger_seed(ENTRY, record.ledger))
             self._state.ledgers[record.ledger] = ledger
         ledger.fence = max(ledger.fence, state.fence)
+        ledger.label = state.label or ledger.label
         if state.sealed:
             ledger.sealed = True
             ledger.confirmed = state.entries
@@ -288,7 +289,7 @@ def _take_over(checkpoint: Checkpoint, names: list[str], state: State) -> None:
         if segment_name(number) in present:
             state.segments[number] = Segment(number, length=length, indexed=True)
     for image in checkpoint.ledgers:
-        ledger = Ledger(image.ledger_id, image.fence, ledger_seed(ENTRY, image.ledger_id))
+        ledger = Ledger(image.ledger_id, image.fence, ledger_seed(ENTRY, image.ledger_id), image.label)
         ledger.sealed = image.sealed
         ledger.confirmed = max(image.entries, 0)
         lost = sum(1 for run in image.runs if run.segment not in state.segments)

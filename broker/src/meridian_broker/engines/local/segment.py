@@ -32,7 +32,8 @@ from crc32c import crc32c
 
 from meridian_broker.ledgers.store import LedgerError
 
-FORMAT_VERSION: Final = 1
+FORMAT_VERSION: Final = 2
+"""Version 1 knew no labels: what its ``STATE`` records say is shorter."""
 _MAGIC: Final = b"MDNLOG\r\n"
 _HEADER: Final = struct.Struct(">8sHHqqq")
 _CRC: Final = struct.Struct(">I")
@@ -92,6 +93,8 @@ class LedgerState(NamedTuple):
     entries: int
     """Number of entries once sealed, else -1."""
     sealed: bool
+    label: bytes = b""
+    """What the ledger was made with, the rest of the record. It is written each time, for the first may be gone."""
 
 
 class Record(NamedTuple):
@@ -147,12 +150,12 @@ def record(kind: int, ledger: int, entry: int, data: bytes) -> bytes:
 
 
 def state_record(ledger: int, state: LedgerState) -> bytes:
-    return record(STATE, ledger, 0, _STATE_DATA.pack(state.fence, state.entries, state.sealed))
+    return record(STATE, ledger, 0, _STATE_DATA.pack(state.fence, state.entries, state.sealed) + state.label)
 
 
 def unpack_state(data: bytes) -> LedgerState:
-    fence, entries, sealed = _STATE_DATA.unpack(data)
-    return LedgerState(fence, entries, bool(sealed))
+    fence, entries, sealed = _STATE_DATA.unpack_from(data)
+    return LedgerState(fence, entries, bool(sealed), data[_STATE_DATA.size :])
 
 
 def move_done_record(ledger: int, first: int, count: int) -> bytes:

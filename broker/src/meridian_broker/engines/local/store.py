@@ -34,7 +34,9 @@ from meridian_broker.engines.local.segment import (
 from meridian_broker.engines.local.stats import EngineStats
 from meridian_broker.engines.local.upkeep import Upkeep, UpkeepSettings
 from meridian_broker.ledgers.store import (
+    LABEL_BYTES_MAX,
     AppendDone,
+    LedgerDeleted,
     LedgerError,
     LedgerFenced,
     LedgerInfo,
@@ -217,18 +219,20 @@ class LocalLedgerStore:
 
     # -- the port ------------------------------------------------------------------------------------------------
 
-    async def create(self, ledger_id: int, fence: int) -> LocalWriter:
+    async def create(self, ledger_id: int, fence: int, label: bytes = b"") -> LocalWriter:
         self._check_open()
+        if len(label) > LABEL_BYTES_MAX:
+            raise LedgerError(f"a label of {len(label)} bytes: {LABEL_BYTES_MAX} is the most a ledger keeps")
         if ledger_id < 0 or ledger_id in self._ledgers or ledger_id in self._making or ledger_id in self._deleted:
             raise LedgerError(f"ledger id {ledger_id} was used before: take a new one from the metadata store")
-        ledger = Ledger(ledger_id, fence, ledger_seed(ENTRY, ledger_id))
+        ledger = Ledger(ledger_id, fence, ledger_seed(ENTRY, ledger_id), label)
         self._making.add(ledger_id)
 
         def made() -> None:
             self._ledgers[ledger_id] = ledger
 
         try:
-            await self._put(state_record(ledger_id, LedgerState(fence, -1, False)), made)
+            await self._put(state_record(ledger_id, LedgerState(fence, -1, False, label)), made)
         finally:
             self._making.discard(ledger_id)
         return LocalWriter(self, ledger)
@@ -297,7 +301,7 @@ class LocalLedgerStore:
         def sealed() -> None:
             ledger.sealed = True
 
-        state = LedgerState(ledger.fence, ledger.appended, True)
+        state = LedgerState(ledger.fence, ledger.appended, True, ledger.label)
         await self._put(state_record(ledger.ledger_id, state), sealed)
 
     async def _put(self, data: bytes, apply: Callable[[], None]) -> None:
@@ -325,6 +329,8 @@ class LocalLedgerStore:
 
     def _find(self, ledger_id: int) -> Ledger:
         ledger = self._ledgers.get(ledger_id)
+        if ledger is None and ledger_id in self._deleted:
+            raise LedgerDeleted(f"ledger {ledger_id} in {self._files.place} was deleted")
         if ledger is None:
             raise LedgerNotFound(f"there is no ledger {ledger_id} in {self._files.place}: it was deleted or never made")
         return ledger

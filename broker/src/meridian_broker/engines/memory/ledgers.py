@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 from meridian_broker.ledgers.store import (
     AppendDone,
+    LedgerDeleted,
     LedgerError,
     LedgerFenced,
     LedgerInfo,
@@ -32,6 +33,7 @@ class StoredLedger:
     fence: int
     entries: list[bytes] = field(default_factory=list)
     sealed: bool = False
+    label: bytes = b""
 
 
 @dataclass(slots=True)
@@ -69,7 +71,7 @@ class _Handle:
 
     def info(self) -> LedgerInfo:
         entries = self.stored.entries
-        return LedgerInfo(self.ledger_id, len(entries), sum(map(len, entries)), self.stored.sealed)
+        return LedgerInfo(self.ledger_id, len(entries), sum(map(len, entries)), self.stored.sealed, self.stored.label)
 
 
 class MemoryWriter:
@@ -192,12 +194,12 @@ class MemoryLedgerStore:
 
     # -- the port ------------------------------------------------------------------------------------------------
 
-    async def create(self, ledger_id: int, fence: int) -> MemoryWriter:
+    async def create(self, ledger_id: int, fence: int, label: bytes = b"") -> MemoryWriter:
         self._check_open()
         if ledger_id < 0 or ledger_id in self.disk.used or ledger_id in self._taken:
             raise LedgerError(f"ledger id {ledger_id} was used before: take a new one from the metadata store")
         self._taken.add(ledger_id)
-        handle = _Handle(ledger_id, StoredLedger(fence))
+        handle = _Handle(ledger_id, StoredLedger(fence, label=label))
         handle.refusal = None
 
         def apply() -> None:
@@ -314,8 +316,10 @@ class MemoryLedgerStore:
 
     def _find(self, ledger_id: int) -> _Handle:
         handle = self._handles.get(ledger_id)
+        if handle is None and ledger_id in self.disk.used:
+            raise LedgerDeleted(f"ledger {ledger_id} was deleted")
         if handle is None:
-            raise LedgerNotFound(f"there is no ledger {ledger_id} in memory: it was deleted or never made")
+            raise LedgerNotFound(f"there is no ledger {ledger_id} in memory: it was never made")
         return handle
 
     def _check_open(self) -> None:

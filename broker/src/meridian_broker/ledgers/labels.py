@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a ledger says of itself on the volume: of which topic it is, and what stood before it.
+
+The metadata list a topic's ledgers. Metadata that were restored from an older copy do not name those that were made
+since, and entries do not say which topic they are of. So each ledger is made with a *label*, by which whoever opens the
+topic finds what the metadata forgot (``topics/adoption.py``). Everything that the metadata say of a ledger when it is
+made is in its label; what they say later (how many entries, when it was sealed) the ledger itself knows.
+
+Layout, big-endian: ``u8 version | u8 kind | u16 length | topic | u16 length | incarnation``, then of messages::
+
+    i64 ledger | i64 entry of the last own entry before | u8 is it joined | u16 origins, each:
+        i64 ledger | i64 entry | u8 length | region
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Final, NamedTuple
+
+from meridian_broker.positions.position import EARLIEST, Position
+
+FORMAT_VERSION: Final = 1
+_HEAD: Final = struct.Struct(">BB")
+_LENGTH: Final = struct.Struct(">H")
+_BEFORE: Final = struct.Struct(">qqBH")
+_ORIGIN: Final = struct.Struct(">qqB")
+
+
+class Kind(IntEnum):
+    """What a ledger holds."""
+
+    MESSAGES = 1
+    PROGRESS = 2
+    """Records of the topic's progress log."""
+    COMPACTED = 3
+    """A compacted view."""
+
+
+class Belonging(NamedTuple):
+    """Whose a ledger is."""
+
+    topic: str
+    incarnation: str
+    """The stamp of the deletion before the topic was made; empty: there was none (R8)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Label:
+    """See the module's text. The last three are of messages, as in ``chapters.Span``."""
+
+    kind: Kind
+    belonging: Belonging
+    own_before: Position = EARLIEST
+    origins_before: Mapping[str, Position] = field(default_factory=dict)
+    is_joined: bool = True
+
+    def encode(self) -> bytes:
+        parts = [_HEAD.pack(FORMAT_VERSION, self.kind)]
+        for text in self.belonging:
+            data = text.encode()
+            parts += (_LENGTH.pack(len(data)), data)
+        if self.kind is Kind.MESSAGES:
+            parts.append(_BEFORE.pack(*self.own_before, self.is_joined, len(self.origins_before)))
+            for region, position in self.origins_before.items():
+                data = region.encode()
+                parts += (_ORIGIN.pack(*position, len(data)), data)
+        return b"".join(parts)
+
+    @classmethod
+    def decode(cls, data: bytes) -> Label:
+        """:raises ValueError: a newer format, or bytes that are no label."""
+        try:
+            version, number = _HEAD.unpack_from(data)
+            if version != FORMAT_VERSION:
+                raise ValueError(
+                    f"a ledger's label of format {version}; this broker reads {FORMAT_VERSION}: a newer broker wrote it"
+                )
+            kind, at, texts = Kind(number), _HEAD.size, []
+            for _ in Belonging._fields:
+                text, at = _text(data, at + _LENGTH.size, *_LENGTH.unpack_from(data, at))
+                texts.append(text)
+            belonging = Belonging(*texts)
+            if kind is not Kind.MESSAGES:
+                return cls(kind, belonging)
+            ledger, entry, is_joined, count = _BEFORE.unpack_from(data, at)
+            at += _BEFORE.size
+            origins: dict[str, Position] = {}
+            for _ in range(count):
+                origin_ledger, origin_entry, length = _ORIGIN.unpack_from(data, at)
+                region, at = _text(data, at + _ORIGIN.size, length)
+                origins[region] = Position(origin_ledger, origin_entry)
+            return cls(kind, belonging, Position(ledger, entry), origins, bool(is_joined))
+        except struct.error as error:
+            raise ValueError(f"{len(data)} bytes are no ledger's label: {error}") from error
+
+
+def _text(data: bytes, at: int, length: int) -> tuple[str, int]:
+    """:raises ValueError: there is less, or it is no UTF-8."""
+    if at + length > len(data):
+        raise ValueError(f"a ledger's label is cut off after {len(data)} bytes")
+    return str(data[at : at + length], "utf-8"), at + length

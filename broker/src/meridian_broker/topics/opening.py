@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How a topic is opened: claimed, made when it may be, and recovered from what metadata and volume know of it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from meridian_broker.ledgers.log import TopicLog
+from meridian_broker.topics import adoption, incarnations, recovery
+from meridian_broker.topics.errors import LimitReached, NotAllowed, TopicFenced, TopicNotFound
+from meridian_broker.topics.ownership import TopicMetadata
+from meridian_broker.topics.progress_log import ProgressLog
+from meridian_broker.topics.recall import Recall
+from meridian_broker.topics.termination import ended
+from meridian_broker.topics.topic import Topic
+from meridian_broker.wire.pulsar.topic_name import TopicName
+
+if TYPE_CHECKING:
+    from meridian_broker.topics.service import TopicService
+
+
+async def open_topic(
+    service: TopicService, name: TopicName, create: bool, incarnation: str | None, growing_to: int
+) -> Topic:
+    """As ``TopicService.topic``; the caller holds the topic's lock.
+
+    :raises TopicError: it does not exist and may not be made.
+    :raises LedgerError: what is stored cannot be recovered.
+    """
+    metadata = TopicMetadata(service.catalog, name, service.new_lock(), service.scheduler)
+    if not await metadata.claim(service.fence):
+        if not growing_to:
+            await _may_create(service, name, create, foreign=incarnation is not None)
+        if incarnation is not None and incarnation != (deleted := await service.catalog.topics.incarnation(name)):
+            raise TopicFenced(
+                f"{name} was deleted in {service.region} ({deleted or 'never'}), and the other region knows of "
+                f"another deletion ({incarnation or 'none'}): it is not made again from there (R8)"
+            )
+        await metadata.create(service.fence, joining=service.is_shared(name))
+    adopted = await adoption.adopt(service, name, metadata)
+    topic = await _open(service, name, metadata, adopted)
+    topic.rules = service.rules(name)
+    await topic.deduplication.open(topic.rules.deduplication)
+    if name.partition >= 0:
+        partitioned = await service.catalog.partitioned.find(name.base)
+        topic.partitions = growing_to or (None if partitioned is None else partitioned.partitions)
+        base = await service.catalog.partitioned.deletion(name)
+        topic.base_incarnation = "" if base is None else str(base.stamp)
+    topic.schema_source = service.schemas.for_topic(name)
+    if service.replication is not None:
+        _recall(service, topic, metadata)
+    topic.log.watch(topic.dispatch_all)
+    topic.on_fenced = service.fenced
+    service.labels.forget(str(name))
+    return topic
+
+
+async def _open(service: TopicService, name: TopicName, metadata: TopicMetadata, adopted: adoption.Adopted) -> Topic:
+    """The topic with what is stored of it."""
+    record = metadata.record
+    topic_log = TopicLog(
+        *(service.region, service.store, metadata, service.fence),
+        *(service.log_limits, service.scheduler, service.cache),
+    )
+    await topic_log.open(metadata.spans(), record.last_own, record.last_origins, record.holes, adopted.messages)
+
+    def progress_log(topic: Topic) -> ProgressLog:
+        return ProgressLog(service.store, metadata, service.fence, service.scheduler, lambda: recovery.snapshot(topic))
+
+    topic = Topic(
+        str(name),
+        name.partition,
+        service.region,
+        record.incarnation,
+        topic_log,
+        progress_log,
+        service.scheduler,
+        service.clock,
+        service.topic_limits,
+        service.exchange,
+    )
+    topic.pacing.of_broker(service.publishing)
+    topic.metadata = metadata
+    topic.admission.epoch = record.topic_epoch
+    await topic.compaction.open(metadata, service.workshop)
+    if record.terminated is not None:
+        ended(topic, record.terminated)
+    recovery.recover(topic, await topic.progress_log.open(list(record.progress_ledgers), adopted.progress))
+    return topic
+
+
+def _recall(service: TopicService, topic: Topic, metadata: TopicMetadata) -> None:
+    """What it lacks it asks the other regions for."""
+    assert service.replication is not None
+    record = metadata.record
+    topic.recall = Recall(topic, service.replication, lambda: service.regions_of(topic.name), is_joining=record.joining)
+    topic.log.joined = {**topic.log.joined, **record.joined}
+    topic.log.is_joined = topic.recall.is_settled
+    topic.rolled_back = topic.recall.doubt
+    topic.deleted_elsewhere = lambda told: service.scheduler.spawn(
+        incarnations.follow(service, topic, told), "follow a deletion in another region"
+    )
+
+
+async def _may_create(service: TopicService, name: TopicName, create: bool, *, foreign: bool = False) -> None:
+    """``foreign``: another region asks, where somebody meant to make the topic; no policy keeps its entries out.
+
+    :raises TopicNotFound: it may not be made by itself.
+    :raises LimitReached: the namespace has as many topics as it may have.
+    """
+    if name.partition >= 0:
+        record = await service.catalog.partitioned.find(name.base)
+        if record is not None:
+            if name.partition >= record.partitions:
+                raise TopicNotFound(f"{name.base} has {record.partitions} partitions, not {name.partition + 1}")
+            return
+    elif (record := await service.catalog.partitioned.find(name)) is not None:
+        raise NotAllowed(f"{name} is partitioned: name one of its {record.partitions} partitions")
+    if foreign and create:
+        return
+    if not create or not service.rules(name).auto_topic_creation.allowed:
+        raise TopicNotFound(f"topic {name} does not exist")
+    await check_room(service, name, 1)
+
+
+async def check_room(service: TopicService, name: TopicName, more: int) -> None:
+    """:raises LimitReached: the namespace would have more topics than it may have; partitions count each."""
+    if most := service.rules(name).max_topics:
+        count = len(await service.catalog.topics.names(name.namespace_name))
+        if count + more > most:
+            raise LimitReached(f"{name.namespace_name} has {count} topics, and {most} is its limit: delete some")
