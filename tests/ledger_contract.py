@@ -11,6 +11,8 @@ from typing import Protocol
 
 import pytest
 from meridian_broker.ledgers.store import (
+    LABEL_BYTES_MAX,
+    LedgerDeleted,
     LedgerError,
     LedgerFenced,
     LedgerInfo,
@@ -200,6 +202,30 @@ class LedgerContract:
             with pytest.raises(LedgerNotFound):
                 await attempt
         await ledgers.store.delete(9)
+
+    async def test_a_deleted_ledger_is_told_from_one_that_never_was(self, ledgers: World) -> None:
+        await ledgers.store.create(7, fence=1)
+        await ledgers.store.delete(7)
+        with pytest.raises(LedgerDeleted):
+            await ledgers.store.recover(7, fence=1)
+        store = await ledgers.reopen()
+        with pytest.raises(LedgerDeleted):
+            await store.recover(7, fence=1)
+        with pytest.raises(LedgerNotFound) as never:
+            await store.recover(9, fence=1)
+        assert not isinstance(never.value, LedgerDeleted)
+
+    async def test_a_label_stays_with_its_ledger(self, ledgers: World) -> None:
+        label = bytes(range(256)) * 4
+        await ledgers.store.create(7, 1, label)
+        await (await ledgers.store.create(8, 1, b"8")).seal()
+        await ledgers.store.create(9, 1)
+        store = await ledgers.reopen()
+        assert await store.recover(7, fence=2) == LedgerInfo(7, 0, 0, True, label)
+        store = await ledgers.reopen()
+        assert {info.ledger_id: info.label for info in await store.list()} == {7: label, 8: b"8", 9: b""}
+        with pytest.raises(LedgerError, match="a label of"):
+            await store.create(10, 1, bytes(LABEL_BYTES_MAX + 1))
 
     async def test_delete_takes_the_ledger_from_everybody(self, ledgers: World) -> None:
         writer = await ledgers.store.create(7, fence=1)

@@ -36,6 +36,11 @@ class Story:
     deleted_at: int = NEVER
 
 
+def label_of(number: int) -> bytes:
+    """What a ledger is made with: none of every fourth, of others up to some hundred bytes."""
+    return b"%d of a topic " % number * (number % 4 * 7)
+
+
 class Workload:
     """Random use of a store on a journaling disk."""
 
@@ -81,7 +86,7 @@ class Workload:
     async def create(self) -> None:
         number, self.next_id = self.next_id, self.next_id + 1
         story = self.stories[number] = Story()
-        self.writers[number] = await self.store.create(number, fence=1)
+        self.writers[number] = await self.store.create(number, fence=1, label=label_of(number))
         story.created_at = self.now()
 
     async def append(self) -> None:
@@ -150,6 +155,7 @@ async def check(files: dict[str, bytes], stories: dict[int, Story], moment: int)
         if info is None:
             assert story.created_at > moment or story.delete_asked_at <= moment, f"ledger {number} is lost"
             continue
+        assert info.label == label_of(number)
         entries = await read_all(store, number)
         assert len(entries) == info.entries
         assert info.size == sum(map(len, entries))

@@ -79,7 +79,7 @@ def regions(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TwoRegions]:
 @pytest.fixture(scope="module")
 def topics(regions: TwoRegions) -> dict[str, str]:
     """A topic for each restore, with twenty messages in the copies of disk and etcd."""
-    named = {what: new_topic("restored") for what in RESTORES}
+    named = {what: new_topic("restored") for what in (*RESTORES, "alone")}
     with client(regions, EAST) as east:
         for topic in named.values():
             publish(east, topic, numbered(range(20)))
@@ -114,3 +114,27 @@ def test_a_region_with_etcd_is_restored(regions: TwoRegions, topics: dict[str, s
         take_numbers(subscribe(east, topic), [*range(10), *range(30, 45)])
     for region in REGIONS:
         wait_for_backlog(regions, region, topic, 0)
+
+
+def test_etcd_is_restored_and_nobody_can_give_anything_back(regions: TwoRegions, topics: dict[str, str]) -> None:
+    """R5: what was published and acknowledged since stands on the volume, in ledgers that etcd does not name."""
+    topic = topics["alone"]
+    regions.brokers[WEST].kill()
+    with client(regions, EAST) as east:
+        there = subscribe(east, topic)
+        publish(east, topic, numbered(range(20, 40)))
+        for message in take(there, 40):
+            if 10 <= int(message.data()) < 30:
+                there.acknowledge(message)
+        there.close()
+    regions.stop_east()
+    shutil.rmtree(regions.root / "etcd")
+    shutil.copytree(regions.root / "copy-etcd", regions.root / "etcd")
+    regions.start_east()
+    with client(regions, EAST) as east:
+        publish(east, topic, numbered(range(40, 45)))
+        assert stored(regions, EAST, topic, 45) == list(range(45))
+        take_numbers(subscribe(east, topic), [*range(10), *range(30, 45)])
+    regions.brokers[WEST].start()
+    assert stored(regions, WEST, topic, 45) == list(range(45))
+    wait_for_backlog(regions, WEST, topic, 0)

@@ -53,7 +53,7 @@ class Copied:
         self.regions = regions
         self.copy = root / "copy"
         self.data = regions.data_dir / EAST / "data"
-        self.topics = {what: new_topic("restored") for what in RESTORES}
+        self.topics = {what: new_topic("restored") for what in (*RESTORES, "alone")}
         with client(regions, EAST) as east:
             for topic in self.topics.values():
                 publish(east, topic, numbered(range(20)))
@@ -92,6 +92,37 @@ def test_a_region_is_restored_from_an_older_copy(copied: Copied, what: str) -> N
             assert stored(regions, region, topic, 45) == list(range(45)), f"{region} after {what} was restored"
         take_numbers(subscribe(east, topic), [*range(10), *range(30, 45)])
     for region in REGIONS:
+        wait_for_backlog(regions, region, topic, 0)
+
+
+def test_the_metadata_are_restored_and_nobody_can_give_anything_back(copied: Copied) -> None:
+    """R5: what was published and acknowledged since stands on the volume, in ledgers that the metadata do not name."""
+    regions, topic, later = copied.regions, copied.topics["alone"], new_topic("later")
+    for region in (WEST, CENTRAL):
+        regions.kill_region(region)
+    with client(regions, EAST) as east:
+        consumer = subscribe(east, topic)
+        publish(east, topic, numbered(range(20, 40)))
+        publish(east, later, numbered(range(5)))
+        for message in take(consumer, 40)[10:30]:
+            consumer.acknowledge(message)
+        consumer.close()
+        regions.kill_region(EAST)
+    regions.bring_back(EAST)
+    with client(regions, EAST) as east:
+        publish(east, topic, numbered(range(40, 43)))
+        regions.kill_region(EAST)
+    the_metadata(copied.data, copied.copy)
+    regions.bring_back(EAST)
+    with client(regions, EAST) as east:
+        publish(east, topic, numbered(range(43, 45)))
+        assert stored(regions, EAST, topic, 45) == list(range(45))
+        assert stored(regions, EAST, later, 5) == list(range(5))
+        take_numbers(subscribe(east, topic), [*range(10), *range(30, 45)])
+    for region in (WEST, CENTRAL):
+        regions.bring_back(region)
+        assert stored(regions, region, topic, 45) == list(range(45))
+        assert stored(regions, region, later, 5) == list(range(5))
         wait_for_backlog(regions, region, topic, 0)
 
 

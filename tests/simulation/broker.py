@@ -214,7 +214,8 @@ class SimRegion:
             return named
         newest = max(named, default=-1) if record is None else max([record.newest_ledger, *named])
         made = self.world.topic_of_ledger.items()
-        return named | {ledger for (region, ledger), one in made if (region, one) == (self.name, topic) and ledger > newest}
+        since = {one for (region, one), of in made if (region, of) == (self.name, topic) and one > newest}
+        return named | since
 
     def forget_ledger(self, ledger: int) -> None:
         self.world.model.ledger_deleted(self, ledger)

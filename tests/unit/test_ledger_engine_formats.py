@@ -91,6 +91,14 @@ def test_a_flipped_bit_hides_one_record_of_an_attested_log(entries: list[bytes],
     assert not any(isinstance(item, TornTail) for item in found)
 
 
+def test_a_broken_length_that_ends_where_a_later_record_begins_hides_one_record() -> None:
+    entries = [bytes(8), bytes(8), bytes(8), bytes(9), b""]
+    content, _ = log_of(entries, marks=True)
+    broken = bytearray(content)
+    broken[SEGMENT_HEADER_BYTES + 2] ^= 1
+    assert list(entries_in(scan(bytes(broken), attested=True), bytes(broken))) == [1, 2, 3, 4]
+
+
 def test_a_broken_record_is_damage_only_below_a_mark() -> None:
     entries = [b"a" * 40, b"b" * 40, b"c" * 40]
     content, places = log_of(entries, marks=True)
@@ -141,9 +149,10 @@ def test_every_bit_of_a_head_counts(kind: int, ledger: int, entry: int, data: by
 
 
 def test_states_and_headers_come_back() -> None:
-    state = LedgerState(1 << 40, 17, True)
-    packed = segment.state_record(9, state)
-    assert segment.unpack_state(packed[RECORD_BYTES:]) == state
+    for label in (b"", b"whose it is"):
+        state = LedgerState(1 << 40, 17, True, label)
+        packed = segment.state_record(9, state)
+        assert segment.unpack_state(packed[RECORD_BYTES:]) == state
     header = SegmentHeader(3, 2, 1 << 33)
     packed = segment.segment_header(header)
     assert segment.unpack_segment_header(packed, "x") == header
@@ -170,7 +179,7 @@ def test_index_blocks(ledger: int, first: int, places: list[int], data: st.DataO
 def ledgers(draw: st.DrawFn) -> list[Ledger]:
     found = []
     for number in draw(st.lists(i64, unique=True, max_size=5)):
-        ledger = Ledger(number, draw(i64), 0)
+        ledger = Ledger(number, draw(i64), 0, draw(st.binary(max_size=40)))
         ledger.sealed = draw(st.booleans())
         ledger.confirmed = draw(i64)
         first = 0
@@ -198,6 +207,7 @@ def test_checkpoints(
     assert (found.number, found.covered, found.segments, found.deleted) == (7, covered, segments, deleted)
     for image, ledger in zip(found.ledgers, ledgers, strict=True):
         assert (image.ledger_id, image.fence, image.sealed) == (ledger.ledger_id, ledger.fence, ledger.sealed)
+        assert image.label == ledger.label
         assert image.entries == (ledger.confirmed if ledger.sealed else -1)
         kept = [run for run in ledger.runs if run.segment <= covered]
         assert [(run.segment, run.first, run.count, run.stored_bytes, run.block) for run in image.runs] == [

@@ -227,7 +227,7 @@ class Scanner:
             head = self._head(offset)
             if head is not None:
                 after = offset + RECORD_BYTES + head[3]
-                if after < self._end and self._is_whole(after):
+                if after < self._end and after <= resume and self._is_whole(after):  # no mark stands inside a record
                     resume = after
                 elif after != resume:
                     head = None

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from meridian_broker.ledgers.store import (
+    LABEL_BYTES_MAX,
     AppendDone,
     LedgerDeleted,
     LedgerError,
@@ -198,6 +199,8 @@ class MemoryLedgerStore:
         self._check_open()
         if ledger_id < 0 or ledger_id in self.disk.used or ledger_id in self._taken:
             raise LedgerError(f"ledger id {ledger_id} was used before: take a new one from the metadata store")
+        if len(label) > LABEL_BYTES_MAX:
+            raise LedgerError(f"a label of {len(label)} bytes: {LABEL_BYTES_MAX} is the most a ledger keeps")
         self._taken.add(ledger_id)
         handle = _Handle(ledger_id, StoredLedger(fence, label=label))
         handle.refusal = None

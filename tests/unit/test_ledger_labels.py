@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Labels of ledgers: what goes in comes out, and what is none says so."""
+
+from __future__ import annotations
+
+import contextlib
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from meridian_broker.ledgers.labels import Belonging, Kind, Label
+from meridian_broker.positions.position import EARLIEST, Position
+
+i64 = st.integers(-1, (1 << 63) - 1)
+positions = st.builds(Position, i64, i64)
+texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=80)
+belongings = st.builds(Belonging, texts, texts)
+regions = st.text("abc-é", min_size=1, max_size=20)
+labels = st.one_of(
+    st.builds(Label, st.sampled_from([Kind.PROGRESS, Kind.COMPACTED]), belongings),
+    st.builds(
+        Label,
+        st.just(Kind.MESSAGES),
+        belongings,
+        positions,
+        st.dictionaries(regions, positions, max_size=5),
+        st.booleans(),
+    ),
+)
+
+
+@settings(max_examples=500, deadline=None)
+@given(labels)
+def test_a_label_comes_back(label: Label) -> None:
+    assert Label.decode(label.encode()) == label
+
+
+@settings(max_examples=500, deadline=None)
+@given(labels, st.data())
+def test_a_label_that_is_cut_off_says_so(label: Label, data: st.DataObject) -> None:
+    whole = label.encode()
+    with pytest.raises(ValueError, match="label"):
+        Label.decode(whole[: data.draw(st.integers(0, len(whole) - 1))])
+
+
+@settings(max_examples=500, deadline=None)
+@given(st.binary(max_size=200))
+def test_no_bytes_raise_anything_else(data: bytes) -> None:
+    with contextlib.suppress(ValueError):
+        Label.decode(b"\x01" + data)
+
+
+def test_newer_labels_are_refused_with_a_sentence() -> None:
+    label = Label(Kind.MESSAGES, Belonging("persistent://public/default/orders", ""), EARLIEST)
+    with pytest.raises(ValueError, match=r"format 2.* newer broker wrote it"):
+        Label.decode(b"\x02" + label.encode()[1:])
