@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The official Go client against one broker: what the tests in ``go/`` say.
+"""The official Go client: what the tests in ``go/`` say of one broker, and of replicated subscriptions in three regions.
 
 They need Go and, the first time, the module proxy. What they are built of is pinned with checksums in ``go/go.sum``.
 """
@@ -13,7 +13,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from broker_process import BrokerProcess
+from broker_process import BrokerProcess, RegionsProcess
+from region_control import RegionControl
 
 GO_TESTS = Path(__file__).parent / "go"
 SECONDS = 540
@@ -33,21 +34,34 @@ def go_or_why_not() -> tuple[str | None, str]:
     return command, ""
 
 
-@pytest.mark.timeout(SECONDS + 30)
-def test_the_official_go_client(tmp_path: Path) -> None:
+def go_test(environment: dict[str, str], *options: str) -> None:
+    """Runs some of them."""
     go, why_not = go_or_why_not()
     if go is None:
         pytest.skip(why_not)
+    done = subprocess.run(
+        [go, "test", "-mod=readonly", "-count=1", "-parallel=8", f"-timeout={SECONDS - 60}s", *options, "."],
+        cwd=GO_TESTS,
+        env=os.environ | environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=SECONDS,
+    )
+    assert done.returncode == 0, f"{done.stdout[-8000:]}\n{done.stderr[-2000:]}"
+
+
+@pytest.mark.timeout(SECONDS + 30)
+def test_the_official_go_client(tmp_path: Path) -> None:
     with BrokerProcess("one", tmp_path / "broker") as broker:
-        done = subprocess.run(
-            [go, "test", "-mod=readonly", "-count=1", "-parallel=8", f"-timeout={SECONDS - 60}s", "."],
-            cwd=GO_TESTS,
-            env=os.environ | {"INTEROP_SERVICE_URL": broker.service_url, "INTEROP_ADMIN_URL": broker.admin_url},
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=SECONDS,
-        )
-        assert done.returncode == 0, (
-            f"{done.stdout[-8000:]}\n{done.stderr[-2000:]}\n{broker.log_file.read_text()[-4000:]}"
-        )
+        where = {"INTEROP_SERVICE_URL": broker.service_url, "INTEROP_ADMIN_URL": broker.admin_url}
+        try:
+            go_test(where, "-skip=^TestRegions")
+        finally:
+            print(broker.log()[-4000:])
+
+
+@pytest.mark.timeout(SECONDS + 30)
+def test_replicated_subscriptions_with_the_official_go_client(regions: RegionsProcess, control: RegionControl) -> None:
+    where = (f"{name} {regions.service_url(name)} {regions.admin_url(name)}" for name in regions.regions)
+    go_test({"INTEROP_REGIONS": " ".join(where), "INTEROP_CONTROL_URL": control.url}, "-run=^TestRegions")
