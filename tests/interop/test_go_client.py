@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The official Go client: what the tests in ``go/`` say of one broker, and of replicated subscriptions in three regions.
+"""The official Go client: the tests in ``go/``, with one broker and with replicated subscriptions in three regions.
 
 They need Go and, the first time, the module proxy. What they are built of is pinned with checksums in ``go/go.sum``.
 """
