@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -13,6 +14,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ HERE = Path(__file__).resolve().parent
 PROGRAM = (sys.executable, "-P", "-m", "meridian_broker.server.main")
 TICKS = os.sysconf("SC_CLK_TCK")
 START_SECONDS = 60.0
+PORTS = range(30_001, 32_700)
 
 
 def wait(condition: Callable[[], bool], what: str, seconds: float = START_SECONDS) -> None:
@@ -31,14 +34,16 @@ def wait(condition: Callable[[], bool], what: str, seconds: float = START_SECOND
 
 
 def free_ports(count: int) -> list[int]:
-    probes = [socket.socket() for _ in range(count)]
-    try:
-        for probe in probes:
-            probe.bind(("127.0.0.1", 0))
-        return [probe.getsockname()[1] for probe in probes]
-    finally:
-        for probe in probes:
-            probe.close()
+    """Below those that the kernel gives to clients, so that none has the port of a broker that is down for a moment."""
+    found: list[int] = []
+    first = random.randrange(PORTS.start, PORTS.stop)
+    for port in (*range(first, PORTS.stop), *range(PORTS.start, first)):
+        with suppress(OSError), socket.socket() as probe:
+            probe.bind(("127.0.0.1", port))
+            found.append(port)
+        if len(found) == count:
+            return found
+    raise SystemExit(f"bench: no {count} ports of {PORTS} are free")
 
 
 def free_base(count: int, first: int) -> int:

@@ -71,13 +71,16 @@ class Client:
         )
         return await self.connection.subscribe(command, self)
 
-    async def publish(self, count: int) -> None:
+    async def publish(self, count: int, batch: int | None = None) -> None:
+        """:param batch: each is an entry of so many messages."""
         command = pb.CommandProducer(topic=self.topic, producer_id=0, request_id=0)
         made = await self.connection.open_producer(command, self)
         for number in range(count):
             metadata = pb.MessageMetadata(producer_name=made.name, sequence_id=number, publish_time=1)
+            if batch is not None:
+                metadata.num_messages_in_batch = batch
             body = build_body(metadata.SerializeToString(), b"%d" % number)
-            self.connection.write(encode.send(made.producer_id, number, body))
+            self.connection.write(encode.send(made.producer_id, number, body, batch or 1))
         async with asyncio.timeout(10):
             for _ in range(count):
                 await self.receipts.get()
@@ -148,6 +151,41 @@ async def test_an_acknowledgement_with_a_request_id_is_answered_and_lasts(
     assert left.message_id == messages[1].message_id
     await assert_quiet(again.messages)
     await again.connection.close()
+
+
+@pytest.mark.parametrize(
+    ("sets", "left"),
+    [
+        ([0b1110, 0b0111], 0b0110),
+        ([0b0111, 0b1110, 0b0111], 0b0110),
+        ([0b1010, 0b0101], None),
+        ([None, 0b0111], None),
+        ([0b0111, None], None),
+    ],
+)
+async def test_r18_one_command_names_a_batch_more_than_once(
+    client: Client, sets: list[int | None], left: int | None
+) -> None:
+    """As C++ clients do that hold messages of a batch and of its redelivery: what any id acknowledges counts."""
+    consumer = await client.subscribe(SUBSCRIBE.Shared)
+    await client.publish(1, batch=4)
+    client.flow(consumer, 10)
+    (message,) = await client.take(1)
+    ids = []
+    for remaining in sets:
+        one = pb.MessageIdData()
+        one.CopyFrom(message.message_id)
+        if remaining is not None:
+            one.ack_set.append(remaining)
+            one.batch_size = 4
+        ids.append(one)
+    await client.acknowledge(consumer, ids)
+    await client.redeliver(consumer, 0)
+    if left is None:
+        await assert_quiet(client.messages)
+    else:
+        (again,) = await client.take(1)
+        assert list(again.ack_set) == [left]
 
 
 @pytest.mark.parametrize("kind", [SUBSCRIBE.Exclusive, SUBSCRIBE.Failover])

@@ -192,14 +192,22 @@ def ack(connection: Connection, command: Ack) -> None:
 
 def _parts(detail: pb.CommandAck | None) -> dict[Position, int]:
     """Of entries acked in part, the bits that are *not* acked: so says the wire (R18), and not every client adds the
-    batch's size."""
+    batch's size. C++ clients name an entry twice, with different bits, when messages of it came again meanwhile: what
+    any of the ids acknowledges counts."""
     parts: dict[Position, int] = {}
+    whole: list[Position] = []
     for wire in detail.message_id if detail is not None else ():
+        position = position_of(wire)
         if wire.ack_set:
             remaining = 0
             for number, word in enumerate(wire.ack_set):
                 remaining |= (word & 0xFFFFFFFFFFFFFFFF) << (64 * number)
-            parts[position_of(wire)] = remaining
+            parts[position] = remaining & parts.get(position, remaining)
+        else:
+            whole.append(position)
+    if parts:
+        for position in whole:
+            parts.pop(position, None)
     return parts
 
 
