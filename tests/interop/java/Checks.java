@@ -4,6 +4,7 @@ import java.util.ArrayList;
 import java.util.List;
 import java.util.Objects;
 import java.util.concurrent.Callable;
+import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.TimeUnit;
 import org.apache.pulsar.client.api.Consumer;
 import org.apache.pulsar.client.api.Message;
@@ -116,16 +117,18 @@ abstract class Checks {
     /** Exactly these come, in whatever order, and are acknowledged; then nothing. */
     static void takeNumbers(Consumer<byte[]> consumer, List<Integer> wanted) throws Exception {
         List<Integer> found = new ArrayList<>();
+        List<CompletableFuture<Void>> acknowledged = new ArrayList<>();
         for (int at = 0; at < wanted.size(); at++) {
             Message<byte[]> message = consumer.receive(PATIENCE_SECONDS, TimeUnit.SECONDS);
             if (message == null) {
                 throw new AssertionError("only " + found + " came of " + wanted);
             }
             found.add(number(message));
-            consumer.acknowledge(message);
+            acknowledged.add(consumer.acknowledgeAsync(message));
         }
         found.sort(null);
         equal(found, wanted);
         nothingComes(consumer);
+        CompletableFuture.allOf(acknowledged.toArray(CompletableFuture[]::new)).get(PATIENCE_SECONDS, TimeUnit.SECONDS);
     }
 }

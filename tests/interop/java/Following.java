@@ -20,6 +20,7 @@ import org.apache.pulsar.client.api.ServiceUrlProvider;
 import org.apache.pulsar.client.api.SubscriptionType;
 import org.apache.pulsar.client.impl.AutoClusterFailover;
 import org.apache.pulsar.client.impl.ControlledClusterFailover;
+import org.apache.pulsar.common.policies.data.SubscriptionStats;
 
 /** Clients that move to another region by themselves, with the consumers and producers that they have. */
 final class Following extends Checks {
@@ -47,7 +48,9 @@ final class Following extends Checks {
                 .urlProvider("http://127.0.0.1:" + server.getAddress().getPort() + "/")
                 .checkInterval(100, MILLISECONDS).build();
         String topic = Moves.TOPICS + "controlled";
-        try (PulsarClient client = client(provider); Walk walk = new Walk(client, topic)) {
+        east.admin().topics().createPartitionedTopic(topic, 2);
+        List<String> partitions = List.of(topic + "-partition-0", topic + "-partition-1");
+        try (PulsarClient client = client(provider); Walk walk = new Walk(client, partitions, topic)) {
             walk.workIn(east);
             chosen.set(west.serviceUrl());
             walk.workIn(west);
@@ -71,21 +74,23 @@ final class Following extends Checks {
     }
 
     /**
-     * One producer and one consumer each on Shared, Failover with single acknowledgements, and Key_Shared, which are never
-     * closed. In each region ten messages are published, every third stays open and the others are acknowledged with a
-     * receipt; wherever the client is next, exactly the open ones come again.
+     * One producer and one consumer each on Shared, Failover with single acknowledgements, and Key_Shared, which are
+     * never closed. In each region ten messages are published, every third stays open and the others are acknowledged
+     * with a receipt; wherever the client is next, exactly the open ones come again.
      */
     static final class Walk implements AutoCloseable {
         private final Map<String, Consumer<byte[]>> consumers = new HashMap<>();
         private final Producer<byte[]> producer;
-        private final String topic;
+        private final List<String> parts;
         private List<Integer> owed = new ArrayList<>();
         private int published;
 
-        Walk(PulsarClient client, String topic) throws Exception {
-            this.topic = topic;
+        /** The parts: its partitions, or the topic alone. */
+        Walk(PulsarClient client, List<String> parts, String topic) throws Exception {
+            this.parts = parts;
             producer = client.newProducer().topic(topic).enableBatching(false).create();
-            for (SubscriptionType kind : List.of(SubscriptionType.Shared, SubscriptionType.Failover, SubscriptionType.Key_Shared)) {
+            for (SubscriptionType kind : List.of(SubscriptionType.Shared, SubscriptionType.Failover,
+                    SubscriptionType.Key_Shared)) {
                 consumers.put(kind.name(), Moves.replicated(client, topic).subscriptionName(kind.name())
                         .subscriptionType(kind).isAckReceiptEnabled(true).subscribe());
             }
@@ -94,8 +99,12 @@ final class Following extends Checks {
         /** Waits until the client is in this region, then works there. */
         void workIn(Region region) throws Exception {
             for (String subscription : consumers.keySet()) {
-                becomes(1, "the consumers of " + subscription + " in " + region.name(),
-                        () -> region.stats(topic, subscription) == null ? 0 : region.stats(topic, subscription).getConsumers().size());
+                for (String part : parts) {
+                    becomes(1, "the consumers of " + subscription + " in " + region.name(), () -> {
+                        SubscriptionStats stats = region.stats(part, subscription);
+                        return stats == null ? 0 : stats.getConsumers().size();
+                    });
+                }
             }
             for (int last = published + 10; published < last; published++) {
                 producer.newMessage().key("key-" + published % 3).value(Integer.toString(published).getBytes()).send();

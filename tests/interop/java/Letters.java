@@ -73,7 +73,7 @@ final class Letters extends Checks {
         }
     }
 
-    /** The retry topic has the consumer's subscription, with its flag; how often a message was retried moves with it. */
+    /** The retry topic has the consumer's subscription, with its flag; how often a message was retried moves along. */
     void retryLetters() throws Exception {
         String topic = Moves.TOPICS + "retry-letters";
         String retry = topic + "-s-RETRY";

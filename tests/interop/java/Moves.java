@@ -20,9 +20,9 @@ import org.apache.pulsar.client.api.SubscriptionInitialPosition;
 import org.apache.pulsar.client.api.SubscriptionType;
 
 /**
- * Consumers of one replicated subscription begin in one region and go on in another. Each kind of subscription is told as
- * a {@link Story} in two parts; what is between them, a planned move or the death of the region, is not its business: what
- * was acknowledged with a receipt does not come again, everything else does.
+ * Consumers of one replicated subscription begin in one region and go on in another. Each kind of subscription is told
+ * as a {@link Story} in two parts; what is between them, a planned move or the death of the region, is not its business:
+ * what was acknowledged with a receipt does not come again, everything else does.
  */
 final class Moves extends Checks {
     static final String TOPICS = "persistent://public/default/";

@@ -11,7 +11,8 @@ import org.apache.pulsar.common.policies.data.SubscriptionStats;
 /** One region: where it is, and what a test asks it. */
 record Region(String name, String serviceUrl, PulsarClient client, PulsarAdmin admin) {
     static Region connect(String name, String serviceUrl, String adminUrl) throws PulsarClientException {
-        return new Region(name, serviceUrl, newClient(serviceUrl), PulsarAdmin.builder().serviceHttpUrl(adminUrl).build());
+        PulsarAdmin admin = PulsarAdmin.builder().serviceHttpUrl(adminUrl).build();
+        return new Region(name, serviceUrl, newClient(serviceUrl), admin);
     }
 
     /** A client of its own; it looks for its brokers again often, because regions come back soon in tests. */

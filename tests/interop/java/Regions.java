@@ -49,6 +49,7 @@ public final class Regions extends Checks {
                 & check("dead letters", letters::deadLetters)
                 & check("retry letters", letters::retryLetters)
                 & check("skip, reset and expiry", steering::cursors)
+                & check("rewinds", steering::rewinds)
                 & check("unsubscribe", steering::unsubscribing)
                 & check("the replicated flag", steering::replicatedStatus)
                 & check("partitions grow", steering::growth)
@@ -77,7 +78,7 @@ public final class Regions extends Checks {
         String walked = Moves.TOPICS + "walked";
         PulsarClient doomed = Region.newClient(east.serviceUrl());
         try (PulsarClient moving = Following.automatic(east, west);
-                Following.Walk walk = new Following.Walk(moving, walked)) {
+                Following.Walk walk = new Following.Walk(moving, List.of(walked), walked)) {
             for (Moves.Story story : stories) {
                 story.prepare(east.client());
                 long all = east.entries(story.topic);

@@ -9,6 +9,7 @@ import java.util.stream.IntStream;
 import org.apache.pulsar.client.admin.PulsarAdminException;
 import org.apache.pulsar.client.admin.Topics;
 import org.apache.pulsar.client.api.Consumer;
+import org.apache.pulsar.client.api.ConsumerBuilder;
 import org.apache.pulsar.client.api.Message;
 import org.apache.pulsar.client.api.MessageId;
 import org.apache.pulsar.client.api.MessageRoutingMode;
@@ -85,6 +86,33 @@ final class Steering extends Checks {
         }
     }
 
+    /**
+     * R13: consumers elsewhere are sent away and get the messages again. Those that acknowledge cumulatively have to be
+     * opened anew: clients drop what they acknowledged so, as long as the consumer is the same.
+     */
+    void rewinds() throws Exception {
+        String topic = Moves.TOPICS + "rewound";
+        List<MessageId> ids = publish(east.client(), topic, 0, 10);
+        ConsumerBuilder<byte[]> builder = Moves.replicated(west.client(), topic)
+                .subscriptionType(SubscriptionType.Failover);
+        Consumer<byte[]> there = builder.subscribe();
+        takeNumbers(there, IntStream.range(0, 10).boxed().toList());
+        owedEverywhere(topic, 0);
+        try (Consumer<byte[]> here = Moves.replicated(east.client(), topic).startMessageIdInclusive().subscribe()) {
+            here.seek(ids.get(6));
+            takeNumbers(there, List.of(6, 7, 8, 9));
+        }
+        owedEverywhere(topic, 0);
+        east.admin().topics().resetCursor(topic, "s", 0);
+        there.acknowledgeCumulative(take(there, 10).get(9));
+        owedEverywhere(topic, 0);
+        there.close();
+        east.admin().topics().resetCursor(topic, "s", ids.get(8));
+        there = builder.subscribe();
+        takeNumbers(there, List.of(8, 9));
+        there.close();
+    }
+
     /** R16: neither the client nor the API removes it while the other region has consumers; then it is gone in both. */
     void unsubscribing() throws Exception {
         String topic = Moves.TOPICS + "unsubscribed";
@@ -108,7 +136,7 @@ final class Steering extends Checks {
         becomes(-1L, "the other subscription in the west", () -> west.backlog(topic, "forced"));
     }
 
-    /** R17: the flag is the same in every region; what each acknowledged meanwhile counts in all once it is on again. */
+    /** R17: the flag is the same in every region; what each acknowledged meanwhile counts in all when it is on again. */
     void replicatedStatus() throws Exception {
         String topic = Moves.TOPICS + "flagged";
         publish(east.client(), topic, 0, 10);
@@ -148,7 +176,8 @@ final class Steering extends Checks {
             }
             equal(used.size(), 4);
             west.admin().topics().updatePartitionedTopic(topic, 5);
-            becomes(5, "the partitions in the east", () -> east.admin().topics().getPartitionedTopicMetadata(topic).partitions);
+            becomes(5, "the partitions in the east",
+                    () -> east.admin().topics().getPartitionedTopicMetadata(topic).partitions);
             try (Producer<byte[]> other = west.client().newProducer().topic(topic).enableBatching(false)
                     .messageRoutingMode(MessageRoutingMode.RoundRobinPartition).create()) {
                 for (int last = sent + 20; sent < last; sent++) {
