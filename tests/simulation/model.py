@@ -122,6 +122,14 @@ class Model:
             self.violate("one origin, two payloads", f"{origin} is {before!r}, in {region} {payload!r}")
         return origin, payload, header.messages
 
+    def _once_at(self, home: SimRegion, position: Position) -> tuple[Origin | None, int]:
+        """Which entry stands there, or stood before it was given back, and how many messages it has."""
+        entries = self.entries(home, position.ledger) or self._entries.get((home.name, position.ledger), [])
+        if not 0 <= position.entry < len(entries):
+            return None, 0
+        origin, _, messages = entries[position.entry]
+        return origin, messages
+
     def log(self, home: SimRegion, topic: str) -> list[tuple[Position, Origin, int]]:
         """Everything stored of a topic that is no marker: position, origin, messages."""
         broker = home.broker_of(topic)
@@ -196,16 +204,14 @@ class Model:
         facts = self.facts[topic, life_of(subscription.name, subscription.progress)]
         found: dict[Origin, int] = {}
         for position, some in bits.items():
-            entries = self.entries(home, position.ledger)
-            if position.entry < len(entries) and (origin := entries[position.entry][0]) is not None:
-                if not subscription.topic.log.holds(position) and facts.perhaps_dropped(
-                    origin, home.name, self.published[origin]
-                ):
-                    facts.add(
-                        Acked(epoch, {origin: some})
-                    )  # dropped and given back: nothing tells any more what it was
-                else:
-                    found[origin] = some
+            origin, _ = self._once_at(home, position)
+            if origin is None:
+                continue
+            topic_here = subscription.topic
+            if topic_here.log.holds(position) or topic_here.late.index(position) is not None:
+                found[origin] = some
+            else:  # given back, and perhaps long ago: then nothing tells any more what it was
+                facts.add(Acked(epoch, {origin: some}))
         return self._acked(home, topic, subscription, epoch, found)
 
     def acking_up_to(
@@ -235,6 +241,9 @@ class Model:
         dropped = {o: bits for o, bits in found.items() if facts.perhaps_dropped(o, home.name, self.published[o])}
         if dropped:
             facts.add(Acked(consumer.epoch, dropped))
+        named, messages = self._once_at(home, upto)
+        if named is not None and named not in found:  # dropped and given back, and it says that it has it
+            facts.add(Acked(consumer.epoch, {named: (1 << messages) - 1}))
         again = {origin for place, origin, _ in log if was_sent(place)}
         sent = {origin: bits for origin, bits in found.items() if origin not in dropped}
         parts = (

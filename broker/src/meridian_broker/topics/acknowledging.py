@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from meridian_broker.positions import ZERO
+from meridian_broker.positions import ZERO, Progress, Stamp
 from meridian_broker.positions.position import Position
 from meridian_broker.topics import cursor
 
@@ -36,7 +36,8 @@ def each(
         if stale:
             epoch = ZERO if position in stale else consumer.epoch
         if not log.holds(position):
-            subscription.settle(consumer, position)  # given back: it was acked elsewhere, or dropped
+            _late(subscription, delta, epoch, position, batches.get(position))
+            subscription.settle(consumer, position)
             continue
         place = log.place(position)
         part = batches.get(position)
@@ -55,6 +56,21 @@ def each(
             place = log.place(position)
             if place is not None and subscription.progress.is_acked(place.region, place.origin):
                 subscription.settle(consumer, position)
+
+
+def _late(
+    subscription: Subscription, delta: Progress, epoch: Stamp, position: Position, part: int | None = None
+) -> None:
+    """One entry that was given back, or dropped: acknowledged elsewhere, or dropped while a consumer held it (R14)."""
+    index = subscription.topic.late.index(position)
+    place = None if index is None else index.place(position.entry)
+    if index is None or place is None:
+        return
+    if part is None:
+        delta.ack(epoch, place.region, place.prev, place.origin)
+    else:
+        size = index.messages(position.entry)
+        delta.ack_batch(epoch, place.region, place.origin, size, ~part & (1 << size) - 1, place.prev)
 
 
 def up_to(
@@ -84,6 +100,8 @@ def up_to(
     delta = subscription.claims.open()
     only = _covered(subscription, position)
     claimed = cursor.claim_between(log, delta, consumer.epoch, after, upto, subscription.dropped, resent, only)
+    if subscription.dropped is not None and only is None:  # of what was dropped it has seen the one that it names
+        _late(subscription, delta, consumer.epoch if resent is None or resent.holds(position) else ZERO, position, part)
     if part is not None and position > after and log.holds(position):
         place = log.place(position)
         if place is not None:

@@ -137,7 +137,8 @@ def _drop_page(subscription: Subscription, ranges: Dropped, index: LedgerIndex, 
             owed.append(entry)
     if owed:
         record(subscription, ranges)
-        subscription.let_go(Position(ledger, entry) for entry in owed)
+        if subscription.let_go(Position(ledger, entry) for entry in owed):
+            subscription.topic.late.note(index)
     return len(owed)
 
 

@@ -474,16 +474,23 @@ class Subscription:
             self.dispatcher.read = max(self.dispatcher.read, position)
             self.dispatch_soon()
 
-    def let_go(self, positions: Iterable[Position]) -> None:
-        """These entries were dropped: consumers that hold them have room for others, and the cursor goes on."""
+    def let_go(self, positions: Iterable[Position]) -> bool:
+        """These entries were dropped: consumers that hold them have room for others, and the cursor goes on.
+
+        :returns: whether a consumer may hold one of them.
+        """
+        is_any_held, dispatcher = False, self.dispatcher
         for position in positions:
             self.entries_dropped += 1
+            is_any_held |= self.type not in _SHARING and dispatcher is not None and position <= dispatcher.read
             for consumer in self.consumers:
                 if consumer.unacked is not None and position in consumer.unacked:
+                    is_any_held = True
                     self.settle(consumer, position)
                     self.unblock(consumer)
         self.advance()
         self.dispatch_soon()
+        return is_any_held
 
     def _load_soon(self, ledger: int) -> None:
         if not self._loading:

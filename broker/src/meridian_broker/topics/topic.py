@@ -39,6 +39,7 @@ from meridian_broker.topics.errors import (
 from meridian_broker.topics.gaps import Gaps
 from meridian_broker.topics.holding import Holding
 from meridian_broker.topics.key_ranges import KeySharedPolicy
+from meridian_broker.topics.late import Late
 from meridian_broker.topics.limits import TopicLimits
 from meridian_broker.topics.lives import Lives
 from meridian_broker.topics.pacing import Pacing
@@ -116,6 +117,7 @@ class Topic:
         self.progress_log = progress_log(self)
         self.progress_log.on_failure = self.fence
         self.pacing = Pacing(self)
+        self.late = Late()
         self.rules = Rules()
         """What holds for it: its own policies, its namespace's, the broker's settings."""
         self.bounds = ruling.bounds(limits, self.rules)

@@ -78,6 +78,7 @@ async def trim(topic: Topic) -> None:
     if now - topic.last_used_ms > 60_000:
         topic.log.drop_tail()
     topic.log.cool_indexes(topic.needed_from().ledger)
+    topic.late.pack({ledger for ledger, _, _ in topic.log.counts()})
 
 
 async def truncate(topic: Topic) -> None:
