@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,41 @@ def test_what_was_trimmed_from_the_log_stays_readable_and_survives_a_restart(tmp
         wait_until(lambda: entries(broker, "t") <= 10, "nothing to be kept for compaction any more")
         assert internal(broker, "t")["compactedLedger"]["ledgerId"] == -1
         assert broker.http("DELETE", f"{ADMIN}/t/subscription/__compaction").status == 404
+        client.close()
+
+
+def test_metadata_older_than_the_view_find_it_on_the_volume(tmp_path: Path) -> None:
+    """R5: the log before the view was trimmed; the metadata are restored to when there was an older view, or none."""
+    with BrokerProcess("one", tmp_path / "disk", settings=SETTINGS) as broker:
+        client = connect(broker)
+        retain(broker, 0)
+        for topic in ("first", "second"):
+            publish(client, topic, [(f"k{number % 5}", b"old %d" % number) for number in range(15)])
+        compact(broker, "second")
+        client.close()
+        broker.kill()
+        shutil.copytree(tmp_path / "disk", tmp_path / "copy")
+        broker.start()
+        client = connect(broker)
+        expected = [(f"k{number % 5}", b"%d" % number) for number in range(45, 50)] + [("later", b"x")]
+        for topic in ("first", "second"):
+            publish(client, topic, [(f"k{number % 5}", b"%d" % number) for number in range(50)])
+            compact(broker, topic)
+            publish(client, topic, [("later", b"x")])
+            wait_until(lambda topic=topic: entries(broker, topic) <= 11, "the log to be trimmed")  # type: ignore[misc]
+            assert read(client, topic) == expected
+        client.close()
+        broker.kill()
+        for file in (tmp_path / "disk").glob("metadata.sqlite*"):
+            file.unlink()
+        for file in (tmp_path / "copy").glob("metadata.sqlite*"):
+            shutil.copy(file, tmp_path / "disk")
+        broker.start()
+        client = connect(broker)
+        for topic in ("first", "second"):
+            assert read(client, topic) == expected
+            compact(broker, topic)
+            assert read(client, topic) == expected
         client.close()
 
 

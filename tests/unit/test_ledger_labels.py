@@ -17,7 +17,8 @@ texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=80)
 belongings = st.builds(Belonging, texts, texts)
 regions = st.text("abc-é", min_size=1, max_size=20)
 labels = st.one_of(
-    st.builds(Label, st.sampled_from([Kind.PROGRESS, Kind.COMPACTED]), belongings),
+    st.builds(Label, st.just(Kind.PROGRESS), belongings),
+    st.builds(Label, st.just(Kind.COMPACTED), belongings, horizon=positions),
     st.builds(
         Label,
         st.just(Kind.MESSAGES),

@@ -6,10 +6,12 @@ since, and entries do not say which topic they are of. So each ledger is made wi
 topic finds what the metadata forgot (``topics/adoption.py``). Everything that the metadata say of a ledger when it is
 made is in its label; what they say later (how many entries, when it was sealed) the ledger itself knows.
 
-Layout, big-endian: ``u8 version | u8 kind | u16 length | topic | u16 length | incarnation``, then of messages::
+Layout, big-endian: ``u8 version | u8 kind | u16 length | topic | u16 length | incarnation``, then of messages, and
+then of a compacted view::
 
     i64 ledger | i64 entry of the last own entry before | u8 is it joined | u16 origins, each:
         i64 ledger | i64 entry | u8 length | region
+    i64 ledger | i64 entry of the horizon
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ _HEAD: Final = struct.Struct(">BB")
 _LENGTH: Final = struct.Struct(">H")
 _BEFORE: Final = struct.Struct(">qqBH")
 _ORIGIN: Final = struct.Struct(">qqB")
+_PLACE: Final = struct.Struct(">qq")
 
 
 class Kind(IntEnum):
@@ -49,13 +52,16 @@ class Belonging(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Label:
-    """See the module's text. The last three are of messages, as in ``chapters.Span``."""
+    """See the module's text."""
 
     kind: Kind
     belonging: Belonging
     own_before: Position = EARLIEST
+    """And the next two: of messages, as in ``chapters.Span``."""
     origins_before: Mapping[str, Position] = field(default_factory=dict)
     is_joined: bool = True
+    horizon: Position = EARLIEST
+    """Of a compacted view: the last entry of the log that it takes account of."""
 
     def encode(self) -> bytes:
         parts = [_HEAD.pack(FORMAT_VERSION, self.kind)]
@@ -67,6 +73,8 @@ class Label:
             for region, position in self.origins_before.items():
                 data = region.encode()
                 parts += (_ORIGIN.pack(*position, len(data)), data)
+        if self.kind is Kind.COMPACTED:
+            parts.append(_PLACE.pack(*self.horizon))
         return b"".join(parts)
 
     @classmethod
@@ -83,8 +91,10 @@ class Label:
                 text, at = _text(data, at + _LENGTH.size, *_LENGTH.unpack_from(data, at))
                 texts.append(text)
             belonging = Belonging(*texts)
-            if kind is not Kind.MESSAGES:
+            if kind is Kind.PROGRESS:
                 return cls(kind, belonging)
+            if kind is Kind.COMPACTED:
+                return cls(kind, belonging, horizon=Position(*_PLACE.unpack_from(data, at)))
             ledger, entry, is_joined, count = _BEFORE.unpack_from(data, at)
             at += _BEFORE.size
             origins: dict[str, Position] = {}

@@ -7,6 +7,7 @@ Such metadata do not know the ledgers that were begun since, nor the topics; but
 - Ledgers with messages that are newer than any that the record ever named. One that is older was on record and was let
   go: it was trimmed, and the disk has not deleted it yet.
 - Progress ledgers, newer ones likewise (``ProgressLog.open``): what was acknowledged in them counts.
+- Compacted views, newer ones likewise (``Compaction.open``), as far as they were finished.
 - Ledgers of a later incarnation: the topic was deleted and made again meanwhile, and what the record says is of before.
   Ledgers of an earlier incarnation than the record's, or than the last deletion on record, are of a topic that is gone.
 
@@ -26,6 +27,7 @@ from meridian_broker.ledgers.store import LedgerStore
 from meridian_broker.metadata.errors import AlreadyExists, NotFound
 from meridian_broker.metadata.records import TopicRecord
 from meridian_broker.positions import ZERO, Stamp
+from meridian_broker.positions.position import Position
 from meridian_broker.wire.pulsar import topic_name
 from meridian_broker.wire.pulsar.topic_name import TopicName
 
@@ -49,6 +51,8 @@ class Adopted(NamedTuple):
 
     messages: list[Span]
     progress: list[int]
+    views: list[tuple[int, Position]]
+    """Ledgers of compacted views, with their horizons."""
 
 
 class Labels:
@@ -157,7 +161,7 @@ async def adopt(service: TopicService, name: TopicName, metadata: TopicMetadata)
         await service.catalog.topics.mark_deleted(name, _stamp(incarnation))
         await metadata.begin_again(incarnation, joining=service.is_shared(name))
     record = metadata.record
-    named = {*record.progress_ledgers, *(one.ledger_id for one in record.ledgers)}
+    named = {*record.progress_ledgers, *record.compaction_scraps, *(one.ledger_id for one in record.ledgers)}
     unnamed = [
         one for one in ledgers if one.label.belonging.incarnation == record.incarnation and one.ledger_id not in named
     ]
@@ -168,4 +172,6 @@ async def adopt(service: TopicService, name: TopicName, metadata: TopicMetadata)
     ]
     if entries := sum(one.entries for one in unnamed if one.ledger_id > metadata.newest_ledger):
         log.warning("%s: %d entries are in ledgers that the metadata, an older copy, do not name", name, entries)
-    return Adopted(messages, [one.ledger_id for one in unnamed if one.label.kind is Kind.PROGRESS])
+    progress = [one.ledger_id for one in unnamed if one.label.kind is Kind.PROGRESS]
+    views = [(one.ledger_id, one.label.horizon) for one in unnamed if one.label.kind is Kind.COMPACTED]
+    return Adopted(messages, progress, views)

@@ -55,6 +55,13 @@ def check(record: bytes, kind: Kind) -> None:
         )
 
 
+def kind_of(record: bytes) -> Kind:
+    """:raises ViewFormatError: it is of a kind or a format that this version does not know."""
+    kind = next((kind for kind in Kind if record[1:2] == bytes((kind,))), Kind.ENTRY)
+    check(record, kind)
+    return kind
+
+
 def pack_entry(position: Position, entry: bytes) -> bytes:
     """One entry that readers see."""
     return _HEAD.pack(FORMAT_VERSION, Kind.ENTRY) + _PLACE.pack(*position) + entry

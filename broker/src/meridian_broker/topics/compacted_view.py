@@ -18,9 +18,33 @@ from meridian_broker.ledgers.log import Stored
 from meridian_broker.ledgers.store import LedgerCorrupt, LedgerStore, Reader
 from meridian_broker.metadata.records import CompactedRecord
 from meridian_broker.positions.position import Position
-from meridian_broker.topics.compacted_format import ViewFormatError, unpack_entry, unpack_index
+from meridian_broker.topics.compacted_format import Kind, ViewFormatError, kind_of, unpack_entry, unpack_index
 
 READ_BYTES: Final = 1 << 20
+
+
+async def survey(store: LedgerStore, ledger_id: int, horizon: Position, fence: int) -> CompactedRecord | None:
+    """The record of a view of which only the ledger was found; None: it was never finished, or nothing is in it.
+
+    :raises LedgerError: it cannot be read.
+    """
+    info = await store.recover(ledger_id, fence)
+    reader = await store.open(ledger_id)
+    tombstones = entries = kept = at = 0
+    while at < info.entries:
+        records = await reader.read(at, info.entries - 1, READ_BYTES)
+        at += len(records)
+        try:
+            for record in records:
+                kind = kind_of(record)
+                tombstones += kind is Kind.TOMBSTONES
+                entries += kind is Kind.ENTRY
+                kept += len(unpack_index(record)[1]) if kind is Kind.INDEX else 0
+        except ViewFormatError as error:
+            raise LedgerCorrupt(f"ledger {ledger_id}: {error}") from error
+    if not entries or kept != entries:
+        return None
+    return CompactedRecord(ledger_id, horizon, tombstones, entries, info.size)
 
 
 class CompactedView:

@@ -10,7 +10,7 @@ to delete.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from enum import StrEnum
@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Any, Final
 from meridian_broker.ledgers.entry import BATCH, unpack
 from meridian_broker.ledgers.labels import Kind, Label
 from meridian_broker.ledgers.log import Stored
-from meridian_broker.ledgers.store import LedgerError, LedgerNotFound, LedgerStore
+from meridian_broker.ledgers.store import LedgerDeleted, LedgerError, LedgerNotFound, LedgerStore
 from meridian_broker.metadata.store import MetadataError
 from meridian_broker.positions.position import EARLIEST, Position
-from meridian_broker.topics.compacted_view import CompactedView
+from meridian_broker.topics.compacted_view import CompactedView, survey
 from meridian_broker.topics.compactor import CompactionLimits, Compactor
 from meridian_broker.topics.errors import CompactionRunning, TopicError, TopicFenced
 
@@ -75,15 +75,42 @@ class Compaction:
         self._at_work = False
         self._waiting: list[Callable[[None], None]] = []
 
-    async def open(self, metadata: TopicMetadata, workshop: Workshop) -> None:
+    async def open(
+        self, metadata: TopicMetadata, workshop: Workshop, unnamed: Sequence[tuple[int, Position]] = ()
+    ) -> None:
         """Take over what an earlier owner left.
 
+        :param unnamed: ledgers of views that are not on record, with their horizons: newer than the metadata, perhaps.
         :raises LedgerError: a ledger that compaction left behind cannot be deleted.
         """
         self._metadata, self._workshop = metadata, workshop
+        await self._find_newest(metadata, workshop, unnamed)
         if metadata.record.compacted is not None:
             self.view = CompactedView(metadata.record.compacted, workshop.store)
         await self._clear_scraps()
+
+    async def _find_newest(
+        self, metadata: TopicMetadata, workshop: Workshop, unnamed: Sequence[tuple[int, Position]]
+    ) -> None:
+        """Metadata that are older than the volume name a view that is gone, and not the one in its place (R5)."""
+        record, scraps = metadata.record.compacted, metadata.record.compaction_scraps
+        newest = record
+        for ledger_id, horizon in sorted(unnamed):
+            if newest is not None and ledger_id <= newest.ledger_id:
+                continue
+            found = await survey(workshop.store, ledger_id, horizon, workshop.fence)
+            old = ledger_id if found is None else -1 if newest is None else newest.ledger_id
+            scraps = (*scraps, *(() if old < 0 else (old,)))
+            newest = newest if found is None else found
+        if newest is not None and newest is record:
+            try:
+                await workshop.store.open(newest.ledger_id)
+            except LedgerDeleted:
+                newest = None
+            except LedgerNotFound:
+                pass  # damage: whoever reads it says so
+        if newest is not record or scraps != metadata.record.compaction_scraps:
+            await metadata.save_compaction(newest, scraps)
 
     async def close(self) -> None:
         """Stop at the next slice, and wait for it."""
@@ -168,7 +195,7 @@ class Compaction:
         ledger_id = await metadata.allocate_ledger_id()
         in_force = None if old is None else old.record
         await metadata.save_compaction(in_force, (ledger_id,))
-        label = Label(Kind.COMPACTED, metadata.belonging).encode()
+        label = Label(Kind.COMPACTED, metadata.belonging, horizon=compactor.horizon).encode()
         writer = await workshop.store.create(ledger_id, workshop.fence, label)
         try:
             record = await compactor.run(writer)

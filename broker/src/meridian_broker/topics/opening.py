@@ -82,7 +82,7 @@ async def _open(service: TopicService, name: TopicName, metadata: TopicMetadata,
     topic.pacing.of_broker(service.publishing)
     topic.metadata = metadata
     topic.admission.epoch = record.topic_epoch
-    await topic.compaction.open(metadata, service.workshop)
+    await topic.compaction.open(metadata, service.workshop, adopted.views)
     if record.terminated is not None:
         ended(topic, record.terminated)
     recovery.recover(topic, await topic.progress_log.open(list(record.progress_ledgers), adopted.progress))
