@@ -256,6 +256,27 @@ def test_an_origin_that_lost_its_end_is_found(seed: int) -> None:
     assert witness.name in {one.source for one in findings}
 
 
+def test_own_entries_that_a_region_got_back_are_counted() -> None:
+    simulation = Simulation(7, steps=0)
+    east, west = simulation.regions["us-east"], simulation.regions["us-west"]
+    for now in range(10):
+        simulation._publish(east, now)
+    for _ in range(3):
+        simulation._replicate(east, west)
+    _, flows = simulation.examined()
+    assert {one.given_back for one in flows} == {0}, "what others have from their peers was not given back"
+    own = [copy for copy in east.log if not copy.entry.marker][-2:]
+    for copy in own:
+        east.log.remove(copy)
+    east.next_place = (east.next_place[0] + 1, 0)
+    for copy in own:
+        east.append(copy.entry)
+    _, flows = simulation.examined()
+    counts = {(one.origin, one.region): one.given_back for one in flows}
+    assert counts.pop(("us-east", "us-east")) == 2
+    assert set(counts.values()) == {0}
+
+
 def test_what_lies_above_the_high_water_is_lag() -> None:
     simulation = Simulation(7, steps=0)
     east, west = simulation.regions["us-east"], simulation.regions["us-west"]

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from meridian_verifier.align.containment import compared
 from meridian_verifier.align.facts import EARLIEST, Cursor, Link, RegionState, TopicState, World
-from meridian_verifier.align.findings import Finding, Reason
+from meridian_verifier.align.findings import Finding, Flow, Reason
 from meridian_verifier.align.verdicts import PairVerdict, State, judge, rewound
 from verifier_worlds import TOPIC
 
@@ -84,6 +84,17 @@ def test_findings_that_rest_on_a_broken_export_count_for_nothing() -> None:
     verdict = judge(broken, found, [], [])
     assert verdict.state is State.UNKNOWN
     assert verdict.findings == ()
+
+
+def test_what_a_restored_region_received_is_not_on_record_any_more() -> None:
+    """R5: the others remember what it told them, which is no overclaim."""
+    found = [finding(Reason.OVERCLAIMED, A, A), finding(Reason.MISSING_ACK, A, B)]
+    whole = Flow(TOPIC, A, A, 5, 5, 0, 0, ())
+    assert len(judge(world(), found, [whole], []).findings) == 2
+    restored = dataclasses.replace(whole, given_back=2)
+    assert [one.reason for one in judge(world(), found, [restored], []).findings] == [Reason.MISSING_ACK]
+    elsewhere = dataclasses.replace(restored, topic="public/default/other")
+    assert len(judge(world(), found, [elsewhere], []).findings) == 2
 
 
 @pytest.mark.parametrize(("before", "after", "expected"), [("", "2", Reason.REWOUND), ("2", "", Reason.EPOCH_BEHIND)])

@@ -72,13 +72,14 @@ def _rolled_back(evidence: Evidence) -> Iterable[Finding | None]:
 def _flow(evidence: Evidence, region: str, held: Stored | None, missing: int, behind: int) -> Flow:
     at_origin = evidence.stored.get(evidence.origin)
     quantiles: tuple[int, ...] = ()
-    entries = messages = 0
+    entries = messages = given_back = 0
     if held is not None:
         entries = len(held.keys)
+        given_back = held.elsewhere if region == evidence.origin else 0
         messages = int(evidence.known.messages[np.searchsorted(evidence.known.keys, held.keys)].sum())
         if at_origin is not None and region != evidence.origin:
             _, here, there = np.intersect1d(held.keys, at_origin.keys, return_indices=True)
             if len(here):
                 delays = np.maximum(held.stored_ms[here] - at_origin.stored_ms[there], 0)
                 quantiles = tuple(int(value) for value in np.percentile(delays, QUANTILES))
-    return Flow(evidence.topic, evidence.origin, region, entries, messages, missing, behind, quantiles)
+    return Flow(evidence.topic, evidence.origin, region, entries, messages, missing, behind, quantiles, given_back)

@@ -48,6 +48,8 @@ class Stored:
     prev: Keys
     checksum: Keys
     stored_ms: Keys
+    elsewhere: int
+    """How many of them stand at another place than in their origin."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -91,6 +91,9 @@ class Flow:
     """Entries above the region's high-water: on their way (R62 *lag*)."""
     quantiles_ms: tuple[int, ...]
     """From stored at the origin to stored here: minimum, 5 %, 10 %, ... maximum; empty: nothing to compare."""
+    given_back: int = 0
+    """Of the origin's own entries in the origin, those that it has from other regions: it was restored from an older
+    copy of its volume, and what it had received until then is not on record any more (R5)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -134,10 +134,14 @@ def _stored(entries: pa.Table, keys: Keys, coordinates: Coordinates, local: Coor
     chosen = entries.take(rows)
     here = local.keys(numbers(chosen, "ledger"), numbers(chosen, "entry"))
     order = np.argsort(here, kind="stable")
+    at_home = pc.and_(
+        pc.equal(chosen["ledger"], chosen["origin_ledger"]), pc.equal(chosen["entry"], chosen["origin_entry"])
+    )
     return Stored(
         keys[rows][order],
         here[order],
         coordinates.keys(numbers(chosen, "prev_ledger"), numbers(chosen, "prev_entry"))[order],
         numbers(chosen, "checksum")[order],
         numbers(chosen, "stored_ms")[order],
+        len(chosen) - int(pc.sum(at_home).as_py() or 0),
     )

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
@@ -63,8 +63,10 @@ class Verdict:
 
 def judge(world: World, findings: Sequence[Finding], flows: Sequence[Flow], strips: Sequence[Strip]) -> Verdict:
     """The verdict. Findings about a region that could not be read to the end count for nothing: see :func:`trusted`."""
+    restored = {flow.topic for flow in flows if flow.given_back}
     kept = sorted(
-        trusted(world, findings), key=lambda one: (one.topic, one.subscription, one.reason, one.source, one.target)
+        trusted(world, findings, restored),
+        key=lambda one: (one.topic, one.subscription, one.reason, one.source, one.target),
     )
     pairs = tuple(_pairs(world, kept))
     state, summary = _overall(world, pairs, kept)
@@ -73,10 +75,14 @@ def judge(world: World, findings: Sequence[Finding], flows: Sequence[Flow], stri
     return Verdict(state, summary, world, pairs, tuple(kept), tuple(readable), tuple(drawn))
 
 
-def trusted(world: World, findings: Iterable[Finding]) -> Iterator[Finding]:
-    """Findings that do not rest on a region whose export broke off: what was not read must not count as absent."""
+def trusted(world: World, findings: Iterable[Finding], restored: Collection[str] = ()) -> Iterator[Finding]:
+    """Findings that do not rest on a region whose export broke off: what was not read must not count as absent.
+
+    :param restored: topics of which a region was restored from an older copy. What it had received by then is nowhere
+        any more, though the others remember what it told them: what nobody received cannot be told there.
+    """
     for found in findings:
-        rests_on_all = found.reason is Reason.OVERCLAIMED and world.unreachable
+        rests_on_all = found.reason is Reason.OVERCLAIMED and (world.unreachable or found.topic in restored)
         if found.source not in world.unreachable and found.target not in world.unreachable and not rests_on_all:
             yield found
         elif found.reason is Reason.ENTRY_MISSING and found.target not in world.unreachable:

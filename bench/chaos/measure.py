@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``bench/chaos/run``: see the head of ``run``."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+
+from story import Story
+
+QUICK_SECONDS = 60
+"""After so long a quick look begins no other seed."""
+
+
+def main() -> int:
+    options = _options()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("bench: told to stop"))  # brokers do not outlive it
+    began, load_before = time.monotonic(), os.getloadavg()[0]
+    counts: Counter[str] = Counter()
+    wrongs: list[str] = []
+    played = failed = 0
+
+    def say(text: str) -> None:
+        print(text, file=sys.stderr if options.json else sys.stdout, flush=True)
+
+    for seed in range(options.first, options.first + options.seeds):
+        if options.quick and time.monotonic() - began > QUICK_SECONDS:
+            break
+        directory = Path(tempfile.mkdtemp(prefix=f"bench-chaos-{seed}-"))
+        story = Story(seed, directory / "regions", say)
+        story.play(options.rounds, options.seconds)
+        played += 1
+        counts += story.counts
+        wrongs += story.wrongs
+        failed += bool(story.wrongs)
+        say(
+            f"seed {seed}: {len(story.wrongs)} wrong; " + ", ".join(f"{n} {k}" for k, n in sorted(story.counts.items()))
+        )
+        if story.wrongs and options.keep:
+            say(f"seed {seed}: logs and disks are kept in {directory}")
+        else:
+            shutil.rmtree(directory)
+    figures = {name.replace(" ", "_"): count for name, count in sorted(counts.items())}
+    figures |= {"seeds": played, "wrong": len(wrongs), "seconds": round(time.monotonic() - began, 1)}
+    machine = {"processors": os.cpu_count(), "load_before": load_before, "load_after": os.getloadavg()[0]}
+    if options.json:
+        targets = {"wrong": {"value": len(wrongs), "limit": 0, "met": not wrongs}}
+        print(json.dumps({**figures, "targets": targets, "machine": machine}))
+    else:
+        for name, value in figures.items():
+            target = f"  (target 0: {'met' if not wrongs else 'MISSED'})" if name == "wrong" else ""
+            print(f"  {name:24} {value:>12,}{target}")
+        print(f"load of the machine: {load_before:.1f} before, {os.getloadavg()[0]:.1f} after")
+    return 1 if failed else 0
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="bench/chaos/run", description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="a look in less than four minutes")
+    parser.add_argument("--json", action="store_true", help="one JSON object in the last line")
+    parser.add_argument("--prepare", action="store_true", help="nothing has to be prepared; for symmetry with others")
+    parser.add_argument("--first", type=int, default=1, metavar="SEED")
+    parser.add_argument("--seeds", type=int, default=10, help="so many from the first on")
+    parser.add_argument("--rounds", type=int, default=3, help="of trouble and calm, for each seed")
+    parser.add_argument("--seconds", type=float, default=8, help="of trouble in a round")
+    parser.add_argument("--keep", action="store_true", help="keep logs and disks of a seed that went wrong")
+    options = parser.parse_args()
+    if options.prepare:
+        raise SystemExit(0)
+    return options
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

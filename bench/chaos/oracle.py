@@ -1,0 +1,228 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What must have come of it, from the promises of docs/replicated-subscriptions.md alone.
+
+After each round of trouble there is calm, and every region is asked what it stores and what it still delivers. Between
+the last calm and this one the journal has what was published, acknowledged and rewound. Of each message of each
+subscription one of three things follows: it must be delivered, it must not, or nobody can say (an acknowledgement on
+its way when a region died, a rewind that met others). What nobody can say is the same in all regions all the same.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from enum import Enum
+
+from actors import Subscription
+from journal import Event, Journal, Rewind
+from world import REGIONS, World
+
+SETTLED = 2.0
+"""Seconds in which a region that is itself has stored and told what it was given; its machine is busy."""
+MARGIN = 1.0
+"""Seconds between the clocks of who seeks by time and of who publishes."""
+
+
+class Must(Enum):
+    """What follows for one message of one subscription."""
+
+    COME = "must come"
+    NOT_COME = "must not come"
+    UNKNOWN = "may come"
+
+
+@dataclass
+class Round:
+    """What the judge knows when the regions are calm again."""
+
+    began: float
+    stored: dict[str, dict[str, list[str]]]
+    """By topic and region: bodies in the region's order."""
+    owed: dict[Subscription, set[str] | None]
+    """What each delivered at the last calm; None: everything, it was made anew."""
+    old: dict[str, set[str]] = field(default_factory=dict)
+    """By topic: what was stored at the last calm."""
+    unsure_in: dict[Subscription, set[str]] = field(default_factory=dict)
+    """Regions that were away while the subscription was made anew: nothing follows from what was acknowledged there."""
+
+
+@dataclass
+class Mine:
+    """The journal of one message on one subscription."""
+
+    delivered: list[Event] = field(default_factory=list)
+    acknowledged: list[Event] = field(default_factory=list)
+    perhaps: bool = False
+    """Something cumulative may cover it."""
+
+
+class Judge:
+    """Balances the books of one round."""
+
+    def __init__(self, world: World, journal: Journal, seen: Round) -> None:
+        self._world, self._journal, self._round = world, journal, seen
+        self._events = [event for event in journal.events if event.at >= seen.began]
+
+    # What became of messages
+
+    def lost(self, topic: str) -> Iterator[str]:
+        """Published with a receipt, and not in every region; save what the stated RPO covers."""
+        receipts = {one.body: one for one in self._events if one.kind == "receipt" and one.topic == topic}
+        everywhere = set.union(*(set(bodies) for bodies in self._round.stored[topic].values()))
+        for body, receipt in receipts.items():
+            if body not in everywhere and self._survived(receipt.region, receipt.at):
+                yield body
+        yield from self._round.old.get(topic, set()) - everywhere
+
+    def differs(self, topic: str) -> Iterator[str]:
+        """Bodies that some regions store more often than others."""
+        counts = {region: Counter(bodies) for region, bodies in self._round.stored[topic].items()}
+        first = counts[REGIONS[0]]
+        yield from {body for other in counts.values() for body in (first - other) + (other - first)}
+
+    def copies(self, topic: str) -> Counter[str]:
+        """How often each is stored: a producer whose receipt was lost sends again."""
+        return Counter(self._round.stored[topic][REGIONS[0]])
+
+    # What must come of subscriptions
+
+    def verdicts(self, used: Subscription) -> dict[str, Must]:
+        """For each message stored."""
+        mine = self._mine(used)
+        rewinds = [
+            one
+            for one in self._journal.rewinds
+            if (one.topic, one.subscription) == (used.topic, used.name) and one.began >= self._round.began
+        ]
+        owed = self._round.owed.get(used)
+        old = self._round.old.get(used.topic, set())
+        published = {one.body: one for one in self._events if one.kind == "published" and one.topic == used.topic}
+        return {
+            body: self._verdict(
+                mine.get(body, Mine()),
+                rewinds,
+                was_owed=owed is None or body not in old or body in owed,
+                at=published[body].at if body in published else -math.inf,
+                unsure=self._round.unsure_in.get(used, set()),
+            )
+            for body in self.copies(used.topic)
+        }
+
+    def _verdict(self, mine: Mine, rewinds: list[Rewind], *, was_owed: bool, at: float, unsure: set[str]) -> Must:
+        sure = [one for one in mine.acknowledged if one.region not in unsure and self._is_sure(one)]
+        if not rewinds:
+            if sure or not was_owed:
+                return Must.NOT_COME
+            return Must.UNKNOWN if mine.acknowledged or mine.perhaps else Must.COME
+        if any(one.kind in ("skip", "clear", "message") for one in rewinds):
+            return Must.UNKNOWN
+        if all(at < one.since - MARGIN for one in rewinds):  # no seek rules it: what was acknowledged stays so
+            return Must.NOT_COME if sure or not was_owed else Must.UNKNOWN
+        if len(rewinds) > 1 or not rewinds[0].answered or at < rewinds[0].since + MARGIN:
+            return Must.UNKNOWN
+        return self._after(rewinds[0], mine)
+
+    def _after(self, rewind: Rewind, mine: Mine) -> Must:
+        """Of a message that one seek back to a time rules."""
+        if not self._survived(rewind.region, rewind.ended):
+            return Must.UNKNOWN
+        later = [one for one in mine.acknowledged if one.at > rewind.began]
+        if not later and not mine.perhaps:
+            return Must.COME
+        for one in later:
+            fresh = [had for had in mine.delivered if had.visit == one.visit and rewind.ended < had.at < one.at]
+            same = one.region == rewind.region and fresh
+            if same and self._is_sure(one) and self._world.disturbed.calm(rewind.began, one.at, one.region):
+                return Must.NOT_COME
+        return Must.UNKNOWN
+
+    def again(self, used: Subscription) -> Iterator[tuple[str, str]]:
+        """Deliveries, while there was trouble, of what the region knew to be acknowledged; with a reason."""
+        touched = [one for one in self._journal.rewinds if one.began >= self._round.began]
+        if any((one.topic, one.subscription) == (used.topic, used.name) for one in touched):
+            return
+        if self._round.unsure_in.get(used):
+            return
+        copies = self.copies(used.topic)
+        for body, mine in self._mine(used).items():
+            if copies[body] != 1:
+                continue
+            for had in mine.delivered:
+                for one in mine.acknowledged:
+                    if self._had_heard(one, had) and one.visit != had.visit:
+                        yield (
+                            body,
+                            f"acknowledged in {one.region} {had.at - one.at:.1f} s before it came in {had.region}",
+                        )
+
+    def _had_heard(self, acknowledged: Event, delivered: Event) -> bool:
+        here, there, since = acknowledged.region, delivered.region, acknowledged.at
+        if delivered.at < since + 2 * SETTLED or not self._is_sure(acknowledged):
+            return False
+        if any(put >= since for name in (here, there) for _, put in self._world.put_back_at[name]):
+            return False
+        return here == there or self._world.disturbed.calm(since, since + SETTLED, here, there)
+
+    def _mine(self, used: Subscription) -> dict[str, Mine]:
+        found: dict[str, Mine] = defaultdict(Mine)
+        orders = {
+            region: {body: at for at, body in enumerate(bodies)}
+            for region, bodies in self._round.stored[used.topic].items()
+        }
+        taken: dict[int, list[Event]] = defaultdict(list)
+        for event in self._events:
+            if (event.topic, event.subscription) != (used.topic, used.name):
+                continue
+            if event.kind == "delivered":
+                found[event.body].delivered.append(event)
+                taken[event.visit].append(event)
+            elif event.kind == "acknowledged":
+                found[event.body].acknowledged.append(event)
+            elif event.kind == "up to":
+                for had in taken[event.visit]:
+                    if had.place <= event.place:
+                        found[had.body].acknowledged.append(event)
+                order = orders[event.region]
+                for body, at in order.items():
+                    if at <= order.get(event.body, len(order)):
+                        found[body].perhaps = True
+        return found
+
+    def _is_sure(self, acknowledged: Event) -> bool:
+        """Is it stored, and will it stay so? The ordinary client asks for no receipts, so: a region that was itself has
+        it after a while, or when it confirmed that the consumer closed."""
+        visit = self._journal.visits[acknowledged.visit]
+        region, at = acknowledged.region, acknowledged.at
+        calm = self._world.disturbed.calm
+        stayed = visit.ended > at + SETTLED / 2 and calm(visit.began, at + SETTLED, region)
+        closed = visit.closed and calm(visit.began, visit.ended, region)
+        return (stayed or closed) and self._survived(region, at)
+
+    def _survived(self, region: str, at: float) -> bool:
+        """What a region stored then, is it somewhere still? Not if its disk was put back and nobody had heard of it."""
+        lost = [put for _, put in self._world.put_back_at[region] if put >= at]
+        if not lost:
+            return True
+        others = (other for other in REGIONS if other != region)
+        return any(
+            at + SETTLED < min(lost)
+            and self._world.disturbed.calm(at, at + SETTLED, region, other)
+            and not any(put >= at for _, put in self._world.put_back_at[other])
+            for other in others
+        )
+
+
+def wrong(verdicts: dict[str, Must], came: Iterable[str], copies: Counter[str]) -> Iterator[tuple[str, str]]:
+    """Bodies for which a region delivered what it must not, or not what it must."""
+    counted = Counter(came)
+    for body, must in verdicts.items():
+        if must is Must.COME and not counted[body]:
+            yield body, "is owed and does not come"
+        elif must is Must.NOT_COME and counted[body] and copies[body] == 1:
+            yield body, "comes again though it is acknowledged"
+        elif counted[body] > copies[body]:
+            yield body, f"comes {counted[body]} times"
+    for body in counted.keys() - verdicts.keys():
+        yield body, "comes and is not stored"

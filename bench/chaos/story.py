@@ -1,0 +1,276 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One seed: three regions, a few rounds of trouble and calm, and what was wrong."""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from actors import EXCLUSIVE, FAILOVER, KEY_SHARED, SHARED, Producer, Subscription, Wanderer, offered, read_all
+from journal import Journal
+from oracle import Judge, Must, Round, wrong
+from trouble import Trouble
+from world import REGIONS, World
+
+PLAIN, PARTED = "persistent://public/default/plain", "persistent://public/default/parted"
+PARTITIONS = 2
+USED = (
+    Subscription(PLAIN, "shared", SHARED),
+    Subscription(PLAIN, "key-shared", KEY_SHARED),
+    Subscription(PLAIN, "failover", FAILOVER),
+    Subscription(PLAIN, "exclusive", EXCLUSIVE),
+    Subscription(PLAIN, "rewound", SHARED, rewound=True),
+    Subscription(PLAIN, "origin", SHARED, origin_scope=True),
+    Subscription(PARTED, "shared", SHARED, PARTITIONS),
+    Subscription(PARTED, "failover", FAILOVER, PARTITIONS),
+    Subscription(PARTED, "rewound", KEY_SHARED, PARTITIONS, rewound=True),
+)
+PATIENCE = 60.0
+
+
+class Story:
+    """Use ``play``; then ``wrongs`` and ``counts`` say how it was."""
+
+    def __init__(self, seed: int, directory: Path, say: Callable[[str], None]) -> None:
+        self.seed = seed
+        self.counts: Counter[str] = Counter()
+        self.wrongs: list[str] = []
+        self._say = say
+        self._random = random.Random(seed)
+        self._journal = Journal()
+        self._world = World(directory, self._journal)
+        self._owed: dict[Subscription, set[str] | None] = {}
+        self._stored: dict[str, set[str]] = {}
+        self._unsure: dict[Subscription, set[str]] = {}
+
+    def play(self, rounds: int, seconds: float) -> None:
+        with self._world:
+            self._prepare()
+            self._world.copy_disk(self._random.choice(REGIONS))
+            for number in range(rounds):
+                began = self._journal.write("round begins", note=str(number))
+                self._trouble(number, seconds)
+                self._say(
+                    f"seed {self.seed}: round {number}: calm after {time.monotonic() - self._journal.began:.0f} s"
+                )
+                if not self._calm():
+                    return
+                self._say(
+                    f"seed {self.seed}: round {number}: in step after {time.monotonic() - self._journal.began:.0f} s"
+                )
+                if not self._judge(began):
+                    return
+                self._say(
+                    f"seed {self.seed}: round {number}: judged after {time.monotonic() - self._journal.began:.0f} s"
+                )
+                self._unsure.clear()
+                self.counts["rounds"] += 1
+                if number + 1 < rounds:
+                    self._between()
+            self._verify()
+
+    def _prepare(self) -> None:
+        first = REGIONS[0]
+        self._expect(self._world.http(first, "PUT", f"/admin/v2/{PARTED.replace('://', '/')}/partitions", PARTITIONS))
+        self._expect(self._world.http(first, "PUT", f"/admin/v2/{PLAIN.replace('://', '/')}"))
+        for used in USED:
+            self._create(first, used)
+            if used.origin_scope:
+                self._until(lambda used=used: self._set_scope(used), "the dispatch scope to be set")
+        for used in USED:
+            self._until(lambda used=used: not self._out_of_step(used), f"{used.topic} {used.name} to be everywhere")
+
+    def _create(self, region: str, used: Subscription) -> None:
+        where = self._world.subscription(used.topic, used.name)
+        earliest = {"ledgerId": -1, "entryId": -1}
+        self._until(
+            lambda: self._world.http(region, "PUT", f"{where}?replicated=true", earliest)[0] in (204, 409),
+            f"{used.name} to be created",
+        )
+
+    def _set_scope(self, used: Subscription) -> bool:
+        path = f"/meridian/v1/subscriptions/{used.topic.replace('://', '/')}/{used.name}/scope"
+        return self._world.http(REGIONS[0], "POST", path, {"dispatchScope": "origin"})[0] < 300
+
+    def _expect(self, answer: tuple[int, Any]) -> None:
+        if answer[0] >= 300 or not answer[0]:
+            raise SystemExit(f"bench: refused: {answer}")
+
+    def _until(self, condition: Callable[[], bool], what: str) -> None:
+        until = time.monotonic() + PATIENCE
+        while not condition():
+            if time.monotonic() > until:
+                raise SystemExit(f"bench: waited {PATIENCE:.0f} s for {what}, in vain")
+            time.sleep(0.1)
+
+    def _trouble(self, number: int, seconds: float) -> None:
+        mark = f"{self.seed}.{number}"
+        crowd: list[Any] = [
+            Producer(self._world, self._journal, region, [PLAIN, PARTED], f"{mark}.{region}:{number}")
+            for region in REGIONS
+        ]
+        for used in USED:
+            homes = REGIONS if used.origin_scope else ("", "")
+            for place, home in enumerate(homes):
+                crowd.append(Wanderer(self._world, self._journal, used, f"{mark}.{used}.{place}", home))
+        persons = threading.Event()
+        person = threading.Thread(target=self._person, args=(persons, random.Random(f"{mark}.person")), daemon=True)
+        for one in (*crowd, person):
+            one.start()
+        Trouble(self._world, random.Random(f"{mark}.trouble"), self.counts).happen(seconds)
+        for one in crowd:
+            one.finish()
+        persons.set()
+        for one in (*crowd, person):
+            one.join(PATIENCE)
+            if one.is_alive():
+                raise SystemExit(f"bench: {one} does not end")
+            if isinstance(one, Wanderer) and one.problem is not None:
+                raise SystemExit(f"bench: a consumer failed: {one.problem!r}")
+
+    def _person(self, done: threading.Event, chance: random.Random) -> None:
+        """Skips, clears and resets those subscriptions that may be rewound."""
+        rewound = [used for used in USED if used.rewound]
+        while not done.wait(chance.uniform(1, 4)):
+            used, region, what = (
+                chance.choice(rewound),
+                chance.choice(REGIONS),
+                chance.choice(("skip", "clear", "time")),
+            )
+            if not self._world.lives(region):
+                continue
+            where = self._world.subscription(used.topic, used.name)
+            back = chance.uniform(0, 6)
+            asked = self._journal.rewind(region, used.topic, used.name, what, time.monotonic() - back)
+            path = {"skip": "skip/7", "clear": "skip_all", "time": f"resetcursor/{int((time.time() - back) * 1000)}"}
+            status, said = self._world.http(region, "POST", f"{where}/{path[what]}")
+            self._journal.done(asked, 200 <= status < 300, str(said))
+
+    # Calm
+
+    def _calm(self) -> bool:
+        """All regions say that they are in step; else it is written down."""
+        until = time.monotonic() + PATIENCE
+        while problems := [problem for used in USED if (problem := self._out_of_step(used))]:
+            if time.monotonic() > until:
+                self._wrong(f"not in step after {PATIENCE:.0f} s of calm: {problems[0]}")
+                return False
+            time.sleep(0.2)
+        return True
+
+    def _out_of_step(self, used: Subscription) -> str:
+        places = [f"{used.topic}-partition-{one}" for one in range(used.partitions)] or [used.topic]
+        for topic in places:
+            seen = {region: self._world.status(region, topic, used.name) for region in REGIONS}
+            for region, one in seen.items():
+                if "problem" in one:
+                    return str(one["problem"])
+                for peer in one["peers"]:
+                    if peer["reason"] or peer["lag_entries"] or peer["lag_ms"]:
+                        return f"{topic} {used.name} in {region}: {json.dumps(peer)}"
+            for key in ("backlog", "epoch", "dispatch_scope"):
+                if len({str(one[key]) for one in seen.values()}) > 1:
+                    return f"{topic} {used.name}: {key} is " + str({name: one[key] for name, one in seen.items()})
+            for region in REGIONS:
+                for other, link in self._world.stats(region, topic).get("replication", {}).items():
+                    if not link["connected"] or link["replicationBacklog"] or link["hold"]:
+                        return f"{topic} from {region} to {other}: {json.dumps(link)}"
+        return ""
+
+    def _judge(self, began: float) -> bool:
+        stored = {
+            topic: {region: list(read_all(self._world, region, topic, parts)) for region in REGIONS}
+            for topic, parts in ((PLAIN, 0), (PARTED, PARTITIONS))
+        }
+        judge = Judge(self._world, self._journal, Round(began, stored, self._owed, self._stored, self._unsure))
+        for topic in stored:
+            self.counts["messages"] += len(set(stored[topic][REGIONS[0]]) - self._stored.get(topic, set()))
+            for body in judge.lost(topic):
+                self._wrong("lost", topic, "", body)
+            for body in judge.differs(topic):
+                self._wrong("is not stored as often in all regions", topic, "", body)
+        with ThreadPoolExecutor(4) as pool:
+            for _ in pool.map(lambda used: self._judge_one(judge, used), USED):
+                pass
+        self._stored = {topic: set.union(*map(set, found.values())) for topic, found in stored.items()}
+        return not self.wrongs
+
+    def _judge_one(self, judge: Judge, used: Subscription) -> None:
+        verdicts, copies = judge.verdicts(used), judge.copies(used.topic)
+        for body, why in judge.again(used):
+            self._wrong(f"came again: {why}", used.topic, used.name, body)
+        expected = {body for body, must in verdicts.items() if must is Must.COME}
+        for must in Must:
+            self.counts[must.value] += sum(one is must for one in verdicts.values())
+        first: tuple[str, Counter[str]] | None = None
+        for region in random.Random(f"{self.seed}.{used}.{self.counts['rounds']}").sample(REGIONS, len(REGIONS)):
+            came = offered(self._world, region, used, expected if first is None else set(first[1]), 15)
+            for body, why in wrong(verdicts, came, copies):
+                self._wrong(f"{why} in {region}", used.topic, used.name, body)
+            if first is None:
+                first = region, Counter(came)
+            elif (other := Counter(came)) != first[1]:
+                for body in (other - first[1]) + (first[1] - other):
+                    self._wrong(f"is delivered in one of {first[0]} and {region} only", used.topic, used.name, body)
+        assert first is not None
+        self._owed[used] = set(first[1])
+
+    def _between(self) -> None:
+        """What only happens while nothing else does."""
+        if self._random.random() < 0.7:
+            self._world.copy_disk(self._random.choice(REGIONS))
+            self.counts["copies"] += 1
+        if self._random.random() < 0.5:
+            self._make_anew()
+
+    def _make_anew(self) -> None:
+        """Unsubscribe and make it again while a region may be away."""
+        used, away = self._random.choice(USED), self._random.choice((*REGIONS, ""))
+        if used.origin_scope:
+            return
+        region = self._random.choice([one for one in REGIONS if one != away])
+        if away:
+            self._world.die(away)
+            self._unsure[used] = {away}
+        path = self._world.subscription(used.topic, used.name) + ("?force=true" if away else "")
+        asked = self._journal.rewind(region, used.topic, used.name, "recreate")
+        status, said = self._world.http(region, "DELETE", path, seconds=30)
+        if status != 204:
+            self._wrong(f"{used.topic} {used.name} cannot be deleted in {region}: {status} {said}")
+        self._create(region, used)
+        self._journal.done(asked, True)
+        self._owed[used] = None
+        self.counts["made anew"] += 1
+        if away:
+            self._world.live(away)
+
+    def _verify(self) -> None:
+        listed = ",".join(f"{region}={self._world.admin_url(region)}" for region in REGIONS)
+        command = [sys.executable, "-P", "-m", "meridian_broker.server.main", "verify", "--regions", listed, "--json"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+        try:
+            found = json.loads(done.stdout)
+        except ValueError:
+            self._wrong(f"meridian verify: exit code {done.returncode}: {done.stderr[-500:]}")
+            return
+        restored = any(self._world.put_back_at.values())
+        findings = [one for one in found["findings"] if not (restored and one["reason"] == "Overclaimed")]
+        if findings or (done.returncode and not restored):
+            self._wrong(f"meridian verify: {found['state']}: {found['summary']}: {json.dumps(findings)[:1500]}")
+
+    def _wrong(self, what: str, topic: str = "", name: str = "", body: str = "") -> None:
+        self.wrongs.append(" ".join(part for part in (topic, name, body, what) if part))
+        if len(self.wrongs) <= 12:
+            self._say(f"seed {self.seed}: WRONG: {self.wrongs[-1]}")
+        if body and len(self.wrongs) <= 3:
+            for line in self._journal.story(topic, name, body):
+                self._say(f"    {line}")

@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Random trouble for a few seconds, and its end."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections import Counter
+from collections.abc import Callable
+from itertools import permutations
+
+from world import OLD, REGIONS, World
+
+
+class Trouble:
+    """Faults from a generator of random numbers, two at a time at most."""
+
+    def __init__(self, world: World, chance: random.Random, counts: Counter[str]) -> None:
+        self._world, self._random, self._counts = world, chance, counts
+        self._ends: list[tuple[float, Callable[[], None], set[str]]] = []
+
+    def happen(self, seconds: float) -> None:
+        """For so long; everything is over at the end."""
+        until = time.monotonic() + seconds
+        while (now := time.monotonic()) < until:
+            for due in [one for one in self._ends if one[0] <= now]:
+                self._ends.remove(due)
+                due[1]()
+            if len(self._ends) < 2 and self._random.random() < 0.3:
+                self._begin()
+            time.sleep(0.1)
+        for _, end, _ in self._ends:
+            end()
+        self._ends.clear()
+
+    def _begin(self) -> None:
+        touched = set().union(*(names for _, _, names in self._ends))
+        free = [region for region in REGIONS if region not in touched]
+        kind = self._random.choice(("kill", "kill", "freeze", "cut", "cut", "cut one way", "old disk"))
+        if kind == "old disk":
+            free = [region for region in free if region in self._world.copied_at]
+        if not free:
+            return
+        region = self._random.choice(free)
+        if kind == "kill":
+            self._world.die(region)
+            self._later(0.1, 2.5, lambda: self._world.live(region), {region})
+        elif kind == "freeze":
+            self._world.freeze(region)
+            self._later(0.3, 4, lambda: self._world.thaw(region), {region})
+        elif kind == "old disk":
+            what = self._random.choice(OLD)
+            self._world.give_old_disk(region, what)
+            kind = f"old {what}"
+        else:
+            pairs = self._random.sample(list(permutations(REGIONS, 2)), self._random.choice((1, 1, 2)))
+            if kind == "cut":
+                pairs = list(dict.fromkeys([*pairs, *((to, one) for one, to in pairs)]))
+            if "link" in touched:
+                return
+            self._world.cut_ways(pairs)
+            self._later(0.3, 5, lambda: self._world.heal_ways(pairs), {"link"})
+        self._counts[kind] += 1
+
+    def _later(self, least: float, most: float, end: Callable[[], None], names: set[str]) -> None:
+        self._ends.append((time.monotonic() + self._random.uniform(least, most), end, names))

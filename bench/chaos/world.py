@@ -1,0 +1,175 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Three regions that can be killed, frozen, cut off and given old disks; and what their admin APIs say."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE.parent / "failover"), str(HERE.parent / "core")]
+from journal import Disturbed, Journal  # noqa: E402
+from wired import Wired  # noqa: E402
+
+REGIONS = ("one", "two", "three")
+OLD = ("everything", "metadata", "volume")
+SETTINGS = {
+    "managedLedgerMaxEntriesPerLedger": 50,
+    "defaultRetentionTimeInMinutes": -1,
+    "defaultRetentionSizeInMB": -1,
+}
+_DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+
+class World(Wired):
+    """The regions, and when each was disturbed."""
+
+    def __init__(self, directory: Path, journal: Journal) -> None:
+        super().__init__(directory, *REGIONS)
+        self.journal = journal
+        self.disturbed = Disturbed()
+        self.put_back_at: dict[str, list[tuple[float, float]]] = {name: [] for name in REGIONS}
+        """By region: when the copy was made, and when it took the place of the disk."""
+        self.copied_at: dict[str, float] = {}
+        """When the copy of a region's disk was made."""
+        self._wire = threading.Lock()
+        self._frozen: set[str] = set()
+        self._dead: set[str] = set()
+
+    def _broker(self, name: str, token: Path) -> Any:
+        broker = super()._broker(name, token)
+        broker.settings |= SETTINGS
+        return broker
+
+    def _ask(self, line: str) -> dict[str, int]:
+        with self._wire:
+            return super()._ask(line)
+
+    def url(self, region: str) -> str:
+        return f"pulsar://127.0.0.1:{self.brokers[region].port}"
+
+    def admin_url(self, region: str) -> str:
+        return f"http://127.0.0.1:{self.brokers[region].admin_port}"
+
+    def log(self, region: str) -> str:
+        return (self.brokers[region].directory / "log").read_text(errors="replace")
+
+    def lives(self, region: str) -> bool:
+        return region not in self._dead | self._frozen
+
+    # Trouble
+
+    def die(self, region: str) -> None:
+        """SIGKILL."""
+        self.disturbed.begin(region)
+        self.journal.write("killed", region)
+        self._dead.add(region)
+        self.brokers[region].kill()
+
+    def live(self, region: str) -> None:
+        """Start it again."""
+        self.brokers[region].start()
+        self._dead.discard(region)
+        self.disturbed.end(region)
+        self.journal.write("started", region)
+
+    def freeze(self, region: str) -> None:
+        """SIGSTOP: its connections stay, and nobody answers on them."""
+        self.disturbed.begin(region)
+        self.journal.write("frozen", region)
+        self._frozen.add(region)
+        os.kill(self.brokers[region].pid, signal.SIGSTOP)
+
+    def thaw(self, region: str) -> None:
+        os.kill(self.brokers[region].pid, signal.SIGCONT)
+        self._frozen.discard(region)
+        self.disturbed.end(region)
+        self.journal.write("thawed", region)
+
+    def cut_ways(self, ways: list[tuple[str, str]]) -> None:
+        """What the first dials of the second falls silent."""
+        for dialler, to in ways:
+            self.disturbed.begin(dialler, to)
+            self.journal.write("cut", dialler, note=f"to {to}")
+        self._ask("cut " + " ".join(f"{one}-{to} {one}-{to}-admin" for one, to in ways))
+
+    def heal_ways(self, ways: list[tuple[str, str]]) -> None:
+        self._ask("heal " + " ".join(f"{one}-{to} {one}-{to}-admin" for one, to in ways))
+        for dialler, to in ways:
+            self.disturbed.end(dialler, to)
+            self.journal.write("healed", dialler, note=f"to {to}")
+
+    def copy_disk(self, region: str) -> None:
+        """Stop it in good order, copy its disk, start it again."""
+        self.disturbed.begin(region)
+        self.journal.write("stopped for a copy", region)
+        broker = self.brokers[region]
+        broker.stop()
+        copy = broker.directory / "copy"
+        shutil.rmtree(copy, ignore_errors=True)
+        shutil.copytree(broker.directory / "data", copy)
+        self.copied_at[region] = time.monotonic()
+        self.live(region)
+
+    def give_old_disk(self, region: str, what: str) -> None:
+        """SIGKILL, and everything on its disk, or metadata or volume alone, is what it was at the last copy."""
+        self.die(region)
+        self.journal.write("disk put back", region, note=what)
+        data, copy = self.brokers[region].directory / "data", self.brokers[region].directory / "copy"
+        self.put_back_at[region].append((self.copied_at.pop(region), time.monotonic()))
+        if what == "everything":
+            shutil.rmtree(data)
+            shutil.copytree(copy, data)
+        elif what == "volume":
+            shutil.rmtree(data / "ledgers")
+            shutil.copytree(copy / "ledgers", data / "ledgers")
+        else:
+            for file in data.glob("metadata.sqlite*"):
+                file.unlink()
+            for file in copy.glob("metadata.sqlite*"):
+                shutil.copy2(file, data / file.name)
+        self.live(region)
+
+    # Questions
+
+    def http(self, region: str, method: str, path: str, body: Any = ..., seconds: float = 10) -> tuple[int, Any]:
+        """Status and JSON of an answer; (0, reason) when none came."""
+        data = None if body is ... else json.dumps(body).encode()
+        headers = {} if data is None else {"Content-Type": "application/json"}
+        request = urllib.request.Request(self.admin_url(region) + path, data, headers, method=method)
+        try:
+            with _DIRECT.open(request, timeout=seconds) as answer:
+                text, status = answer.read(), answer.status
+        except urllib.error.HTTPError as refused:
+            with refused:
+                text, status = refused.read(), refused.code
+        except OSError as error:
+            return 0, str(error)
+        try:
+            return status, json.loads(text) if text else None
+        except ValueError:
+            return status, text.decode(errors="replace")
+
+    def subscription(self, topic: str, name: str) -> str:
+        """Path of a subscription in the admin API."""
+        return f"/admin/v2/{topic.replace('://', '/')}/subscription/{quote(name)}"
+
+    def status(self, region: str, topic: str, name: str) -> dict[str, Any]:
+        """Where a subscription stands there; what went wrong under ``problem``."""
+        path = f"/meridian/v1/subscriptions/{topic.replace('://', '/')}/{quote(name)}/status"
+        status, said = self.http(region, "GET", path)
+        return dict(said) if status == 200 else {"problem": f"{region} answered {status}: {said}"}
+
+    def stats(self, region: str, topic: str) -> dict[str, Any]:
+        status, said = self.http(region, "GET", f"/admin/v2/{topic.replace('://', '/')}/stats")
+        return dict(said) if status == 200 else {}
