@@ -34,6 +34,7 @@ from meridian_broker.replication import exchange_codec
 from meridian_broker.replication import exchange_messages as peer
 from meridian_broker.replication import lease_messages as lease
 from meridian_broker.topics import progress_log, sequences
+from meridian_broker.topics.electorates import BEGUN, Electorates
 from meridian_broker.topics.gaps import Accepted
 from meridian_broker.topics.progress_log import Kind, Whole
 from meridian_broker.topics.subscription_record import SubscriptionRecord
@@ -158,6 +159,10 @@ def progress_records() -> dict[Kind, bytes]:
 # -- what regions say to each other
 
 
+FIRST = Electorates(((Stamp(TIME_MS, 0, "us-east"), ("us-east", "us-west")),))
+VOTERS = Electorates((*FIRST.lists, (Stamp(TIME_MS + 1, 3, "us-west"), tuple(sorted(REGIONS)))), BEGUN)
+
+
 def peer_messages() -> list[peer.PeerMessage]:
     """One of each, with every field in use."""
     bytes_of_progress, record, incarnation = progress().encode(), RECORD, str(EPOCH)
@@ -194,7 +199,9 @@ def peer_messages() -> list[peer.PeerMessage]:
         peer.State((peer.StateItem(TOPIC, "billing", incarnation, record, bytes_of_progress),)),
         peer.Barrier(5, TOPIC, "billing", incarnation, keys, wants_record=True),
         peer.BarrierDone(5, bytes_of_progress, record, "the topic is being closed"),
-        lease.LeaseAsk(8, "us-east#12", 6000, (lease.AskItem((TOPIC, "billing", "us-west"), 3, REGIONS),)),
+        lease.LeaseAsk(
+            8, "us-east#12", 6000, (lease.AskItem((TOPIC, "billing", "us-west"), 3, 2**63 + 17, "us-east"),)
+        ),
         lease.LeaseAnswer(
             8,
             (
@@ -203,6 +210,8 @@ def peer_messages() -> list[peer.PeerMessage]:
             ),
         ),
         lease.LeaseRelease("us-east#12", (((TOPIC, "billing", "us-west"), 3),)),
+        lease.VotersAsk((lease.VotersItem(TOPIC, "billing", VOTERS, REGIONS), lease.VotersItem(TOPIC, "audit", FIRST))),
+        lease.VotersAnswer((lease.VotersItem(TOPIC, "billing", VOTERS, REGIONS, is_clean=True),)),
     ]
 
 

@@ -8,13 +8,27 @@ from collections.abc import Callable
 from heapq import heappop, heappush
 from random import Random
 
-from meridian_broker.replication.lease_messages import LeaseAnswer, LeaseAsk, LeaseMessage, LeaseRelease, Stream
+from meridian_broker.positions import Stamp
+from meridian_broker.replication.electing import Electing, Heard, Subject
+from meridian_broker.replication.lease_messages import (
+    NOT_SERVED,
+    OTHER_VOTERS,
+    LeaseAnswer,
+    LeaseAsk,
+    LeaseMessage,
+    LeaseRelease,
+    Stream,
+    VotersAnswer,
+    VotersAsk,
+)
 from meridian_broker.replication.lease_votes import Vote, Voter
 from meridian_broker.replication.leases import CLOCK_RATE, Claim, Leases, LeaseTimes
+from meridian_broker.topics.electorates import Electorates, Voters, home_among
 
 TIMES = LeaseTimes(duration=3000, step=200, linger=500)
 EAGER = LeaseTimes(duration=2000, step=25, linger=100)
 """Nobody waits for anybody longer than the protocol must, so that what it must is seen."""
+SUBJECT = ("t", "s")
 
 
 class LeaseNode:
@@ -26,6 +40,9 @@ class LeaseNode:
         self.rate = rate
         self.began_ms = began_ms
         self.disk: dict[Stream, tuple[str, int, int]] = {}
+        self.known_on_disk = self.electorates_now = Electorates()
+        self.told: Voters = tuple(sorted(world.names))
+        """Who is to vote, as this node was told; empty: the topic does not live here."""
         self.homes: dict[Stream, str] = {}
         self.life = 0
         self.alive = False
@@ -33,8 +50,13 @@ class LeaseNode:
         self.inbox: list[Callable[[], None]] = []
         self.wanted: set[Stream] = set()
         self.drain_ms = 100
+        self._wakes = 0
+        """Only the last of the timers counts."""
         self.leases: Leases
         self.voter: Voter
+        self.electing: Electing
+        self.know(Electorates.of(*world.names))
+        self.known_on_disk = self.electorates_now
         self.start()
 
     def now_ms(self) -> int:
@@ -46,10 +68,13 @@ class LeaseNode:
         self.inbox.clear()
         self.voter = Voter(self)
         self.leases = Leases(self, self.name, f"{self.name}#{self.life}", self.world.times)
+        self.electorates_now = self.known_on_disk
+        self.electing = Electing(self, self.name, self.now_ms, self._is_clean, self.can_ask, self.send)
         for stream, (holder, term, duration_ms) in self.disk.items():
             self.voter.found(stream, holder, term, duration_ms, self.now_ms())
         for stream in sorted(self.wanted):
             self.want(stream)
+        self.do(self._follow)
         self._wake()
 
     def crash(self) -> None:
@@ -58,7 +83,7 @@ class LeaseNode:
     def want(self, stream: Stream) -> None:
         self.wanted.add(stream)
         if self.alive:
-            self.do(lambda: self.leases.want(stream, self.world.voters(stream), self.home(stream), self.now_ms()))
+            self.do(lambda: self.leases.want(stream, self.electorates_now, self.home(stream), self.now_ms()))
 
     def unwant(self, stream: Stream) -> None:
         self.wanted.discard(stream)
@@ -92,13 +117,72 @@ class LeaseNode:
         life = self.life
 
         def tick() -> None:
-            if self.alive and self.life == life:
-                self.do(lambda: self.leases.tick(self.now_ms()))
+            if self.alive and self.life == life and self._wakes == number:
+                self.do(self._tick)
 
-        deadline = self.leases.next_deadline()
+        deadlines = (self.leases.next_deadline(), self.electing.next_deadline())
+        deadline = min((one for one in deadlines if one is not None), default=None)
         if deadline is not None:
+            self._wakes += 1
+            number = self._wakes
             wait_ms = max(deadline - self.now_ms(), 1)
             self.world.after_us(int(wait_ms * 1000 / self.rate) + 500, tick)
+
+    def _tick(self) -> None:
+        self.electing.tick()
+        self.leases.tick(self.now_ms())
+
+    # -- who votes
+
+    def tell(self, voters: Voters) -> None:
+        """A person says who is to vote; empty: the topic does not live here any more."""
+        self.told = voters
+        if self.alive:
+            self.do(self._follow)
+
+    def _follow(self) -> None:
+        if self.told and self.electorates_now.lists:  # else there is no record here as yet
+            known = self.electorates_now
+            self.know(known.also(self.told, self.world.stamp(self.name, known.settled)))
+            if not self.electorates_now.is_settled:
+                self.electing.ask(SUBJECT)
+
+    def know(self, known: Electorates, then: Callable[[], None] = lambda: None) -> None:
+        """Keep it, as a record that is written; ``then`` once it is on disk."""
+        life = self.life
+        if known != self.electorates_now:
+            self.electorates_now = known
+            for stream in sorted(self.wanted) if self.alive else ():
+                self.leases.want(stream, known, self.home(stream), self.now_ms())
+
+        def synced() -> None:
+            if self.alive and self.life == life:
+                self.known_on_disk = self.known_on_disk.joined(known)
+                self.do(then)
+
+        self.world.after_us(self.world.random.randrange(100, self.world.disk_ms * 1000), synced)
+
+    def known(self, subject: Subject) -> tuple[Electorates, Voters] | None:
+        return (self.electorates_now, self.told) if self.told else None
+
+    def hear(self, subject: Subject, told: Electorates, heard: Heard) -> None:
+        known = self.electorates_now.joined(told)
+        self.know(known, lambda: heard(known, self.told))
+        self._follow()
+
+    def settle(self, subject: Subject, heard: frozenset[str]) -> None:
+        known = self.electorates_now
+        homes = {
+            voters: {home_among(voters, stream[2]) for stream in self.world.streams}
+            for _, voters in known.lists
+            if len(voters) == 2
+        }
+        if not known.is_settled and known.may_settle(self.told, heard, homes):
+            last = max(known.settled, *(said for said, _ in known.lists))
+            self.know(known.settle(self.told, self.world.stamp(self.name, last)))
+
+    def _is_clean(self, subject: Subject, mark: int) -> bool:
+        return self.voter.is_clean(*subject, mark, self.now_ms())
 
     # -- the host of claims
 
@@ -133,8 +217,8 @@ class LeaseNode:
 
     # -- the voter's ballots
 
-    def voters(self, stream: Stream) -> tuple[str, ...]:
-        return self.world.voters(stream)
+    def electorates(self, stream: Stream) -> tuple[Electorates, str] | None:
+        return self.electorates_now, self.home(stream)
 
     def write(self, votes: list[tuple[Stream, Vote]], durable: Callable[[list[Stream]], None]) -> None:
         life = self.life
@@ -147,7 +231,7 @@ class LeaseNode:
 
         self.world.after_us(self.world.random.randrange(100, self.world.disk_ms * 1000), synced)
 
-    def received(self, region: str, message: LeaseMessage, reply: Callable[[LeaseAnswer], None]) -> None:
+    def received(self, region: str, message: LeaseMessage, reply: Callable[[LeaseMessage], None]) -> None:
         match message:
             case LeaseAsk():
                 self.leases.others_asked(region, message, self.now_ms())
@@ -159,6 +243,14 @@ class LeaseNode:
                 self.leases.answered(region, message, self.now_ms())
                 for item in message.items:  # nothing else makes a lease longer
                     self.world.check(item.stream)
+                if any(item.reason in (OTHER_VOTERS, NOT_SERVED) for item in message.items):
+                    self.electing.tell(region, {SUBJECT})
+            case VotersAsk():
+                self.electing.asked(message, reply)
+            case VotersAnswer():
+                self.electing.answered(region, message)
+                for stream in self.world.streams:
+                    self.world.check(stream)
 
 
 class LeaseWorld:
@@ -185,13 +277,16 @@ class LeaseWorld:
         self.streams: list[Stream] = [("t", "s", name) for name in names]
         self._events: list[tuple[int, int, Callable[[], None]]] = []
         self._counter = 0
+        self.skews_ms = {name: self.random.choice([0, 5000, 20000]) for name in names}
         rates = [1 - CLOCK_RATE, 1 + CLOCK_RATE, 1.0]
         self.nodes: dict[str, LeaseNode] = {}
         for name in names:
             self.nodes[name] = LeaseNode(self, name, self.random.choice(rates), self.random.randrange(10**9))
 
-    def voters(self, stream: Stream) -> tuple[str, ...]:
-        return tuple(sorted(self.names))
+    def stamp(self, name: str, after: Stamp) -> Stamp:
+        """By a clock that is off."""
+        now = Stamp(1000 + self.now_us // 1000 + self.skews_ms[name], 0, name)
+        return now if now > after else Stamp(after.time_ms, after.counter + 1, name)
 
     def is_open(self, one: str, other: str) -> bool:
         return frozenset((one, other)) not in self.cuts and self.nodes[other].alive
@@ -212,7 +307,7 @@ class LeaseWorld:
     def _arrival(self, source: LeaseNode, node: LeaseNode, message: LeaseMessage) -> Callable[[], None]:
         source_life, life = source.life, node.life
 
-        def reply(answer: LeaseAnswer) -> None:
+        def reply(answer: LeaseMessage) -> None:
             if source.alive and source.life == source_life:
                 self.send(node, source.name, answer)
 

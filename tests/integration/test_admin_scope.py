@@ -49,7 +49,14 @@ def test_what_is_refused(regions: RegionsProcess) -> None:
         assert answer.status == 412
         assert "not replicated" in answer.text
         consumer = subscribe(east, topic)
-        for wrong in ({}, {"dispatchScope": "global"}, {"takeOver": {"origin": EAST}}, "origin", {"a": 1, "b": 2}):
+        for wrong in (
+            {},
+            {"dispatchScope": "global"},
+            {"takeOver": {"origin": EAST}},
+            "origin",
+            {"a": 1, "b": 2},
+            {"witness": 7},
+        ):
             assert regions.http(EAST, "POST", path(topic), wrong).status == 412, wrong
         take_over = {"takeOver": {"origin": EAST, "by": WEST}}
         assert "scope local" in regions.http(EAST, "POST", path(topic), take_over).text

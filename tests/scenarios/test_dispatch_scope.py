@@ -112,6 +112,47 @@ def test_each_message_once_and_a_dead_regions_share_goes_on_elsewhere(regions: R
         assert sum(everything().values()) == 100, "and nothing else, nowhere"
 
 
+def test_of_two_regions_one_takes_over_by_itself_when_a_third_one_votes(regions: RegionsProcess) -> None:
+    """The topic lives in the east and the west alone; the witness has a vote and none of its messages."""
+    namespace = "public/two"
+    for region in REGIONS:
+        assert regions.http(region, "PUT", f"/admin/v2/namespaces/{namespace}").status in (204, 409)
+        clusters = [EAST, WEST] if region != CENTRAL else [CENTRAL]
+        assert regions.http(region, "POST", f"/admin/v2/namespaces/{namespace}/replication", clusters).status == 204
+    topic = f"persistent://{namespace}/witnessed"
+    with client(regions, EAST) as east, client(regions, WEST) as west:
+        listening = {EAST: Listener(east, topic), WEST: Listener(west, topic)}
+        scope = f"/meridian/v1/subscriptions/{topic.replace('://', '/')}/s/scope"
+        answer = regions.http(EAST, "POST", scope, {"witness": CENTRAL})
+        assert answer.status == 412
+        assert "scope local" in answer.text
+        answer = regions.http(EAST, "POST", scope, {"dispatchScope": "origin", "witness": "mars"})
+        assert answer.status == 412
+        assert "mars cannot be a witness" in answer.text
+        set_scope(regions, EAST, topic, {"dispatchScope": "origin", "witness": CENTRAL})
+
+        def is_agreed(region: str) -> bool:
+            found = scope_of(regions, region, topic)
+            return found.get("voters") == [sorted(REGIONS)] and bool(found["voters_agreed"])
+
+        wait_until(lambda: is_agreed(EAST) and is_agreed(WEST), "the witness to vote")
+        own = {EAST: EAST, WEST: WEST}
+        wait_until(lambda: dispatchers(regions, WEST, topic) == own, "each share at home")
+        listening[EAST].holding = True
+        publish(east, topic, numbered(range(100)))
+        wait_until(lambda: len(listening[EAST].numbers) == 100, "all of them at home")
+        wait_for_backlog(regions, WEST, topic, 100)
+        regions.kill_region(CENTRAL)
+        regions.bring_back(CENTRAL)
+        regions.kill_region(EAST)
+        wait_until(lambda: len(listening[WEST].numbers) == 100, "the dead region's share to go on, without a command")
+        assert sorted(listening[WEST].numbers) == list(range(100))
+        topics = regions.http(CENTRAL, "GET", f"/admin/v2/persistent/{namespace}").json
+        assert topics == [], "the witness has none of it"
+        regions.bring_back(EAST)
+        wait_until(lambda: dispatchers(regions, WEST, topic) == own, "the share to be back")
+
+
 def test_a_region_that_was_stopped_for_longer_than_its_lease_sends_nothing_late(regions: RegionsProcess) -> None:
     topic = new_topic("stopped")
     with client(regions, EAST) as east, client(regions, WEST) as west:

@@ -3,6 +3,8 @@
 
 scope us t sub origin|local       say it in us; it travels to the other regions
 takeover us t sub ORIGIN REGION   from now on the region dispatches what began in the origin, as us was told
+witness us t sub REGION|none      the region votes, too, although the topic does not live there
+expect voters t sub               who votes, as each region knows
 expect shares t sub               who dispatches what, as each region's own broker would at this moment
 
 At each delivery every other broker is asked whether it would deliver the same message, too: nobody may. When all is
@@ -55,6 +57,20 @@ class ScopeSteps:
             homes = {**subscription.record.homes, origin: home}
             self.world.model.commands_us[topic, name] = self.world.loop.now_us
             subscription.topic.lives.set_scope(subscription, ORIGIN, homes)
+
+    def do_witness(self, region: str, topic: str, name: str, witness: str) -> None:
+        subscription = self._subscription(region, topic, name)
+        if subscription is not None and subscription.record.scope == ORIGIN:
+            homes, named = subscription.record.homes, "" if witness == "none" else witness
+            subscription.topic.lives.set_scope(subscription, ORIGIN, homes, witness=named)
+
+    def expect_voters(self, topic: str, name: str) -> None:
+        for region in sorted(self.world.homes_of(topic)):
+            subscription = _find(self.world, region, topic, name)
+            if subscription is not None:
+                known = subscription.record.electorates
+                lists = " and ".join(" ".join(voters) for _, voters in known.lists)
+                self.say(f"{region}: {lists or 'nobody'}{'' if known.is_settled else ', to be agreed'}")
 
     def expect_shares(self, topic: str, name: str) -> None:
         for origin in self.world.names:

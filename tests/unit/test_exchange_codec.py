@@ -7,7 +7,7 @@ import pytest
 from google.protobuf.message import DecodeError
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from meridian_broker.positions.clock import Stamp
+from meridian_broker.positions.clock import ZERO, Stamp
 from meridian_broker.replication import exchange_codec as codec
 from meridian_broker.replication.exchange_messages import (
     Barrier,
@@ -29,7 +29,17 @@ from meridian_broker.replication.exchange_messages import (
     Summary,
     TopicDigest,
 )
-from meridian_broker.replication.lease_messages import AnswerItem, AskItem, LeaseAnswer, LeaseAsk, LeaseRelease
+from meridian_broker.replication.lease_messages import (
+    AnswerItem,
+    AskItem,
+    LeaseAnswer,
+    LeaseAsk,
+    LeaseRelease,
+    VotersAnswer,
+    VotersAsk,
+    VotersItem,
+)
+from meridian_broker.topics.electorates import Electorates
 from meridian_broker.wire.proto.pulsar_pb2 import BaseCommand
 from meridian_broker.wire.pulsar.frames import Command, FrameDecoder
 
@@ -48,6 +58,10 @@ def several(one: st.SearchStrategy[object]) -> st.SearchStrategy[tuple[object, .
 
 SHORT = st.integers(0, (1 << 32) - 1)
 STREAM = st.tuples(TEXT, TEXT, TEXT)
+SAID = st.builds(Stamp, NUMBER, NUMBER, st.text(min_size=1, max_size=12))
+NAMES = st.sets(TEXT, max_size=3).map(lambda names: tuple(sorted(names)))
+ELECTORATES = st.builds(Electorates, several(st.tuples(SAID, NAMES)), st.just(ZERO) | SAID)
+VOTERS = st.builds(VotersItem, TEXT, TEXT, ELECTORATES, NAMES, FLAG)
 ITEM = st.builds(DeltaItem, TEXT, TEXT, TEXT, BYTES, st.none() | BYTES, several(TEXT), FLAG)
 SUBSCRIPTION = st.builds(SubscriptionDigest, TEXT, NUMBER, NUMBER, KEY_DIGESTS)
 TOPIC = st.builds(TopicDigest, TEXT, TEXT, NUMBER, FLAG, FLAG, st.none() | several(SUBSCRIPTION))
@@ -63,9 +77,11 @@ MESSAGE: st.SearchStrategy[PeerMessage] = st.one_of(
     st.builds(State, several(st.builds(StateItem, TEXT, TEXT, TEXT, BYTES, BYTES))),
     st.builds(Barrier, NUMBER, TEXT, TEXT, TEXT, KEY_DIGESTS, FLAG),
     st.builds(BarrierDone, NUMBER, BYTES, st.none() | BYTES, TEXT),
-    st.builds(LeaseAsk, NUMBER, TEXT, SHORT, several(st.builds(AskItem, STREAM, NUMBER, several(TEXT)))),
+    st.builds(LeaseAsk, NUMBER, TEXT, SHORT, several(st.builds(AskItem, STREAM, NUMBER, NUMBER, TEXT))),
     st.builds(LeaseAnswer, NUMBER, several(st.builds(AnswerItem, STREAM, NUMBER, FLAG, NUMBER, SHORT, TEXT, TEXT))),
     st.builds(LeaseRelease, TEXT, several(st.tuples(STREAM, NUMBER))),
+    st.builds(VotersAsk, several(VOTERS)),
+    st.builds(VotersAnswer, several(VOTERS)),
 )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from meridian_broker.replication.electing import Heard, Subject
 from meridian_broker.replication.lease_desk import TIDY_MS, LeaseDesk
 from meridian_broker.replication.lease_messages import (
     AnswerItem,
@@ -16,8 +17,10 @@ from meridian_broker.replication.lease_messages import (
     Stream,
 )
 from meridian_broker.replication.leases import Claim, LeaseTimes
+from meridian_broker.topics.electorates import Electorates, Voters
 
 REGIONS = ("ap", "eu", "us")
+VOTERS = Electorates.of(*REGIONS)
 TIMES = LeaseTimes()
 
 
@@ -35,8 +38,17 @@ class Region:
         self.desk = LeaseDesk(self, "us#1", lambda: self.now_ms, TIMES)
         self.desk.roads = self
 
-    def voters(self, stream: Stream) -> tuple[str, ...]:
-        return REGIONS if stream in self.served else ()
+    def electorates(self, stream: Stream) -> tuple[Electorates, str] | None:
+        return (VOTERS, "") if stream in self.served else None
+
+    def known(self, subject: Subject) -> tuple[Electorates, Voters] | None:
+        return VOTERS, REGIONS
+
+    def hear(self, subject: Subject, told: Electorates, heard: Heard) -> None:
+        heard(VOTERS, REGIONS)
+
+    def settle(self, subject: Subject, heard: frozenset[str]) -> None:
+        raise AssertionError("all is settled")
 
     def write_votes(
         self, votes: list[tuple[Stream, tuple[str, int, int]]], durable: Callable[[list[Stream]], None]
@@ -63,7 +75,7 @@ class Region:
 
     def want(self, stream: Stream) -> None:
         self.served.add(stream)
-        self.desk.want(stream, REGIONS, "us")
+        self.desk.want(stream, VOTERS, "us")
 
     def grant_all(self) -> None:
         """The others answer what they were asked."""
@@ -120,7 +132,7 @@ def test_votes_on_what_is_gone_are_let_go_of() -> None:
     us = Region()
     gone, kept = ("gone", "s", "eu"), ("kept", "s", "eu")
     us.served |= {gone, kept}
-    items = tuple(AskItem(stream, 1, REGIONS) for stream in (gone, kept))
+    items = tuple(AskItem(stream, 1, VOTERS.mark, "eu") for stream in (gone, kept))
     us.desk.received("eu", LeaseAsk(1, "eu#1", 6000, items), lambda _: None)
     us.served.discard(gone)
     us.desk.tick()
@@ -136,7 +148,7 @@ def test_who_dispatches_what_is_told_with_a_reason() -> None:
     assert us.desk.holder_of(stream)[2].startswith("nobody consumes here")
     us.want(stream)
     us.desk.tick()
-    assert us.desk.holder_of(stream) == ("", 0, "no majority of the topic's regions: ap, eu cannot be reached")
+    assert us.desk.holder_of(stream) == ("", 0, "no majority of ap, eu, us: ap, eu cannot be reached")
     for region in ("ap", "eu"):
         us.desk.greeted(region, leases=True)
     us.now_ms += TIMES.step

@@ -12,8 +12,10 @@ from lease_world import EAGER, TIMES, LeaseWorld
 from meridian_broker.replication.lease_messages import HELD, AnswerItem, AskItem, LeaseAnswer, LeaseAsk, Stream
 from meridian_broker.replication.lease_votes import Vote, Voter
 from meridian_broker.replication.leases import CLOCK_RATE, LeaseTimes, State
+from meridian_broker.topics.electorates import Electorates
 
 NAMES = ["af", "ap", "eu", "sa", "us"]
+THREE = Electorates.of("ap", "eu", "us")
 WHO = st.integers(0, 5)
 """One of the nodes, or (5) whoever holds the stream."""
 STEP = st.tuples(
@@ -90,6 +92,95 @@ def test_one_holder_at_a_time_and_one_when_a_majority_is_up(
         assert holders == [stream[2]], "its home has it, once it wants it"
 
 
+LISTS = st.sets(st.integers(0, 4), min_size=2, max_size=4)
+CHANGE = st.tuples(
+    st.sampled_from(
+        ["tell"] * 4 + ["split"] * 3 + ["want", "crash", "start", "pause", "resume", "cut", "heal", "isolate"]
+    ),
+    WHO,
+    WHO,
+    st.sampled_from([0, 10, 150, 400, 1000, 1950, 2050]),
+)
+
+
+@settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    LISTS,
+    st.lists(LISTS, min_size=1, max_size=3),
+    st.integers(0, 10**6),
+    st.sampled_from([5, 100]),
+    st.sampled_from([0.0, 0.2]),
+    st.sampled_from([2, 150]),
+    st.lists(CHANGE, min_size=1, max_size=16),
+)
+def test_one_holder_at_a_time_while_the_voters_are_being_changed(
+    first: set[int],
+    lists: list[set[int]],
+    seed: int,
+    delay_ms: int,
+    trouble: float,
+    disk_ms: int,
+    steps: list[tuple[str, int, int, int]],
+) -> None:
+    """Each node is told at another time which list of voters is the next one, or is not told at all for a while."""
+    world = LeaseWorld(NAMES, seed, delay_ms=delay_ms, loss=trouble / 4, twice=trouble, disk_ms=disk_ms, times=EAGER)
+    (stream, *_) = world.streams
+    stays = min(first)  # somebody brings the record to those who join
+    orders = [tuple(NAMES[number] for number in sorted({stays, *some})) for some in (first, *lists)]
+    for name, node in world.nodes.items():
+        node.electorates_now = node.known_on_disk = Electorates.of(*orders[0]) if name in orders[0] else Electorates()
+        node.told = orders[0] if name in orders[0] else ()
+        if node.told:
+            node.want(stream)
+    world.run_ms(delay_ms * 4)
+    heard = dict.fromkeys(NAMES, 0)
+    for step in steps:
+        kind, who, other, run_ms = step
+        name = NAMES[who % len(NAMES)]
+        if kind == "split":
+            mask = 1 + 6 * who + other
+            parts = [[one for at, one in enumerate(NAMES) if mask >> at & 1 == side] for side in (0, 1)]
+            world.cuts = {frozenset((one, two)) for one in parts[0] for two in parts[1]}
+            world.run_ms(run_ms)
+            continue
+        if kind == "tell" and heard[name] < len(lists):
+            heard[name] += 1
+            tell(world, name, orders[heard[name]])
+            world.run_ms(run_ms)
+        elif kind == "want" and world.nodes[name].told:
+            world.nodes[name].want(stream)
+        elif kind != "want":
+            do(world, step)
+    world.cuts.clear()
+    world.loss = world.twice = 0.0
+    world.delay_ms, world.disk_ms = 20, 5
+    for name, node in world.nodes.items():
+        if not node.alive:
+            node.start()
+        node.resume()
+        tell(world, name, orders[-1])
+    world.run_ms(14 * EAGER.duration)
+    known = {world.nodes[name].electorates_now for name in orders[-1]}
+    assert len(known) == 1
+    (agreed,) = known
+    assert agreed.is_settled
+    assert agreed.voters == orders[-1]
+    holders = world.holders(stream)
+    assert holders == ([stream[2]] if stream[2] in orders[-1] else holders)
+    assert holders
+
+
+def tell(world: LeaseWorld, name: str, voters: tuple[str, ...]) -> None:
+    """A person tells one node who is to vote from now on."""
+    node, stream = world.nodes[name], world.streams[0]
+    if name in voters:
+        node.tell(voters)
+        node.want(stream)
+    else:
+        node.tell(())
+        node.unwant(stream)
+
+
 @pytest.fixture
 def three() -> LeaseWorld:
     world = LeaseWorld(["ap", "eu", "us"], 1, delay_ms=20)
@@ -161,11 +252,11 @@ def test_of_two_only_the_home_goes_on_alone_and_another_home_must_be_named() -> 
 def test_a_voter_that_comes_back_counts_its_votes_for_their_whole_length(three: LeaseWorld) -> None:
     us, ap = three.streams[2], three.nodes["ap"]
     three.cuts.add(frozenset(("us", "ap")))
-    three.run_ms(TIMES.duration - 500)
+    three.run_ms(TIMES.duration - 1000)
     ap.crash()
     ap.start()
     answers: list[LeaseAnswer] = []
-    ask = LeaseAsk(1, "eu#9", TIMES.duration, (AskItem(us, 99, ("ap", "eu", "us")),))
+    ask = LeaseAsk(1, "eu#9", TIMES.duration, (AskItem(us, 99, Electorates.of("ap", "eu", "us").mark, "us"),))
     ap.voter.asked(ask, answers.append, ap.now_ms())
     (item,) = answers[0].items
     assert (item.granted, item.holder, item.left_ms) == (False, "us#1", TIMES.duration)
@@ -173,7 +264,7 @@ def test_a_voter_that_comes_back_counts_its_votes_for_their_whole_length(three: 
 
 def test_voters_that_do_not_agree_who_votes_let_nobody_have_it(three: LeaseWorld) -> None:
     us = three.nodes["us"]
-    claim = us.leases.want(three.streams[2], ("ap", "eu", "sa", "us"), "us", us.now_ms())
+    claim = us.leases.want(three.streams[2], Electorates.of("ap", "eu", "sa", "us"), "us", us.now_ms())
     three.run_ms(2 * TIMES.duration)
     assert not claim.is_held
     assert claim.state in (State.IDLE, State.ASKING)
@@ -200,17 +291,17 @@ def test_a_vote_is_durable_before_it_is_given() -> None:
         def __init__(self) -> None:
             self.written: list[tuple[list[Stream], Callable[[list[Stream]], None]]] = []
 
-        def voters(self, stream: Stream) -> tuple[str, ...]:
-            return ("ap", "eu", "us")
+        def electorates(self, stream: Stream) -> tuple[Electorates, str] | None:
+            return THREE, ""
 
         def write(self, votes: list[tuple[Stream, Vote]], durable: Callable[[list[Stream]], None]) -> None:
             self.written.append(([stream for stream, _ in votes], durable))
 
     slow, answers, stream = Slow(), list[LeaseAnswer](), ("t", "s", "us")
     voter = Voter(slow)
-    voter.asked(LeaseAsk(7, "us#1", 1000, (AskItem(stream, 1, ("ap", "eu", "us")),)), answers.append, 0)
+    voter.asked(LeaseAsk(7, "us#1", 1000, (AskItem(stream, 1, THREE.mark, "us"),)), answers.append, 0)
     assert answers == []
-    voter.asked(LeaseAsk(3, "eu#1", 1000, (AskItem(stream, 2, ("ap", "eu", "us")),)), answers.append, 10)
+    voter.asked(LeaseAsk(3, "eu#1", 1000, (AskItem(stream, 2, THREE.mark, "us"),)), answers.append, 10)
     assert [item.reason for item in answers.pop().items] == [HELD], "what is being written binds already"
     ((streams, durable),) = slow.written
     durable(streams)

@@ -14,6 +14,7 @@ from meridian_broker.ledgers.entry import FOREIGN, EntryHeader, pack_foreign, pa
 from meridian_broker.positions import Progress
 from meridian_broker.positions.position import EARLIEST, Position
 from meridian_broker.topics.consumer import Consumer
+from meridian_broker.topics.electorates import Electorates
 from meridian_broker.topics.scope import DRAIN_SECONDS, Lease, Stream
 from meridian_broker.topics.subscription import SubscriptionType
 from meridian_broker.topics.subscription_record import ORIGIN
@@ -41,7 +42,10 @@ class Leasing:
     def objection(self, regions: object) -> str:
         return ""
 
-    def want(self, stream: Stream, voters: tuple[str, ...], home: str) -> Lease:
+    def agree(self, topic: str, subscription: str) -> None:
+        """These tests have no voters."""
+
+    def want(self, stream: Stream, electorates: Electorates, home: str) -> Lease:
         return self.leases.setdefault(stream[2], Held())
 
     def unwant(self, stream: Stream) -> None:

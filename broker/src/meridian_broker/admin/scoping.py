@@ -19,8 +19,8 @@ from meridian_broker.topics.subscription_record import LOCAL, ORIGIN
 
 SCOPES: Final = (LOCAL, ORIGIN)
 _WANTED: Final = (
-    'the body is {"dispatchScope": "local"}, {"dispatchScope": "origin"} or '
-    '{"takeOver": {"origin": REGION, "by": REGION}}'
+    'the body is {"dispatchScope": "local"}, {"dispatchScope": "origin"}, {"witness": REGION or ""}, the last two '
+    'together, or {"takeOver": {"origin": REGION, "by": REGION}}'
 )
 
 
@@ -36,10 +36,13 @@ async def set_scope(request: web.Request) -> web.Response:
 
     With three regions or more a take-over is a matter of preference: the lease still needs a majority. With two it
     takes the vote from the old region: while that one is alive and cut off, both dispatch the same messages.
+
+    A witness is a region that votes although the topic does not live there, so that of two regions one can take over
+    for the other by itself.
     """
     given = await body(request)
     found = await named(request)
-    if not isinstance(given, Mapping) or len(given) != 1:
+    if not isinstance(given, Mapping) or not given or (len(given) > 1 and given.keys() != {"dispatchScope", "witness"}):
         raise Invalid(_WANTED)
     if "takeOver" in given:
         origin, home = _take_over(given["takeOver"])
@@ -50,15 +53,16 @@ async def set_scope(request: web.Request) -> web.Response:
             homes = kept if origin == home else kept | {origin: home}
             await scope_subscription(subscription, ORIGIN, homes)
         return done()
-    if given.get("dispatchScope") not in SCOPES:
+    wanted, witness = given.get("dispatchScope"), given.get("witness")
+    if wanted not in (None, *SCOPES) or not isinstance(witness, str | None) or (wanted == LOCAL and witness):
         raise Invalid(_WANTED)
-    wanted = str(given["dispatchScope"])
-    if wanted == ORIGIN:
-        for subscription in found:
-            _check(state(request), subscription)
     for subscription in found:
-        if subscription.record.scope != wanted:
-            await scope_subscription(subscription, wanted, subscription.record.homes)
+        _check(state(request), subscription, wanted, witness)
+    for subscription in found:
+        record = subscription.record
+        wants = (wanted or record.scope, record.witness if witness is None else witness)
+        if wants != (record.scope, record.witness):
+            await scope_subscription(subscription, wants[0], record.homes, wants[1])
     return done()
 
 
@@ -78,9 +82,15 @@ def _check_take_over(subscription: Subscription, origin: str, home: str) -> None
         raise Refused(412, f"{subscription.topic.name} has no messages of a region {origin}")
 
 
-def _check(admin: AdminState, subscription: Subscription) -> None:
-    """:raises Refused: not every region of the topic is known to take part in leases."""
+def _check(admin: AdminState, subscription: Subscription, wanted: str | None, witness: str | None) -> None:
+    """:raises Refused: not every region of the topic, and the witness, is known to take part in leases."""
     topic = subscription.topic
+    if witness and (objection := admin.leases.objection((witness,), sure=True)):
+        raise Refused(412, f"{witness} cannot be a witness of {topic.name}: {objection}")
+    if wanted is None and subscription.record.scope != ORIGIN:
+        raise Refused(412, f"{subscription.name!r} has dispatch scope local: nobody votes on it")
+    if wanted != ORIGIN:
+        return
     if not subscription.durable or not subscription.replicated:
         raise Refused(412, f"{subscription.name!r} is not replicated: switch that on first")
     if any(consumer.read_compacted for consumer in subscription.consumers):
@@ -108,4 +118,12 @@ def shares(admin: AdminState, subscription: Subscription) -> dict[str, Any]:
                 "reason": reason,
             }
         )
-    return {"dispatch_scope": ORIGIN, "in_force": not objection, "scope_reason": objection, "shares": shown}
+    return {
+        "dispatch_scope": ORIGIN,
+        "in_force": not objection,
+        "scope_reason": objection,
+        "witness": record.witness,
+        "voters": [list(voters) for _, voters in record.electorates.lists],
+        "voters_agreed": record.electorates.is_settled,
+        "shares": shown,
+    }

@@ -107,10 +107,23 @@ def subscriptions_status(console: Console, topic: TopicName, subscription: str, 
 @click.argument("topic", type=topic_name)
 @click.argument("subscription")
 @click.argument("scope", type=click.Choice(["local", "origin"]))
+@click.option(
+    "--witness",
+    metavar="REGION",
+    help="With origin, for a topic of two regions: a third one, where the topic does not live, votes when one of "
+    "them is to take over for the other. Empty: none.",
+)
 @with_console
-def subscriptions_set_scope(console: Console, topic: TopicName, subscription: str, scope: str) -> None:
-    """Say which region sends what of SUBSCRIPTION: with origin, a message goes to the consumers of one region only."""
-    console.admin.request("POST", scope_path(topic, subscription), body={"dispatchScope": scope})
+def subscriptions_set_scope(
+    console: Console, topic: TopicName, subscription: str, scope: str, witness: str | None
+) -> None:
+    """Say which region sends what of SUBSCRIPTION: with origin, a message goes to the consumers of one region only.
+
+    \b
+      meridian subscriptions set-scope orders billing origin --witness eu-central
+    """
+    wanted = {"dispatchScope": scope} | ({} if witness is None else {"witness": witness})
+    console.admin.request("POST", scope_path(topic, subscription), body=wanted)
     console.done(f"subscription {subscription} of {topic} has dispatch scope {scope}")
 
 

@@ -51,7 +51,14 @@ from meridian_broker.replication.exchange_messages import (
 from meridian_broker.replication.exchange_peer import Peer
 from meridian_broker.replication.exchange_waits import BarrierResult, FlushResult, Waits
 from meridian_broker.replication.lease_desk import LeaseDesk
-from meridian_broker.replication.lease_messages import LeaseAnswer, LeaseAsk, LeaseMessage, LeaseRelease
+from meridian_broker.replication.lease_messages import (
+    LeaseAnswer,
+    LeaseAsk,
+    LeaseMessage,
+    LeaseRelease,
+    VotersAnswer,
+    VotersAsk,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,6 +208,8 @@ class ProgressExchange:
     def tick(self, now_ms: int) -> None:
         """Do what is due."""
         self._context.now_ms = now_ms
+        if self.leases is not None:  # first, for what is agreed upon is told below
+            self.leases.electing.tick()
         for peer in list(self._peers.values()):
             if peer.next_count_ms is not None and peer.next_count_ms <= now_ms:
                 if peer.up:  # a digest is to hold nothing that was not sent before it
@@ -262,7 +271,7 @@ class ProgressExchange:
                 self._barriers.answer(peer, message, reply)
             case BarrierDone():
                 self._barriers.answered(peer, message)
-            case LeaseAsk() | LeaseAnswer() | LeaseRelease():
+            case LeaseAsk() | LeaseAnswer() | LeaseRelease() | VotersAsk() | VotersAnswer():
                 if self.leases is not None:
                     self.leases.received(region, message, reply)
 

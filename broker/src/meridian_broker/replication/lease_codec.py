@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from meridian_broker.positions import ZERO, Stamp
 from meridian_broker.replication.lease_messages import (
     AnswerItem,
     AskItem,
@@ -10,7 +11,11 @@ from meridian_broker.replication.lease_messages import (
     LeaseAsk,
     LeaseRelease,
     Stream,
+    VotersAnswer,
+    VotersAsk,
+    VotersItem,
 )
+from meridian_broker.topics.electorates import Electorates
 from meridian_broker.wire.proto import peer_pb2 as pb
 
 
@@ -24,21 +29,20 @@ def _take_stream(message: pb.LeaseStream) -> Stream:
 
 
 def put_ask(message: LeaseAsk) -> pb.LeaseAsk:
-    """Most streams have the same voters, so each list of them is written once."""
+    """Homes are few, so each is written once."""
     out = pb.LeaseAsk(number=message.number, holder=message.holder, duration_ms=message.duration_ms)
-    lists: dict[tuple[str, ...], int] = {}
+    homes: dict[str, int] = {}
     for item in message.items:
-        at = lists.setdefault(item.voters, len(lists))
-        if at == len(out.voters):
-            out.voters.add(names=item.voters)
-        out.items.add(stream=_put_stream(item.stream), term=item.term, voters=at)
+        at = homes.setdefault(item.home, len(homes))
+        out.items.add(stream=_put_stream(item.stream), term=item.term, mark=item.mark, home=at)
+    out.homes.extend(homes)
     return out
 
 
 def take_ask(message: pb.LeaseAsk) -> LeaseAsk:
-    """:raises IndexError: it names voters that it does not list."""
-    lists = [tuple(voters.names) for voters in message.voters]
-    items = tuple(AskItem(_take_stream(item.stream), item.term, lists[item.voters]) for item in message.items)
+    """:raises IndexError: it names a home that it does not list."""
+    homes = list(message.homes)
+    items = tuple(AskItem(_take_stream(item.stream), item.term, item.mark, homes[item.home]) for item in message.items)
     return LeaseAsk(message.number, message.holder, message.duration_ms, items)
 
 
@@ -84,3 +88,42 @@ def put_release(message: LeaseRelease) -> pb.LeaseRelease:
 
 def take_release(message: pb.LeaseRelease) -> LeaseRelease:
     return LeaseRelease(message.holder, tuple((_take_stream(item.stream), item.term) for item in message.items))
+
+
+def put_voters(message: VotersAsk | VotersAnswer) -> pb.Voters:
+    out = pb.Voters()
+    for item in message.items:
+        one = out.items.add(topic=item.topic, subscription=item.subscription, wanted=item.wanted)
+        for stamp, names in item.known.lists:
+            one.lists.add(said=str(stamp), names=names)
+        if item.known.settled != ZERO:
+            one.settled = str(item.known.settled)
+        if item.is_clean:
+            one.is_clean = True
+    return out
+
+
+def take_voters_ask(message: pb.Voters) -> VotersAsk:
+    """:raises ValueError: a stamp is none."""
+    return VotersAsk(_take_voters(message))
+
+
+def take_voters_answer(message: pb.Voters) -> VotersAnswer:
+    """:raises ValueError: a stamp is none."""
+    return VotersAnswer(_take_voters(message))
+
+
+def _take_voters(message: pb.Voters) -> tuple[VotersItem, ...]:
+    return tuple(
+        VotersItem(
+            item.topic,
+            item.subscription,
+            Electorates(
+                tuple((Stamp.parse(one.said), tuple(sorted(one.names))) for one in item.lists),
+                Stamp.parse(item.settled) if item.settled else ZERO,
+            ),
+            tuple(item.wanted),
+            item.is_clean,
+        )
+        for item in message.items
+    )

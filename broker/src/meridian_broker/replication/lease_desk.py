@@ -11,30 +11,36 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Final, Protocol
 
+from meridian_broker.replication.electing import Electing, Known, Subject
 from meridian_broker.replication.lease_messages import (
     ITEMS_MAX,
+    NOT_SERVED,
+    OTHER_VOTERS,
     LeaseAnswer,
     LeaseAsk,
     LeaseMessage,
     LeaseRelease,
     Stream,
+    VotersAnswer,
+    VotersAsk,
 )
 from meridian_broker.replication.lease_votes import Vote, Voter
 from meridian_broker.replication.leases import Claim, Leases, LeaseTimes
+from meridian_broker.topics.electorates import Electorates, home_among
 
 TURNS: Final = 4
 TIDY_MS: Final = 60_000
 """How often votes on what is gone are let go of."""
 
 
-class LeasedTopics(Protocol):
+class LeasedTopics(Known, Protocol):
     """The topics whose streams these are."""
 
     @property
     def region(self) -> str: ...
 
-    def voters(self, stream: Stream) -> tuple[str, ...]:
-        """The regions of the stream's topic, sorted; empty while it is not open here."""
+    def electorates(self, stream: Stream) -> tuple[Electorates, str] | None:
+        """See ``Ballots.electorates``."""
 
     def write_votes(
         self, votes: list[tuple[Stream, tuple[str, int, int]]], durable: Callable[[list[Stream]], None]
@@ -74,6 +80,7 @@ class LeaseDesk:
         self.now_ms = now_ms
         self.leases = Leases(self, topics.region, holder, times)
         self.voter = Voter(self)
+        self.electing = Electing(topics, topics.region, now_ms, self._is_clean, self.can_ask, self.send)
         self.roads: Roads | None = None
         self.wake: Callable[[], None] = lambda: None
         """Asks for a ``tick`` soon."""
@@ -102,10 +109,15 @@ class LeaseDesk:
                 return f"{region} {'runs a version without leases' if heard else 'was not reached yet'}"
         return ""
 
-    def want(self, stream: Stream, voters: tuple[str, ...], home: str) -> Claim:
-        claim = self.leases.want(stream, voters, home, self.now_ms())
+    def want(self, stream: Stream, electorates: Electorates, home: str) -> Claim:
+        claim = self.leases.want(stream, electorates, home, self.now_ms())
         self.wake()
         return claim
+
+    def agree(self, topic: str, subscription: str) -> None:
+        """It is to be agreed who votes."""
+        self.electing.ask((topic, subscription))
+        self.wake()
 
     def unwant(self, stream: Stream) -> None:
         self.leases.unwant(stream, self.now_ms())
@@ -122,8 +134,7 @@ class LeaseDesk:
 
     def found(self, stream: Stream, holder: str, term: int, duration_ms: int) -> None:
         """A vote was found on the disk; what is in memory is newer."""
-        if stream not in self.voter.votes:
-            self.voter.found(stream, holder, term, duration_ms, self.now_ms())
+        self.voter.found(stream, holder, term, duration_ms, self.now_ms())
 
     def holder_of(self, stream: Stream) -> tuple[str, int, str]:
         """``(region, milliseconds left, why nobody)`` as far as this region knows."""
@@ -138,11 +149,17 @@ class LeaseDesk:
     def _why_not(self, claim: Claim | None) -> str:
         if claim is None or claim.unwanted_ms is not None:
             return "nobody consumes here, and this region has voted for nobody"
-        away = [voter for voter in claim.voters if not self.can_ask(voter)]
-        if len(claim.voters) == 2 and claim.home != self._topics.region and away:
-            return f"{', '.join(away)} cannot be reached: of two regions, one takes over for the other by command only"
-        if 2 * len(away) >= len(claim.voters):
-            return f"no majority of the topic's regions: {', '.join(away)} cannot be reached"
+        known = claim.electorates
+        if away := [voter for voter in claim.voters if not self.can_ask(voter)]:
+            for _, voters in known.lists:
+                gone = ", ".join(voter for voter in voters if voter in away)
+                if gone and len(voters) == 2 and known.is_settled:
+                    if home_among(voters, claim.home) != self._topics.region:
+                        return f"{gone} cannot be reached: of two regions, one takes over for the other by command only"
+                elif len([voter for voter in voters if voter not in away]) < known.enough(voters):
+                    return f"no majority of {', '.join(voters)}: {gone} cannot be reached"
+        if lacking := self.electing.lacking(claim.stream[:2]):
+            return f"who votes is being agreed: {', '.join(lacking)} did not confirm yet"
         refusals = sorted(f"{voter}: {item.reason} {item.holder}".strip() for voter, item in claim.refusals.items())
         return f"votes are asked for; {'; '.join(refusals)}" if refusals else "votes are asked for"
 
@@ -166,6 +183,12 @@ class LeaseDesk:
                 self.leases.freed(message, now)
             case LeaseAnswer():
                 self.leases.answered(region, message, now)
+                unknown = {item.stream[:2] for item in message.items if item.reason in (OTHER_VOTERS, NOT_SERVED)}
+                self.electing.tell(region, unknown)
+            case VotersAsk():
+                self.electing.asked(message, reply)
+            case VotersAnswer():
+                self.electing.answered(region, message)
         self._drain()
 
     def tick(self) -> None:
@@ -180,7 +203,8 @@ class LeaseDesk:
                 return
 
     def next_deadline(self) -> int | None:
-        return self.leases.next_deadline()
+        times = (self.leases.next_deadline(), self.electing.next_deadline())
+        return min((time for time in times if time is not None), default=None)
 
     # -- the host of claims --------------------------------------------------------------------------------------
 
@@ -237,8 +261,11 @@ class LeaseDesk:
 
     # -- the voter's ballots -------------------------------------------------------------------------------------
 
-    def voters(self, stream: Stream) -> tuple[str, ...]:
-        return self._topics.voters(stream)
+    def electorates(self, stream: Stream) -> tuple[Electorates, str] | None:
+        return self._topics.electorates(stream)
+
+    def _is_clean(self, subject: Subject, mark: int) -> bool:
+        return self.voter.is_clean(*subject, mark, self.now_ms())
 
     def write(self, votes: list[tuple[Stream, Vote]], durable: Callable[[list[Stream]], None]) -> None:
         self._topics.write_votes(

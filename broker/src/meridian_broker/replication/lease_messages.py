@@ -10,6 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
+from meridian_broker.topics.electorates import Electorates, Voters
+
 Stream: TypeAlias = tuple[str, str, str]
 """Between regions: topic or partition, subscription, origin region."""
 
@@ -17,7 +19,7 @@ ITEMS_MAX: Final = 256
 """Streams in one message; more take several."""
 
 OTHER_VOTERS: Final = "OtherVoters"
-"""Asker and voter do not agree on who votes: nobody is to hold the stream until they do."""
+"""Asker and voter do not know the same of who votes, or of two voters on who is home: first they are to agree."""
 NOT_SERVED: Final = "NotServed"
 """The voter has not read its earlier votes yet, so it does not know whom it promised the stream."""
 HELD: Final = "Held"
@@ -33,8 +35,9 @@ class AskItem:
     stream: Stream
     term: int
     """Grows with each attempt at a stream, whoever makes it; renewals keep it."""
-    voters: tuple[str, ...]
-    """Who votes, sorted, as the asker knows it."""
+    mark: int
+    """Of what the asker knows of who votes (``Electorates.mark``)."""
+    home: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,4 +84,31 @@ class LeaseRelease:
     items: tuple[tuple[Stream, int], ...]
 
 
-LeaseMessage: TypeAlias = LeaseAsk | LeaseAnswer | LeaseRelease
+@dataclass(frozen=True, slots=True)
+class VotersItem:
+    """What somebody knows of who votes on the streams of one subscription, on disk."""
+
+    topic: str
+    subscription: str
+    known: Electorates
+    wanted: Voters = ()
+    """Who is to vote, as far as the sender's own settings go; empty: it has none about this."""
+    is_clean: bool = False
+    """Nothing that it promised while it knew less is still binding."""
+
+
+@dataclass(frozen=True, slots=True)
+class VotersAsk:
+    """Do you know this?"""
+
+    items: tuple[VotersItem, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class VotersAnswer:
+    """What the asked voter knows now, what the asker told it included."""
+
+    items: tuple[VotersItem, ...]
+
+
+LeaseMessage: TypeAlias = LeaseAsk | LeaseAnswer | LeaseRelease | VotersAsk | VotersAnswer

@@ -27,6 +27,7 @@ from meridian_broker.replication.lease_messages import (
     LeaseRelease,
     Stream,
 )
+from meridian_broker.topics.electorates import Electorates
 
 Reply: TypeAlias = Callable[[LeaseAnswer], None]
 
@@ -41,6 +42,8 @@ class Vote:
     """0: its holder stopped before its time, and the vote is free."""
     until_ms: int = 0
     """By this voter's monotone clock; not kept on disk."""
+    mark: int = 0
+    """Of what voters were known when it was given or renewed; 0: in an earlier life, nobody remembers."""
 
     @property
     def is_released(self) -> bool:
@@ -50,8 +53,9 @@ class Vote:
 class Ballots(Protocol):
     """Where a voter writes."""
 
-    def voters(self, stream: Stream) -> tuple[str, ...]:
-        """Who votes on the stream, sorted; empty: the stream is not known or not served here."""
+    def electorates(self, stream: Stream) -> tuple[Electorates, str] | None:
+        """Who votes on the stream, and its home, empty where that does not matter; None: it is not known or not served
+        here."""
 
     def write(self, votes: list[tuple[Stream, Vote]], durable: Callable[[list[Stream]], None]) -> None:
         """Write votes down. ``durable`` hears, once or several times, of which streams that is done; never of those
@@ -64,16 +68,32 @@ class Voter:
     def __init__(self, ballots: Ballots) -> None:
         self._ballots = ballots
         self.votes: dict[Stream, Vote] = {}
+        self._origins: dict[tuple[str, str], set[str]] = {}
+
+    def _put(self, stream: Stream, vote: Vote) -> None:
+        self.votes[stream] = vote
+        self._origins.setdefault(stream[:2], set()).add(stream[2])
 
     def found(self, stream: Stream, holder: str, term: int, duration_ms: int, now_ms: int) -> None:
-        """A vote on disk: it counts for its whole length from now on."""
-        self.votes[stream] = Vote(holder, term, duration_ms, now_ms + duration_ms)
+        """A vote on disk: it counts for its whole length from now on. Of several the one of the highest term counts."""
+        before = self.votes.get(stream)
+        if before is None or (before.term < term and before.mark == 0):
+            self._put(stream, Vote(holder, term, duration_ms, now_ms + duration_ms))
+
+    def is_clean(self, topic: str, subscription: str, mark: int, now_ms: int) -> bool:
+        """Is nothing binding that was promised when less was known of who votes?"""
+        streams = ((topic, subscription, origin) for origin in self._origins.get((topic, subscription), ()))
+        return all(vote.mark == mark for stream in streams if (vote := self.promised(stream, now_ms)) is not None)
 
     def tidy(self, now_ms: int) -> None:
         """Let go of votes that bind nobody and whose streams are not served here; those on disk are found again."""
         for stream, vote in list(self.votes.items()):
-            if (vote.is_released or now_ms >= vote.until_ms) and not self._ballots.voters(stream):
+            if (vote.is_released or now_ms >= vote.until_ms) and self._ballots.electorates(stream) is None:
                 del self.votes[stream]
+                origins = self._origins[stream[:2]]
+                origins.discard(stream[2])
+                if not origins:
+                    del self._origins[stream[:2]]
 
     def promised(self, stream: Stream, now_ms: int) -> Vote | None:
         """The vote that binds this voter now."""
@@ -89,11 +109,11 @@ class Voter:
             if refusal is not None:
                 refused.append(refusal)
                 continue
-            vote = Vote(ask.holder, item.term, ask.duration_ms, now_ms + ask.duration_ms)
+            vote = Vote(ask.holder, item.term, ask.duration_ms, now_ms + ask.duration_ms, item.mark)
             before = self.votes.get(item.stream)
             if before is not None and before.holder == ask.holder:
                 vote.until_ms = max(vote.until_ms, before.until_ms)
-            self.votes[item.stream] = vote
+            self._put(item.stream, vote)
             granted.append((item.stream, vote))
         if refused:
             reply(LeaseAnswer(ask.number, tuple(refused)))
@@ -109,10 +129,11 @@ class Voter:
 
     def _refusal(self, ask: LeaseAsk, item: AskItem, now_ms: int) -> AnswerItem | None:
         stream, term = item.stream, item.term
-        voters = self._ballots.voters(stream)
-        if not voters:
+        known = self._ballots.electorates(stream)
+        if known is None:
             return AnswerItem(stream, term, False, reason=NOT_SERVED)
-        if voters != item.voters:
+        electorates, home = known
+        if electorates.mark != item.mark or home not in ("", item.home):
             return AnswerItem(stream, term, False, reason=OTHER_VOTERS)
         vote = self.votes.get(stream)
         if vote is None:
@@ -130,7 +151,8 @@ class Voter:
         for stream, term in release.items:
             vote = self.votes.get(stream)
             if vote is not None and vote.holder == release.holder and vote.term <= term and not vote.is_released:
-                vote = self.votes[stream] = Vote(vote.holder, term, 0)
+                vote = Vote(vote.holder, term, 0)
+                self._put(stream, vote)
                 freed.append((stream, vote))
         if freed:
             self._ballots.write(freed, lambda _: None)

@@ -10,7 +10,8 @@ whoever is next starts after that.
 *Enough* is a majority, so that two holders would need a voter in common. With two voters a majority is both, and a
 failure of either would stop everything: there the *home* of the stream needs its own vote alone, everybody else both.
 Any two of those sets meet, too, but nobody can take a dead home's stream over; only naming another home does, and that
-is for a person to say, because it takes knowing that the old home is dead.
+is for a person to say, because it takes knowing that the old home is dead. While the voters are being changed several
+lists of them count, and it takes enough of each (``topics/electorates.py``).
 
 The home goes first. Others wait a moment for it, each another one, so that they do not split the votes; who holds a
 stream whose home asks for it is told to hand it over. Who holds one and does not want it any more gives it back.
@@ -24,9 +25,9 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final, Protocol
 
+from meridian_broker.positions import ZERO
 from meridian_broker.replication.lease_messages import (
     ITEMS_MAX,
-    OTHER_VOTERS,
     PAST,
     AnswerItem,
     AskItem,
@@ -36,12 +37,15 @@ from meridian_broker.replication.lease_messages import (
     LeaseRelease,
     Stream,
 )
+from meridian_broker.topics.electorates import Electorates, Voters, home_among
 
 CLOCK_RATE: Final = 0.01
 """Clocks may run faster or slower than true time by this share. Oscillators are a hundred times better."""
 TICK_MS: Final = 2
 """Both ends count whole milliseconds."""
 FOREVER: Final = 1 << 62
+AGAIN_MS: Final = 20
+"""So long after a change of voters they are asked anew; other streams change in the same moment."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +88,10 @@ class Claim:
     """What this holder has of one stream."""
 
     stream: Stream
-    voters: tuple[str, ...]
+    electorates: Electorates
     home: str
+    voters: Voters = ()
+    """All who are asked."""
     state: State = State.IDLE
     until_ms: int = 0
     """It may be read before this, by the holder's clock; 0: not at all."""
@@ -97,7 +103,7 @@ class Claim:
     refusals: dict[str, AnswerItem] = field(default_factory=dict)
     """What voters said who did not, in this attempt."""
     next_ms: int = 0
-    """The next attempt; while one is under way, its end."""
+    """The next attempt; while one is under way, its end; while it is held, when it is renewed before the others."""
     tries: int = 0
     unwanted_ms: int | None = None
     """Since when it is not wanted any more."""
@@ -149,20 +155,23 @@ class Leases:
 
     # -- what is wanted
 
-    def want(self, stream: Stream, voters: tuple[str, ...], home: str, now_ms: int) -> Claim:
+    def want(self, stream: Stream, electorates: Electorates, home: str, now_ms: int) -> Claim:
         """Hold the stream as soon as possible, until ``unwant``. Voters and home may be others than before."""
         claim = self.claims.get(stream)
         if claim is None:
-            claim = self.claims[stream] = Claim(stream, voters, home)
+            claim = self.claims[stream] = Claim(stream, electorates, home, electorates.voters)
             claim.next_ms = now_ms + self._patience(claim)
         claim.unwanted_ms = None
-        if (claim.voters, claim.home) != (voters, home):
+        if (claim.electorates, claim.home) != (electorates, home):
             if claim.home != home:
                 claim.next_ms = min(claim.next_ms, now_ms) if home == self._me else claim.next_ms
-            claim.voters, claim.home = voters, home
-            claim.asked_ms = {voter: asked for voter, asked in claim.asked_ms.items() if voter in voters}
+            claim.electorates, claim.home, claim.voters = electorates, home, electorates.voters
+            claim.asked_ms = {voter: asked for voter, asked in claim.asked_ms.items() if voter in claim.voters}
             claim.refusals.clear()
             self._reckon(claim, now_ms)
+            if claim.state == State.HELD:  # voters go by what they were asked last
+                claim.next_ms = now_ms + AGAIN_MS
+                self._wake(claim.next_ms)
         self._wake(claim.next_ms)
         return claim
 
@@ -209,7 +218,8 @@ class Leases:
                 if now_ms >= claim.unwanted_ms + self.times.linger and claim.state != State.YIELDING:
                     self.release(claim.stream, now_ms)
             elif claim.state == State.HELD:
-                if is_beat:
+                if is_beat or now_ms >= claim.next_ms:
+                    claim.next_ms = FOREVER
                     asking.append(claim)
             elif claim.state == State.ASKING and now_ms >= claim.next_ms:
                 self._give_up(claim, now_ms)
@@ -231,7 +241,7 @@ class Leases:
         if claim.unwanted_ms is not None:
             return min(due, claim.unwanted_ms + self.times.linger) if claim.state != State.YIELDING else due
         if claim.state == State.HELD:
-            return min(due, self._beat_ms)
+            return min(due, self._beat_ms, claim.next_ms)
         return min(due, claim.next_ms) if claim.state != State.YIELDING else due
 
     def _wake(self, at_ms: int) -> None:
@@ -243,8 +253,7 @@ class Leases:
         """How long to wait for others who go first."""
         if claim.home == self._me:
             return 0
-        rank = sorted(voter for voter in claim.voters if voter != claim.home).index(self._me)
-        return self.times.step * (1 + rank)
+        return self.times.step * (1 + sum(voter < self._me for voter in claim.voters if voter != claim.home))
 
     def _begin(self, claim: Claim, now_ms: int) -> bool:
         """Begin an attempt, when it may succeed. Only the home begins one while this region's own vote is promised to
@@ -273,7 +282,7 @@ class Leases:
             del self._asked_ms[next(iter(self._asked_ms))]
         items: dict[str, list[AskItem]] = {}
         for claim in claims:
-            item = AskItem(claim.stream, claim.term, claim.voters)
+            item = AskItem(claim.stream, claim.term, claim.electorates.mark, claim.home)
             for voter in claim.voters:
                 items.setdefault(voter, []).append(item)
         for voter, wanted in items.items():
@@ -302,16 +311,16 @@ class Leases:
 
     def _reckon(self, claim: Claim, now_ms: int) -> None:
         """Work out anew until when it is ours."""
-        vetoed = any(item.reason == OTHER_VOTERS for item in claim.refusals.values())
-        until = None if vetoed else self._until(claim, claim.asked_ms)
+        until = self._until(claim, claim.asked_ms)
         is_ours = until is not None and until + self.times.usable > now_ms
         if claim.state == State.ASKING:
             if is_ours and until is not None:
                 claim.state, claim.until_ms, claim.tries = State.HELD, until + self.times.usable, 0
+                claim.next_ms = FOREVER
                 self._beat_ms = min(self._beat_ms, now_ms + self.times.beat)
                 self._wake(self._due_ms(claim))
                 self._host.won(claim)
-            elif vetoed or not self._may_succeed(claim):
+            elif not self._may_succeed(claim):
                 self._give_up(claim, now_ms)
         elif claim.is_held:
             if now_ms >= claim.until_ms:  # whoever looked since then was told so: it has to be won anew
@@ -323,12 +332,19 @@ class Leases:
                 self._lose(claim, now_ms)
 
     def _until(self, claim: Claim, asked_ms: dict[str, int]) -> int | None:
-        """From which moment on the promises of enough voters count; None: they are not enough."""
-        if len(claim.voters) == 2 and claim.home == self._me:
-            return asked_ms.get(self._me)
-        enough = len(claim.voters) // 2 + 1
-        latest = sorted((asked_ms[voter] for voter in claim.voters if voter in asked_ms), reverse=True)
-        return latest[enough - 1] if len(latest) >= enough else None
+        """From which moment on the promises of enough voters of each list count; None: they are not enough."""
+        known, first = claim.electorates, FOREVER
+        for _, voters in known.lists:
+            enough = known.enough(voters)
+            if len(voters) == 2 and known.settled != ZERO and home_among(voters, claim.home) == self._me:
+                latest = [asked_ms[self._me]] if self._me in asked_ms else []
+                enough = 1
+            else:
+                latest = sorted((asked_ms[voter] for voter in voters if voter in asked_ms), reverse=True)
+            if len(latest) < enough:
+                return None
+            first = min(first, latest[enough - 1])
+        return first if first < FOREVER else None
 
     def _may_succeed(self, claim: Claim) -> bool:
         """Not when too many refused, or cannot be reached and did not promise before."""

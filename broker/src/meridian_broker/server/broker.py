@@ -265,8 +265,10 @@ class BrokerProcess:
             queue_size=replication.replication_producer_queue_size,
             admin_token=self._peer_token,
         )
+        streams = SharedStreams(self.service)
+        stack.push_async_callback(streams.book.close)
         shares = LeaseDesk(
-            SharedStreams(self.service),
+            streams,
             f"{self.region}#{fence}",
             _monotonic_ms,
             LeaseTimes(duration=replication.dispatch_lease_seconds * 1000),

@@ -181,10 +181,12 @@ async def replicate_subscription(subscription: Subscription, replicated: bool) -
         await confirmed(topic, lambda done: topic.lives.set_replicated(subscription, replicated, done))
 
 
-async def scope_subscription(subscription: Subscription, scope: str, homes: Mapping[str, str]) -> None:
-    """Say which region dispatches which of its messages, in all regions (R25, R26)."""
+async def scope_subscription(
+    subscription: Subscription, scope: str, homes: Mapping[str, str], witness: str | None = None
+) -> None:
+    """Say which region dispatches which of its messages, in all regions (R25, R26). ``witness`` None: as before."""
     topic = subscription.topic
-    await confirmed(topic, lambda done: topic.lives.set_scope(subscription, scope, homes, done))
+    await confirmed(topic, lambda done: topic.lives.set_scope(subscription, scope, homes, done, witness=witness))
 
 
 async def confirmed(topic: Topic, change: Callable[[Confirmed], None]) -> None:

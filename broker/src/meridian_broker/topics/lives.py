@@ -19,6 +19,7 @@ from meridian_broker.ledgers.store import LedgerError
 from meridian_broker.positions import ZERO, Beginning, Position, Progress
 from meridian_broker.topics import rewinding
 from meridian_broker.topics.claims import Confirmed
+from meridian_broker.topics.electorates import Electorates
 from meridian_broker.topics.errors import NotAllowed, SubscriptionNotFound
 from meridian_broker.topics.progress_log import Kind, Whole
 from meridian_broker.topics.scope import follow as follow_scope
@@ -135,14 +136,32 @@ class Lives:
         follow_scope(subscription)
 
     def set_scope(
-        self, subscription: Subscription, scope: str, homes: Mapping[str, str], done: Confirmed | None = None
+        self,
+        subscription: Subscription,
+        scope: str,
+        homes: Mapping[str, str],
+        done: Confirmed | None = None,
+        *,
+        witness: str | None = None,
     ) -> None:
-        """Say which region dispatches what; the later stamp wins everywhere (R25, R26)."""
+        """Say which region dispatches what; the later stamp wins everywhere (R25, R26).
+
+        :param witness: who votes besides the topic's regions, empty for nobody; None: as before.
+        """
         record = subscription.record
         stamp = self._topic.clock.next(max(record.scope_stamp, record.created))
-        subscription.record = replace(record, scope=scope, homes=dict(sorted(homes.items())), scope_stamp=stamp)
+        witness = record.witness if witness is None else witness
+        homes = dict(sorted(homes.items()))
+        subscription.record = replace(record, scope=scope, homes=homes, scope_stamp=stamp, witness=witness)
         self.write(subscription, done)
         follow_scope(subscription)
+
+    def set_electorates(self, subscription: Subscription, known: Electorates, *, told: bool = False) -> None:
+        """Keep what is known of who votes (R26). :param told: another region told it, so nobody needs to be."""
+        subscription.record = replace(subscription.record, electorates=known)
+        self._topic.progress_log.append(Kind.SUBSCRIPTION, subscription.name, encode_record(subscription.record))
+        if not told and _is_shared(subscription):
+            self._tell(subscription.name)
 
     def delete(self, name: str, done: Confirmed | None = None, *, forced: bool = False) -> None:
         """Delete it, in all regions when they share it. Its consumers are sent away.
@@ -274,7 +293,8 @@ class Lives:
         if subscription is None or subscription.record.deleted != record.deleted:
             subscriptions[name] = Subscription(self._topic, record, _nothing(record))
         else:
-            subscription.record = record
+            known = subscription.record.electorates.joined(record.electorates)
+            subscription.record = replace(record, electorates=known)
 
     def snapshot(self) -> Iterator[SubscriptionRecord]:
         """Tombstones that are to be kept."""

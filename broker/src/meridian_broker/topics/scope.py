@@ -17,6 +17,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, Protocol
 
 from meridian_broker.positions.position import EARLIEST, Position
+from meridian_broker.topics.electorates import Electorates, Voters, home_among
 from meridian_broker.topics.subscription_record import ORIGIN
 
 if TYPE_CHECKING:
@@ -46,7 +47,10 @@ class Leasing(Protocol):
     def objection(self, regions: tuple[str, ...], /) -> str:
         """Why there are no leases for topics of these regions; empty: there are."""
 
-    def want(self, stream: Stream, voters: tuple[str, ...], home: str, /) -> Lease:
+    def agree(self, topic: str, subscription: str, /) -> None:
+        """It is to be agreed who votes on shares of this subscription."""
+
+    def want(self, stream: Stream, electorates: Electorates, home: str, /) -> Lease:
         """Ask for a lease, and renew it, from now on. ``won`` and ``lost`` of the share hear how it goes."""
 
     def unwant(self, stream: Stream, /) -> None:
@@ -66,13 +70,38 @@ def home_of(subscription: Subscription, origin: str) -> str:
     return home if home in regions else min(regions)
 
 
-def voters_on(subscription: Subscription, origin: str) -> tuple[str, ...]:
-    """The regions that vote on a share. Of two the home's vote weighs more, so it stands first: both must agree."""
+def wanted_voters(subscription: Subscription) -> Voters:
+    """Who is to vote on its shares: the regions of the topic, and the witness where it makes their number odd."""
     regions = subscription.topic.regions()
-    if len(regions) == 2:
-        home = home_of(subscription, origin)
-        return home, *(region for region in regions if region != home)
-    return tuple(sorted(regions))
+    witness = subscription.record.witness
+    return tuple(sorted(regions | {witness} if witness and len(regions) % 2 == 0 else regions))
+
+
+def settle(subscription: Subscription, heard: frozenset[str]) -> None:
+    """All of these know all lists of voters that count: one may be enough now."""
+    topic, known, wanted = subscription.topic, subscription.record.electorates, wanted_voters(subscription)
+    origins = origins_of(subscription)
+    homes: dict[Voters, set[str]] = {
+        voters: {home_among(voters, home_of(subscription, origin)) for origin in (*origins, *voters)}
+        for _, voters in known.lists
+        if len(voters) == 2
+    }
+    if not known.is_settled and known.may_settle(wanted, heard, homes):
+        stamp = topic.clock.next(max(known.settled, *(said for said, _ in known.lists)))
+        topic.lives.set_electorates(subscription, known.settle(wanted, stamp))
+        follow(subscription)
+
+
+def _say_who_votes(subscription: Subscription, leasing: Leasing) -> None:
+    """Another list of voters joins those that count, when the topic's regions or the witness are others than before."""
+    topic, known, wanted = subscription.topic, subscription.record.electorates, wanted_voters(subscription)
+    if not known.has(wanted):
+        stamp = topic.clock.next(max(subscription.record.scope_stamp, known.settled))
+        known = known.also(wanted, stamp)
+        if known != subscription.record.electorates:
+            topic.lives.set_electorates(subscription, known)
+    if not known.is_settled:
+        leasing.agree(topic.name, subscription.name)
 
 
 def origins_of(subscription: Subscription) -> list[str]:
@@ -88,6 +117,8 @@ def objection(subscription: Subscription) -> str:
         return "the subscription is not replicated"
     if leasing is None:
         return "this broker speaks with no other regions"
+    if subscription.topic.regions() == {subscription.topic.region}:
+        return "the topic lives in this region alone, which dispatches everything"
     return leasing.objection(tuple(subscription.topic.regions()))
 
 
@@ -96,6 +127,7 @@ def follow(subscription: Subscription) -> None:
     leasing = subscription.topic.leasing
     is_in_force = subscription.record.scope == ORIGIN and not objection(subscription)
     if is_in_force and leasing is not None:
+        _say_who_votes(subscription, leasing)
         if subscription.share is None:
             subscription.disconnect_consumers()
             subscription.share = Shares(subscription, leasing)
@@ -116,7 +148,7 @@ class Shares:
         self._leasing = leasing
         self.held: dict[str, Lease] = {}
         """Origins whose messages are dispatched here while their lease lasts."""
-        self._wanted: dict[str, tuple[tuple[str, ...], str]] = {}
+        self._wanted: dict[str, tuple[Electorates, str]] = {}
         """Origin -> voters and home, as asked for."""
         self._homes: dict[str, str] = {}
         """Homes as this region knew them when it asked first, or when the other regions had heard of a change."""
@@ -160,10 +192,10 @@ class Shares:
             else:  # whoever dispatched it hears first that it does not any more, when it can be reached
                 topic.progress_log.when_durable(lambda _: self._tell_others(origin, home))
                 return
-        voters = voters_on(subscription, origin)
-        if self._wanted.get(origin) != (voters, home):
-            self._wanted[origin] = voters, home
-            lease = self._leasing.want(self._stream(origin), voters, home)
+        electorates = subscription.record.electorates
+        if self._wanted.get(origin) != (electorates, home):
+            self._wanted[origin] = electorates, home
+            lease = self._leasing.want(self._stream(origin), electorates, home)
             if lease.until_ms > 0 and origin not in self.held:
                 self.won(origin, lease)
 

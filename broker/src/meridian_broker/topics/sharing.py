@@ -2,7 +2,8 @@
 """All shares of all topics of a broker, for whoever gets the leases on them; and the votes of this region (R26).
 
 A vote is a record in the progress log of its topic: durable in the same group commit as everything else, and fenced
-with the topic, so that a broker that was replaced can vote no more.
+with the topic, so that a broker that was replaced can vote no more. Where the topic does not live here this region may
+still be its witness, and keeps its votes in a book of its own (``witness.py``).
 """
 
 from __future__ import annotations
@@ -13,15 +14,16 @@ from typing import TYPE_CHECKING, Protocol
 
 from meridian_broker.ledgers.store import LedgerError
 from meridian_broker.topics import scope
+from meridian_broker.topics.electorates import Electorates, Voters
 from meridian_broker.topics.progress_log import Kind
 from meridian_broker.topics.scope import Lease, Shares, Stream
+from meridian_broker.topics.subscription_record import ORIGIN
+from meridian_broker.topics.witness import Ballot, Subject, WitnessBook
 
 if TYPE_CHECKING:
     from meridian_broker.topics.service import TopicService
+    from meridian_broker.topics.subscription import Subscription
     from meridian_broker.topics.topic import Topic
-
-Ballot = tuple[str, int, int]
-"""Holder, term, duration in milliseconds."""
 
 
 class SharedStreams:
@@ -29,28 +31,67 @@ class SharedStreams:
 
     def __init__(self, service: TopicService) -> None:
         self._service = service
+        self.book = WitnessBook(service)
 
     @property
     def region(self) -> str:
         return self._service.region
 
-    def voters(self, stream: Stream) -> tuple[str, ...]:
-        """The regions that vote on the stream; empty while its topic or subscription is not served here."""
-        topic = self._topic(stream)
-        subscription = None if topic is None else topic.subscriptions.get(stream[1])
-        return () if subscription is None else scope.voters_on(subscription, stream[2])
+    def electorates(self, stream: Stream) -> tuple[Electorates, str] | None:
+        """Who votes on the stream, and its home where that matters to this voter; None while it is not served here."""
+        subscription = self._subscription(stream[:2])
+        if subscription is None:
+            witnessed = self.book.known(stream[:2])
+            return None if witnessed is None else (witnessed, "")
+        known = subscription.record.electorates
+        return known, scope.home_of(subscription, stream[2]) if known.is_on_pair(self.region) else ""
+
+    def known(self, subject: Subject) -> tuple[Electorates, Voters] | None:
+        """What is known of who votes, and who is to vote as this region's own settings have it."""
+        subscription = self._subscription(subject)
+        if subscription is None or subscription.record.scope != ORIGIN or scope.objection(subscription):
+            return None
+        return subscription.record.electorates, scope.wanted_voters(subscription)
+
+    def hear(self, subject: Subject, told: Electorates, heard: Callable[[Electorates, Voters], None]) -> None:
+        """Another region knows this of who votes: join it. ``heard`` what is known then, once it is on disk."""
+        subscription = self._subscription(subject)
+        if subscription is None:
+            if self.region in told.voters or self.book.known(subject) is not None:
+                copy = self._service.topics.get(subject[0])
+                alone = None if copy is None else copy.subscriptions.get(subject[1])
+                told = told if alone is None else told.joined(alone.record.electorates)
+                self.book.hear(subject, told, lambda known: heard(known, ()))
+            return
+        topic, record = subscription.topic, subscription.record
+        known = record.electorates.joined(told)
+        if known != record.electorates:
+            topic.lives.set_electorates(subscription, known, told=True)
+            scope.follow(subscription)
+            known = subscription.record.electorates
+        wanted = scope.wanted_voters(subscription) if record.scope == ORIGIN else ()
+        topic.progress_log.when_durable(lambda error: heard(known, wanted) if error is None else None)
+
+    def settle(self, subject: Subject, heard: frozenset[str]) -> None:
+        """These voters know all that is known here."""
+        subscription = self._subscription(subject)
+        if subscription is not None:
+            scope.settle(subscription, heard)
 
     def write_votes(self, votes: list[tuple[Stream, Ballot]], durable: Callable[[list[Stream]], None]) -> None:
         """One record per subscription; ``durable`` hears of each once that is done."""
-        records: dict[tuple[str, str], dict[str, Ballot]] = {}
+        records: dict[Subject, dict[str, Ballot]] = {}
         for stream, ballot in votes:
             records.setdefault(stream[:2], {})[stream[2]] = ballot
         for (topic_name, name), ballots in records.items():
-            topic = self._topic((topic_name, name, ""))
-            if topic is not None:
+            done = _when_done([(topic_name, name, origin) for origin in ballots], durable)
+            subscription = self._subscription((topic_name, name))
+            if subscription is None:
+                self.book.write((topic_name, name), ballots, done)
+            else:
+                topic = subscription.topic
                 topic.votes.setdefault(name, {}).update(ballots)
-                streams = [(topic_name, name, origin) for origin in ballots]
-                topic.progress_log.append(Kind.VOTES, name, encode(ballots), _when_done(streams, durable))
+                topic.progress_log.append(Kind.VOTES, name, encode(ballots), done)
 
     def won(self, claim: Held) -> None:
         shares = self._shares(claim.stream)
@@ -73,14 +114,17 @@ class SharedStreams:
             if topic.failure is None:
                 follow(topic)
 
-    def _topic(self, stream: Stream) -> Topic | None:
-        topic = self._service.topics.get(stream[0])
-        return topic if topic is not None and topic.failure is None else None
+    def _subscription(self, subject: Subject) -> Subscription | None:
+        """Of a topic that lives in other regions, too. One that this region has on its own says nothing of theirs."""
+        topic = self._service.topics.get(subject[0])
+        if topic is None or topic.failure is not None or topic.regions() == {self.region}:
+            return None
+        return topic.subscriptions.get(subject[1])
 
     def _shares(self, stream: Stream) -> Shares | None:
-        topic = self._topic(stream)
-        subscription = None if topic is None else topic.subscriptions.get(stream[1])
-        return None if subscription is None else subscription.share
+        topic = self._service.topics.get(stream[0])
+        found = None if topic is None or topic.failure is not None else topic.subscriptions.get(stream[1])
+        return None if found is None else found.share
 
 
 class Held(Lease, Protocol):

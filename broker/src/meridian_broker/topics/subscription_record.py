@@ -9,6 +9,8 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Final
 
 from meridian_broker.positions import ZERO, Stamp
+from meridian_broker.topics import electorates
+from meridian_broker.topics.electorates import Electorates
 
 LOCAL: Final = "local"
 """Each region dispatches whatever is not acknowledged anywhere (R25)."""
@@ -39,7 +41,11 @@ class SubscriptionRecord:
     homes: Mapping[str, str] = field(default_factory=dict)
     """Origin region -> which region dispatches its messages by command; for others it is the origin itself."""
     scope_stamp: Stamp = ZERO
-    """When and where scope and homes were set; later wins. ``ZERO``: nobody ever did."""
+    """When and where scope, homes and witness were set; later wins. ``ZERO``: nobody ever did."""
+    witness: str = ""
+    """A region that votes on who dispatches what, although the topic does not live there; empty: none."""
+    electorates: Electorates = field(default_factory=Electorates)
+    """Who votes, as far as the region that keeps the record knows."""
 
     def __post_init__(self) -> None:
         self.properties = self.properties or _NONE
@@ -71,13 +77,20 @@ def join_records(one: SubscriptionRecord, other: SubscriptionRecord) -> Subscrip
         scope=scope.scope,
         homes=scope.homes,
         scope_stamp=scope.scope_stamp,
+        witness=scope.witness,
+        electorates=one.electorates.joined(other.electorates),
     )
 
 
 def encode_record(record: SubscriptionRecord) -> bytes:
     """What was never deleted is written as versions wrote it that knew of no tombstones; so are scopes never set."""
-    fields = asdict(record)
+    fields = asdict(replace(record, electorates=Electorates()))
+    del fields["electorates"]
     fields["homes"] = dict(sorted(record.homes.items()))
+    if record.electorates.lists:
+        fields["voters"] = electorates.to_json(record.electorates)
+    if not record.witness:
+        del fields["witness"]
     if record.scope_stamp == ZERO:
         del fields["scope"], fields["homes"], fields["scope_stamp"]
     if record.deleted == ZERO:
@@ -100,6 +113,8 @@ def decode_record(data: bytes) -> SubscriptionRecord:
             str(fields.get("scope", LOCAL)),
             {str(origin): str(home) for origin, home in dict(fields.get("homes", {})).items()},
             _stamp(fields["scope_stamp"]) if "scope_stamp" in fields else ZERO,
+            str(fields.get("witness", "")),
+            electorates.from_json(fields["voters"]) if "voters" in fields else Electorates(),
         )
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{data[:80]!r} is no subscription record: {error}") from error

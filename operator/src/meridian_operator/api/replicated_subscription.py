@@ -61,6 +61,11 @@ class ReplicatedSubscriptionSpec(Model):
         description="Local: every region delivers what nobody has acknowledged. Origin: each region delivers what was "
         "published there, so that consumers everywhere share the work.",
     )
+    witness: RegionName | None = Field(
+        default=None,
+        description="With dispatchScope Origin and a topic of two regions: a third one, where the topic does not live, "
+        "votes when one of them is to take over for the other. Absent: left as it is.",
+    )
     initial_position: Literal["Earliest", "Latest"] = Field(
         default="Earliest", description="Where the subscription begins when the operator makes it."
     )

@@ -115,9 +115,12 @@ class SetDispatchScope(Change):
     subscription: str
     scope: str
     """``local`` or ``origin``."""
+    witness: str | None = None
+    """Who votes besides the topic's regions; None: as before."""
 
     def sentence(self) -> str:
-        return f"{self.region}: dispatch scope {self.scope} for subscription {self.subscription} on {self.topic}"
+        scope = self.scope if self.witness is None else f"{self.scope} with witness {self.witness}"
+        return f"{self.region}: dispatch scope {scope} for subscription {self.subscription} on {self.topic}"
 
 
 @dataclass(frozen=True, slots=True)

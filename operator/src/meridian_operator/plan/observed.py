@@ -68,6 +68,8 @@ class SubscriptionSeen:
     """Why it is not synced with some region, a sentence each."""
     scopes: frozenset[str] = frozenset({"local"})
     """Dispatch scopes of its partitions."""
+    witnesses: frozenset[str] = frozenset({""})
+    """Who votes besides the topic's regions, of its partitions; empty: nobody."""
     scope_problem: str = ""
     """Why the scope that is set is not in force; empty when it is."""
 

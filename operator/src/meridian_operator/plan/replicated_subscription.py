@@ -67,10 +67,16 @@ def _scope(
     waiting: list[str],
 ) -> None:
     """The dispatch scope. One region is told, and tells the others; told again only when none of them has it."""
-    wanted = frozenset({spec.dispatch_scope.lower()})
-    other = [region for region in having if region.subscription and region.subscription.scopes != wanted]
+    scope = spec.dispatch_scope.lower()
+    witness = spec.witness if scope == "origin" else None
+    other = [
+        region
+        for region in having
+        if (seen := region.subscription)
+        and (seen.scopes != frozenset({scope}) or (witness is not None and seen.witnesses != frozenset({witness})))
+    ]
     if other and len(other) == len(having):
-        changes.append(SetDispatchScope(having[0].name, topic, spec.subscription, spec.dispatch_scope.lower()))
+        changes.append(SetDispatchScope(having[0].name, topic, spec.subscription, scope, witness))
     else:
         waiting += [
             f"{region.name} hears of dispatch scope {spec.dispatch_scope} from another region" for region in other

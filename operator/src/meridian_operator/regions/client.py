@@ -103,9 +103,10 @@ class RegionClient:
                     await self._call(
                         "POST", f"{path}/subscription/{_quoted(subscription)}/replicatedSubscriptionStatus", True
                     )
-                case changes.SetDispatchScope(subscription=subscription, scope=scope):
+                case changes.SetDispatchScope(subscription=subscription, scope=scope, witness=witness):
                     own = _own_path(change.topic, subscription)
-                    await self._call("POST", f"{own}/scope", {"dispatchScope": scope})
+                    wanted = {"dispatchScope": scope} | ({} if witness is None else {"witness": witness})
+                    await self._call("POST", f"{own}/scope", wanted)
                 case changes.DeleteSubscription(subscription=subscription):
                     await self._call("DELETE", f"{path}/subscription/{_quoted(subscription)}", allow=(404,))
                 case _:
@@ -154,6 +155,7 @@ class RegionClient:
                 )
             ),
             scopes=frozenset(part.get("dispatch_scope", "local") for part in parts),
+            witnesses=frozenset(part.get("witness", "") for part in parts),
             scope_problem=next((part["scope_reason"] for part in parts if part.get("scope_reason")), ""),
         )
 

@@ -356,32 +356,29 @@ class LeaseStream(_message.Message):
     def __init__(self, topic: _Optional[str] = ..., subscription: _Optional[str] = ..., origin: _Optional[str] = ...) -> None: ...
 
 class LeaseAsk(_message.Message):
-    __slots__ = ("number", "holder", "duration_ms", "items", "voters")
+    __slots__ = ("number", "holder", "duration_ms", "items", "homes")
     class Item(_message.Message):
-        __slots__ = ("stream", "term", "voters")
+        __slots__ = ("stream", "term", "mark", "home")
         STREAM_FIELD_NUMBER: _ClassVar[int]
         TERM_FIELD_NUMBER: _ClassVar[int]
-        VOTERS_FIELD_NUMBER: _ClassVar[int]
+        MARK_FIELD_NUMBER: _ClassVar[int]
+        HOME_FIELD_NUMBER: _ClassVar[int]
         stream: LeaseStream
         term: int
-        voters: int
-        def __init__(self, stream: _Optional[_Union[LeaseStream, _Mapping[str, object]]] = ..., term: _Optional[int] = ..., voters: _Optional[int] = ...) -> None: ...
-    class Voters(_message.Message):
-        __slots__ = ("names",)
-        NAMES_FIELD_NUMBER: _ClassVar[int]
-        names: _containers.RepeatedScalarFieldContainer[str]
-        def __init__(self, names: _Optional[_Iterable[str]] = ...) -> None: ...
+        mark: int
+        home: int
+        def __init__(self, stream: _Optional[_Union[LeaseStream, _Mapping[str, object]]] = ..., term: _Optional[int] = ..., mark: _Optional[int] = ..., home: _Optional[int] = ...) -> None: ...
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     HOLDER_FIELD_NUMBER: _ClassVar[int]
     DURATION_MS_FIELD_NUMBER: _ClassVar[int]
     ITEMS_FIELD_NUMBER: _ClassVar[int]
-    VOTERS_FIELD_NUMBER: _ClassVar[int]
+    HOMES_FIELD_NUMBER: _ClassVar[int]
     number: int
     holder: str
     duration_ms: int
     items: _containers.RepeatedCompositeFieldContainer[LeaseAsk.Item]
-    voters: _containers.RepeatedCompositeFieldContainer[LeaseAsk.Voters]
-    def __init__(self, number: _Optional[int] = ..., holder: _Optional[str] = ..., duration_ms: _Optional[int] = ..., items: _Optional[_Iterable[_Union[LeaseAsk.Item, _Mapping[str, object]]]] = ..., voters: _Optional[_Iterable[_Union[LeaseAsk.Voters, _Mapping[str, object]]]] = ...) -> None: ...
+    homes: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, number: _Optional[int] = ..., holder: _Optional[str] = ..., duration_ms: _Optional[int] = ..., items: _Optional[_Iterable[_Union[LeaseAsk.Item, _Mapping[str, object]]]] = ..., homes: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class LeaseAnswer(_message.Message):
     __slots__ = ("number", "items")
@@ -422,3 +419,31 @@ class LeaseRelease(_message.Message):
     holder: str
     items: _containers.RepeatedCompositeFieldContainer[LeaseRelease.Item]
     def __init__(self, holder: _Optional[str] = ..., items: _Optional[_Iterable[_Union[LeaseRelease.Item, _Mapping[str, object]]]] = ...) -> None: ...
+
+class Voters(_message.Message):
+    __slots__ = ("items",)
+    class List(_message.Message):
+        __slots__ = ("said", "names")
+        SAID_FIELD_NUMBER: _ClassVar[int]
+        NAMES_FIELD_NUMBER: _ClassVar[int]
+        said: str
+        names: _containers.RepeatedScalarFieldContainer[str]
+        def __init__(self, said: _Optional[str] = ..., names: _Optional[_Iterable[str]] = ...) -> None: ...
+    class Item(_message.Message):
+        __slots__ = ("topic", "subscription", "lists", "settled", "wanted", "is_clean")
+        TOPIC_FIELD_NUMBER: _ClassVar[int]
+        SUBSCRIPTION_FIELD_NUMBER: _ClassVar[int]
+        LISTS_FIELD_NUMBER: _ClassVar[int]
+        SETTLED_FIELD_NUMBER: _ClassVar[int]
+        WANTED_FIELD_NUMBER: _ClassVar[int]
+        IS_CLEAN_FIELD_NUMBER: _ClassVar[int]
+        topic: str
+        subscription: str
+        lists: _containers.RepeatedCompositeFieldContainer[Voters.List]
+        settled: str
+        wanted: _containers.RepeatedScalarFieldContainer[str]
+        is_clean: bool
+        def __init__(self, topic: _Optional[str] = ..., subscription: _Optional[str] = ..., lists: _Optional[_Iterable[_Union[Voters.List, _Mapping[str, object]]]] = ..., settled: _Optional[str] = ..., wanted: _Optional[_Iterable[str]] = ..., is_clean: bool = ...) -> None: ...
+    ITEMS_FIELD_NUMBER: _ClassVar[int]
+    items: _containers.RepeatedCompositeFieldContainer[Voters.Item]
+    def __init__(self, items: _Optional[_Iterable[_Union[Voters.Item, _Mapping[str, object]]]] = ...) -> None: ...

@@ -1,0 +1,171 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a region votes of topics that do not live in it (R26).
+
+Of a topic in two regions neither can know that the other one is dead. A third region, the *witness*, has none of the
+topic's messages and a vote. It keeps what it promised, and what it knows of who votes, in a progress log of its own,
+with an owner like any topic's: so its votes are durable before they are given, and a broker that was replaced can give
+none. It is opened when somebody first asks this region for something that it does not have.
+
+What nobody asked about for ``FORGET_MS`` is forgotten when the log is rolled over: by then whoever knew less was asked
+for its vote countless times.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+from meridian_broker.ledgers.store import LedgerError
+from meridian_broker.metadata.records import TopicRecord
+from meridian_broker.metadata.store import ABSENT, MetadataError
+from meridian_broker.topics import adoption, electorates
+from meridian_broker.topics.electorates import Electorates
+from meridian_broker.topics.errors import TopicError
+from meridian_broker.topics.ownership import TopicMetadata
+from meridian_broker.topics.progress_log import Done, Kind, ProgressLog, ProgressLogError
+from meridian_broker.wire.pulsar import topic_name
+
+if TYPE_CHECKING:
+    from meridian_broker.topics.service import TopicService
+
+NAME: Final = "persistent://pulsar/system/witness"
+"""No topic: a namespace that nobody made holds its record, so that it is in no list."""
+FORGET_MS: Final = 30 * 24 * 3600 * 1000
+RETRY_SECONDS: Final = 1.0
+
+Subject = tuple[str, str]
+"""Topic, subscription."""
+Ballot = tuple[str, int, int]
+"""Holder, term, duration in milliseconds."""
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _Page:
+    known: Electorates
+    ballots: dict[str, Ballot] = field(default_factory=dict)
+    asked_ms: int = 0
+
+
+class WitnessBook:
+    """See the module's text. One per broker."""
+
+    def __init__(self, service: TopicService) -> None:
+        self._service = service
+        self._log: ProgressLog | None = None
+        self._opening = False
+        self._pages: dict[Subject, _Page] = {}
+
+    @property
+    def is_open(self) -> bool:
+        return self._log is not None and self._log.failure is None
+
+    def known(self, subject: Subject) -> Electorates | None:
+        """Who votes on a subscription's shares; None: this region is not known to be its witness."""
+        if not self.is_open:
+            self._open_soon()
+            return None
+        page = self._pages.get(subject)
+        if page is None:
+            return None
+        page.asked_ms = self._service.scheduler.now_ms()
+        return page.known
+
+    def hear(self, subject: Subject, told: Electorates, heard: Callable[[Electorates], None]) -> None:
+        """Join what others know. ``heard`` what is known then, once it is on disk."""
+        writer = self._log
+        if writer is None or not self.is_open:
+            self._open_soon()
+            return
+        page = self._pages.get(subject)
+        known = told if page is None else page.known.joined(told)
+        if page is None:
+            page = self._pages[subject] = _Page(known)
+        elif page.known == known:
+            writer.when_durable(lambda error: heard(known) if error is None else None)
+            return
+        page.known, page.asked_ms = known, self._service.scheduler.now_ms()
+        self._write(writer, subject, {}, lambda error: heard(known) if error is None else None)
+
+    def write(self, subject: Subject, ballots: dict[str, Ballot], done: Done) -> None:
+        """Votes that are to be durable before they are given."""
+        page, writer = self._pages.get(subject), self._log
+        if page is not None and writer is not None:
+            page.ballots.update(ballots)
+            self._write(writer, subject, ballots, done)
+
+    def _write(self, writer: ProgressLog, subject: Subject, ballots: dict[str, Ballot], done: Done) -> None:
+        writer.append(Kind.VOTES, subject[0], self._page(subject, ballots), done)
+
+    def _page(self, subject: Subject, ballots: dict[str, Ballot]) -> bytes:
+        page = self._pages[subject]
+        fields = {
+            "subscription": subject[1],
+            "voters": electorates.to_json(page.known),
+            "ballots": ballots,
+            "asked": page.asked_ms,
+        }
+        return json.dumps(fields, separators=(",", ":")).encode()
+
+    def _snapshot(self) -> Iterator[tuple[Kind, str, bytes]]:
+        now = self._service.scheduler.now_ms()
+        for subject, page in list(self._pages.items()):
+            if now - page.asked_ms > FORGET_MS:
+                del self._pages[subject]
+            else:
+                yield Kind.VOTES, subject[0], self._page(subject, page.ballots)
+
+    # -- opening
+
+    def _open_soon(self) -> None:
+        if not self._opening and not self._service.closing:
+            self._opening = True
+            self._service.scheduler.spawn(self._open(), "open the witness's votes")
+
+    async def _open(self) -> None:
+        service = self._service
+        name = topic_name.parse(NAME)
+        metadata = TopicMetadata(service.catalog, name, service.new_lock(), service.scheduler)
+        try:
+            if not await metadata.claim(service.fence):
+                await service.catalog.topics.put(name, TopicRecord(owner=service.fence), ABSENT)
+                await metadata.claim(service.fence)
+            book = ProgressLog(service.store, metadata, service.fence, service.scheduler, self._snapshot)
+            adopted = await adoption.adopt(service, name, metadata)
+            for change in await book.open(list(metadata.record.progress_ledgers), adopted.progress):
+                self._recall(change.subscription, change.payload)
+        except (LedgerError, MetadataError, TopicError, ProgressLogError) as error:
+            log.warning("this region cannot be a witness now: %s", error)
+            service.scheduler.later(RETRY_SECONDS, self._may_open_again)
+            return
+        for (topic, subscription), page in self._pages.items():
+            for origin, ballot in page.ballots.items():
+                if service.leasing is not None:
+                    service.leasing.found((topic, subscription, origin), *ballot)
+        service.labels.forget(NAME)
+        self._log, self._opening = book, False
+
+    def _may_open_again(self) -> None:
+        self._opening = False
+
+    def _recall(self, topic: str, payload: bytes) -> None:
+        """:raises ProgressLogError: it is no page."""
+        try:
+            fields = json.loads(payload)
+            subject = (topic, str(fields["subscription"]))
+            told = electorates.from_json(fields["voters"])
+            page = self._pages.setdefault(subject, _Page(told))
+            page.known = page.known.joined(told)
+            page.asked_ms = max(page.asked_ms, int(fields["asked"]))
+            page.ballots.update({str(o): (str(h), int(t), int(d)) for o, (h, t, d) in fields["ballots"].items()})
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise ProgressLogError(f"{payload[:80]!r} is no page of a witness's book: {error}") from error
+
+    async def close(self) -> None:
+        """Seal what is being written."""
+        if self._log is not None:
+            await self._log.close()
