@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lets a program in another language end a region with SIGKILL, ``POST /kill/REGION``, and start it: ``/back/REGION``.
+"""Lets a program in another language end a region with SIGKILL, ``POST /kill/REGION``, and start it: ``/back/REGION``;
+or stop and continue its process: ``/pause/REGION``, ``/resume/REGION``.
 
 The answer comes when it is done: 204, or 500 with what went wrong.
 """
@@ -18,7 +19,12 @@ class RegionControl:
     """Use it as a context manager: it answers until the end of the block."""
 
     def __init__(self, regions: RegionsProcess) -> None:
-        actions = {"kill": regions.kill_region, "back": regions.bring_back}
+        actions = {
+            "kill": regions.kill_region,
+            "back": regions.bring_back,
+            "pause": regions.pause_region,
+            "resume": regions.resume_region,
+        }
 
         class Handler(BaseHTTPRequestHandler):
             def do_POST(self) -> None:

@@ -20,6 +20,7 @@ import org.apache.pulsar.client.api.ServiceUrlProvider;
 import org.apache.pulsar.client.api.SubscriptionType;
 import org.apache.pulsar.client.impl.AutoClusterFailover;
 import org.apache.pulsar.client.impl.ControlledClusterFailover;
+import org.apache.pulsar.client.impl.SameAuthParamsLookupAutoClusterFailover;
 import org.apache.pulsar.common.policies.data.SubscriptionStats;
 
 /** Clients that move to another region by themselves, with the consumers and producers that they have. */
@@ -69,6 +70,13 @@ final class Following extends Checks {
                 .build());
     }
 
+    /** A client that goes where somebody answers when it asks for a topic, to the first region that does. */
+    static PulsarClient looking(Region first, Region second) throws Exception {
+        return client(SameAuthParamsLookupAutoClusterFailover.builder()
+                .pulsarServiceUrlArray(new String[] {first.serviceUrl(), second.serviceUrl()})
+                .failoverThreshold(2).recoverThreshold(2).checkHealthyIntervalMs(200).build());
+    }
+
     private static PulsarClient client(ServiceUrlProvider provider) throws Exception {
         return PulsarClient.builder().serviceUrlProvider(provider).maxBackoffInterval(500, MILLISECONDS).build();
     }
@@ -98,14 +106,7 @@ final class Following extends Checks {
 
         /** Waits until the client is in this region, then works there. */
         void workIn(Region region) throws Exception {
-            for (String subscription : consumers.keySet()) {
-                for (String part : parts) {
-                    becomes(1, "the consumers of " + subscription + " in " + region.name(), () -> {
-                        SubscriptionStats stats = region.stats(part, subscription);
-                        return stats == null ? 0 : stats.getConsumers().size();
-                    });
-                }
-            }
+            connected(region, 1);
             for (int last = published + 10; published < last; published++) {
                 producer.newMessage().key("key-" + published % 3).value(Integer.toString(published).getBytes()).send();
             }
@@ -117,6 +118,22 @@ final class Following extends Checks {
                 equal(messages.stream().map(Checks::number).sorted().toList(), due);
                 nothingComes(consumer);
                 Moves.acknowledge(consumer, messages.stream().filter(message -> number(message) % 3 != 0).toList());
+            }
+        }
+
+        /** Waits until the client is not in this region any more. */
+        void hasLeft(Region region) throws Exception {
+            connected(region, 0);
+        }
+
+        private void connected(Region region, int count) throws Exception {
+            for (String subscription : consumers.keySet()) {
+                for (String part : parts) {
+                    becomes(count, "the consumers of " + subscription + " in " + region.name(), () -> {
+                        SubscriptionStats stats = region.stats(part, subscription);
+                        return stats == null ? 0 : stats.getConsumers().size();
+                    });
+                }
             }
         }
 

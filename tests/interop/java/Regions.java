@@ -10,7 +10,8 @@ import org.apache.pulsar.client.api.PulsarClient;
 /**
  * Replicated subscriptions with the official Java client and its admin client, over three regions:
  * {@code Regions CONTROL_URL} and for each region {@code NAME SERVICE_URL ADMIN_URL}. A POST to the control URL's
- * {@code /kill/NAME} and {@code /back/NAME} ends a region with SIGKILL and starts it again.
+ * {@code /kill/NAME} and {@code /back/NAME} ends a region with SIGKILL and starts it again, to {@code /pause/NAME} and
+ * {@code /resume/NAME} stops its process and lets it go on.
  */
 public final class Regions extends Checks {
     private final String control;
@@ -54,6 +55,7 @@ public final class Regions extends Checks {
                 & check("the replicated flag", steering::replicatedStatus)
                 & check("partitions grow", steering::growth)
                 & check("a client is told where to go", new Following(east, west)::controlled)
+                & check("a region hangs", this::hang)
                 & check("a region is killed", this::kill);
     }
 
@@ -69,6 +71,25 @@ public final class Regions extends Checks {
     private void owedNothing(String topic, String subscription) throws Exception {
         for (Region region : List.of(east, west, central)) {
             becomes(0L, "what " + region.name() + " is owed of " + topic, () -> region.backlog(topic, subscription));
+        }
+    }
+
+    /** A region that takes connections and answers nobody: the client goes to another one, and back. */
+    private void hang() throws Exception {
+        String topic = Moves.TOPICS + "hung";
+        try (PulsarClient moving = Following.looking(east, west);
+                Following.Walk walk = new Following.Walk(moving, List.of(topic), topic)) {
+            walk.workIn(east);
+            becomes(10L, "the entries in the west", () -> west.entries(topic));
+            ask("pause", east);
+            try {
+                walk.workIn(west);
+            } finally {
+                ask("resume", east);
+            }
+            walk.hasLeft(west);
+            walk.workIn(east);
+            walk.end();
         }
     }
 
