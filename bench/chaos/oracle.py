@@ -40,6 +40,8 @@ class Round:
     began: float
     stored: dict[str, dict[str, list[str]]]
     """By topic and region: bodies in the region's order."""
+    trims: bool
+    """Regions give back what nobody waits for, each at its own time."""
     owed: dict[Subscription, set[str] | None]
     """What each delivered at the last calm; None: everything, it was made anew."""
     old: dict[str, set[str]] = field(default_factory=dict)
@@ -69,27 +71,38 @@ class Judge:
 
     def lost(self, topic: str) -> Iterator[str]:
         """Published with a receipt, and not in every region; save what the stated RPO covers."""
-        receipts = {one.body: one for one in self._events if one.kind == "receipt" and one.topic == topic}
+        receipts = self.published(topic)
+        if self._round.trims:
+            return  # what is owed has to come all the same
         everywhere = set.union(*(set(bodies) for bodies in self._round.stored[topic].values()))
         for body, receipt in receipts.items():
             if body not in everywhere and self._survived(receipt.region, receipt.at):
                 yield body
         yield from self._round.old.get(topic, set()) - everywhere
 
+    def published(self, topic: str) -> dict[str, Event]:
+        """Receipts of the round, by body."""
+        return {one.body: one for one in self._events if one.kind == "receipt" and one.topic == topic}
+
     def differs(self, topic: str) -> Iterator[str]:
         """Bodies that some regions store more often than others."""
+        if self._round.trims:
+            return
         counts = {region: Counter(bodies) for region, bodies in self._round.stored[topic].items()}
         first = counts[REGIONS[0]]
         yield from {body for other in counts.values() for body in (first - other) + (other - first)}
 
     def copies(self, topic: str) -> Counter[str]:
-        """How often each is stored: a producer whose receipt was lost sends again."""
-        return Counter(self._round.stored[topic][REGIONS[0]])
+        """How often each is stored, where it is most often: a producer whose receipt was lost sends again."""
+        most: Counter[str] = Counter()
+        for bodies in self._round.stored[topic].values():
+            most |= Counter(bodies)
+        return most
 
     # What must come of subscriptions
 
     def verdicts(self, used: Subscription) -> dict[str, Must]:
-        """For each message stored."""
+        """For each message that is stored, or was at the last calm and waited for, or has a receipt that counts."""
         mine = self._mine(used)
         rewinds = [
             one
@@ -99,7 +112,9 @@ class Judge:
         owed = self._round.owed.get(used)
         old = self._round.old.get(used.topic, set())
         published = {one.body: one for one in self._events if one.kind == "published" and one.topic == used.topic}
-        return {
+        stored = self.copies(used.topic)
+        lasting = {body for body, one in self.published(used.topic).items() if self._survived(one.region, one.at)}
+        found = {
             body: self._verdict(
                 mine.get(body, Mine()),
                 rewinds,
@@ -107,8 +122,11 @@ class Judge:
                 at=published[body].at if body in published else -math.inf,
                 unsure=self._round.unsure_in.get(used, set()),
             )
-            for body in self.copies(used.topic)
+            for body in {*stored, *(owed or ()), *lasting}
         }
+        if rewinds:  # what was given back before cannot come again
+            found |= dict.fromkeys(found.keys() - stored.keys(), Must.UNKNOWN)
+        return found
 
     def _verdict(self, mine: Mine, rewinds: list[Rewind], *, was_owed: bool, at: float, unsure: set[str]) -> Must:
         sure = [one for one in mine.acknowledged if one.region not in unsure and self._is_sure(one)]
@@ -171,6 +189,9 @@ class Judge:
             region: {body: at for at, body in enumerate(bodies)}
             for region, bodies in self._round.stored[used.topic].items()
         }
+        everything: set[str] = set().union(
+            *orders.values(), self._round.owed.get(used) or (), self.published(used.topic)
+        )
         taken: dict[int, list[Event]] = defaultdict(list)
         for event in self._events:
             if (event.topic, event.subscription) != (used.topic, used.name):
@@ -185,8 +206,8 @@ class Judge:
                     if had.place <= event.place:
                         found[had.body].acknowledged.append(event)
                 order = orders[event.region]
-                for body, at in order.items():
-                    if at <= order.get(event.body, len(order)):
+                for body in everything:  # what is given back there may have stood before it
+                    if order.get(body, -1) <= order.get(event.body, len(order)):
                         found[body].perhaps = True
         return found
 

@@ -47,7 +47,8 @@ class Story:
         self._say = say
         self._random = random.Random(seed)
         self._journal = Journal()
-        self._world = World(directory, self._journal)
+        self._trims = seed % 2 == 1
+        self._world = World(directory, self._journal, self._trims)
         self._owed: dict[Subscription, set[str] | None] = {}
         self._stored: dict[str, set[str]] = {}
         self._unsure: dict[Subscription, set[str]] = {}
@@ -191,9 +192,10 @@ class Story:
             topic: {region: list(read_all(self._world, region, topic, parts)) for region in REGIONS}
             for topic, parts in ((PLAIN, 0), (PARTED, PARTITIONS))
         }
-        judge = Judge(self._world, self._journal, Round(began, stored, self._owed, self._stored, self._unsure))
+        seen = Round(began, stored, self._trims, self._owed, self._stored, self._unsure)
+        judge = Judge(self._world, self._journal, seen)
         for topic in stored:
-            self.counts["messages"] += len(set(stored[topic][REGIONS[0]]) - self._stored.get(topic, set()))
+            self.counts["messages"] += len(judge.published(topic))
             for body in judge.lost(topic):
                 self._wrong("lost", topic, "", body)
             for body in judge.differs(topic):
@@ -201,7 +203,8 @@ class Story:
         with ThreadPoolExecutor(4) as pool:
             for _ in pool.map(lambda used: self._judge_one(judge, used), USED):
                 pass
-        self._stored = {topic: set.union(*map(set, found.values())) for topic, found in stored.items()}
+        for topic, found in stored.items():
+            self._stored[topic] = set.union(*map(set, found.values()))
         return not self.wrongs
 
     def _judge_one(self, judge: Judge, used: Subscription) -> None:
@@ -229,8 +232,23 @@ class Story:
         if self._random.random() < 0.7:
             self._world.copy_disk(self._random.choice(REGIONS))
             self.counts["copies"] += 1
+        if self._trims and self._random.random() < 0.5:
+            self._clear()
         if self._random.random() < 0.5:
             self._make_anew()
+
+    def _clear(self) -> None:
+        """Nobody waits for anything any more, so that it is given back."""
+        for used in USED:
+            region = self._random.choice(REGIONS)
+            self._expect(
+                self._world.http(region, "POST", self._world.subscription(used.topic, used.name) + "/skip_all")
+            )
+            self._owed[used] = set()
+        self._journal.write("all backlogs cleared")
+        for used in USED:
+            self._until(lambda used=used: not self._out_of_step(used), f"{used.topic} {used.name} to be clear")
+        self.counts["cleared"] += 1
 
     def _make_anew(self) -> None:
         """Unsubscribe and make it again while a region may be away."""

@@ -23,18 +23,18 @@ from wired import Wired  # noqa: E402
 
 REGIONS = ("one", "two", "three")
 OLD = ("everything", "metadata", "volume")
-SETTINGS = {
-    "managedLedgerMaxEntriesPerLedger": 50,
-    "defaultRetentionTimeInMinutes": -1,
-    "defaultRetentionSizeInMB": -1,
-}
+SMALL = {"managedLedgerMaxEntriesPerLedger": 50}
+KEEPS = {"defaultRetentionTimeInMinutes": -1, "defaultRetentionSizeInMB": -1}
+TRIMS = {"retentionCheckIntervalInSeconds": 1}
 _DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 class World(Wired):
     """The regions, and when each was disturbed."""
 
-    def __init__(self, directory: Path, journal: Journal) -> None:
+    def __init__(self, directory: Path, journal: Journal, trims: bool) -> None:
+        """:param trims: regions give back what nobody waits for, each at its own time."""
+        self._settings = SMALL | (TRIMS if trims else KEEPS)
         super().__init__(directory, *REGIONS)
         self.journal = journal
         self.disturbed = Disturbed()
@@ -48,7 +48,7 @@ class World(Wired):
 
     def _broker(self, name: str, token: Path) -> Any:
         broker = super()._broker(name, token)
-        broker.settings |= SETTINGS
+        broker.settings |= self._settings
         return broker
 
     def _ask(self, line: str) -> dict[str, int]:

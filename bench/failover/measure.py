@@ -101,7 +101,8 @@ def main() -> int:
     bench.figure("seconds", time.monotonic() - began)
     machine = {"processors": os.cpu_count(), "load_before": load_before, "load_after": os.getloadavg()[0]}
     if options.report:
-        write_report(options.report, lag, bench.figures, machine)
+        missed = [name for name, target in bench.targets.items() if not target.met]
+        write_report(options.report, lag, bench.figures, missed, machine)
     if options.json:
         targets = {name: asdict(target) for name, target in bench.targets.items()}
         json.dump({**bench.figures, "targets": targets, "machine": machine}, sys.stdout)

@@ -1,35 +1,83 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A page to look at: the cursor's lag over time and its distribution, then every figure. One file, no dependencies."""
+"""A page to look at: the cursor's lag over time and its distribution, what came again after each move, and every other
+figure. One file, no dependencies."""
 
 from __future__ import annotations
 
 import html
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 from stories import Lag
 
 Figures = Mapping[str, float | int]
 WIDTH, HEIGHT, LEFT, BOTTOM = 720, 240, 60, 30
-STYLE = """body { font: 15px/1.5 system-ui, sans-serif; max-width: 48em; margin: 2em auto; color: #222 }
-svg { width: 100%; height: auto } table { border-collapse: collapse } td { padding: .1em 1em .1em 0 }
+MOVED = {
+    "confirmed": "acknowledged",
+    "again": "of these again",
+    "again_percent": "%",
+    "lost": "lost",
+    "without_receipt": "receipt under way",
+    "without_receipt_again": "of these again",
+    "first_message_ms": "first message, ms",
+}
+"""Endings of the figures of one move, and the heads of their columns."""
+STYLE = """.missed { color: #b00; font-weight: bold } th { text-align: right; font-weight: normal; color: #555 }
+th, td { vertical-align: bottom; padding: .1em 0 .1em 1em } td { border-top: 1px solid #eee }
+th:first-child, td:first-child { text-align: left; padding: 0 }
+body { font: 15px/1.5 system-ui, sans-serif; max-width: 62em; margin: 2em auto; color: #222 }
+svg { width: 100%; height: auto } table { border-collapse: collapse }
 td + td { text-align: right; font-variant-numeric: tabular-nums } text { font-size: 12px; fill: #555 }"""
 
 
 def write_report(
-    path: Path, lag: Lag | None, figures: Mapping[str, float | int], machine: Mapping[str, object]
+    path: Path, lag: Lag | None, figures: Figures, missed: Collection[str], machine: Mapping[str, object]
 ) -> None:
-    """Write the page."""
-    rows = "".join(f"<tr><td>{html.escape(name)}</td><td>{value:,}</td></tr>\n" for name, value in figures.items())
-    about = ", ".join(f"{name.replace('_', ' ')}: {value}" for name, value in machine.items())
+    """Write the page.
+
+    :param missed: figures that do not meet their targets.
+    """
+    moves: dict[str, dict[str, str]] = {}
+    others = ""
+    for name, value in figures.items():
+        ending = next((one for one in sorted(MOVED, key=len, reverse=True) if name.endswith(f"_{one}")), None)
+        cell = f"<td{' class=missed' if name in missed else ''}>{value:,}</td>"
+        if ending is None:
+            others += f"<tr><td>{_words(name)}</td>{cell}</tr>\n"
+        else:
+            moves.setdefault(name.removesuffix(f"_{ending}"), {})[ending] = cell
+    about = ", ".join(
+        f"{name.replace('_', ' ')} {value:.1f}" if isinstance(value, float) else f"{value} {name.replace('_', ' ')}"
+        for name, value in machine.items()
+    )
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(
         f"""<!doctype html><html lang="en"><meta charset="utf-8"><title>Failover, measured</title><style>{STYLE}</style>
-<h1>Failover, measured</h1>{"" if lag is None else _drawn(lag)}
-<h2>All figures</h2><p>Machine: {html.escape(about)}.</p><table>{rows}</table></html>
+<h1>Failover, measured</h1>
+<p>{f'<span class="missed">{len(missed)} targets are missed</span>, in red' if missed else "All targets are met"}.
+Machine: {html.escape(about)}.</p>{"" if lag is None else _drawn(lag)}{_moved(moves)}
+<h2>{"All other" if moves else "All"} figures</h2><table>{others}</table></html>
 """,
         encoding="utf-8",
     )
+
+
+def _moved(moves: Mapping[str, Mapping[str, str]]) -> str:
+    if not moves:
+        return ""
+    heads = "".join(f"<th>{head}</th>" for head in MOVED.values())
+    rows = "".join(
+        f"<tr><td>{_words(name)}</td>{''.join(cells.get(ending, '<td></td>') for ending in MOVED)}</tr>\n"
+        for name, cells in moves.items()
+    )
+    return f"""
+<h2>Moves to another region</h2><p>Messages that were acknowledged with the broker's receipt, and how many of them came
+again after the move. Those whose receipt was under way are counted apart: nobody had been promised anything.</p>
+<table><tr><th></th>{heads}</tr>{rows}</table>"""
+
+
+def _words(name: str) -> str:
+    return html.escape(name.replace("_", " ").replace(" percent", " %"))
 
 
 def _drawn(lag: Lag) -> str:

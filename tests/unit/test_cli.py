@@ -227,6 +227,29 @@ def test_regions_as_a_table_and_as_json(server: AdminServer) -> None:
     assert len(json.loads(run("regions", "list", "--json", "--url", server.url).output)) == 2
 
 
+def test_the_links_of_a_region_as_a_table_and_as_json(server: AdminServer) -> None:
+    sent = {"topics": 10, "connected": 10, "backlog": 0, "delay_ms": 0, "held": {}}
+    us = {"name": "us", "local": True, "not_ready": {"persistent://p/d/t": "5 entries are missing"}}
+    eu = {"name": "eu", "local": False, "progress": {"connected": True, "problem": None}, "replication": sent}
+    held = sent | {"connected": 9, "backlog": 7, "delay_ms": 1500, "held": {"persistent://p/d/o": "gap"}}
+    ap = eu | {"name": "ap", "progress": {"connected": False, "problem": "refused"}, "replication": held}
+    gone = {"name": "old", "local": False}
+    server.answers["GET /meridian/v1/regions"] = (200, {"region": "us", "regions": [us, eu, ap, gone]})
+    lines = run("regions", "status", "--url", server.url).output.splitlines()
+    assert [line.split() for line in lines[1:5]] == [
+        ["us", "(this", "one)", "-", "-", "-", "-"],
+        ["eu", "up", "10", "10", "0", "-"],
+        ["ap", "down", "10", "9", "7", "1.5", "s"],
+        ["old", "none", "-", "-", "-", "-"],
+    ]
+    assert lines[6:] == [
+        "persistent://p/d/t: not filled yet: 5 entries are missing",
+        "ap: refused",
+        "ap: persistent://p/d/o is held: gap",
+    ]
+    assert len(json.loads(run("regions", "status", "--json", "--url", server.url).output)["regions"]) == 4
+
+
 def test_a_refusal_is_exit_code_1_with_the_brokers_reason(server: AdminServer) -> None:
     server.answers["PUT /admin/v2/persistent/public/default/x"] = (409, {"reason": "this topic exists"})
     result = run("topics", "create", "x", "--url", server.url)

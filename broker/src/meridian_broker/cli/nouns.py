@@ -252,5 +252,9 @@ def regions_list(console: Console) -> None:
 @regions.command("status")
 @with_console
 def regions_status(console: Console) -> None:
-    """How this region's links to the others are."""
-    console.tree(console.admin.get("/meridian/v1/regions"))
+    """How this region's links to the others are: the one for progress, and how many of its topics replicate there."""
+    found = console.admin.get("/meridian/v1/regions")
+    if console.as_json:
+        console.tree(found)
+    else:
+        click.echo("\n".join(standing.links_of(found)))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What ``subscriptions status`` and ``topics status`` make of a broker's answer: tables and verdicts."""
+"""What ``subscriptions status``, ``topics status`` and ``regions status`` make of an answer: tables and verdicts."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ PAIRS: Final = (
     "received",
 )
 SHARES: Final = ("share", "seen from", "dispatched by", "lease left", "waits for")
+REGIONS: Final = ("region", "progress link", "topics", "replicating", "backlog", "oldest")
 LINKS: Final = ("region", "connected", "backlog", "not there: entries", "bytes", "oldest", "held")
 
 
@@ -154,3 +155,23 @@ def link_rows(replication: Mapping[str, Json]) -> list[tuple[object, ...]]:
             )
         )
     return rows
+
+
+def links_of(answer: Json) -> Iterator[str]:
+    """For people: how one region's links to the others are, and a sentence for each that is not as it should be."""
+    rows, sentences = [], []
+    for region in answer["regions"]:
+        name = region["name"]
+        sentences += [f"{topic}: not filled yet: {why}" for topic, why in region.get("not_ready", {}).items()]
+        if "progress" not in region:
+            rows.append((name, "(this one)" if region["local"] else "none", *["-"] * (len(REGIONS) - 2)))
+            continue
+        link, sent = region["progress"], region["replication"]
+        oldest = f"{sent['delay_ms'] / 1000:.1f} s" if sent["backlog"] else "-"
+        up = "up" if link["connected"] else "down"
+        rows.append((name, up, sent["topics"], sent["connected"], sent["backlog"], oldest))
+        if not link["connected"]:
+            sentences.append(f"{name}: {link['problem']}")
+        sentences += [f"{name}: {topic} is held: {why}" for topic, why in sent["held"].items()]
+    yield table(REGIONS, rows)
+    yield from ["", *sentences] if sentences else []
