@@ -89,7 +89,7 @@ class SimBroker:
         world, home = self.world, self.home
         clock = HybridClock(self.scheduler.now_ms, home.name)
         catalog = Catalog(
-            SimMetadata(world.loop, home.metadata, home.metadata_us, home.written),
+            SimMetadata(world.loop, home.metadata, home.metadata_us, home.written, home.moved),
             clock,
             self.scheduler.now_ms,
             self._sleep,
@@ -176,6 +176,7 @@ class SimRegion:
         self.saved: tuple[Volume | EngineVolume, MetadataVolume, int] | None = None
         self.lives = 0
         self.is_trimming = False
+        self.trimming_for: set[Subscription] = set()
         self._ledgers: dict[str, set[int]] = {}
         self.restores: int = 0
         self.restored_us = self._alone_since_us = -HEARD_US
@@ -195,7 +196,10 @@ class SimRegion:
         """The metadata says which ledgers hold a topic's entries, before the first entry is stored in them."""
         if path.startswith(keys.topics_of("public/default", "persistent")):
             topic = path.rpartition("/")[2]
-            now = [ledger["id"] for ledger in decode(path, value)[0]["ledgers"]]
+            record = decode(path, value)[0]
+            if "deleting" in record:
+                self.world.model.topic_goes(self.name, topic, TopicRecord.from_json(record))
+            now = [ledger["id"] for ledger in record["ledgers"]]
             before, self._ledgers[topic] = self._ledgers.get(topic, set()), set(now)
             if self.is_trimming:  # the store may fail to delete what the topic has let go of
                 for ledger_id in before.difference(now):
@@ -216,6 +220,21 @@ class SimRegion:
         made = self.world.topic_of_ledger.items()
         since = {one for (region, one), of in made if (region, of) == (self.name, topic) and one > newest}
         return named | since
+
+    def moved(self, before: str, value: bytes, path: str) -> None:
+        """A topic's copy gets another name: it is set aside (R8)."""
+        topics = keys.topics_of("public/default", "persistent")
+        if before.startswith(topics) and path.startswith(topics):
+            old, new = before.rpartition("/")[2], path.rpartition("/")[2]
+            incarnation = TopicRecord.from_json(decode(before, value)[0]).incarnation
+            self.world.model.is_set_aside(self.name, full_name(new), old, incarnation)
+
+    def named_ledgers(self, topic: str) -> set[int]:
+        """Those that hold a topic's entries, as the metadata say."""
+        found = self.metadata.records.get(keys.topic(topic_name.parse(full_name(topic))))
+        if found is None:
+            return set()
+        return {ledger.ledger_id for ledger in TopicRecord.from_json(decode("", found.value)[0]).ledgers}
 
     def forget_ledger(self, ledger: int) -> None:
         self.world.model.ledger_deleted(self, ledger)

@@ -106,20 +106,24 @@ class SubscriptionFacts:
         for origin in ack.bits:
             self.by_origin[origin].append(ack)
 
-    def perhaps_acked(self, origin: Origin) -> int:
-        """Bits that may count as acked."""
+    def perhaps_acked(self, origin: Origin, regions: frozenset[str]) -> int:
+        """Bits that may count as acked. Rewinds that none of these regions knows of take nothing back there."""
         bits = 0
+        rewinds = [rewind for rewind in self.rewinds if not regions.isdisjoint(rewind.known)]
         for ack in self.by_origin.get(origin, ()):
-            if not any(r.known and later(r.stamp, ack.epoch) and origin in r.surely for r in self.rewinds):
+            if not any(later(r.stamp, ack.epoch) and origin in r.surely for r in rewinds):
                 bits |= ack.bits[origin]
         return bits
 
-    def lies_before(self, origin: Origin) -> bool:
-        """Whether the subscription began after it: the earliest creation counts (R15)."""
+    def lies_before(self, origin: Origin, *, is_agreed: bool) -> bool:
+        """Whether the subscription began after it: the earliest creation counts (R15).
+
+        :param is_agreed: with other regions; one that is on its own may not have heard of the earliest.
+        """
         counting = list(self.made.values())
         for one in list(counting):
             counting = [other for other in counting if not later(other, one)]
-        if self.is_a_creation_forgotten or not counting:
+        if self.is_a_creation_forgotten or not is_agreed or not counting:
             counting = list(self.places)
         return any(origin.position <= self.places[one].get(origin.region, EARLIEST) for one in counting)
 
@@ -157,6 +161,12 @@ def covered_origins(subscription: Subscription, origin: Origin | None, upto: Pos
     return frozenset() if origin is None else subscription.share.covered_by(origin.region, upto)
 
 
+def incarnation_of(topic_name: str, incarnation: str) -> str:
+    """How the model calls a topic: what is made after a deletion is another one (R8)."""
+    short = topic_name.rpartition("/")[2]
+    return f"{short} since {incarnation}" if incarnation else short
+
+
 def life_of(name: str, progress: Progress) -> str:
     """How the model calls one life of a subscription: one made after a deletion is another (R16)."""
     life = progress.beginning.life
@@ -174,13 +184,14 @@ def rewinds_of(progress: Progress) -> frozenset[Stamp]:
     return frozenset(epoch for epoch, _, _ in progress.rewinds())
 
 
-def durable_progress(home: SimRegion, topic: str) -> dict[str, Progress]:
-    """Subscription -> progress, read from a region's disk as it is."""
+def durable_progress(home: SimRegion, topic: str) -> tuple[str, dict[str, Progress]]:
+    """The topic's incarnation, and subscription -> progress, read from a region's disk as it is."""
     record = home.metadata.records.get(keys.topic(topic_name.parse(full_name(topic))))
     found: dict[str, Progress] = {}
     if record is None:
-        return found
-    for ledger in TopicRecord.from_json(records.decode("", record.value)[0]).progress_ledgers:
+        return topic, found
+    stored_record = TopicRecord.from_json(records.decode("", record.value)[0])
+    for ledger in stored_record.progress_ledgers:
         stored = home.volume.disk.ledgers.get(ledger)
         for entry in stored.entries if stored is not None else ():
             kind, name, _, payload = progress_log.decode(entry)
@@ -194,4 +205,4 @@ def durable_progress(home: SimRegion, topic: str) -> dict[str, Progress]:
                 of_this_life.join(Progress.decode(stood.progress))
             elif kind in (Kind.ACKED, Kind.MERGED, Kind.PROGRESS):
                 found.setdefault(name, Progress()).join(Progress.decode(payload))
-    return found
+    return incarnation_of(topic, stored_record.incarnation), found

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Final
 
+from simulation.changes import with_changes
 from simulation.scopes import with_scopes
 
 NAMES: Final = ("us", "eu", "ap", "sa", "af")
@@ -384,4 +385,4 @@ class Generator:
 
 def story_of(seed: int) -> list[str]:
     """The lines of a seed."""
-    return with_scopes(seed, Generator(seed).story())
+    return with_changes(seed, with_scopes(seed, Generator(seed).story()))

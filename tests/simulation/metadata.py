@@ -37,13 +37,20 @@ class SimMetadata:
     """`metadata.store.MetadataStore` as one broker sees it. ``delay_us`` is asked before and after each operation."""
 
     def __init__(
-        self, loop: Loop, volume: MetadataVolume, delay_us: Callable[[], int], on_put: Callable[[str, bytes], None]
+        self,
+        loop: Loop,
+        volume: MetadataVolume,
+        delay_us: Callable[[], int],
+        on_put: Callable[[str, bytes], None],
+        on_move: Callable[[str, bytes, str], None],
     ) -> None:
-        """:param on_put: hears of every write."""
+        """:param on_put: hears of every write.
+        :param on_move: hears when something gets another name: the one before, what it held, and the new one."""
         self._loop = loop
         self._volume = volume
         self._delay_us = delay_us
         self._on_put = on_put
+        self._on_move = on_move
 
     async def _arrive(self) -> None:
         await self._loop.sleep(self._delay_us())
@@ -82,11 +89,14 @@ class SimMetadata:
         await self._arrive()
         if any(self._version(check.path) != check.version for check in checks):
             return False
+        removed: dict[str, Record] = {}
         for operation in operations:
             if isinstance(operation, Put):
+                for before, held in removed.items():
+                    self._on_move(before, held.value, operation.path)
                 self._put(operation.path, operation.value)
-            else:
-                self._volume.records.pop(operation.path, None)
+            elif (found := self._volume.records.pop(operation.path, None)) is not None:
+                removed[operation.path] = found
         await self._loop.sleep(self._delay_us())
         return True
 

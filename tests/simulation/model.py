@@ -20,6 +20,8 @@ from meridian_broker.positions.position import EARLIEST, LATEST, Origin, Positio
 from meridian_broker.replication.exchange_waits import WaitResult
 from meridian_broker.topics.consumer import Consumer
 from meridian_broker.topics.subscription import Subscription
+from simulation.crashes import Crashes
+from simulation.deletions import Deletions
 from simulation.facts import (
     Acked,
     Dropping,
@@ -30,7 +32,7 @@ from simulation.facts import (
     SubscriptionFacts,
     Violation,
     covered_origins,
-    durable_progress,
+    incarnation_of,
     later,
     life_of,
     rewinds_of,
@@ -39,12 +41,13 @@ from simulation.facts import (
 from simulation.names import HEARD_US
 
 if TYPE_CHECKING:
+    from meridian_broker.metadata.records import TopicRecord
     from meridian_broker.topics.topic import Topic
-    from simulation.broker import SimBroker, SimRegion
+    from simulation.broker import SimRegion
     from simulation.world import World
 
 
-class Model:
+class Model(Crashes):
     """See the module's text."""
 
     def __init__(self, world: World) -> None:
@@ -53,7 +56,10 @@ class Model:
         self.receipts: dict[tuple[str, str], dict[Position, bytes]] = defaultdict(dict)
         """(region, topic) -> entries with a receipt."""
         self.facts: dict[Key, SubscriptionFacts] = defaultdict(SubscriptionFacts)
-        """(topic, life of a subscription) -> what is known of it."""
+        """(incarnation of a topic, life of a subscription) -> what is known of it."""
+        self.deletions = Deletions()
+        self.set_aside: dict[tuple[str, str], str] = {}
+        """(region, name of a copy that was set aside) -> of which incarnation of which topic it is."""
         self._asked: dict[Key, dict[str, list[dict[str, Position]]]] = defaultdict(lambda: defaultdict(list))
         self._cut_off: dict[Key, list[dict[str, Position]]] = defaultdict(list)
         """What was asked for before a crash and never answered: made or not."""
@@ -63,12 +69,14 @@ class Model:
         """(topic, subscription) that somebody deleted, or tried to."""
         self._ledgers: dict[str, set[int]] = defaultdict(set)
         self._replicated: dict[tuple[str, str], dict[str, Position]] = defaultdict(dict)
-        """(region, topic name) -> origin region -> last one confirmed to its replicator."""
+        """(region, incarnation of a topic) -> origin region -> last one confirmed to its replicator."""
         self.payloads: dict[Origin, bytes] = {}
         self.published: dict[Origin, int] = {}
         self._entries: dict[tuple[str, int], list[tuple[Origin | None, bytes, int]]] = {}
         self.trimmed: dict[tuple[str, str], set[Origin]] = defaultdict(set)
         """(region, topic) -> given back, with reason."""
+        self.given_to: dict[tuple[str, str], dict[Origin, frozenset[str]]] = defaultdict(dict)
+        """(region, topic) -> of what was given back: the topic's regions then, for which it had been kept."""
         self.rolled_back: set[str] = set()
         """Regions restored from a copy that lacked entries of their own."""
         self.lost_once: set[Origin] = set()
@@ -82,6 +90,35 @@ class Model:
         if not self.violations:
             self.violations.append(Violation(kind, f"after {self._world.loop.now_us / 1e6:.3f} s: {text}"))
 
+    def key(self, subscription: Subscription) -> Key:
+        """One life of a subscription, of one incarnation of a topic."""
+        topic = subscription.topic
+        named = incarnation_of(topic.name, topic.incarnation)
+        return self.set_aside.get((topic.region, topic.name), named), life_of(subscription.name, subscription.progress)
+
+    def is_set_aside(self, region: str, name: str, before: str, incarnation: str) -> None:
+        """A region's copy of a topic has another name from now on."""
+        self.set_aside[region, name] = incarnation_of(before, incarnation)
+
+        self._owe_nothing(region, before)
+
+    def topic_goes(self, region: str, topic: str, record: TopicRecord) -> None:
+        """The region has written down that it deletes the topic."""
+        self.deletions.begun(region, topic, record)
+        self._owe_nothing(region, topic)
+
+    def _owe_nothing(self, region: str, topic: str) -> None:
+        """What was given back of a topic that is gone, nobody will ask for any more."""
+        self.given_to[region, topic].update(dict.fromkeys(self.trimmed[region, topic], frozenset[str]()))
+
+    def copies(self, region: str, topic: str) -> list[str]:
+        """Short names of what the region set aside of a topic."""
+        return [
+            name.rpartition("/")[2]
+            for (of, name), what in self.set_aside.items()
+            if of == region and what.partition(" since ")[0] == topic
+        ]
+
     # -- ledgers
 
     def ledger_made(self, region: str, ledger: int) -> None:
@@ -90,9 +127,42 @@ class Model:
         self._ledgers[region].add(ledger)
 
     def ledger_deleted(self, home: SimRegion, ledger: int) -> None:
+        """With its topic, or because nobody needs it: then the metadata let go of it first."""
         topic = self._world.topic_of_ledger.get((home.name, ledger))
-        if topic is not None:
-            self.trimmed[home.name, topic].update(o for o, _, _ in self.entries(home, ledger) if o is not None)
+        if topic is None:
+            return
+        if ledger in home.named_ledgers(topic):
+            wrong = self.deletions.ledger_goes(home, topic, [o for o, _, _ in self.entries(home, ledger)])
+            if wrong is not None and wrong.position in self.receipts[wrong.region, topic]:
+                text = f"{home.name} deletes {self._world.shown(wrong)} of {topic} with its topic"
+                self.violate("deleted unseen", f"{text}, and whoever deleted that had never seen it (R8)")
+            self.deletions.gone[home.name, topic].update(o for o, _, _ in self.entries(home, ledger) if o is not None)
+            return
+        broker = home.broker_of(topic)
+        opened = None if broker is None else broker.topic(topic)
+        going = {o: messages for o, _, messages in self.entries(home, ledger) if o is not None}
+        regions = frozenset(self._world.names) if opened is None else opened.regions()
+        for origin in going.keys() - self.trimmed[home.name, topic]:
+            self.given_to[home.name, topic][origin] = regions
+        if opened is not None and not going.keys() <= self.trimmed[home.name, topic]:
+            self._check_given_back(home, opened, going)
+        self.trimmed[home.name, topic] |= going.keys()
+
+    def trimming(self, home: SimRegion) -> None:
+        """It begins to give back what nobody needs: nobody who is there now."""
+        broker = home.broker_of("")
+        topics = broker.service.topics.values() if broker is not None else ()
+        home.trimming_for = {one for topic in topics for one in topic.subscriptions.values()}
+
+    def _check_given_back(self, home: SimRegion, opened: Topic, going: dict[Origin, int]) -> None:
+        """Nothing goes that a subscription known there waits for."""
+        topic = opened.name.rpartition("/")[2]
+        for subscription in home.trimming_for.intersection(opened.subscriptions.values()):
+            for origin, messages in going.items():
+                if bits := self._owed(home, topic, subscription, origin, messages, alone=True):
+                    text = f"{home.name} gives back {self._world.shown(origin)} of {topic} (bits {bits:b})"
+                    self.violate("given back unread", f"{text}, for which {subscription.name} waits")
+                    return
 
     def entries(self, home: SimRegion, ledger: int) -> list[tuple[Origin | None, bytes, int]]:
         """Of each durable entry of a ledger: origin (None: a marker), payload, messages."""
@@ -181,7 +251,7 @@ class Model:
     def subscription_seen(self, home: SimRegion, topic: str, subscription: Subscription) -> None:
         """What a region thinks when it has just found or made it."""
         name, created = subscription.name, subscription.record.created
-        facts = self.facts[topic, life_of(name, subscription.progress)]
+        facts = self.facts[self.key(subscription)]
         asked = self._asked[topic, name][home.name]
         places = asked.pop(0) if asked else {}  # who asks first makes it
         if home.name in places:  # the latest message when it was made, which is at some moment before the answer
@@ -192,16 +262,18 @@ class Model:
             facts.places.setdefault(created, places)
 
     def check_record(self, topic: str, subscription: Subscription) -> None:
-        """Of several creations the earliest counts (R15)."""
+        """Of several creations the earliest counts (R15), where regions tell each other."""
+        if not subscription.replicated:
+            return
         name, created = subscription.name, subscription.record.created
-        made = list(self.facts[topic, life_of(name, subscription.progress)].made.values())
+        made = list(self.facts[self.key(subscription)].made.values())
         for one in made:
             if later(created, one):
                 self.violate("a later creation won", f"{topic}/{name} was made at {one}, and {created} counts")
 
     def acking(self, home: SimRegion, topic: str, consumer: Consumer, bits: dict[Position, int], epoch: Stamp) -> Heard:
         subscription = subscription_of(consumer)
-        facts = self.facts[topic, life_of(subscription.name, subscription.progress)]
+        facts = self.facts[self.key(subscription)]
         found: dict[Origin, int] = {}
         for position, some in bits.items():
             origin, _ = self._once_at(home, position)
@@ -236,7 +308,7 @@ class Model:
             for place, origin, messages in log
             if place <= upto and (only is None or (origin.region in only and not came_later(place)))
         }
-        facts = self.facts[topic, life_of(subscription.name, subscription.progress)]
+        facts = self.facts[self.key(subscription)]
         # What may have been dropped here was perhaps never sent to the consumer, which then says nothing of it.
         dropped = {o: bits for o, bits in found.items() if facts.perhaps_dropped(o, home.name, self.published[o])}
         if dropped:
@@ -263,7 +335,7 @@ class Model:
 
     def _dropping(self, home: SimRegion, topic: str, some: list[Subscription], what: Dropping) -> None:
         for one in some:
-            self.facts[topic, life_of(one.name, one.progress)].dropping.setdefault(home.name, []).append(what)
+            self.facts[self.key(one)].dropping.setdefault(home.name, []).append(what)
 
     def _origin_at(self, home: SimRegion, position: Position) -> Origin | None:
         entries = self.entries(home, position.ledger)
@@ -273,7 +345,7 @@ class Model:
         self, home: SimRegion, topic: str, subscription: Subscription, epoch: Stamp, bits: dict[Origin, int]
     ) -> Heard:
         ack = Acked(epoch, bits, rewinds_of(subscription.progress))
-        self.facts[topic, life_of(subscription.name, subscription.progress)].add(ack)
+        self.facts[self.key(subscription)].add(ack)
 
         def heard(error: LedgerError | None) -> None:
             if error is None:
@@ -288,7 +360,7 @@ class Model:
 
         :param time_ms: it is one by time, and ``target`` the first entry published then or later.
         """
-        facts = self.facts[topic, life_of(subscription.name, subscription.progress)]
+        facts = self.facts[self.key(subscription)]
         before = [(origin, messages) for place, origin, messages in self.log(home, topic) if place < target]
         after_surely = {origin for place, origin, _ in self.log(home, topic) if place >= target}
 
@@ -319,7 +391,8 @@ class Model:
 
     def flush_begun(self, home: SimRegion, topic_name: str, name: str) -> Callable[[WaitResult], None]:
         """What is durable here now is durable in every region that confirms."""
-        known = self._known(home.name, topic_name, name)
+        incarnation = self._incarnation(home, topic_name)
+        known = self._known(home.name, incarnation, name)
         now = self._world.loop.now_us
         restores = {r: one.restores for r, one in self._world.regions.items() if now - one.restored_us >= HEARD_US}
 
@@ -327,22 +400,35 @@ class Model:
             regions = self._world.regions
             same = {region for region in result.confirmed if regions[region].restores == restores.get(region)}
             if home.is_one:
-                self._spread(known, frozenset(region for region in same if regions[region].is_one))
+                told = {region for region in same if self._is_told(region, topic_name, name)}
+                self._spread(known, frozenset(region for region in told if regions[region].is_one))
             self._complete("flush", home, result)
 
         return done
 
     def barrier_begun(self, home: SimRegion, topic_name: str, name: str) -> Callable[[WaitResult], None]:
         """What is durable now in a region that answers is known here then, and durable here as soon as can be."""
-        known = {region: self._known(region, topic_name, name) for region in self._world.names}
+        incarnation = self._incarnation(home, topic_name)
+        known = {
+            region: self._known(region, incarnation, name)
+            for region in self._world.names
+            if self._is_told(region, topic_name, name)
+        }
 
         def done(result: WaitResult) -> None:
-            for region in result.confirmed:
-                if home.is_one and self._world.regions[region].is_one:
+            for region in result.confirmed & known.keys():
+                if home.is_one and self._world.regions[region].is_one and self._is_told(region, topic_name, name):
                     self._hear(home, topic_name, known[region])
             self._complete("barrier", home, result)
 
         return done
+
+    def _is_told(self, region: str, topic_name: str, name: str) -> bool:
+        """Regions tell each other of the subscription, as this one has it (R17)."""
+        broker = self._world.regions[region].broker_of(topic_name)
+        topic = None if broker is None else broker.service.topics.get(topic_name)
+        found = None if topic is None else topic.subscriptions.get(name)
+        return found is None or found.replicated
 
     def _hear(self, home: SimRegion, topic_name: str, known: list[Acked | Rewound]) -> None:
         broker = home.broker
@@ -364,12 +450,17 @@ class Model:
             missing = ", ".join(f"{region} ({reason})" for region, reason in sorted(result.missing.items()))
             self.violate(f"a {what} was not complete", f"in {home.name} without {missing}, though nothing was wrong")
 
-    def _known(self, region: str, topic_name: str, name: str) -> list[Acked | Rewound]:
-        topic = topic_name.rpartition("/")[2]
+    @staticmethod
+    def _incarnation(home: SimRegion, topic_name: str) -> str:
+        """The one that the region has now."""
+        topic = None if home.broker is None else home.broker.service.topics.get(topic_name)
+        return incarnation_of(topic_name, "" if topic is None else topic.incarnation)
+
+    def _known(self, region: str, incarnation: str, name: str) -> list[Acked | Rewound]:
         lives = [
             facts
             for (of, life), facts in self.facts.items()
-            if of == topic and (life == name or life.startswith(f"{name} since "))
+            if of == incarnation and (life == name or life.startswith(f"{name} since "))
         ]
         return [one for facts in lives for one in facts.all() if region in one.known]
 
@@ -379,106 +470,6 @@ class Model:
             if one.known:
                 for region in regions:
                     one.known.setdefault(region, now)
-
-    # -- crashes and restores
-
-    def crashed(self, home: SimRegion) -> None:
-        """The power is gone: look at what is left."""
-        for key, asked in self._asked.items():
-            self._cut_off[key] += asked.pop(home.name, [])
-        self.check_replicas(home)
-        for topic in {topic for topic, _ in self.facts}:
-            self.check_known(home, topic, durable_progress(home, topic))
-
-    def check_open(self) -> None:
-        """What regions were told and confirmed, they have in memory too."""
-        for home in self._world.regions.values():
-            for topic in {topic for topic, _ in self.facts}:
-                broker = home.broker_of(topic)
-                opened = broker.topic(topic) if broker is not None else None
-                if opened is not None:
-                    progress = {name: one.progress for name, one in opened.subscriptions.items()}
-                    self.check_known(home, topic, progress, broker)
-
-    def check_known(
-        self, home: SimRegion, topic: str, progress: dict[str, Progress], broker: SimBroker | None = None
-    ) -> None:
-        """Every acknowledgement that the region confirmed, to a client or to another region, is there.
-
-        :param broker: whose memory it is; None: it is the disk.
-        """
-        for (known, life), facts in self.facts.items():
-            if known != topic:
-                continue
-            name = life.partition(" since ")[0]
-            have = progress.get(name)
-            if (topic, name) in self._deleted and (have is None or life_of(name, have) != life):
-                continue
-            for origin in facts.by_origin:
-                bits = facts.surely_acked(origin, home.name, broker)
-                if not bits:
-                    continue
-                left = None
-                if have is not None:
-                    time_ms = self.published[origin]
-                    left = have.remaining(origin.region, origin.position, bits.bit_length(), time_ms)
-                if bits if left is None else left & bits:
-                    self.violate(
-                        "an acknowledgement was lost",
-                        f"{home.name} confirmed {self._world.shown(origin)} of {topic}/{name} and has it not "
-                        + ("on its disk" if broker is None else "in memory"),
-                    )
-                    return
-
-    def check_replicas(self, home: SimRegion) -> None:
-        """Whatever a replicator was told to be stored must be there."""
-        for (region, topic), places in self._replicated.items():
-            if region == home.name and places:
-                durable = self._durable_origins(home, topic.rpartition("/")[2])
-                for origin_region, last in places.items():
-                    if last > durable.get(origin_region, EARLIEST):
-                        has = durable.get(origin_region, EARLIEST)
-                        text = f"{region} confirmed {origin_region}/{last}, and has {has}"
-                        self.violate("a replicator was told too much", text)
-
-    def _durable_origins(self, home: SimRegion, topic: str) -> dict[str, Position]:
-        last: dict[str, Position] = {}
-        for origin in self.trimmed[home.name, topic]:
-            last[origin.region] = max(last.get(origin.region, EARLIEST), origin.position)
-        for ledger in home.volume.disk.ledgers:
-            if self._world.topic_of_ledger.get((home.name, ledger)) == topic:
-                for found, _, _ in self.entries(home, ledger):
-                    if found is not None:
-                        last[found.region] = max(last.get(found.region, EARLIEST), found.position)
-        return last
-
-    def restored(self, home: SimRegion, saved_us: int, lost: dict[str, set[Origin]]) -> None:
-        """A region went back to an older copy: what it knew since then, it does not know."""
-        for (region, topic), receipts in self.receipts.items():
-            if region == home.name:
-                known = home.known_ledgers(topic)
-                for position in [p for p in receipts if p.ledger not in known or not home.volume.holds(*p)]:
-                    if Origin(region, *position) not in self.trimmed[region, topic]:
-                        del receipts[position]
-        for facts in self.facts.values():
-            if facts.made.pop(home.name, None) is not None:
-                facts.is_a_creation_forgotten = True
-            for one in facts.all():
-                if one.known.get(home.name, -1) > saved_us:
-                    del one.known[home.name]
-                    if isinstance(one, Acked):
-                        one.heard_by.pop(home.name, None)
-        for (region, _), places in self._replicated.items():
-            if region == home.name:
-                places.clear()
-        for region, ledger in [key for key in self._entries if key[0] == home.name]:
-            del self._entries[region, ledger]
-        for topic, origins in lost.items():
-            self.trimmed[home.name, topic] -= {origin for origin in self.trimmed[home.name, topic] if origin in origins}
-            own = {origin for origin in origins if origin.region == home.name}
-            if own:
-                self.rolled_back.add(home.name)
-                self.lost_once |= own
 
     # -- delivery
 
@@ -491,7 +482,7 @@ class Model:
         if origin is None:
             return
         name = subscription.name
-        facts = self.facts.get((topic, life_of(name, subscription.progress)))
+        facts = self.facts.get(self.key(subscription))
         if facts is None:
             return
         again = facts.surely_acked(origin, home.name, home.broker) & bits
@@ -503,8 +494,9 @@ class Model:
 
     def check_logs(self, topic: str) -> None:
         """Entries: none lost, none twice, each origin's in order, each chained to the one before."""
-        for home in self._world.regions.values():
+        for home in [home for home in self._world.regions.values() if home.name not in self._world.gone]:
             log = self.log(home, topic)
+            gone = self.trimmed[home.name, topic] | self.deletions.gone[home.name, topic]
             stored = {position: origin for position, origin, _ in log}
             last: dict[str, Position] = {}
             seen: set[Origin] = set()
@@ -519,9 +511,11 @@ class Model:
                         "order of an origin", f"{home.name} has {self._world.shown(origin)} at {position}, not in order"
                     )
                 last[key] = origin.position
+            for copy in self.copies(home.name, topic):
+                stored |= {position: origin for position, origin, _ in self.log(home, copy)}
             for position in self.receipts[home.name, topic]:
                 origin = Origin(home.name, *position)
-                if position not in stored and origin not in self.trimmed[home.name, topic]:
+                if position not in stored and origin not in gone:
                     self.violate("lost", f"{home.name} confirmed {self._world.shown(origin)} and has it no more")
                 elif self.payloads[origin] != self.receipts[home.name, topic][position]:
                     self.violate(
@@ -531,33 +525,49 @@ class Model:
 
     def is_dropped_somewhere(self, topic: str, subscription: Subscription, origin: Origin) -> bool:
         """Whether some region may have let it go, perhaps the one that dispatches it (R14)."""
-        facts = self.facts[topic, life_of(subscription.name, subscription.progress)]
+        facts = self.facts[self.key(subscription)]
         return any(facts.perhaps_dropped(origin, region, self.published[origin]) for region in self._world.names)
 
     def check_delivered(
         self, home: SimRegion, topic: str, subscription: Subscription, got: dict[Position, int]
     ) -> None:
         """What one consumer got who looked at everything, after all was quiet."""
-        name = subscription.name
-        facts = self.facts[topic, life_of(name, subscription.progress)]
-        asked = [places for some in self._asked[topic, name].values() for places in some] + self._cut_off[topic, name]
-        for position, origin, messages in self.log(home, topic):
-            whole = (1 << messages) - 1
-            bits = got.get(position, 0)
-            missing = whole & ~(bits | facts.perhaps_acked(origin))
-            begins_later = facts.lies_before(origin) or any(
-                origin.position <= places.get(origin.region, EARLIEST) for places in asked
-            )
-            dropped = facts.perhaps_dropped(origin, home.name, self.published[origin])
-            if missing and not dropped and not begins_later:
-                self.violate(
-                    "skipped",
-                    f"{home.name} never delivers {self._world.shown(origin)} of {topic}/{name} (bits {missing:b}), "
-                    "which nobody acked",
-                )
+        for position, origin, messages in self._log_of(home, subscription.topic):
+            missing = self._owed(home, topic, subscription, origin, messages) & ~got.get(position, 0)
+            if missing:
+                what = f"{self._world.shown(origin)} of {topic}/{subscription.name} (bits {missing:b})"
+                self.violate("skipped", f"{home.name} never delivers {what}, which nobody acked")
             # What must not come is seen when it is sent.
 
+    def _owed(
+        self,
+        home: SimRegion,
+        topic: str,
+        subscription: Subscription,
+        origin: Origin,
+        messages: int,
+        *,
+        alone: bool = False,
+    ) -> int:
+        """Bits that a consumer there has still to get, whatever a crash left open.
+
+        :param alone: as far as that region knows; else it knows all that the others do.
+        """
+        name, facts = subscription.name, self.facts[self.key(subscription)]
+        alone = alone or not subscription.replicated or (home.name, subscription.topic.name) in self.set_aside
+        homes = {} if alone else self._world.homes_of(topic)
+        agreeing = frozenset(homes) if home.name in homes else frozenset((home.name,))
+        if facts.perhaps_dropped(origin, home.name, self.published[origin]):
+            return 0
+        if facts.lies_before(origin, is_agreed=len(agreeing) > 1):
+            return 0
+        asked = [places for some in self._asked[topic, name].values() for places in some] + self._cut_off[topic, name]
+        if any(origin.position <= places.get(origin.region, EARLIEST) for places in asked):
+            return 0
+        return ((1 << messages) - 1) & ~facts.perhaps_acked(origin, agreeing)
+
     def all_know(self, topic: str, subscription: Subscription) -> None:
-        """Progress is equal in all regions, and durable: whatever one of them knew, all know."""
-        facts = self.facts[topic, life_of(subscription.name, subscription.progress)]
-        self._spread(facts.all(), frozenset(self._world.names))
+        """Progress is equal in all regions of the topic, and durable: whatever one of them knew, all know."""
+        homes = frozenset(self._world.homes_of(topic))
+        known = [one for one in self.facts[self.key(subscription)].all() if not homes.isdisjoint(one.known)]
+        self._spread(known, homes)

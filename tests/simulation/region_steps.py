@@ -6,6 +6,7 @@ wipe us                     rebuilt under its old name with an empty disk and em
 live t us eu                from now on the topic lives in these regions: told to each region that is up
 tell us t us eu             the same, told to us alone
 delete us t                 delete a topic, with all its regions that can be reached, as the admin API does
+lose us                     power cut, and the region never comes back
 hours 3                     let so much time pass
 accept eu t us              accept in eu the loss of what us can no longer send (R4)
 expect gaps eu t            what is missing there, who may have it, and what was accepted
@@ -15,17 +16,20 @@ expect topics us            which topics there are
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
 
 from meridian_broker.ledgers.store import LedgerError
-from meridian_broker.metadata import policy_table
 from meridian_broker.metadata.errors import NotFound
 from meridian_broker.metadata.store import MetadataError
+from meridian_broker.positions import Stamp
 from meridian_broker.positions.position import Origin
 from meridian_broker.topics import removal
 from meridian_broker.topics.errors import TopicError
 from meridian_broker.wire.pulsar import topic_name
+from simulation.facts import incarnation_of
+from simulation.living import live_in
 from simulation.names import full_name
 
 if TYPE_CHECKING:
@@ -51,22 +55,31 @@ class RegionSteps:
     def do_wipe(self, region: str) -> None:
         self.world.wipe(region)
 
+    def do_lose(self, region: str) -> None:
+        self.world.crash(region)
+        self.world.gone.add(region)
+        self.world.model.region_lost(region)
+
     def do_hours(self, count: str) -> None:
         self.world.run(int(count) * HOUR_MS)
 
     def do_tell(self, region: str, topic: str, *regions: str) -> None:
         self.world.trouble()
+        self.world.told.add(topic)
+        self.world.outside[topic] |= set(self.world.names).difference(regions)
         broker = self._broker(region)
         if broker is not None:
-            broker.spawn(_settle_in(broker, topic, regions), "say where a topic lives")
+            broker.spawn(live_in(broker, topic, regions), "say where a topic lives")
 
     def do_live(self, topic: str, *regions: str) -> None:
         self.world.trouble()
+        self.world.told.add(topic)
         self.world.homes[topic] = frozenset(regions)
+        self.world.outside[topic] |= set(self.world.names).difference(regions)
         for name in self.world.names:
             broker = self.world.broker(name)
             if broker is not None:
-                broker.spawn(_settle_in(broker, topic, regions), "say where a topic lives")
+                broker.spawn(live_in(broker, topic, regions), "say where a topic lives")
 
     def do_delete(self, region: str, topic: str) -> None:
         broker = self._broker(region)
@@ -77,19 +90,36 @@ class RegionSteps:
         """As ``admin.topics`` does it, forced."""
         name = topic_name.parse(full_name(topic))
         others = broker.service.regions_of(str(name)) - {broker.region}
+        self.world.trouble()
         try:
-            stamp = await removal.delete(broker.service, name, force=True)
+            with self._deleting(broker, topic):
+                stamp = await removal.delete(broker.service, name, force=True)
         except (TopicError, LedgerError, MetadataError, NotFound) as error:
             self.say(f"refused: {error}")
             return
         assert stamp is not None
+        self.world.model.deletions.done(topic, stamp)
+        self.world.homes.pop(topic, None)  # what the topic itself said goes with it
         for other in sorted(others):
             target = self.world.broker(other)
             if target is None or not self.world.network.can_dial(broker.region, other):
                 self.say(f"{other} cannot be told")
             else:
-                work = removal.delete_as_elsewhere(target.service, name, stamp)
-                target.spawn(work, "delete a topic as elsewhere")
+                target.spawn(self._delete_as_elsewhere(target, topic, stamp), "delete a topic as elsewhere")
+
+    async def _delete_as_elsewhere(self, broker: SimBroker, topic: str, stamp: Stamp) -> None:
+        with self._deleting(broker, topic):
+            await removal.delete_as_elsewhere(broker.service, topic_name.parse(full_name(topic)), stamp)
+
+    @contextlib.contextmanager
+    def _deleting(self, broker: SimBroker, topic: str) -> Iterator[None]:
+        deletions, opened = self.world.model.deletions, broker.topic(topic)
+        incarnation = None if opened is None else incarnation_of(topic, opened.incarnation)
+        deletions.begin(broker.region, topic, incarnation, None if opened is None else opened.log)
+        try:
+            yield
+        finally:
+            deletions.end(broker.region, topic)
 
     def do_accept(self, region: str, topic: str, origin: str) -> None:
         broker = self._broker(region)
@@ -138,11 +168,3 @@ class RegionSteps:
         if broker is not None:
             names = sorted(name.rpartition("/")[2] for name in broker.service.topics)
             self.say(" ".join(names) or "none")
-
-
-async def _settle_in(broker: SimBroker, topic: str, regions: tuple[str, ...]) -> None:
-    value: dict[str, Any] = dict.fromkeys(regions, True)
-    name = topic_name.parse(full_name(topic))
-    await broker.service.catalog.topic_policies.set_policy(name, policy_table.REPLICATION, value)
-    await broker.service.catalog.refresh()  # here nobody watches the store, as brokers do
-    broker.service.follow_policies()

@@ -18,6 +18,7 @@ from meridian_broker.topics.recalled import Feed, Found, NotWanted, PeerAway, Wa
 from meridian_broker.wire.pulsar import topic_name
 from meridian_broker.wire.pulsar.frames import FrameDecoder, Send
 from meridian_broker.wire.pulsar.metadata import BodyError
+from simulation.facts import incarnation_of
 from simulation.loop import Event, Future
 from simulation.network import Connection
 
@@ -183,7 +184,8 @@ class ReplicationRun:
                 return None
             if core.connected(1, place, end, source.last_own(), self._broker.mono_ms()):
                 if target.restores == target.home.restores:  # else it forgot meanwhile what it said
-                    world.model.replica_place(self._broker.home, self.remote, source.name, place.last)
+                    of = incarnation_of(source.name, source.incarnation)
+                    world.model.replica_place(self._broker.home, self.remote, of, place.last)
                 self._tell_source()
                 await self._stream(connection, server)
             elif core.hold is Hold.ROLLED_BACK:
@@ -340,9 +342,9 @@ class ReplicationServer:
         del first
         for send in sends:
             origin = send.origin
-            self._broker.world.model.replicated(
-                self._broker.home, producer.topic.name, origin.region, Position(origin.ledger, origin.entry)
-            )
+            of = incarnation_of(producer.topic.name, producer.topic.incarnation)
+            place = Position(origin.ledger, origin.entry)
+            self._broker.world.model.replicated(self._broker.home, of, origin.region, place)
             self._receipt(send.sequence_id)
 
     def _receipt(self, sequence: int) -> None:

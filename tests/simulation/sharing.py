@@ -30,6 +30,12 @@ def holders(world: World, topic: str, name: str, origin: str) -> Iterator[tuple[
                 yield broker, subscription
 
 
+def _is_unheard(one: frozenset[str], other: frozenset[str]) -> bool:
+    """The topic's regions were changed, and somebody has not heard of it: majorities of both need have no voter in
+    common, unless one region makes the difference, of three or more."""
+    return len(one ^ other) > 1 or (one != other and min(len(one), len(other)) < 3)
+
+
 def delivering(sender: SimBroker, topic: str, consumer: Consumer, position: Position) -> None:
     """One region at a time dispatches a message."""
     subscription, world = subscription_of(consumer), sender.world
@@ -43,7 +49,11 @@ def delivering(sender: SimBroker, topic: str, consumer: Consumer, position: Posi
         world.model.commands_us.get((topic, subscription.name), -COMMANDED_US) + COMMANDED_US
     ):
         return  # that is said, and it is for a person to judge
-    others = [broker for broker, _ in holders(world, topic, subscription.name, origin[0]) if broker is not sender]
+    others = [
+        broker
+        for broker, other in holders(world, topic, subscription.name, origin[0])
+        if broker is not sender and not _is_unheard(subscription.topic.regions(), other.topic.regions())
+    ]
     if others:
         shown = world.shown(Origin(origin[0], *origin[1]))
         what = f"{sender.region} sends {shown} of {topic}/{subscription.name}"

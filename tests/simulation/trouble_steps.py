@@ -139,6 +139,7 @@ class TroubleSteps:
 
             async def work() -> None:
                 broker.home.is_trimming = True
+                self.world.model.trimming(broker.home)
                 try:
                     await upkeep.trim_all(broker.service)
                 finally:

@@ -16,11 +16,12 @@ from meridian_broker.positions.position import EARLIEST, Origin, Position
 from meridian_broker.replication.exchange_messages import PeerMessage
 from meridian_broker.topics import progress_log
 from meridian_broker.topics.errors import TopicError
-from meridian_broker.topics.subscription import SubscriptionType
+from meridian_broker.topics.subscription import Subscription, SubscriptionType
 from meridian_broker.wire.pulsar import topic_name
 from simulation.broker import SimBroker, SimRegion
 from simulation.clients import SimConsumer, SimProducer
 from simulation.engine_disks import EngineLoop
+from simulation.living import live_in
 from simulation.loop import Loop, Spinning
 from simulation.model import Model
 from simulation.names import full_name
@@ -65,6 +66,12 @@ class World:
         self.consumers: dict[str, SimConsumer] = {}
         self.homes: dict[str, frozenset[str]] = {}
         """Topic -> the regions it lives in, where a story said so; else in all."""
+        self.told: set[str] = set()
+        """Topics of which somebody said in some region where they live."""
+        self.outside: dict[str, set[str]] = defaultdict(set)
+        """Topic -> regions that were none of its at some time, as somebody was told."""
+        self.gone: set[str] = set()
+        """Regions that never come back."""
         self.topic_of_ledger: dict[tuple[str, int], str] = {}
         """(region, ledger) -> topic, of every ledger that ever held entries."""
         self._numbers: dict[str, dict[int, int]] = defaultdict(dict)
@@ -203,7 +210,17 @@ class World:
                 broker.store.repair()
                 if broker.ready and broker.service.closing:
                     self.crash(region.name)
-            region.start()
+            if region.name not in self.gone:
+                region.start()
+
+    def settle(self) -> None:
+        """Each region is told where topics live: one that was down, or was told something else, does not know."""
+        for topic in sorted(self.told):
+            for region in self.regions.values():
+                broker = region.broker_of(topic)
+                if broker is not None:
+                    homes = sorted(self.homes_of(topic))
+                    broker.spawn(live_in(broker, topic, homes), "say where a topic lives")
 
     # -- agreement
 
@@ -219,13 +236,13 @@ class World:
 
     def homes_of(self, topic: str) -> dict[str, SimRegion]:
         """The regions a topic lives in."""
-        homes = self.homes.get(topic, frozenset(self.names))
+        homes = self.homes.get(topic, frozenset(self.names)) - self.gone
         return {name: region for name, region in self.regions.items() if name in homes}
 
     def disagreement(self) -> str:
         """What still differs between regions; empty when nothing does."""
         for producer in self.producers.values():
-            if producer.pending:
+            if producer.pending and producer.region not in self.gone:
                 return (
                     f"the producer of {producer.topic} in {producer.region} waits for {len(producer.pending)} receipts"
                 )
@@ -267,16 +284,45 @@ class World:
                     continue
                 joined = self._joined(source, target, topic)
                 lacks = {o for o in have[source] - have[target] if o.region == source and o.position >= joined}
+                given_to = model.given_to[source, topic]
+                lacks = {one for one in lacks if one not in given_to or target in given_to[one]}
                 if self.regions[target].restores:
                     lacks -= model.trimmed[source, topic]  # it had them once, and so they were given back
                 if not lacks:
                     continue
                 hold = self.hold(source, target, topic)
-                if hold == "GAP" and self.regions[target].restores:
-                    continue  # what it lost in the restore was given back everywhere; that is said, not skipped (R4)
+                if hold == "GAP" and self._may_gap(target, topic):
+                    continue  # what it lost, or never got, was given back everywhere; that is said, not skipped (R4)
                 first = self.shown(min(lacks))
                 return f"{target} lacks {len(lacks)} entries of {source}, the first {first}; hold {hold or 'none'}"
+        return self._copies_differ(topic, have)
+
+    def _copies_differ(self, topic: str, have: dict[str, set[Origin]]) -> str:
+        """What one region stores of another one's entries, that one and every third one has, too (R5, R6)."""
+        for holder, home in self.homes_of(topic).items():
+            stored = {origin for _, origin, _ in self.model.log(home, topic)}
+            for target in have:
+                lacks = stored - have[target]
+                lacks = {one for one in lacks if one.position >= self._begins(target, topic, one.region)}
+                # Nobody waited for it where it began, or, when that region is gone, in one of the others.
+                for region in have:
+                    given = self.model.trimmed[region, topic]
+                    lacks -= {one for one in given if one.region == region or one.region not in have}
+                if self._may_gap(target, topic):
+                    lacks = {one for one in lacks if self.hold(one.region, target, topic) != "GAP"}
+                if lacks:
+                    return f"{target} lacks {len(lacks)} entries that {holder} has, the first {self.shown(min(lacks))}"
         return ""
+
+    def _may_gap(self, region: str, topic: str) -> bool:
+        """Only who was restored, or was no region of the topic for a while, can lack what all others gave back."""
+        return self.regions[region].restores > 0 or region in self.outside[topic]
+
+    def _begins(self, region: str, topic: str, origin: str) -> Position:
+        """Where a region that joined begins to have entries of an origin."""
+        broker = self.regions[region].broker_of(topic)
+        opened = broker.topic(topic) if broker is not None else None
+        return EARLIEST if opened is None else opened.log.joined.get(origin, EARLIEST)
 
     def _joined(self, source: str, target: str, topic: str) -> Position:
         """Where a region that had nothing of the source began: what was trimmed before, it does not get."""
@@ -286,7 +332,7 @@ class World:
 
     def hold(self, source: str, target: str, topic: str) -> str:
         """Why the replicator does not go on; empty when it does."""
-        broker = self.regions[source].broker_of(topic)
+        broker = self.regions[source].broker_of(topic) if source in self.regions else None
         run = broker.replication.runs.get((full_name(topic), target)) if broker is not None else None
         return "" if run is None or run.core.hold is None else run.core.hold.name
 
@@ -297,6 +343,7 @@ class World:
         deadline = self.loop.now_us + CONVERGES_US
         difference = "never looked"
         self.run(1000)
+        self.settle()
         while not self.model.violations:
             difference = self.disagreement()
             if not difference or self.loop.now_us > deadline:
@@ -320,11 +367,19 @@ class World:
         for topic in self.topics():
             for name in sorted(self._names(topic)):
                 self._probe(topic, name)
+        for (region, full), _ in sorted(self.model.set_aside.items()):
+            topic = full.rpartition("/")[2]
+            for name in sorted(self._subscriptions(region, topic)):
+                self._look_at_all(region, topic, name)
 
     def _names(self, topic: str) -> set[str]:
-        broker = next(iter(self.homes_of(topic).values())).broker_of(topic)
+        return {name for region in self.names for name in self._subscriptions(region, topic)}
+
+    def _subscriptions(self, region: str, topic: str) -> dict[str, Subscription]:
+        """Those that a region has, be it one of the topic's or not any more."""
+        broker = self.regions[region].broker_of(topic)
         opened = broker.topic(topic) if broker is not None else None
-        return set() if opened is None else {n for n, s in opened.subscriptions.items() if s.replicated and s.durable}
+        return {} if opened is None else {n: one for n, one in opened.subscriptions.items() if one.durable}
 
     def _probe(self, topic: str, name: str) -> None:
         """In every region a consumer that looks at everything, after all others left."""
@@ -333,30 +388,30 @@ class World:
                 consumer.close(lambda: None)
         self.run(1000)
         probe_shares(self, topic, name)
+        for region in self.names:
+            if not self.model.violations and name in self._subscriptions(region, topic):
+                self._look_at_all(region, topic, name)
+
+    def _look_at_all(self, region: str, topic: str, name: str) -> None:
+        probe = SimConsumer(self, f"probe of {name}", region, topic, name, SubscriptionType.EXCLUSIVE)
+        probe.probe = {}
+        probe.connect()
+        got = -1
+        for _ in range(200):
+            self.run(300)
+            if len(probe.probe) == got and probe.server is not None:
+                break
+            got = len(probe.probe)
+        probe.close(lambda: None)
+        for _ in range(10):
+            if not probe.is_closed:
+                self.run(300)
         if self.model.violations:
             return
-        for region in self.homes_of(topic):
-            probe = SimConsumer(self, f"probe of {name}", region, topic, name, SubscriptionType.EXCLUSIVE)
-            probe.probe = {}
-            probe.connect()
-            got = -1
-            for _ in range(200):
-                self.run(300)
-                if len(probe.probe) == got and probe.server is not None:
-                    break
-                got = len(probe.probe)
-            probe.close(lambda: None)
-            for _ in range(10):
-                if not probe.is_closed:
-                    self.run(300)
-            if self.model.violations:
-                return
-            if probe.server is not None or not probe.is_closed:
-                self.model.violate("no close", f"a consumer of {topic}/{name} in {region} is not let go")
-            broker = self.regions[region].broker_of(topic)
-            opened = broker.topic(topic) if broker is not None else None
-            if opened is not None and name in opened.subscriptions:
-                self.model.check_delivered(self.regions[region], topic, opened.subscriptions[name], probe.probe)
+        if probe.server is not None or not probe.is_closed:
+            self.model.violate("no close", f"a consumer of {topic}/{name} in {region} is not let go")
+        if (subscription := self._subscriptions(region, topic).get(name)) is not None:
+            self.model.check_delivered(self.regions[region], topic, subscription, probe.probe)
 
     def position(self, region: str, origin: Origin, topic: str) -> Position | None:
         """Where a region stores an entry."""

@@ -273,6 +273,9 @@ class TopicRecord:
     """Ledgers that compaction may have begun, or left behind: they are deleted when the topic is opened."""
     newest_ledger: int = -1
     """The last ledger that ever was among ``ledgers``: one on the volume with a greater id was made later than this."""
+    deleting: str | None = None
+    """Its deletion has begun: the stamp, if it is known already. What is left of it goes, at the latest when somebody
+    wants to open it."""
 
     def to_json(self) -> Json:
         return {
@@ -291,6 +294,7 @@ class TopicRecord:
             "compacted": None if self.compacted is None else self.compacted.to_json(),
             "compactionScraps": list(self.compaction_scraps),
             **({"newestLedger": self.newest_ledger} if self.newest_ledger >= 0 else {}),
+            **({} if self.deleting is None else {"deleting": self.deleting}),
             **self.extra,
         }
 
@@ -314,12 +318,14 @@ class TopicRecord:
             compacted=None if data.get("compacted") is None else CompactedRecord.from_json(data["compacted"]),
             compaction_scraps=tuple(int(ledger) for ledger in take(data, "compactionScraps", list, [])),
             newest_ledger=take(data, "newestLedger", int, -1),
+            deleting=take(data, "deleting", str),
             extra=without(data, *_TOPIC_FIELDS),
             stamp=stamp,
         )
 
 
 _TOPIC_FIELDS: Final = (
+    "deleting",
     "incarnation",
     "properties",
     "ledgers",

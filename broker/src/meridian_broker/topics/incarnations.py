@@ -26,6 +26,7 @@ from meridian_broker.positions import ZERO, Stamp
 from meridian_broker.positions.position import EARLIEST, Position
 from meridian_broker.topics import removal
 from meridian_broker.topics.errors import TopicError, TopicNotFound
+from meridian_broker.topics.ownership import SET_ASIDE
 from meridian_broker.wire.pulsar import topic_name
 from meridian_broker.wire.pulsar.topic_name import TopicName
 
@@ -39,8 +40,6 @@ CLOCKS_APART_MS: Final = 3_600_000
 """A deletion further in the future than this is no deletion, but a broken clock."""
 RETRY_SECONDS: Final = 5.0
 """What could not be deleted now is tried again after so long."""
-SET_ASIDE: Final = "meridian.setAside"
-"""Property of a copy that was set aside: why."""
 
 
 class Told(NamedTuple):

@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from meridian_broker.ledgers.log import TopicLog
-from meridian_broker.topics import adoption, incarnations, recovery
+from meridian_broker.topics import adoption, incarnations, recovery, removal
 from meridian_broker.topics.errors import LimitReached, NotAllowed, TopicFenced, TopicNotFound
 from meridian_broker.topics.ownership import TopicMetadata
 from meridian_broker.topics.progress_log import ProgressLog
@@ -27,8 +27,8 @@ async def open_topic(
     :raises TopicError: it does not exist and may not be made.
     :raises LedgerError: what is stored cannot be recovered.
     """
-    metadata = TopicMetadata(service.catalog, name, service.new_lock(), service.scheduler)
-    if not await metadata.claim(service.fence):
+    metadata, exists = await removal.claimed(service, name)
+    if not exists:
         if not growing_to:
             await _may_create(service, name, create, foreign=incarnation is not None)
         if incarnation is not None and incarnation != (deleted := await service.catalog.topics.incarnation(name)):

@@ -21,11 +21,14 @@ from meridian_broker.ledgers.scheduling import Scheduler
 from meridian_broker.metadata.catalog import Catalog
 from meridian_broker.metadata.records import CompactedRecord, LedgerRecord, TopicRecord
 from meridian_broker.metadata.store import ABSENT, MetadataUnavailable, VersionConflict
+from meridian_broker.positions import Stamp
 from meridian_broker.positions.position import Position
 from meridian_broker.topics.errors import TopicFenced
 from meridian_broker.wire.pulsar.topic_name import TopicName
 
 ATTEMPTS: Final = 20
+SET_ASIDE: Final = "meridian.setAside"
+"""Property of a copy that was set aside: why (R8)."""
 PAUSE_SECONDS: Final = 0.5
 """How long a topic waits for a metadata store that is away, before it is fenced: ten seconds and the requests' own."""
 
@@ -142,6 +145,18 @@ class TopicMetadata:
     async def save_properties(self, properties: dict[str, str]) -> None:
         async with self._lock:
             await self._write(replace(self.record, properties=properties))
+
+    async def begin_deletion(
+        self, stamp: Stamp | None, last_own: Position, last_origins: Mapping[str, Position]
+    ) -> None:
+        """From here on the topic is deleted, whatever happens to whoever does it.
+
+        :param stamp: of the same deletion in another region.
+        :raises MetadataError: it is not written, and nothing is deleted.
+        """
+        told = "" if stamp is None else str(stamp)
+        async with self._lock:
+            await self._write(replace(self.record, deleting=told, last_own=last_own, last_origins=dict(last_origins)))
 
     async def _write(self, record: TopicRecord) -> None:
         """Write, patiently: while the store is away publishing waits, and nobody else can take the topic either."""

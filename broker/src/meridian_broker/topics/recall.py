@@ -41,6 +41,8 @@ log = logging.getLogger(__name__)
 ANSWER_ENTRIES: Final = 1000
 ANSWER_BYTES: Final = 1 << 20
 """Most of one answer. One entry is always given, however large."""
+FORMER_MAX: Final = 100
+"""So many former regions of a topic are remembered."""
 UNFED_MS: Final = 3000
 """A region whose replicator has not been here for so long is not waited for any more: it may be unable to dial us."""
 
@@ -51,7 +53,11 @@ async def find(topic: Topic, asker: str, want: Want) -> Found:
     :raises LedgerError: the entries cannot be read.
     """
     is_own = want.origin == topic.region
+    if topic.recall is not None and want.origin not in topic.remotes:
+        topic.recall.left(want.origin)  # who asks has entries of it
     is_authority = is_own and want.before != LATEST  # of a hole: what its origin gave back is missed by nobody
+    end = topic.log.last_own if is_own else topic.log.last_origin.get(want.origin, EARLIEST)
+    await topic.scheduler.answer(topic.log.when_durable)  # what is not stored below the end counts as given back
     settled = is_own and topic.recall is not None and topic.recall.is_settled
     last, entries, size, is_chained = want.after, list[bytes](), 0, True
     spans = topic.log.spans()
@@ -73,7 +79,6 @@ async def find(topic: Topic, asker: str, want: Want) -> Found:
         size += len(stored)
         if size >= ANSWER_BYTES or len(entries) >= ANSWER_ENTRIES:
             break
-    end = topic.log.last_own if is_own else topic.log.last_origin.get(want.origin, EARLIEST)
     return Found(tuple(entries), is_chained, settled, end)
 
 
@@ -134,6 +139,8 @@ class Recall:
         self._is_running = False
         self._is_tried = False
         self._waiting: list[Callable[[None], None]] = []
+        self._former: set[str] = set()
+        """Regions that are none of the topic's any more, and of which others may have entries all the same."""
         self._unfed_since_ms: dict[str, int] = {}
         """Regions that have no replicator here, and since when."""
         self.returned = 0
@@ -161,6 +168,15 @@ class Recall:
         else:
             self._waiting.append(told)
 
+    def left(self, region: str) -> None:
+        """It is no region of the topic any more, or another region has entries of it: who has more gives them (R6)."""
+        if region != self._topic.region and len(self._former) < FORMER_MAX:
+            self._former.add(region)
+
+    def _gone(self, others: set[str]) -> set[str]:
+        """Regions that are none of the topic's, and may have been."""
+        return (self._topic.log.last_origin.keys() | self._former) - others
+
     def doubt(self, region: str) -> None:
         """The region named an entry of ours that is not here: ask it again."""
         self._asked.discard(region)
@@ -178,7 +194,7 @@ class Recall:
         if not others:
             return Due.NOW if self.joining.is_due else Due.NOT
         away = {region for region in others if not self._peers.is_reachable(region)}
-        gone = self._topic.log.last_origin.keys() - others
+        gone = self._gone(others)
         unfed = self._unfed(others)
         is_waiting = self.joining.is_due or self._topic.gaps.open()
         if not others <= self._asked | away or self._foreign_holes() or is_waiting:
@@ -240,7 +256,7 @@ class Recall:
             await self._bridge(gap, others - {gap.origin})
         unfed = self._unfed(others)
         self.joining.drained.clear()
-        for region in sorted((others | topic.log.last_origin.keys() | self.joining.origins) - {topic.region}):
+        for region in sorted((others | self._gone(others) | self.joining.origins) - {topic.region}):
             is_away = region in others and not self._peers.is_reachable(region)
             if region not in others or is_away or region in unfed:
                 last = topic.log.last_origin.get(region, EARLIEST)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Final
 
@@ -19,9 +19,10 @@ from meridian_broker.metadata.errors import NotFound
 from meridian_broker.metadata.policy_values import CAUGHT_UP
 from meridian_broker.metadata.store import MetadataError
 from meridian_broker.positions import Stamp
-from meridian_broker.positions.position import EARLIEST
+from meridian_broker.positions.position import EARLIEST, Position
 from meridian_broker.topics.administration import remove_subscription
 from meridian_broker.topics.errors import TopicError, TopicFenced, TopicInUse, TopicNotFound
+from meridian_broker.topics.ownership import TopicMetadata
 from meridian_broker.wire.pulsar import topic_name
 from meridian_broker.wire.pulsar.topic_name import TopicName
 
@@ -98,15 +99,47 @@ async def _remove(service: TopicService, topics: list[Topic], check: Check, stam
 
 
 async def destroy(service: TopicService, topic: Topic, stamp: Stamp | None) -> Stamp:
-    """Delete all that is stored of a topic that is closed for good; the caller holds its lock."""
+    """Delete all that is stored of a topic that is closed for good; the caller holds its lock.
+
+    The record says first that it is deleted: a copy of which half is gone would be taken for a whole one.
+    """
     ends = {**topic.log.last_origin, topic.region: topic.log.last_own}
+    if topic.metadata is not None:
+        await topic.metadata.begin_deletion(stamp, topic.log.last_own, topic.log.last_origin)
     await topic.compaction.delete()
     await topic.progress_log.delete()
     await topic.log.delete()
+    return await _forget(service, topic_name.parse(topic.name), stamp, ends)
+
+
+async def _forget(service: TopicService, name: TopicName, stamp: Stamp | None, ends: Mapping[str, Position]) -> Stamp:
     known = {region: end for region, end in ends.items() if end > EARLIEST}
-    deleted = await service.catalog.topics.delete(topic_name.parse(topic.name), stamp, known)
-    service.forget(topic.name)
+    deleted = await service.catalog.topics.delete(name, stamp, known)
+    service.forget(str(name))
     return deleted
+
+
+async def claimed(service: TopicService, name: TopicName) -> tuple[TopicMetadata, bool]:
+    """The topic's record, this broker's now, and whether there is one; the caller holds its lock.
+
+    One whose deletion was begun and not finished, because a broker died or its disk was full, is deleted now.
+
+    :raises TopicFenced: a later owner has it.
+    :raises LedgerError: what is left of it cannot be deleted.
+    """
+    metadata = TopicMetadata(service.catalog, name, service.new_lock(), service.scheduler)
+    exists = await metadata.claim(service.fence)
+    record = metadata.record
+    if not exists or record.deleting is None:
+        return metadata, exists
+    view = () if record.compacted is None else (record.compacted.ledger_id,)
+    ledgers = (one.ledger_id for one in record.ledgers)
+    for ledger in (*record.progress_ledgers, *ledgers, *view, *record.compaction_scraps):
+        await service.store.delete(ledger)
+    stamp = Stamp.parse(record.deleting) if record.deleting else None
+    await _forget(service, name, stamp, {**record.last_origins, service.region: record.last_own})
+    log.info("topic %s: its deletion, which had begun earlier, is finished", name)
+    return TopicMetadata(service.catalog, name, service.new_lock(), service.scheduler), False
 
 
 # -- unused topics -------------------------------------------------------------------------------------------------
@@ -144,7 +177,14 @@ def is_unused(topic: Topic, *, alone: bool) -> bool:
     """
     rule, retention = topic.rules.inactive_topics, topic.rules.retention
     idle_ms = topic.scheduler.now_ms() - topic.last_used_ms
-    if not alone or topic.failure is not None or topic.producers or topic.admission.is_expecting or clients(topic):
+    if (
+        not alone
+        or topic.is_set_aside
+        or topic.failure is not None
+        or topic.producers
+        or topic.admission.is_expecting
+        or clients(topic)
+    ):
         return False
     if idle_ms < rule.seconds * 1000 or retention.time_minutes < 0 or idle_ms < retention.time_minutes * 60_000:
         return False

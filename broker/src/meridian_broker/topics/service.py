@@ -428,8 +428,7 @@ class TopicService:
         topic.was_alone = not is_shared
         self._replicate(topic)
         for remote in topic.remotes - self.regions_of(topic.name):
-            topic.remotes.discard(remote)
-            topic.replicated_positions.pop(remote, None)
+            topic.region_left(remote)
             if self.replication is not None:
                 self.replication.stop(topic.name, remote)
         before = topic.rules.message_ttl_seconds

@@ -42,6 +42,7 @@ from meridian_broker.topics.key_ranges import KeySharedPolicy
 from meridian_broker.topics.late import Late
 from meridian_broker.topics.limits import TopicLimits
 from meridian_broker.topics.lives import Lives
+from meridian_broker.topics.ownership import SET_ASIDE
 from meridian_broker.topics.pacing import Pacing
 from meridian_broker.topics.producer import Producer
 from meridian_broker.topics.progress_log import ProgressLog
@@ -508,9 +509,21 @@ class Topic:
     def replicated_to(self, remote: str, position: Position) -> None:
         self.replicated_positions[remote] = position
 
+    def region_left(self, remote: str) -> None:
+        """It is no region of the topic any more: nothing is kept for it."""
+        self.remotes.discard(remote)
+        self.replicated_positions.pop(remote, None)
+        if self.recall is not None:
+            self.recall.left(remote)
+
+    @property
+    def is_set_aside(self) -> bool:
+        """A copy that nobody meant to delete (R8): all of it is kept until somebody has looked at it."""
+        return self.metadata is not None and SET_ASIDE in self.metadata.record.properties
+
     def needed_from(self) -> Position:
         """Everything at or before this may be trimmed as far as subscriptions and replicators go."""
-        if self.recall is not None and self.recall.joining.keeps_all:
+        if self.is_set_aside or (self.recall is not None and self.recall.joining.keeps_all):
             return EARLIEST
         positions = [s.mark_delete for s in self.subscriptions.values() if s.durable]
         positions.extend(self.replicated_positions.values())

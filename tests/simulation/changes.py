@@ -1,0 +1,192 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rare things that people do to regions, topics and subscriptions, drawn into some of the seeds.
+
+Each kind has its seeds, and the others stay as they were. What is drawn here lies between the lines of an ordinary
+story, so it meets whatever troubles that seed has anyway.
+
+=========  =============================================================================================
+parts      a region goes back to a copy of its volume, of its metadata, of both, or is rebuilt from nothing
+homes      regions are removed from a topic, told or not, alive or dead; they come back, or others join
+deletions  topics are deleted while a region is away, and made again by whoever publishes
+flags      a subscription's replicated flag goes off and on, also in two regions that do not hear of it
+lost       a region dies for good
+=========  =============================================================================================
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from random import Random
+from typing import Final
+
+PERIOD: Final = 32
+"""Kinds are given out by a seed's remainder."""
+KINDS: Final[dict[int, int]] = {8: 1, 10: 1, 12: 1, 14: 1, 24: 1, 26: 1, 28: 1, 30: 1, 0: 2, 16: 3, 21: 1}
+"""Remainder -> how many kinds are in the seed. 21 has dispatch scopes as well."""
+
+
+def with_changes(seed: int, lines: list[str]) -> list[str]:
+    """The story with what is drawn for its seed; most stories stay as they are."""
+    count = KINDS.get(seed % PERIOD, 0)
+    if not count:
+        return lines
+    return _Changes(seed, lines).drawn(count)
+
+
+class _Changes:
+    """What happens to one story."""
+
+    def __init__(self, seed: int, lines: list[str]) -> None:
+        self._random = Random(f"changes {seed}")
+        self._begin = next(at for at, line in enumerate(lines) if line.startswith("regions")) + 1
+        self._regions = lines[self._begin - 1].split()[1:]
+        words = [line.split() for line in lines]
+        self._subscriptions = sorted({(line[3], line[4]) for line in words if line[0] == "consumer"}) or [("t", "sub")]
+        self._consumers = [line[1] for line in words if line[0] == "consumer"]
+        self._head, self._rest = lines[: self._begin], lines[self._begin :]
+
+    def drawn(self, count: int) -> list[str]:
+        kinds: dict[str, Callable[[], None]] = {
+            "parts": self._parts,
+            "homes": self._homes,
+            "deletions": self._deletions,
+            "flags": self._flags,
+            "lost": self._lost,
+        }
+        for kind in self._random.sample(sorted(kinds), k=count):
+            kinds[kind]()
+        return [*self._head, *self._rest]
+
+    # -- where
+
+    def _places(self, count: int) -> list[int]:
+        """So many places in the story, in order."""
+        return sorted(self._random.randint(0, max(len(self._rest) - 1, 0)) for _ in range(count))
+
+    def _insert(self, drawn: list[tuple[int, list[str]]]) -> None:
+        for at, lines in reversed(drawn):
+            self._rest[at:at] = lines
+
+    def _region(self) -> str:
+        return self._random.choice(self._regions)
+
+    def _topic(self) -> str:
+        return self._random.choice(self._subscriptions)[0]
+
+    def _life(self) -> list[str]:
+        """Clients go on."""
+        lines = []
+        for _ in range(self._random.randint(0, 3)):
+            if self._random.random() < 0.5 or not self._consumers:
+                lines.append(f"produce {self._region()} {self._topic()} x{self._random.randint(1, 5)}")
+            else:
+                lines.append(f"ack {self._random.choice(self._consumers)} x{self._random.randint(1, 6)}")
+            lines.append(f"tick {self._random.choice((1, 10, 100, 1000))}")
+        return lines
+
+    def _away(self, region: str) -> tuple[list[str], list[str]]:
+        """How a region does not hear what happens, and how it comes back, perhaps only at the story's end."""
+        random = self._random
+        others = [other for other in self._regions if other != region]
+        how = random.choice(("cut", "crash", "here", "half"))
+        back = [f"tick {random.choice((100, 2000, 9000))}"] if random.random() < 0.7 else []
+        if how == "cut":
+            return [f"cut {region}-{other}" for other in others], [*back, "heal"] if back else []
+        if how == "half":
+            other = random.choice(others)
+            return [f"cut {region}-{other}"], [*back, f"heal {region}-{other}"] if back else []
+        if how == "crash":
+            return [f"crash {region}"], [*back, f"start {region}"] if back else []
+        return [], []
+
+    # -- kinds
+
+    def _parts(self) -> None:
+        random = self._random
+        # A clock set back over a restore, with nobody to ask, gives ledger ids twice: R1 rests on the clock.
+        self._rest = [line for line in self._rest if not line.startswith("clock")]
+        drawn: list[tuple[int, list[str]]] = []
+        for _ in range(random.choice((1, 1, 2, 3))):
+            region = self._region()
+            first, second = self._places(2)
+            gone, back = self._away(self._region()) if random.random() < 0.3 else ([], [])
+            if random.random() < 0.3:
+                drawn.append((second, [*gone, f"wipe {region}", *self._life(), *back]))
+                continue
+            what = random.choice(("", " volume", " metadata", " metadata", " volume"))
+            drawn.append((first, [f"save {region}"]))
+            drawn.append((second, [*gone, f"restore {region}{what}", *self._life(), *back]))
+        self._insert(sorted(drawn, key=lambda one: one[0]))
+
+    def _homes(self) -> None:
+        random = self._random
+        topic = self._topic()
+        drawn: list[tuple[int, list[str]]] = []
+        if len(self._regions) > 2 and random.random() < 0.3:  # some join later
+            some = random.sample(self._regions, len(self._regions) - 1)
+            drawn.append((0, [f"live {topic} {' '.join(some)}", "tick 100"]))
+        for at in self._places(random.choice((1, 2, 2, 3))):
+            region = self._region()
+            kept = [one for one in self._regions if one != region]
+            gone, back = self._away(region)
+            how = random.random()
+            if how < 0.6:
+                command = f"live {topic} {' '.join(kept)}"
+            elif how < 0.8:  # one alone hears of it, perhaps the one that is out
+                command = f"tell {random.choice(self._regions)} {topic} {' '.join(kept)}"
+            else:
+                command = f"live {topic} {' '.join(random.sample(self._regions, random.randint(1, len(kept))))}"
+            trim = [f"trim {self._region()}"] * (random.random() < 0.3)
+            drawn.append((at, [*gone, command, *self._life(), *trim, *back]))
+            if random.random() < 0.7:
+                again = random.randint(at, max(len(self._rest) - 1, at))
+                drawn.append((again, [f"live {topic} {' '.join(self._regions)}", *self._life()]))
+        self._insert(sorted(drawn, key=lambda one: one[0]))
+
+    def _deletions(self) -> None:
+        random = self._random
+        drawn: list[tuple[int, list[str]]] = []
+        for at in self._places(random.choice((1, 1, 2))):
+            topic, region = self._topic(), self._region()
+            other = random.choice([one for one in self._regions if one != region])
+            gone, back = self._away(other)
+            before = self._life() if random.random() < 0.5 else []
+            delete = [f"delete {region} {topic}"]
+            if random.random() < 0.2:  # another one does it, too
+                delete += [f"tick {random.choice((1, 50))}", f"delete {self._region()} {topic}"]
+            if random.random() < 0.2:
+                delete += [f"tick {random.choice((1, 2, 5, 20))}", f"crash {region}", "tick 50", f"start {region}"]
+            drawn.append((at, [*gone, *before, *delete, f"tick {random.choice((1, 20, 300))}", *self._life(), *back]))
+        self._insert(drawn)
+
+    def _flags(self) -> None:
+        random = self._random
+        drawn: list[tuple[int, list[str]]] = []
+        for at in self._places(random.choice((1, 2, 3))):
+            topic, name = random.choice(self._subscriptions)
+            one, other = self._region(), self._region()
+            gone, back = self._away(self._region())
+            drawn.append((at, [*gone, f"switch {one} {topic} {name} off", *self._life()]))
+            if random.random() < 0.2:
+                place = random.choice(("0%", "50%", "time 500"))
+                drawn.append((at, [f"seek {self._region()} {topic} {name} {place}", *self._life()]))
+            later = random.randint(at, max(len(self._rest) - 1, at))
+            if random.random() < 0.85:
+                drawn.append((later, [f"switch {other} {topic} {name} on", *self._life()]))
+            drawn.append((later, back))
+        self._insert(sorted(drawn, key=lambda one: one[0]))
+
+    def _lost(self) -> None:
+        random = self._random
+        if len(self._regions) < 3:
+            return
+        region = self._region()
+        kept = [one for one in self._regions if one != region]
+        (at,) = self._places(1)
+        gone, _ = self._away(region)
+        topics = sorted({topic for topic, _ in self._subscriptions} | {"t"})
+        lines = [*gone, *self._life(), f"lose {region}", *self._life()]
+        lines += [f"live {topic} {' '.join(kept)}" for topic in topics]
+        if random.random() < 0.3:
+            lines += [f"tick {random.choice((1000, 9000))}", f"trim {random.choice(kept)}"]
+        self._insert([(at, lines)])

@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What must still be there after a crash, and what a restore takes back. A part of ``model.Model``.
+
+A region that goes back to a copy has lost what came after it. It is owed again: whatever another region has comes back
+(``World.disagreement`` looks). What no other region had is gone, and that is all that may be: R6 states it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from meridian_broker.positions import Progress
+from meridian_broker.positions.position import EARLIEST, Origin, Position
+from simulation.facts import Acked, Key, SubscriptionFacts, durable_progress, incarnation_of, life_of
+
+if TYPE_CHECKING:
+    from simulation.broker import SimBroker, SimRegion
+    from simulation.deletions import Deletions
+    from simulation.world import World
+
+
+class Crashes:
+    """See the module's text."""
+
+    facts: dict[Key, SubscriptionFacts]
+    deletions: Deletions
+    receipts: dict[tuple[str, str], dict[Position, bytes]]
+    published: dict[Origin, int]
+    trimmed: dict[tuple[str, str], set[Origin]]
+    rolled_back: set[str]
+    lost_once: set[Origin]
+    violate: Callable[[str, str], None]
+    entries: Callable[[SimRegion, int], list[tuple[Origin | None, bytes, int]]]
+    _world: World
+    _asked: dict[Key, dict[str, list[dict[str, Position]]]]
+    _cut_off: dict[Key, list[dict[str, Position]]]
+    _deleted: set[Key]
+    _replicated: dict[tuple[str, str], dict[str, Position]]
+    _entries: dict[tuple[str, int], list[tuple[Origin | None, bytes, int]]]
+
+    def region_lost(self, region: str) -> None:
+        """It never comes back: nobody can say any more what it made that others had not heard of."""
+        for facts in self.facts.values():
+            if facts.made.pop(region, None) is not None:
+                facts.is_a_creation_forgotten = True
+
+    def crashed(self, home: SimRegion) -> None:
+        """The power is gone: look at what is left."""
+        for key, asked in self._asked.items():
+            self._cut_off[key] += asked.pop(home.name, [])
+        self.check_replicas(home)
+        for topic in self._topics():
+            self.check_known(home, *durable_progress(home, topic))
+
+    def check_open(self) -> None:
+        """What regions were told and confirmed, they have in memory too."""
+        for home in self._world.regions.values():
+            for topic in self._topics():
+                broker = home.broker_of(topic)
+                opened = broker.topic(topic) if broker is not None else None
+                if opened is not None:
+                    progress = {name: one.progress for name, one in opened.subscriptions.items()}
+                    self.check_known(home, incarnation_of(topic, opened.incarnation), progress, broker)
+
+    def _topics(self) -> set[str]:
+        return {incarnation.partition(" since ")[0] for incarnation, _ in self.facts}
+
+    def check_known(
+        self, home: SimRegion, incarnation: str, progress: dict[str, Progress], broker: SimBroker | None = None
+    ) -> None:
+        """Every acknowledgement that the region confirmed, to a client or to another region, is there.
+
+        :param broker: whose memory it is; None: it is the disk.
+        """
+        topic = incarnation.partition(" since ")[0]
+        for (known, life), facts in self.facts.items():
+            if known != incarnation or self.deletions.is_ended(incarnation):
+                continue
+            name = life.partition(" since ")[0]
+            have = progress.get(name)
+            if (topic, name) in self._deleted and (have is None or life_of(name, have) != life):
+                continue
+            for origin in facts.by_origin:
+                bits = facts.surely_acked(origin, home.name, broker)
+                if not bits:
+                    continue
+                left = None
+                if have is not None:
+                    time_ms = self.published[origin]
+                    left = have.remaining(origin.region, origin.position, bits.bit_length(), time_ms)
+                if bits if left is None else left & bits:
+                    self.violate(
+                        "an acknowledgement was lost",
+                        f"{home.name} confirmed {self._world.shown(origin)} of {topic}/{name} and has it not "
+                        + ("on its disk" if broker is None else "in memory"),
+                    )
+                    return
+
+    def check_replicas(self, home: SimRegion) -> None:
+        """Whatever a replicator was told to be stored must be there."""
+        for (region, incarnation), places in self._replicated.items():
+            if region == home.name and places and not self.deletions.is_ended(incarnation):
+                durable = self._durable_origins(home, incarnation.partition(" since ")[0])
+                for origin_region, last in places.items():
+                    if last > durable.get(origin_region, EARLIEST):
+                        has = durable.get(origin_region, EARLIEST)
+                        text = f"{region} confirmed {origin_region}/{last}, and has {has}"
+                        self.violate("a replicator was told too much", text)
+
+    def _durable_origins(self, home: SimRegion, topic: str) -> dict[str, Position]:
+        last: dict[str, Position] = {}
+        for origin in self.trimmed[home.name, topic]:
+            last[origin.region] = max(last.get(origin.region, EARLIEST), origin.position)
+        for ledger in home.volume.disk.ledgers:
+            if self._world.topic_of_ledger.get((home.name, ledger)) == topic:
+                for found, _, _ in self.entries(home, ledger):
+                    if found is not None:
+                        last[found.region] = max(last.get(found.region, EARLIEST), found.position)
+        return last
+
+    def restored(self, home: SimRegion, saved_us: int, lost: dict[str, set[Origin]]) -> None:
+        """A region went back to an older copy: what it knew since then, it does not know."""
+        for facts in self.facts.values():
+            if facts.made.pop(home.name, None) is not None:
+                facts.is_a_creation_forgotten = True
+            for one in facts.all():
+                if one.known.get(home.name, -1) > saved_us:
+                    del one.known[home.name]
+                    if isinstance(one, Acked):
+                        one.heard_by.pop(home.name, None)
+        for (region, _), places in self._replicated.items():
+            if region == home.name:
+                places.clear()
+        for region, ledger in [key for key in self._entries if key[0] == home.name]:
+            del self._entries[region, ledger]
+        for topic, origins in lost.items():
+            self.trimmed[home.name, topic] -= origins
+            own = {origin for origin in origins if origin.region == home.name}
+            if own:
+                self.rolled_back.add(home.name)
+                self.lost_once |= own
+        for (region, topic), receipts in self.receipts.items():
+            if region == home.name:
+                known = home.known_ledgers(topic)
+                for position in [p for p in receipts if p.ledger not in known or not home.volume.holds(*p)]:
+                    if Origin(region, *position) not in self.trimmed[region, topic]:
+                        del receipts[position]

@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What it means for a message that its topic was deleted (R8).
+
+Where somebody deleted the topic, or the region was told of it in the same breath, everything that was stored there
+goes: he asked for it. A region that hears of it later deletes only what had come to one of those; anything else has a
+receipt, nobody meant it, and it must be found in a copy under another name.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from meridian_broker.positions import ZERO, Stamp
+from meridian_broker.positions.position import EARLIEST, Origin, Position
+
+if TYPE_CHECKING:
+    from meridian_broker.ledgers.log import TopicLog
+    from meridian_broker.metadata.records import TopicRecord
+    from simulation.broker import SimRegion
+
+
+class Deletions:
+    """See the module's text."""
+
+    def __init__(self) -> None:
+        self._ended: set[str] = set()
+        """Incarnations of topics that somebody deleted somewhere, or tried to."""
+        self._newest: dict[str, Stamp] = {}
+        """Topic -> its last deletion."""
+        self.gone: dict[tuple[str, str], set[Origin]] = defaultdict(set)
+        """(region, topic) -> what went with the topic."""
+        self._ends: dict[str, dict[str, Position]] = defaultdict(dict)
+        """Topic -> origin -> the last one that had come to a region where it was deleted by command."""
+        self._commanded: set[tuple[str, str]] = set()
+
+    def begin(self, region: str, topic: str, incarnation: str | None, log: TopicLog | None) -> None:
+        """The region does it now.
+
+        :param incarnation: as the model calls it; None: it has no such topic now.
+        """
+        self._commanded.add((region, topic))
+        if incarnation is not None:
+            self._ended.add(incarnation)
+        if log is not None:
+            self._seen(topic, [Origin(region, *log.last_own), *(Origin(o, *at) for o, at in log.last_origin.items())])
+
+    def begun(self, region: str, topic: str, record: TopicRecord) -> None:
+        """The region has written down that it deletes the topic: so it does, even if it crashes."""
+        if (region, topic) in self._commanded:
+            own = Origin(region, *record.last_own)
+            self._seen(topic, [own, *(Origin(origin, *last) for origin, last in record.last_origins.items())])
+
+    def done(self, topic: str, stamp: Stamp) -> None:
+        """A region has deleted it."""
+        self._newest[topic] = max(stamp, self._newest.get(topic, ZERO))
+
+    def is_ended(self, incarnation: str) -> bool:
+        """Of its subscriptions nothing is promised any more; of its messages, what nobody meant to delete."""
+        topic, _, stamp = incarnation.partition(" since ")
+        is_older = topic in self._newest and (not stamp or Stamp.parse(stamp) < self._newest[topic])
+        return is_older or incarnation in self._ended
+
+    def end(self, region: str, topic: str) -> None:
+        self._commanded.discard((region, topic))
+
+    def ledger_goes(self, home: SimRegion, topic: str, origins: Iterable[Origin | None]) -> Origin | None:
+        """One of these nobody meant to delete; None: all is well."""
+        some = [origin for origin in origins if origin is not None]
+        if (home.name, topic) in self._commanded:
+            self._seen(topic, some)
+            return None
+        ends = self._ends[topic]
+        return min((one for one in some if one.position > ends.get(one.region, EARLIEST)), default=None)
+
+    def _seen(self, topic: str, origins: Iterable[Origin]) -> None:
+        ends = self._ends[topic]
+        for one in origins:
+            ends[one.region] = max(one.position, ends.get(one.region, EARLIEST))

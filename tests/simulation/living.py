@@ -1,0 +1,23 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where a topic lives: what the admin API writes into a region's metadata."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from meridian_broker.metadata import policy_table
+from meridian_broker.wire.pulsar import topic_name
+from simulation.names import full_name
+
+if TYPE_CHECKING:
+    from simulation.broker import SimBroker
+
+
+async def live_in(broker: SimBroker, topic: str, regions: Iterable[str]) -> None:
+    """From now on the region believes so."""
+    value: dict[str, Any] = dict.fromkeys(regions, True)
+    name = topic_name.parse(full_name(topic))
+    await broker.service.catalog.topic_policies.set_policy(name, policy_table.REPLICATION, value)
+    await broker.service.catalog.refresh()  # here nobody watches the store, as brokers do
+    broker.service.follow_policies()
