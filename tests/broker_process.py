@@ -26,8 +26,8 @@ from typing import Any, Self
 from free_ports import free_base_port, free_port
 
 MERIDIAN = (sys.executable, "-P", "-m", "meridian_broker.server.main")
-START_SECONDS = 60.0
-STOP_SECONDS = 60.0
+START_SECONDS = 120.0
+STOP_SECONDS = 120.0
 _DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
@@ -61,14 +61,14 @@ def http(
     sent = {"Content-Type": "application/json"} if data is not None else {}
     request = urllib.request.Request(url, data=data, headers=sent | dict(headers or {}), method=method)
     try:
-        with _DIRECT.open(request, timeout=30) as answer:
+        with _DIRECT.open(request, timeout=60) as answer:
             return HttpAnswer(answer.status, dict(answer.headers), answer.read())
     except urllib.error.HTTPError as refused:
         with refused:
             return HttpAnswer(refused.code, dict(refused.headers), refused.read())
 
 
-def wait_until(condition: Any, what: str, seconds: float = 30.0) -> Any:
+def wait_until(condition: Any, what: str, seconds: float = 60.0) -> Any:
     """The first true value of ``condition()``; for what no event announces to another process."""
     until = time.monotonic() + seconds
     while not (value := condition()):

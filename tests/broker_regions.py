@@ -79,7 +79,7 @@ async def _stop_quietly(region: Region) -> None:
     await region._stack.aclose()
 
 
-async def until(condition: Callable[[], bool] | Callable[[], Awaitable[bool]], seconds: float = 20.0) -> None:
+async def until(condition: Callable[[], bool] | Callable[[], Awaitable[bool]], seconds: float = 60.0) -> None:
     """Wait for something that no event announces."""
     async with asyncio.timeout(seconds):
         while True:

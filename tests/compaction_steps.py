@@ -33,11 +33,6 @@ class Door:
         return http(method, self.url + path)
 
 
-def connect(broker: BrokerProcess) -> pulsar.Client:
-    logger = pulsar.ConsoleLogger(pulsar.LoggerLevel.Error)
-    return pulsar.Client(broker.service_url, logger=logger, operation_timeout_seconds=20)
-
-
 def retain(broker: BrokerProcess, minutes: int) -> None:
     policy = {"retentionTimeInMinutes": minutes, "retentionSizeInMB": minutes}
     assert broker.http("POST", f"{NAMESPACE}/retention", policy).status == 204

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes the helpers beside this file importable from every test.
+"""Makes the helpers beside this file importable from every test, and starts what the tests of a module share.
 
 With CI set, hypothesis draws the same examples every time, so that a run says something about the change it checks.
 At a desk every run draws new ones, and ``make fuzz`` does so in both places.
@@ -11,10 +11,29 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Iterator
 
+import pytest
+from broker_process import BrokerProcess, RegionsProcess
 from hypothesis import HealthCheck, settings
 
 signal.signal(signal.SIGTERM, signal.default_int_handler)
 settings.register_profile("ci", derandomize=True, print_blob=True, suppress_health_check=[HealthCheck.too_slow])
 if os.environ.get("CI"):
     settings.load_profile("ci")
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[BrokerProcess]:
+    """One, of region ``solo``, with the module's ``SETTINGS`` if it has some."""
+    chosen = getattr(request.module, "SETTINGS", {})
+    with BrokerProcess("solo", tmp_path_factory.mktemp("broker") / "data", settings=chosen) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def regions(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[RegionsProcess]:
+    """The module's ``REGIONS``, which replicate to each other, with its ``SETTINGS`` if it has some."""
+    names, chosen = request.module.REGIONS, getattr(request.module, "SETTINGS", {})
+    with RegionsProcess(names, tmp_path_factory.mktemp("regions") / "data", settings=chosen) as running:
+        yield running

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What scenario tests do with the real client from PyPI in several regions: publish, take, see what is stored where."""
+"""What tests do with the real client from PyPI, most in several regions: publish, take, see what is stored where."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 import pulsar
 from broker_process import RegionsProcess, wait_until
 
+EAST, WEST, CENTRAL = ("us-east", "us-west", "eu-central")
 SHARED = pulsar.ConsumerType.Shared
 KEY_SHARED = pulsar.ConsumerType.KeyShared
 FAILOVER = pulsar.ConsumerType.Failover
@@ -19,7 +20,8 @@ EARLIEST = pulsar.InitialPosition.Earliest
 LATEST = pulsar.InitialPosition.Latest
 QUIET_MS = 500
 """How long nothing must come before a test believes that nothing comes: twice the longest barrier."""
-PATIENCE_MS = 30_000
+PATIENCE_MS = 60_000
+"""How long something that has to come may take."""
 _numbers = itertools.count()
 
 
@@ -28,18 +30,25 @@ def new_topic(name: str) -> str:
     return f"persistent://public/default/{name}-{next(_numbers)}"
 
 
+def connect(url: str, seconds: int = PATIENCE_MS // 1000) -> pulsar.Client:
+    """A client that tells of errors only; what it asks for may take so long."""
+    logger = pulsar.ConsoleLogger(pulsar.LoggerLevel.Error)
+    return pulsar.Client(url, logger=logger, operation_timeout_seconds=seconds)
+
+
 @contextlib.contextmanager
-def client(regions: RegionsProcess, region: str) -> Iterator[pulsar.Client]:
-    """A client of one region."""
-    made = pulsar.Client(
-        regions.service_url(region),
-        logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error),
-        operation_timeout_seconds=30,
-    )
+def connected(url: str, seconds: int = PATIENCE_MS // 1000) -> Iterator[pulsar.Client]:
+    """``connect``, and closed at the end."""
+    made = connect(url, seconds)
     try:
         yield made
     finally:
         made.close()
+
+
+def client(regions: RegionsProcess, region: str) -> contextlib.AbstractContextManager[pulsar.Client]:
+    """A client of one region, for as long as it is needed."""
+    return connected(regions.service_url(region))
 
 
 def numbered(numbers: Iterable[int]) -> list[bytes]:

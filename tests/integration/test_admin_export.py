@@ -13,9 +13,9 @@ import pulsar
 import pyarrow as pa
 import pytest
 from broker_process import BrokerProcess, HttpAnswer, http, wait_until
+from region_clients import PATIENCE_MS
 
 BASE = "/admin/v2/persistent/public/default"
-PATIENCE = 20_000
 
 
 @pytest.fixture
@@ -26,13 +26,6 @@ def broker(tmp_path: Path) -> Iterator[BrokerProcess]:
     }
     with BrokerProcess("solo", tmp_path / "data", settings=settings) as running:
         yield running
-
-
-@pytest.fixture
-def client(broker: BrokerProcess) -> Iterator[pulsar.Client]:
-    running = pulsar.Client(broker.service_url, logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error))
-    yield running
-    running.close()
 
 
 def take(broker: BrokerProcess, body: Any = ...) -> dict[str, Any]:
@@ -68,7 +61,7 @@ def children(broker: BrokerProcess) -> list[str]:
 def test_the_tables_say_what_clients_did(broker: BrokerProcess, client: pulsar.Client) -> None:
     consumer = client.subscribe("told", "work", pulsar.ConsumerType.Shared)
     ids = publish(client, "told", 25)
-    received = [consumer.receive(PATIENCE) for _ in ids]
+    received = [consumer.receive(PATIENCE_MS) for _ in ids]
     for message in [*received[:4], *received[6:8]]:
         consumer.acknowledge(message)
     publish(client, "other", 1)

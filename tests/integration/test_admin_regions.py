@@ -6,32 +6,17 @@ from __future__ import annotations
 import json
 import subprocess
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import pulsar
-import pytest
 from broker_process import MERIDIAN, RegionsProcess, wait_until
 from prometheus_client.parser import text_string_to_metric_families
+from region_clients import PATIENCE_MS
+
+REGIONS = ("east", "west")
 
 BASE = "/admin/v2/persistent/public/default"
 OWN = "/meridian/v1"
-PATIENCE = 20_000
-
-
-@pytest.fixture(scope="module")
-def regions(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RegionsProcess]:
-    with RegionsProcess(("east", "west"), tmp_path_factory.mktemp("own") / "data") as running:
-        yield running
-
-
-@pytest.fixture
-def clients(regions: RegionsProcess) -> Iterator[dict[str, pulsar.Client]]:
-    logger = pulsar.ConsoleLogger(pulsar.LoggerLevel.Error)
-    made = {name: pulsar.Client(regions.service_url(name), logger=logger) for name in regions.regions}
-    yield made
-    for client in made.values():
-        client.close()
 
 
 def metric(regions: RegionsProcess, region: str, name: str, **labels: str) -> float | None:
@@ -98,7 +83,7 @@ def test_a_message_id_is_translated_by_its_origin(regions: RegionsProcess, clien
             assert translate(origin, other, found["id"])["id"] == message
             assert translate(origin, origin, message)["id"] == message
     reader = clients["west"].create_reader("carried", pulsar.MessageId.earliest)
-    first = reader.read_next(PATIENCE).message_id()
+    first = reader.read_next(PATIENCE_MS).message_id()
     assert translate("east", "west", f"{first.ledger_id()}:{first.entry_id()}")["id"] == here[0]
     reader.close()
     command = [*MERIDIAN, "topics", "translate-id", "carried", here[1], "--from", "east", "--json"]
@@ -123,7 +108,7 @@ def test_a_subscription_is_followed_in_every_region(regions: RegionsProcess, cli
     consumer = clients["east"].subscribe(
         "followed", "work", pulsar.ConsumerType.Shared, replicate_subscription_state_enabled=True
     )
-    received = [consumer.receive(PATIENCE) for _ in range(4)]
+    received = [consumer.receive(PATIENCE_MS) for _ in range(4)]
     for number in (0, 2):
         consumer.acknowledge(received[number])
 
@@ -199,7 +184,7 @@ def test_metrics_count_what_clients_do(regions: RegionsProcess, clients: dict[st
     topic = "persistent://public/default/measured"
     consumer = clients["east"].subscribe("measured", "work", pulsar.ConsumerType.Shared)
     publish(clients["east"], "measured", 6)
-    received = [consumer.receive(PATIENCE) for _ in range(6)]
+    received = [consumer.receive(PATIENCE_MS) for _ in range(6)]
     for message in received[:2]:
         consumer.acknowledge(message)
 
@@ -213,7 +198,7 @@ def test_metrics_count_what_clients_do(regions: RegionsProcess, clients: dict[st
     assert (count("pulsar_subscriptions_count"), count("pulsar_consumers_count")) == (1, 1)
     reader = clients["east"].create_reader("measured", pulsar.MessageId.earliest)
     for _ in range(6):
-        reader.read_next(PATIENCE)
+        reader.read_next(PATIENCE_MS)
     assert count("pulsar_out_messages_total") == 12
     reader.close()
     wait_until(lambda: count("pulsar_consumers_count") == 1, "the reader to be gone")

@@ -3,19 +3,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from broker_process import BrokerProcess, http
 
 NS = "/admin/v2/namespaces"
-
-
-@pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    with BrokerProcess("solo", tmp_path_factory.mktemp("tenancy") / "data") as running:
-        yield running
 
 
 def test_clusters(broker: BrokerProcess) -> None:

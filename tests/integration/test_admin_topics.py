@@ -4,33 +4,19 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 from typing import Any
 from urllib.parse import quote
 
 import pulsar
 import pytest
 from broker_process import BrokerProcess, wait_until
+from region_clients import PATIENCE_MS
+
+SETTINGS = {"managedLedgerMaxEntriesPerLedger": "10"}
 
 BASE = "/admin/v2/persistent/public/default"
 EARLIEST = {"ledgerId": -1, "entryId": -1, "partitionIndex": -1}
 LATEST = {"ledgerId": 2**63 - 1, "entryId": 2**63 - 1, "partitionIndex": -1}
-PATIENCE = 20_000
-
-
-@pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    settings = {"managedLedgerMaxEntriesPerLedger": "10"}
-    with BrokerProcess("solo", tmp_path_factory.mktemp("topics") / "data", settings=settings) as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def client(broker: BrokerProcess) -> Iterator[pulsar.Client]:
-    logger = pulsar.ConsoleLogger(pulsar.LoggerLevel.Error)
-    running = pulsar.Client(broker.service_url, logger=logger)
-    yield running
-    running.close()
 
 
 def publish(client: pulsar.Client, topic: str, count: int) -> list[tuple[int, int]]:
@@ -50,7 +36,7 @@ def backlog(broker: BrokerProcess, topic: str, subscription: str) -> int:
 
 
 def numbers(consumer: pulsar.Consumer, count: int) -> list[int]:
-    found = [consumer.receive(PATIENCE) for _ in range(count)]
+    found = [consumer.receive(PATIENCE_MS) for _ in range(count)]
     return [int(message.data().split()[1]) for message in found]
 
 
@@ -136,7 +122,7 @@ def test_statistics_show_clients_and_cursors(broker: BrokerProcess, client: puls
     producer = client.create_producer("watched", producer_name="you", batching_enabled=False)
     for number in range(25):
         producer.send(f"message {number}".encode())
-    received = [consumer.receive(PATIENCE) for _ in range(25)]
+    received = [consumer.receive(PATIENCE_MS) for _ in range(25)]
     for message in received[5:10]:
         consumer.acknowledge(message)
     wait_until(lambda: backlog(broker, "watched", "work") == 20, "five acknowledgements")
@@ -192,7 +178,7 @@ def test_holes_and_backlogs_are_exact_over_borders_of_ledgers(
     consumer = client.subscribe(topic, "work", pulsar.ConsumerType.Shared)
     ids = publish(client, topic, 42)
     acked = {number for number in range(42) if random.Random(seed * 100 + number).random() < 0.6} - {seed}
-    for number, message in enumerate([consumer.receive(PATIENCE) for _ in ids]):
+    for number, message in enumerate([consumer.receive(PATIENCE_MS) for _ in ids]):
         if number in acked:
             consumer.acknowledge(message)
     wait_until(lambda: backlog(broker, topic, "work") == 42 - len(acked), "the acknowledgements")
@@ -212,7 +198,7 @@ def test_ids_and_times(broker: BrokerProcess, client: pulsar.Client) -> None:
     assert broker.http("GET", f"{BASE}/timed/lastMessageId").json == place(ids[-1])
     assert broker.http("GET", f"{BASE}/timed/messageid/0").json == place(ids[0])
     reader = client.create_reader("timed", pulsar.MessageId.earliest)
-    times = [reader.read_next(PATIENCE).publish_timestamp() for _ in ids]
+    times = [reader.read_next(PATIENCE_MS).publish_timestamp() for _ in ids]
     assert broker.http("GET", f"{BASE}/timed/messageid/{times[7]}").json == place(ids[times.index(times[7])])
     assert broker.http("GET", f"{BASE}/timed/messageid/never").status == 400
     reader.close()
@@ -273,9 +259,9 @@ def test_entries_are_skipped_and_consumers_go_on(broker: BrokerProcess, client: 
     assert broker.http("POST", f"{path}/skip/5").status == 204
     assert backlog(broker, "skipped", "work") == 15
     consumer = client.subscribe("skipped", "work", pulsar.ConsumerType.Shared)
-    held = consumer.receive(PATIENCE)
+    held = consumer.receive(PATIENCE_MS)
     assert held.data() == b"message 5"
-    consumer.acknowledge(consumer.receive(PATIENCE))
+    consumer.acknowledge(consumer.receive(PATIENCE_MS))
     wait_until(lambda: backlog(broker, "skipped", "work") == 14, "the acknowledgement")
     # The next two that are not acknowledged: 5 and 7.
     assert broker.http("POST", f"{path}/skip/2").status == 204
@@ -284,7 +270,7 @@ def test_entries_are_skipped_and_consumers_go_on(broker: BrokerProcess, client: 
     assert backlog(broker, "skipped", "work") == 0
     publish(client, "skipped", 1)
     consumer.negative_acknowledge(held)
-    while consumer.receive(PATIENCE).data() != b"message 0":
+    while consumer.receive(PATIENCE_MS).data() != b"message 0":
         pass
     consumer.close()
     assert broker.http("POST", f"{path}/skip/none").status == 400
@@ -319,7 +305,7 @@ def test_unload_gives_clients_back_to_the_topic(broker: BrokerProcess, client: p
     producer.send(b"message 0")
     assert broker.http("PUT", f"{BASE}/unloaded/unload").status == 204
     producer.send(b"message 1")
-    seen = {consumer.receive(PATIENCE).data() for _ in range(2)}
+    seen = {consumer.receive(PATIENCE_MS).data() for _ in range(2)}
     assert seen == {b"message 0", b"message 1"}
     assert broker.http("PUT", f"{BASE}/unloaded-not/unload").status == 404
     consumer.close()

@@ -16,6 +16,7 @@ from broker_process import MERIDIAN, BrokerProcess, http, wait_until
 from free_ports import free_port
 from meridian_broker.wire.proto import pulsar_pb2 as pb
 from raw_connection import RawConnection, T
+from region_clients import PATIENCE_MS
 
 TOPIC = "persistent://public/default/guarded"
 
@@ -91,7 +92,7 @@ def test_a_client_with_a_token_is_served_in_both_regions(guarded: Guarded) -> No
     east, west = guarded.client("east", guarded.app), guarded.client("west", guarded.app)
     consumer = west.subscribe(TOPIC, "s", initial_position=pulsar.InitialPosition.Earliest)
     east.create_producer(TOPIC).send(b"for those who may")
-    assert consumer.receive(20_000).data() == b"for those who may"
+    assert consumer.receive(PATIENCE_MS).data() == b"for those who may"
     east.close()
     west.close()
 

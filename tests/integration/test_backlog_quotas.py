@@ -10,6 +10,9 @@ from typing import Any
 import pulsar
 import pytest
 from broker_process import BrokerProcess, wait_until
+from region_clients import PATIENCE_MS, connected
+
+SETTINGS = {"backlogQuotaCheckIntervalInSeconds": "1"}
 
 QUIET_MS = 300
 LIMIT = 20_000
@@ -17,19 +20,10 @@ BODY = b"x" * 1000
 _numbers = itertools.count()
 
 
-@pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    settings = {"backlogQuotaCheckIntervalInSeconds": "1"}
-    with BrokerProcess("one", tmp_path_factory.mktemp("quotas") / "data", settings=settings) as process:
-        yield process
-
-
 @pytest.fixture
 def client(broker: BrokerProcess) -> Iterator[pulsar.Client]:
-    logger = pulsar.ConsoleLogger(pulsar.LoggerLevel.Error)
-    made = pulsar.Client(broker.service_url, logger=logger, operation_timeout_seconds=5)
-    yield made
-    made.close()
+    with connected(broker.service_url, seconds=5) as made:
+        yield made
 
 
 @pytest.fixture
@@ -121,7 +115,7 @@ def test_the_slowest_subscription_loses_its_oldest_messages(
         producer.send(body)
     quick = client.subscribe(topic, "quick")
     for _ in range(35):
-        quick.acknowledge(quick.receive(5000))
+        quick.acknowledge(quick.receive(PATIENCE_MS))
     quick.close()
     set_quota(broker, space, {"limitSize": LIMIT, "policy": "consumer_backlog_eviction"})
     wait_until(lambda: subscription(broker, topic, "slow")["msgBacklog"] < 40, "the oldest messages to go")

@@ -8,7 +8,6 @@ import os
 import select
 import signal
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +15,9 @@ import pulsar
 import pytest
 from broker_process import MERIDIAN, BrokerProcess, free_port
 from meridian_broker.cli.produce import key_hash
+from region_clients import connect
 
 PATIENCE = 60.0
-
-
-@pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    with BrokerProcess("here", tmp_path_factory.mktemp("cli") / "data") as running:
-        yield running
 
 
 def meridian(broker: BrokerProcess, *arguments: str, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
@@ -148,7 +142,7 @@ def test_latest_begins_with_the_next_message(broker: BrokerProcess) -> None:
 
 
 def test_of_a_batch_only_what_was_printed_is_acknowledged(broker: BrokerProcess) -> None:
-    client = pulsar.Client(broker.service_url, logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error))
+    client = connect(broker.service_url)
     producer = client.create_producer(
         "batched",
         batching_enabled=True,
@@ -196,7 +190,7 @@ def test_bytes_that_are_no_text_are_shown_as_base64(broker: BrokerProcess) -> No
 
 
 def test_what_cannot_be_read_is_said_and_left(broker: BrokerProcess) -> None:
-    client = pulsar.Client(broker.service_url, logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error))
+    client = connect(broker.service_url)
     client.create_producer("packed", compression_type=pulsar.CompressionType.LZ4).send(b"a" * 100)
     client.create_producer("packed").send(b"readable")
     client.close()

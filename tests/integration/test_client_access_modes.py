@@ -3,9 +3,8 @@
 
 from __future__ import annotations
 
-import itertools
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -15,34 +14,11 @@ from broker_process import BrokerProcess, wait_until
 from meridian_broker.wire.proto import pulsar_pb2 as pb
 from meridian_broker.wire.pulsar.errors import ServerError
 from raw_connection import RawConnection
+from region_clients import PATIENCE_MS, connect
 
 Mode = pulsar.ProducerAccessMode
 T = pb.BaseCommand
 Shared, Exclusive, WaitForExclusive, ExclusiveWithFencing = pb.ProducerAccessMode.values()
-_numbers = itertools.count()
-
-
-@pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    with BrokerProcess("one", tmp_path_factory.mktemp("broker")) as process:
-        yield process
-
-
-@pytest.fixture
-def client(broker: BrokerProcess) -> Iterator[pulsar.Client]:
-    made = connect(broker)
-    yield made
-    made.close()
-
-
-@pytest.fixture
-def topic() -> str:
-    return f"alone-{next(_numbers)}"
-
-
-def connect(broker: BrokerProcess) -> pulsar.Client:
-    logger = pulsar.ConsoleLogger(pulsar.LoggerLevel.Error)
-    return pulsar.Client(broker.service_url, logger=logger, operation_timeout_seconds=20)
 
 
 def producer_names(broker: BrokerProcess, topic: str) -> list[str]:
@@ -124,13 +100,13 @@ def test_fencing_sends_the_others_away_for_good(client: pulsar.Client, broker: B
     with pytest.raises(pulsar.PulsarException):
         alone.send(b"fenced")
     reader = client.create_reader(topic, pulsar.MessageId.earliest)
-    assert [reader.read_next(5000).data() for _ in range(2)] == [b"before", b"after"]
+    assert [reader.read_next(PATIENCE_MS).data() for _ in range(2)] == [b"before", b"after"]
     assert not reader.has_message_available()
 
 
 def test_an_exclusive_producer_goes_on_after_a_restart_of_the_broker(tmp_path: Path, topic: str) -> None:
     with BrokerProcess("one", tmp_path) as broker:
-        client = connect(broker)
+        client = connect(broker.service_url)
         producer = client.create_producer(topic, access_mode=Mode.Exclusive)
         producer.send(b"0")
         broker.kill()

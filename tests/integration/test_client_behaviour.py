@@ -8,41 +8,17 @@ import contextlib
 import itertools
 import os
 import struct
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pulsar
 import pytest
 from broker_process import BrokerProcess, http
+from region_clients import PATIENCE_MS, connect
 
 EARLIEST = pulsar.InitialPosition.Earliest
 QUIET_MS = 400
 """How long nothing must come before a test believes that nothing comes."""
-_numbers = itertools.count()
-
-
-@pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    with BrokerProcess("one", tmp_path_factory.mktemp("broker")) as process:
-        yield process
-
-
-@pytest.fixture
-def client(broker: BrokerProcess) -> Iterator[pulsar.Client]:
-    made = connect(broker)
-    yield made
-    made.close()
-
-
-@pytest.fixture
-def topic() -> str:
-    return f"topic-{next(_numbers)}"
-
-
-def connect(broker: BrokerProcess) -> pulsar.Client:
-    logger = pulsar.ConsoleLogger(pulsar.LoggerLevel.Error)
-    return pulsar.Client(broker.service_url, logger=logger, operation_timeout_seconds=20)
 
 
 def publish(client: pulsar.Client, topic: str, bodies: list[bytes], **options: Any) -> list[pulsar.MessageId]:
@@ -77,7 +53,7 @@ def drain(consumer: pulsar.Consumer, *, acknowledge: bool = True) -> list[bytes]
 
 
 def take(consumer: pulsar.Consumer, count: int) -> list[pulsar.Message]:
-    return [consumer.receive(10_000) for _ in range(count)]
+    return [consumer.receive(PATIENCE_MS) for _ in range(count)]
 
 
 @pytest.mark.parametrize("batching", [True, False])
@@ -99,7 +75,7 @@ def test_keys_properties_and_times_arrive(client: pulsar.Client, topic: str) -> 
     sent = producer.send(
         b"x", properties={"a": "1", "ü": "é"}, partition_key="key", ordering_key="order", event_timestamp=12345
     )
-    message = consumer.receive(5000)
+    message = consumer.receive(PATIENCE_MS)
     assert message.properties() == {"a": "1", "ü": "é"}
     assert (message.partition_key(), message.ordering_key(), message.event_timestamp()) == ("key", "order", 12345)
     assert message.producer_name() == "named"
@@ -112,11 +88,11 @@ def test_a_message_of_the_announced_maximum_passes_and_a_larger_one_does_not(cli
     producer = client.create_producer(topic, batching_enabled=False)
     largest = os.urandom(5 * 1024 * 1024 - 200)
     producer.send(largest)
-    assert consumer.receive(10_000).data() == largest
+    assert consumer.receive(PATIENCE_MS).data() == largest
     with pytest.raises(pulsar.MessageTooBig):
         producer.send(bytes(5 * 1024 * 1024 + 1))
     producer.send(b"after")
-    assert consumer.receive(10_000).data() == b"after"
+    assert consumer.receive(PATIENCE_MS).data() == b"after"
 
 
 def test_two_producers_of_one_name_exclude_each_other(client: pulsar.Client, topic: str) -> None:
@@ -167,10 +143,10 @@ def test_a_reader_reads_all_and_says_when_it_is_at_the_end(client: pulsar.Client
     reader = client.create_reader(topic, pulsar.MessageId.earliest)
     found = []
     while reader.has_message_available():
-        found.append(reader.read_next(5000).data())
+        found.append(reader.read_next(PATIENCE_MS).data())
     assert found == numbered(500)
     reader.seek(ids[100])
-    assert reader.read_next(5000).data() in (b"100", b"101")
+    assert reader.read_next(PATIENCE_MS).data() in (b"100", b"101")
     latest = client.create_reader(topic, pulsar.MessageId.latest)
     assert not latest.has_message_available()
 
@@ -216,7 +192,7 @@ def test_negative_acknowledgement_brings_a_message_again(client: pulsar.Client, 
     first, second = take(consumer, 2)
     consumer.negative_acknowledge(first)
     consumer.acknowledge(second)
-    again = consumer.receive(5000)
+    again = consumer.receive(PATIENCE_MS)
     assert again.data() == first.data()
     assert again.redelivery_count() == 1
     consumer.acknowledge(again)
@@ -228,9 +204,9 @@ def test_unacknowledged_messages_come_again_after_the_ack_timeout(client: pulsar
         topic, "s", consumer_type=pulsar.ConsumerType.Shared, unacked_messages_timeout_ms=10_000
     )
     publish(client, topic, [b"a"], batching_enabled=False)
-    consumer.receive(5000)
+    consumer.receive(PATIENCE_MS)
     consumer.redeliver_unacknowledged_messages()
-    assert consumer.receive(5000).data() == b"a"
+    assert consumer.receive(PATIENCE_MS).data() == b"a"
 
 
 def test_seek_by_id_goes_back_and_forward(client: pulsar.Client, topic: str) -> None:
@@ -313,13 +289,13 @@ def test_a_schema_is_registered_and_read_back(client: pulsar.Client, topic: str)
     consumer = client.subscribe(topic, "s", schema=schema)
     producer = client.create_producer(topic, schema=schema)
     producer.send(Flight(carrier="UA", number=7))
-    received = consumer.receive(5000)
+    received = consumer.receive(PATIENCE_MS)
     assert (received.value().carrier, received.value().number) == ("UA", 7)
 
 
 def test_clients_go_on_after_a_restart_of_the_broker(tmp_path: Path) -> None:
     with BrokerProcess("one", tmp_path) as broker:
-        client = connect(broker)
+        client = connect(broker.service_url)
         consumer = client.subscribe("t", "s", consumer_type=pulsar.ConsumerType.Shared, initial_position=EARLIEST)
         producer = client.create_producer("t", batching_enabled=False, block_if_queue_full=True)
         for body in numbered(100):

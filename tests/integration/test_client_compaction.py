@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,6 @@ from compaction_steps import (
     Door,
     assert_quiet,
     compact,
-    connect,
     entries,
     internal,
     publish,
@@ -29,8 +27,7 @@ from compaction_steps import (
     rows,
     status,
 )
-
-_numbers = itertools.count()
+from region_clients import PATIENCE_MS, connect
 
 
 @pytest.fixture(scope="module")
@@ -38,18 +35,6 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
     with BrokerProcess("one", tmp_path_factory.mktemp("broker"), settings=SETTINGS) as process:
         retain(process, -1)
         yield process
-
-
-@pytest.fixture
-def client(broker: BrokerProcess) -> Iterator[pulsar.Client]:
-    made = connect(broker)
-    yield made
-    made.close()
-
-
-@pytest.fixture
-def topic() -> str:
-    return f"compacted-{next(_numbers)}"
 
 
 CODECS = ("NONE", "LZ4", "ZLib", "ZSTD", "SNAPPY")
@@ -82,11 +67,11 @@ def test_of_each_key_the_newest_message_stays_also_inside_batches(
 def test_a_message_keeps_its_id(broker: BrokerProcess, client: pulsar.Client, topic: str) -> None:
     publish(client, topic, [(f"k{number % 3}", b"%d" % number) for number in range(9)], batching_enabled=True)
     before = client.create_reader(topic, pulsar.MessageId.earliest)
-    ids = {message.data(): str(message.message_id()) for message in (before.read_next(5000) for _ in range(9))}
+    ids = {message.data(): str(message.message_id()) for message in (before.read_next(PATIENCE_MS) for _ in range(9))}
     compact(broker, topic)
     reader = client.create_reader(topic, pulsar.MessageId.earliest, is_read_compacted=True)
     for value in (b"6", b"7", b"8"):
-        message = reader.read_next(5000)
+        message = reader.read_next(PATIENCE_MS)
         assert (message.data(), str(message.message_id())) == (value, ids[value])
     assert not reader.has_message_available()
 
@@ -159,12 +144,12 @@ def test_readers_of_the_view_know_where_it_ends(broker: BrokerProcess, client: p
     assert not reader.has_message_available()
     publish(client, topic, [("c", b"3")])
     assert reader.has_message_available()
-    assert reader.read_next(5000).data() == b"3"
+    assert reader.read_next(PATIENCE_MS).data() == b"3"
     assert not reader.has_message_available()
     latest = client.create_reader(topic, pulsar.MessageId.latest, is_read_compacted=True)
     assert not latest.has_message_available()
     whole = client.create_reader(topic, pulsar.MessageId.earliest)
-    assert [whole.read_next(5000).data() for _ in range(6)] == [b"1", b"1", b"2", b"", b"", b"3"]
+    assert [whole.read_next(PATIENCE_MS).data() for _ in range(6)] == [b"1", b"1", b"2", b"", b"", b"3"]
     assert not whole.has_message_available()
 
 
@@ -228,10 +213,7 @@ def test_chunked_messages_are_compacted_whole(broker: BrokerProcess, client: pul
 
 def test_regions_compact_to_the_same_view_and_claim_only_what_was_delivered(tmp_path: Path) -> None:
     with RegionsProcess(("us-east", "us-west"), tmp_path, settings=SETTINGS) as regions:
-        east, west = (
-            pulsar.Client(regions.service_url(name), logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error))
-            for name in regions.regions
-        )
+        east, west = (connect(regions.service_url(name)) for name in regions.regions)
         consumers = [
             one.subscribe("t", "s", initial_position=EARLIEST, replicate_subscription_state_enabled=True)
             for one in (east, west)

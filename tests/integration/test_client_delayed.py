@@ -4,45 +4,20 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import time
-from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 
 import pulsar
 import pytest
 from broker_process import BrokerProcess, RegionsProcess
+from region_clients import PATIENCE_MS, connect
 
 QUIET_MS = 400
 LATE_MS = 3000
 """How late a message may come on a machine that does other things, too. A tick is 100 ms."""
 SHARED = pulsar.ConsumerType.Shared
 EARLIEST = pulsar.InitialPosition.Earliest
-_numbers = itertools.count()
-
-
-@pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    with BrokerProcess("one", tmp_path_factory.mktemp("broker")) as process:
-        yield process
-
-
-@pytest.fixture
-def client(broker: BrokerProcess) -> Iterator[pulsar.Client]:
-    made = connect(broker.service_url)
-    yield made
-    made.close()
-
-
-@pytest.fixture
-def topic() -> str:
-    return f"delayed-{next(_numbers)}"
-
-
-def connect(url: str) -> pulsar.Client:
-    logger = pulsar.ConsoleLogger(pulsar.LoggerLevel.Error)
-    return pulsar.Client(url, logger=logger, operation_timeout_seconds=20)
 
 
 def now_ms() -> int:
@@ -53,7 +28,7 @@ def receive(consumer: pulsar.Consumer, count: int) -> list[tuple[bytes, int]]:
     """Messages and when they came, acknowledged."""
     found = []
     for _ in range(count):
-        message = consumer.receive(20_000)
+        message = consumer.receive(PATIENCE_MS)
         found.append((message.data(), now_ms()))
         consumer.acknowledge(message)
     return found
@@ -121,9 +96,9 @@ def test_a_delayed_message_can_be_given_back_and_its_consumer_can_leave(client: 
     due = now_ms() + 800
     producer.send(b"a", deliver_at=due)
     producer.send(b"b", deliver_at=due + 2500)
-    message = consumer.receive(10_000)
+    message = consumer.receive(PATIENCE_MS)
     consumer.negative_acknowledge(message)
-    again = consumer.receive(10_000)
+    again = consumer.receive(PATIENCE_MS)
     assert (again.data(), again.redelivery_count()) == (b"a", 1)
     consumer.acknowledge(again)
     consumer.close()

@@ -4,38 +4,17 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import os
-from collections.abc import Iterator
 
 import pulsar
 import pytest
 from broker_process import BrokerProcess, wait_until
+from region_clients import PATIENCE_MS
 
 QUIET_MS = 400
 SHARED = pulsar.ConsumerType.Shared
 FAILOVER = pulsar.ConsumerType.Failover
 EARLIEST = pulsar.InitialPosition.Earliest
-_numbers = itertools.count()
-
-
-@pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    with BrokerProcess("one", tmp_path_factory.mktemp("broker")) as process:
-        yield process
-
-
-@pytest.fixture
-def client(broker: BrokerProcess) -> Iterator[pulsar.Client]:
-    logger = pulsar.ConsoleLogger(pulsar.LoggerLevel.Error)
-    made = pulsar.Client(broker.service_url, logger=logger, operation_timeout_seconds=20)
-    yield made
-    made.close()
-
-
-@pytest.fixture
-def topic() -> str:
-    return f"deliveries-{next(_numbers)}"
 
 
 def drain(consumer: pulsar.Consumer) -> list[bytes]:
@@ -58,7 +37,7 @@ def test_a_message_of_many_chunks_arrives_whole(client: pulsar.Client, topic: st
     large = os.urandom(12 << 20)
     producer.send(large)
     producer.send(b"small")
-    first = consumer.receive(20_000)
+    first = consumer.receive(PATIENCE_MS)
     assert first.data() == large
     consumer.acknowledge(first)
     assert drain(consumer) == [b"small"]
@@ -84,7 +63,7 @@ def test_a_chunked_message_goes_whole_to_another_consumer(client: pulsar.Client,
     producer = client.create_producer(topic, batching_enabled=False, chunking_enabled=True)
     large = os.urandom(12 << 20)
     producer.send(large)
-    assert first.receive(20_000).data() == large
+    assert first.receive(PATIENCE_MS).data() == large
     second = client.subscribe(topic, "s", consumer_type=SHARED)
     first.close()
     assert drain(second) == [large]
@@ -151,13 +130,13 @@ def test_the_first_by_name_is_active_and_a_better_one_takes_over(
     assert active(broker, topic) == "b"
     send(client, topic, [b"1", b"2"])
     for body in (b"1", b"2"):
-        message = consumers["b"].receive(10_000)
+        message = consumers["b"].receive(PATIENCE_MS)
         assert message.data() == body
         consumers["b"].acknowledge(message)
     consumers["b"].close()
     wait_until(lambda: active(broker, topic) == "m", "m to be active again")
     send(client, topic, [b"3"])
-    assert consumers["m"].receive(10_000).data() == b"3"
+    assert consumers["m"].receive(PATIENCE_MS).data() == b"3"
     assert drain(consumers["z"]) == []
 
 
@@ -169,7 +148,7 @@ def test_partitions_spread_over_failover_consumers(client: pulsar.Client, broker
     assert names == ["a", "b", "a", "b"]
     send(client, topic, [b"%d" % n for n in range(40)])
     for consumer in consumers:
-        partitions = {consumer.receive(10_000).topic_name() for _ in range(20)}
+        partitions = {consumer.receive(PATIENCE_MS).topic_name() for _ in range(20)}
         assert len(partitions) == 2
         assert drain(consumer) == []
 
@@ -181,9 +160,9 @@ def test_redelivery_with_one_active_consumer_comes_in_order_and_uncounted(
     consumer = client.subscribe(topic, "s", consumer_type=kind)
     bodies = [b"%d" % number for number in range(20)]
     send(client, topic, bodies)
-    messages = [consumer.receive(10_000) for _ in range(20)]
+    messages = [consumer.receive(PATIENCE_MS) for _ in range(20)]
     consumer.acknowledge_cumulative(messages[4])
     consumer.redeliver_unacknowledged_messages()
-    again = [consumer.receive(10_000) for _ in range(15)]
+    again = [consumer.receive(PATIENCE_MS) for _ in range(15)]
     assert [message.data() for message in again] == bodies[5:]
     assert all(message.redelivery_count() == 0 for message in again)

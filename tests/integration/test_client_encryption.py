@@ -3,22 +3,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pulsar
 import pytest
 from broker_process import RegionsProcess
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
+from region_clients import PATIENCE_MS
+
+REGIONS = ("east", "west")
 
 SECRET = b"nobody else may read this"
-PATIENCE = 20_000
-
-
-@pytest.fixture(scope="module")
-def regions(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RegionsProcess]:
-    with RegionsProcess(("east", "west"), tmp_path_factory.mktemp("closed") / "data") as running:
-        yield running
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +50,7 @@ def test_only_the_key_opens_it(regions: RegionsProcess, keys: pulsar.CryptoKeyRe
     for body in bodies:
         producer.send_async(body, lambda *_: None)
     producer.flush()
-    assert [consumer.receive(PATIENCE).data() for _ in bodies] == bodies, "whole and in order, in the other region"
+    assert [consumer.receive(PATIENCE_MS).data() for _ in bodies] == bodies, "whole and in order, in the other region"
 
     if shape != "chunks":  # the client ends its own process over chunks that it cannot open
         stranger = west.subscribe(
@@ -65,7 +59,7 @@ def test_only_the_key_opens_it(regions: RegionsProcess, keys: pulsar.CryptoKeyRe
             initial_position=pulsar.InitialPosition.Earliest,
             crypto_failure_action=pulsar.ConsumerCryptoFailureAction.CONSUME,
         )
-        assert SECRET not in stranger.receive(PATIENCE).data()
+        assert SECRET not in stranger.receive(PATIENCE_MS).data()
     for client in (east, west):
         client.close()
     for region in regions.regions:

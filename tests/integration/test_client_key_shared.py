@@ -4,35 +4,13 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
-from collections.abc import Iterator
 from typing import Any
 
 import pulsar
 import pytest
-from broker_process import BrokerProcess
+from region_clients import PATIENCE_MS
 
 QUIET_MS = 400
-_numbers = itertools.count()
-
-
-@pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    with BrokerProcess("one", tmp_path_factory.mktemp("broker")) as process:
-        yield process
-
-
-@pytest.fixture
-def client(broker: BrokerProcess) -> Iterator[pulsar.Client]:
-    logger = pulsar.ConsoleLogger(pulsar.LoggerLevel.Error)
-    made = pulsar.Client(broker.service_url, logger=logger, operation_timeout_seconds=20)
-    yield made
-    made.close()
-
-
-@pytest.fixture
-def topic() -> str:
-    return f"keys-{next(_numbers)}"
 
 
 def join(client: pulsar.Client, topic: str, name: str | None = None, **options: Any) -> pulsar.Consumer:
@@ -213,7 +191,7 @@ def test_a_negative_acknowledgement_keeps_newer_messages_of_its_key_back(client:
     order: list[int] = []
     again = 0
     while len(order) < 10:
-        message = consumer.receive(5000)
+        message = consumer.receive(PATIENCE_MS)
         if message.data().endswith(b"3") and message.redelivery_count() < 2:
             consumer.negative_acknowledge(message)
             again += 1

@@ -4,30 +4,16 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
 from typing import Any
 
 import pulsar
 import pytest
 from broker_process import BrokerProcess, HttpAnswer, http, wait_until
+from region_clients import PATIENCE_MS
 
 QUIET_MS = 300
 """How long nothing must come before a test believes that nothing comes."""
 _numbers = itertools.count()
-
-
-@pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    with BrokerProcess("one", tmp_path_factory.mktemp("broker")) as process:
-        yield process
-
-
-@pytest.fixture
-def client(broker: BrokerProcess) -> Iterator[pulsar.Client]:
-    logger = pulsar.ConsoleLogger(pulsar.LoggerLevel.Error)
-    made = pulsar.Client(broker.service_url, logger=logger, operation_timeout_seconds=20)
-    yield made
-    made.close()
 
 
 class Light:
@@ -61,7 +47,7 @@ def topic(broker: BrokerProcess) -> Light:
 def receive(consumer: pulsar.Consumer, count: int) -> list[bytes]:
     found = []
     for _ in range(count):
-        message = consumer.receive(10_000)
+        message = consumer.receive(PATIENCE_MS)
         consumer.acknowledge(message)
         found.append(message.data())
     return found
@@ -143,7 +129,7 @@ def test_keys_keep_to_their_consumer(client: pulsar.Client, topic: Light) -> Non
     for at, consumer in enumerate(consumers):
         sent = next(one["msgOutCounter"] for one in stats if one["consumerName"] == consumer.consumer_name())
         for _ in range(sent):
-            owners.setdefault(consumer.receive(10_000).partition_key(), set()).add(at)
+            owners.setdefault(consumer.receive(PATIENCE_MS).partition_key(), set()).add(at)
     assert len(owners) == 12
     assert all(len(one) == 1 for one in owners.values())
 

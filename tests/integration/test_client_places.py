@@ -4,10 +4,8 @@ to consumers while a topic grows, is unloaded, or loses its subscription."""
 
 from __future__ import annotations
 
-import itertools
 import threading
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import pulsar
@@ -15,29 +13,11 @@ import pytest
 from broker_process import BrokerProcess, wait_until
 from meridian_broker.wire.proto import pulsar_pb2 as pb
 from raw_connection import RawConnection, T
+from region_clients import PATIENCE_MS, connect
 
-PATIENCE = 10_000
+SETTINGS = {"managedLedgerMaxEntriesPerLedger": "10", "retentionCheckIntervalInSeconds": "1"}
+
 ADMIN = "/admin/v2/persistent/public/default"
-_numbers = itertools.count()
-
-
-@pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    settings = {"managedLedgerMaxEntriesPerLedger": "10", "retentionCheckIntervalInSeconds": "1"}
-    with BrokerProcess("one", tmp_path_factory.mktemp("places") / "data", settings=settings) as running:
-        yield running
-
-
-@pytest.fixture
-def client(broker: BrokerProcess) -> Iterator[pulsar.Client]:
-    made = pulsar.Client(broker.service_url, logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error))
-    yield made
-    made.close()
-
-
-@pytest.fixture
-def topic() -> str:
-    return f"place-{next(_numbers)}"
 
 
 def publish(client: pulsar.Client, topic: str, count: int, *, batched: bool) -> list[pulsar.MessageId]:
@@ -56,7 +36,7 @@ def publish(client: pulsar.Client, topic: str, count: int, *, batched: bool) -> 
 def read_all(reader: pulsar.Reader) -> list[int]:
     found = []
     while reader.has_message_available():
-        found.append(int(reader.read_next(PATIENCE).data()))
+        found.append(int(reader.read_next(PATIENCE_MS).data()))
     return found
 
 
@@ -146,11 +126,11 @@ def test_a_topic_grows_under_its_clients(broker: BrokerProcess, client: pulsar.C
     """What goes to a new partition before its consumer knows of it is not lost: subscriptions begin at Earliest."""
     path = f"{ADMIN}/{topic}/partitions"
     assert broker.http("PUT", path, 2).status == 204
-    watching = pulsar.Client(broker.service_url, logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error))
+    watching = connect(broker.service_url)
     consumer = watching.subscribe(topic, "s", consumer_type=pulsar.ConsumerType.Shared)
     publish(client, topic, 20, batched=False)
     assert broker.http("POST", path, 5).status == 204
-    fresh = pulsar.Client(broker.service_url, logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error))
+    fresh = connect(broker.service_url)
     publish(fresh, topic, 50, batched=False)  # knows of five
     consumer.close()
     consumer = fresh.subscribe(topic, "s", consumer_type=pulsar.ConsumerType.Shared)
@@ -186,7 +166,7 @@ def test_unloading_under_load_loses_nothing(broker: BrokerProcess, client: pulsa
     producer.flush()
     got: set[int] = set()
     while len(got) < sent:
-        message = consumer.receive(PATIENCE)
+        message = consumer.receive(PATIENCE_MS)
         got.add(int(message.data()))
         consumer.acknowledge(message)
     assert not failed
@@ -218,4 +198,4 @@ async def test_unsubscribing_by_force_sends_the_others_away(
 
 
 def _receive(consumer: pulsar.Consumer, count: int) -> list[pulsar.Message]:
-    return [consumer.receive(PATIENCE) for _ in range(count)]
+    return [consumer.receive(PATIENCE_MS) for _ in range(count)]

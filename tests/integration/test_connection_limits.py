@@ -7,7 +7,7 @@ import asyncio
 import contextlib
 import socket
 import struct
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -31,16 +31,10 @@ from raw_connection import RawConnection
 
 T = pb.BaseCommand
 LARGEST = 100_000
+SETTINGS = {"maxMessageSize": str(LARGEST), "keepAliveIntervalSeconds": "1", "maxConcurrentLookupRequest": "1"}
 TOPIC = "persistent://public/default/limits"
 PATIENCE = 15.0
 QUESTIONS = 5000
-
-
-@pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    settings = {"maxMessageSize": str(LARGEST), "keepAliveIntervalSeconds": "1", "maxConcurrentLookupRequest": "1"}
-    with BrokerProcess("one", tmp_path_factory.mktemp("broker"), settings=settings) as process:
-        yield process
 
 
 @contextlib.asynccontextmanager

@@ -3,41 +3,22 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import pulsar
 import pyarrow as pa
 import pytest
 from broker_process import BrokerProcess, wait_until
+from region_clients import PATIENCE_MS, connected
+
+SETTINGS = {"managedLedgerMaxEntriesPerLedger": "10", "retentionCheckIntervalInSeconds": "1"}
 
 QUIET_MS = 300
 SHARED = pulsar.ConsumerType.Shared
 EARLIEST = pulsar.InitialPosition.Earliest
 _numbers = itertools.count()
-
-
-@pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    settings = {"managedLedgerMaxEntriesPerLedger": "10", "retentionCheckIntervalInSeconds": "1"}
-    with BrokerProcess("one", tmp_path_factory.mktemp("expiry") / "data", settings=settings) as process:
-        yield process
-
-
-@contextlib.contextmanager
-def connected(broker: BrokerProcess) -> Iterator[pulsar.Client]:
-    made = pulsar.Client(broker.service_url, logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error))
-    yield made
-    made.close()
-
-
-@pytest.fixture
-def client(broker: BrokerProcess) -> Iterator[pulsar.Client]:
-    with connected(broker) as made:
-        yield made
 
 
 def restart(broker: BrokerProcess) -> None:
@@ -62,12 +43,12 @@ def publish(client: pulsar.Client, topic: str, *bodies: bytes) -> list[pulsar.Me
     return ids
 
 
-def rest(consumer: pulsar.Consumer, first_ms: int = QUIET_MS) -> list[bytes]:
-    """Everything that comes until it is quiet, acknowledged."""
+def rest(consumer: pulsar.Consumer, count: int = 0) -> list[bytes]:
+    """What has to come, so many, and everything else until it is quiet; acknowledged."""
     found: list[bytes] = []
     while True:
         try:
-            message = consumer.receive(QUIET_MS if found else first_ms)
+            message = consumer.receive(PATIENCE_MS if len(found) < count else QUIET_MS)
         except pulsar.Timeout:
             return found
         found.append(message.data())
@@ -106,7 +87,7 @@ def test_what_is_older_than_the_ttl_goes_and_the_rest_stays(
         client.subscribe(topic, name).close()
     publish(client, topic, b"0", b"1", b"2")
     half = client.subscribe(topic, "half", consumer_type=SHARED)
-    messages = [half.receive(5000) for _ in range(3)]
+    messages = [half.receive(PATIENCE_MS) for _ in range(3)]
     half.acknowledge(messages[1])
     published = max(message.publish_timestamp() for message in messages)
     wait_until(lambda: time.time_ns() // 1_000_000 - published > 1_100, "the messages to grow old")
@@ -114,11 +95,11 @@ def test_what_is_older_than_the_ttl_goes_and_the_rest_stays(
     set_ttl(broker, space, 1)
     wait_until(lambda: backlog(broker, topic, "idle") == 1, "old messages to go")
     set_ttl(broker, space, 3600)
-    assert rest(half, 5000) == [b"young"]
+    assert rest(half, 1) == [b"young"]
     half.negative_acknowledge(messages[2])  # it came before it was dropped, and does not come again
     assert rest(half) == []
     idle = client.subscribe(topic, "idle", consumer_type=SHARED)
-    assert rest(idle, 5000) == [b"young"]
+    assert rest(idle, 1) == [b"young"]
     stats = broker.http("GET", f"{path(topic)}/stats").json["subscriptions"]
     assert {name: one["totalMsgExpired"] for name, one in stats.items()} == {"idle": 3, "half": 2}
     assert {name: one["unackedMessages"] for name, one in stats.items()} == {"idle": 0, "half": 0}
@@ -131,25 +112,25 @@ def test_a_late_acknowledgement_and_a_reader_of_expired_messages(
     topic = f"persistent://{space}/reader"
     consumer = client.subscribe(topic, "s", consumer_type=SHARED)
     ids = publish(client, topic, b"0", b"1", b"2", b"3")
-    message = consumer.receive(5000)
+    message = consumer.receive(PATIENCE_MS)
     reader = client.create_reader(topic, pulsar.MessageId.earliest, receiver_queue_size=1)
-    assert reader.read_next(5000).data() == b"0"
+    assert reader.read_next(PATIENCE_MS).data() == b"0"
     last = {"ledgerId": ids[2].ledger_id(), "entryId": ids[2].entry_id()}
     assert expire(broker, topic, "s", "", last) == 204
     consumer.acknowledge(message)  # counts as an acknowledgement, and moves nothing
-    assert reader.read_next(5000).data() == b"1", "a reader has its own place"
+    assert reader.read_next(PATIENCE_MS).data() == b"1", "a reader has its own place"
     assert broker.http("POST", f"{path(topic)}/all_subscription/expireMessages/0").status == 204
     wait_until(lambda: backlog(broker, topic, "s") == 0, "everything to expire")
     publish(client, topic, b"4")
-    found = [reader.read_next(5000).data()]
+    found = [reader.read_next(PATIENCE_MS).data()]
     while found[-1] != b"4":
-        found.append(reader.read_next(5000).data())
+        found.append(reader.read_next(PATIENCE_MS).data())
     assert b"3" not in found, "what is older than everything is passed over, save what was on its way"
 
 
 def test_drops_survive_kill_9_and_a_seek_takes_them_back(broker: BrokerProcess, space: str) -> None:
     topic = f"persistent://{space}/again"
-    with connected(broker) as client:
+    with connected(broker.service_url) as client:
         client.subscribe(topic, "s").close()
         ids = publish(client, topic, *(b"%d" % number for number in range(25)))
     place = {"ledgerId": ids[20].ledger_id(), "entryId": ids[20].entry_id(), "isExcluded": True}
@@ -159,14 +140,14 @@ def test_drops_survive_kill_9_and_a_seek_takes_them_back(broker: BrokerProcess, 
     assert backlog(broker, topic, "s") == 5
     back = {"ledgerId": ids[15].ledger_id(), "entryId": ids[15].entry_id()}
     assert broker.http("POST", f"{path(topic)}/subscription/s/resetcursor", back).status == 204
-    with connected(broker) as client:
-        assert rest(client.subscribe(topic, "s"), 10_000) == [b"%d" % number for number in range(15, 25)]
+    with connected(broker.service_url) as client:
+        assert rest(client.subscribe(topic, "s"), 10) == [b"%d" % number for number in range(15, 25)]
     restart(broker)
     assert backlog(broker, topic, "s") == 0
     assert broker.http("POST", f"{path(topic)}/subscription/s/resetcursor/0").status == 204
     assert dropped(broker, topic) == []
-    with connected(broker) as client:
-        assert rest(client.subscribe(topic, "s"), 10_000) == [b"%d" % number for number in range(25)]
+    with connected(broker.service_url) as client:
+        assert rest(client.subscribe(topic, "s"), 25) == [b"%d" % number for number in range(25)]
 
 
 def test_expiring_by_hand(broker: BrokerProcess, client: pulsar.Client, space: str) -> None:
@@ -213,7 +194,7 @@ def test_expired_messages_give_their_space_back(broker: BrokerProcess, client: p
     wait_until(lambda: ledgers() <= 1, "the ledgers to go")
     assert sum(upto - after for _, _, after, upto in dropped(broker, topic)) >= 9, "the record of it stays"
     publish(client, topic, b"new")
-    assert rest(client.subscribe(topic, "s"), 5000) == [b"new"]
+    assert rest(client.subscribe(topic, "s"), 1) == [b"new"]
 
 
 def test_truncating_empties_a_topic_whatever_is_retained(
@@ -225,7 +206,7 @@ def test_truncating_empties_a_topic_whatever_is_retained(
     producer = client.create_producer(topic, batching_enabled=False)
     for number in range(25):
         producer.send(b"%d" % number)
-    held = [consumer.receive(5000) for _ in range(3)]
+    held = [consumer.receive(PATIENCE_MS) for _ in range(3)]
     consumer.acknowledge(held[1])
     assert broker.http("POST", f"{path(topic)}/trim").status == 204
     assert entries(broker, topic) == 25, "retention keeps everything, and so does the backlog"
@@ -233,17 +214,17 @@ def test_truncating_empties_a_topic_whatever_is_retained(
     assert entries(broker, topic) == 0
     assert [backlog(broker, topic, name) for name in ("busy", "idle")] == [0, 0]
     producer.send(b"new")
-    assert rest(client.subscribe(topic, "idle", consumer_type=SHARED), 5000) == [b"new"]
+    assert rest(client.subscribe(topic, "idle", consumer_type=SHARED), 1) == [b"new"]
     causes = {(subscription, cause) for subscription, cause, _, _ in dropped(broker, topic)}
     assert causes == {("busy", "truncated"), ("idle", "truncated")}
     reader = client.create_reader(topic, pulsar.MessageId.earliest)
-    assert reader.read_next(5000).data() == b"new"
+    assert reader.read_next(PATIENCE_MS).data() == b"new"
     assert broker.http("DELETE", f"{path(topic)}-nobody-knows/truncate").status == 404
 
 
 def test_a_truncated_topic_goes_on_after_kill_9(broker: BrokerProcess, space: str) -> None:
     topic = f"persistent://{space}/truncated-killed"
-    with connected(broker) as client:
+    with connected(broker.service_url) as client:
         client.subscribe(topic, "s").close()
         publish(client, topic, *(b"%d" % number for number in range(15)))
     before = broker.http("GET", f"{path(topic)}/internalStats").json["lastOwn"]
@@ -251,16 +232,16 @@ def test_a_truncated_topic_goes_on_after_kill_9(broker: BrokerProcess, space: st
     restart(broker)
     after = broker.http("GET", f"{path(topic)}/internalStats").json
     assert (after["lastOwn"], after["numberOfEntries"]) == (before, 0)
-    with connected(broker) as client:
+    with connected(broker.service_url) as client:
         publish(client, topic, b"new")
-        assert rest(client.subscribe(topic, "s"), 10_000) == [b"new"]
+        assert rest(client.subscribe(topic, "s"), 1) == [b"new"]
 
 
 def test_trimming_at_once(broker: BrokerProcess, client: pulsar.Client) -> None:
     topic = "persistent://public/default/trimmed-at-once"
     consumer = client.subscribe(topic, "s")
     publish(client, topic, *(b"%d" % number for number in range(35)))
-    assert len(rest(consumer, 5000)) == 35
+    assert len(rest(consumer, 35)) == 35
     wait_until(lambda: backlog(broker, topic, "s") == 0, "the acknowledgements")
     assert broker.http("POST", f"{path(topic)}/trim").status == 204
     assert entries(broker, topic) <= 10, "the ledger that is being written stays"

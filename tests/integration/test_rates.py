@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import pulsar
@@ -18,25 +17,13 @@ from meridian_broker.wire.proto import pulsar_pb2 as pb
 from meridian_broker.wire.pulsar.errors import ServerError
 from raw_connection import RawConnection
 
+SETTINGS = {"brokerPublisherThrottlingMaxByteRate": "4000000", "keepAliveIntervalSeconds": "1"}
+"""Clients may publish 4 MB a second all together, and keep-alive is short."""
+
 T = pb.BaseCommand
 TOPICS = "/admin/v2/persistent/public/default"
 NS = "/admin/v2/namespaces/public/default"
 _numbers = itertools.count()
-
-
-@pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    """A broker whose clients may publish 4 MB a second all together, and whose keep-alive is short."""
-    settings = {"brokerPublisherThrottlingMaxByteRate": "4000000", "keepAliveIntervalSeconds": "1"}
-    with BrokerProcess("paced", tmp_path_factory.mktemp("rates"), settings=settings) as process:
-        yield process
-
-
-@pytest.fixture(scope="module")
-def client(broker: BrokerProcess) -> Iterator[pulsar.Client]:
-    made = pulsar.Client(broker.service_url, logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error))
-    yield made
-    made.close()
 
 
 def new_topic(broker: BrokerProcess, **policies: Any) -> str:

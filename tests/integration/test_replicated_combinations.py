@@ -7,23 +7,23 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
 import pulsar
-import pytest
 from broker_process import RegionsProcess, wait_until
 from region_clients import (
+    EAST,
     FAILOVER,
     KEY_SHARED,
     LATEST,
+    PATIENCE_MS,
     QUIET_MS,
+    WEST,
     client,
     new_topic,
     numbered,
     publish,
-    rest,
     stored,
     subscribe,
     take,
@@ -31,21 +31,7 @@ from region_clients import (
     wait_for_backlog,
 )
 
-EAST, WEST = REGIONS = ("us-east", "us-west")
-
-pytestmark = pytest.mark.timeout(120)
-
-
-@pytest.fixture(scope="module")
-def regions(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RegionsProcess]:
-    with RegionsProcess(REGIONS, tmp_path_factory.mktemp("combinations") / "data") as up:
-        yield up
-
-
-@pytest.fixture(scope="module")
-def clients(regions: RegionsProcess) -> Iterator[dict[str, pulsar.Client]]:
-    with client(regions, EAST) as east, client(regions, WEST) as west:
-        yield {EAST: east, WEST: west}
+REGIONS = (EAST, WEST)
 
 
 def sticky(low: int, high: int) -> pulsar.ConsumerKeySharedPolicy:
@@ -78,22 +64,28 @@ def test_r13_what_was_not_sent_again_is_not_acknowledged(
         producer.send(b"%d" % number, partition_key=f"key-{number % 20}")
     low = subscribe(east, topic, kind=KEY_SHARED, key_shared_policy=sticky(0, 32767), start_message_id_inclusive=True)
     high = subscribe(east, topic, kind=KEY_SHARED, key_shared_policy=sticky(32768, 65535))
-    first = low.receive(10_000)
-    low.acknowledge(first)
+    of_low, held = [low.receive(PATIENCE_MS)], []
+    low.acknowledge(of_low[0])
     wait_for_backlog(regions, EAST, topic, 59)
-    of_low = numbers([first]) + rest(low, acknowledge=False)
-    held = take(high, 60 - len(of_low))
+
+    def all_came() -> bool:
+        for consumer, found in ((low, of_low), (high, held)):
+            with contextlib.suppress(pulsar.Timeout):
+                found.append(consumer.receive(QUIET_MS))
+        return len(of_low) + len(held) == 60
+
+    wait_until(all_came, "each message at one of the two")
     high.close()
     low.seek(pulsar.MessageId.earliest)
     wait_for_backlog(regions, EAST, topic, 60)
     again = take(low, len(of_low))
-    assert numbers(again) == sorted(of_low)
+    assert numbers(again) == numbers(of_low)
     for message in [*held, *again]:
         low.acknowledge(message.message_id())
     wait_for_backlog(regions, WEST, topic, len(held))
     low.close()
     there = subscribe(west, topic)
-    assert sorted(rest(there)) == numbers(held)
+    take_numbers(there, numbers(held))
     there.close()
 
 
@@ -264,27 +256,27 @@ def test_dead_letters_follow_their_topic(regions: RegionsProcess, clients: dict[
     options = {"dead_letter_policy": policy, "negative_ack_redelivery_delay_ms": 100}
     here = subscribe(east, topic, **options)
     counts: list[int] = []
-    with contextlib.suppress(pulsar.Timeout):
-        while True:
-            message = here.receive(3 * QUIET_MS)
-            if int(message.data()) == 1:
-                counts.append(message.redelivery_count())
-                here.negative_acknowledge(message)
-            elif int(message.data()) != 3:
-                here.acknowledge(message)
+    seen: set[int] = set()
+    while len(counts) < 3 or len(seen) < 4:
+        message = here.receive(PATIENCE_MS)
+        seen.add(int(message.data()))
+        if int(message.data()) == 1:
+            counts.append(message.redelivery_count())
+            here.negative_acknowledge(message)
+        elif int(message.data()) != 3:
+            here.acknowledge(message)
     assert counts == [0, 1, 2]
-    here.close()
     assert stored(regions, WEST, dead, 1) == [1]
+    here.close()
     there = subscribe(west, topic, **options)
     counts.clear()
-    with contextlib.suppress(pulsar.Timeout):
-        while True:
-            message = there.receive(3 * QUIET_MS)
-            assert int(message.data()) == 3
-            counts.append(message.redelivery_count())
-            there.negative_acknowledge(message)
+    while len(counts) < 3:
+        message = there.receive(PATIENCE_MS)
+        assert int(message.data()) == 3
+        counts.append(message.redelivery_count())
+        there.negative_acknowledge(message)
     assert counts == [0, 1, 2]
-    there.close()
     assert stored(regions, EAST, dead, 2) == [1, 3]
+    there.close()
     for region in REGIONS:
         wait_for_backlog(regions, region, topic, 0)

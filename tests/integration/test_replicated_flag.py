@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -25,14 +24,6 @@ from region_clients import (
 )
 
 US, EU, AP = REGIONS = ("us", "eu", "ap")
-
-pytestmark = pytest.mark.timeout(120)
-
-
-@pytest.fixture(scope="module")
-def regions(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RegionsProcess]:
-    with RegionsProcess(REGIONS, tmp_path_factory.mktemp("flag") / "data") as running:
-        yield running
 
 
 def mode(regions: RegionsProcess, region: str, topic: str, **wanted: Any) -> HttpAnswer:

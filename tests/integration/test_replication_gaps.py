@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
-import pytest
 from broker_process import MERIDIAN
 from broker_regions import Region, regions, until
 from meridian_broker.gateway.roles import Consumer, Producer
@@ -22,8 +21,6 @@ from meridian_broker.wire.pulsar import topic_name
 
 TOPIC = "persistent://public/default/t"
 GAPS = "/meridian/v1/topics/public/default/t/gaps"
-
-pytestmark = pytest.mark.timeout(90)
 
 
 def topic_of(region: Region) -> Topic:

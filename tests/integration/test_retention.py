@@ -10,6 +10,7 @@ from typing import Any
 import pulsar
 import pytest
 from broker_process import BrokerProcess, wait_until
+from region_clients import PATIENCE_MS, connect
 
 ENTRIES_PER_LEDGER = 50
 
@@ -22,13 +23,6 @@ def broker(tmp_path: Path) -> Iterator[BrokerProcess]:
     }
     with BrokerProcess("one", tmp_path, settings=settings) as process:
         yield process
-
-
-@pytest.fixture
-def client(broker: BrokerProcess) -> Iterator[pulsar.Client]:
-    made = pulsar.Client(broker.service_url, logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error))
-    yield made
-    made.close()
 
 
 def publish(client: pulsar.Client, topic: str, count: int) -> None:
@@ -56,15 +50,15 @@ def test_ledgers_go_when_everybody_has_them_and_not_before(broker: BrokerProcess
     publish(client, "t", 6 * ENTRIES_PER_LEDGER)
     assert len(ledgers(broker, "t")) >= 6
     for _ in range(6 * ENTRIES_PER_LEDGER):
-        last = subscriptions[0].receive(5000)
+        last = subscriptions[0].receive(PATIENCE_MS)
     subscriptions[0].acknowledge_cumulative(last)
     for _ in range(3 * ENTRIES_PER_LEDGER):
-        half = subscriptions[1].receive(5000)
+        half = subscriptions[1].receive(PATIENCE_MS)
     subscriptions[1].acknowledge_cumulative(half)
     wait_until(lambda: len(ledgers(broker, "t")) <= 4, "the acknowledged ledgers to go")
     subscriptions[1].close()
     again = client.subscribe("t", "two")
-    assert [again.receive(5000).data() for _ in range(3 * ENTRIES_PER_LEDGER)] == [
+    assert [again.receive(PATIENCE_MS).data() for _ in range(3 * ENTRIES_PER_LEDGER)] == [
         b"%d" % number for number in range(3 * ENTRIES_PER_LEDGER, 6 * ENTRIES_PER_LEDGER)
     ]
     again.acknowledge_cumulative(last)
@@ -76,14 +70,14 @@ def test_retention_by_time_and_size_keeps_acknowledged_messages(broker: BrokerPr
     consumer = client.subscribe("kept", "s")
     publish(client, "kept", 4 * ENTRIES_PER_LEDGER)
     for _ in range(4 * ENTRIES_PER_LEDGER):
-        last = consumer.receive(5000)
+        last = consumer.receive(PATIENCE_MS)
     consumer.acknowledge_cumulative(last)
     client.create_producer("other")
     publish(client, "other", 4 * ENTRIES_PER_LEDGER)  # nobody subscribes, yet retention keeps it too
     assert len(ledgers(broker, "other")) >= 4
     before = len(ledgers(broker, "kept"))
     reader = client.create_reader("kept", pulsar.MessageId.earliest)
-    assert reader.read_next(5000).data() == b"0"
+    assert reader.read_next(PATIENCE_MS).data() == b"0"
     retain(broker, 0, 0)
     wait_until(lambda: len(ledgers(broker, "kept")) < before, "the ledgers to go when retention ends")
     wait_until(lambda: len(ledgers(broker, "other")) <= 1, "a topic without subscriptions to be emptied")
@@ -93,18 +87,18 @@ def test_space_survives_a_restart_right(tmp_path: Path) -> None:
     """What was trimmed stays trimmed, what was kept is there, and the chain of origins goes on."""
     settings = {"managedLedgerMaxEntriesPerLedger": str(ENTRIES_PER_LEDGER), "retentionCheckIntervalInSeconds": "1"}
     with BrokerProcess("one", tmp_path, settings=settings) as broker:
-        client = pulsar.Client(broker.service_url, logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error))
+        client = connect(broker.service_url)
         consumer = client.subscribe("t", "s")
         publish(client, "t", 4 * ENTRIES_PER_LEDGER)
         for _ in range(3 * ENTRIES_PER_LEDGER):
-            last = consumer.receive(5000)
+            last = consumer.receive(PATIENCE_MS)
         consumer.acknowledge_cumulative(last)
         wait_until(lambda: len(ledgers(broker, "t")) <= 2, "the acknowledged ledgers to go")
         consumer.close()
         broker.kill()
         broker.start()
         again = client.subscribe("t", "s")
-        assert [again.receive(10_000).data() for _ in range(ENTRIES_PER_LEDGER)] == [
+        assert [again.receive(PATIENCE_MS).data() for _ in range(ENTRIES_PER_LEDGER)] == [
             b"%d" % number for number in range(3 * ENTRIES_PER_LEDGER, 4 * ENTRIES_PER_LEDGER)
         ]
         client.close()

@@ -14,6 +14,7 @@ import pytest
 from broker_process import MERIDIAN, http, is_healthy, wait_until
 from certificates import Authority
 from free_ports import free_port
+from region_clients import PATIENCE_MS, connect
 
 
 class Standalone:
@@ -36,7 +37,7 @@ class Standalone:
 
     def start(self) -> subprocess.Popen[bytes]:
         self.process = subprocess.Popen(self._command)
-        wait_until(lambda: is_healthy(self.url), "standalone to be healthy", 60)
+        wait_until(lambda: is_healthy(self.url), "standalone to be healthy")
         return self.process
 
     def stop(self) -> int:
@@ -107,23 +108,19 @@ def test_a_client_by_any_address(set_up: Standalone, scheme: str) -> None:
     producer = client.create_producer("persistent://private/auth/parts")
     for number in range(6):
         producer.send(b"%d" % number)
-    assert sorted(consumer.receive(10_000).data() for _ in range(6)) == [b"%d" % number for number in range(6)]
+    assert sorted(consumer.receive(PATIENCE_MS).data() for _ in range(6)) == [b"%d" % number for number in range(6)]
     client.close()
 
 
 def test_it_goes_on_where_it_stopped(set_up: Standalone) -> None:
-    def client() -> pulsar.Client:
-        logger = pulsar.ConsoleLogger(pulsar.LoggerLevel.Error)
-        return pulsar.Client(f"pulsar://127.0.0.1:{set_up.port}", logger=logger, operation_timeout_seconds=20)
-
-    before = client()
+    before = connect(f"pulsar://127.0.0.1:{set_up.port}")
     before.create_producer("plain").send(b"kept")
     before.close()
     began = time.monotonic()
     assert set_up.stop() == 0
     assert time.monotonic() - began < 30
     set_up.start()
-    after = client()
-    assert after.subscribe("plain", "early").receive(10_000).data() == b"kept"
+    after = connect(f"pulsar://127.0.0.1:{set_up.port}")
+    assert after.subscribe("plain", "early").receive(PATIENCE_MS).data() == b"kept"
     after.close()
     assert http("GET", f"{set_up.url}/admin/v2/persistent/private/auth/parts/partitions").json["partitions"] == 3

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-from collections.abc import Iterator
 from typing import Any
 
 import pulsar
@@ -27,16 +26,9 @@ from region_clients import (
     wait_for_backlog,
 )
 
+SETTINGS = {"exposeSubscriptionSyncMetricsInPrometheus": "true", "maxUnackedMessagesPerConsumer": "20"}
+
 EAST, WEST = REGIONS = ("east", "west")
-
-pytestmark = pytest.mark.timeout(120)
-
-
-@pytest.fixture(scope="module")
-def regions(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RegionsProcess]:
-    settings = {"exposeSubscriptionSyncMetricsInPrometheus": "true", "maxUnackedMessagesPerConsumer": "20"}
-    with RegionsProcess(REGIONS, tmp_path_factory.mktemp("status") / "data", settings=settings) as running:
-        yield running
 
 
 def command(regions: RegionsProcess, region: str, *line: str) -> subprocess.CompletedProcess[str]:

@@ -18,6 +18,7 @@ import pytest
 from broker_process import MERIDIAN, BrokerProcess, wait_until
 from certificates import Authority, served
 from free_ports import free_port
+from region_clients import PATIENCE_MS
 
 REGIONS = ("east", "west")
 
@@ -111,7 +112,7 @@ def test_the_client_publishes_and_consumes_over_tls(secure: Secure, scheme: str)
     producer = client.create_producer(topic)
     large = bytes(range(256)) * 8000  # many TLS records
     producer.send(large)
-    message = consumer.receive(10_000)
+    message = consumer.receive(PATIENCE_MS)
     assert message.data() == large
     consumer.acknowledge(message)
     client.close()
@@ -205,7 +206,7 @@ def test_regions_speak_over_tls_alone(secure: Secure) -> None:
     producer = here.create_producer(topic, batching_enabled=False)
     for number in range(4):
         producer.send(b"%d" % number)
-    assert {consumer.receive(20_000).data() for _ in range(4)} == {b"0", b"1", b"2", b"3"}
+    assert {consumer.receive(PATIENCE_MS).data() for _ in range(4)} == {b"0", b"1", b"2", b"3"}
     for client in (here, there):
         client.close()
 

@@ -16,6 +16,9 @@ from meridian_broker.wire.proto import pulsar_pb2 as pb
 from meridian_broker.wire.pulsar.errors import ServerError
 from meridian_broker.wire.pulsar.metadata import build_body
 from raw_connection import RawConnection, T
+from region_clients import connected
+
+SETTINGS = {"maxSubscriptionsPerTopic": "3", "maxMessageSize": "100000"}
 
 NS = "/admin/v2/namespaces/public"
 TOPICS = "/admin/v2/persistent/public"
@@ -23,21 +26,9 @@ FAILED = pb.CommandPartitionedTopicMetadataResponse.Failed
 
 
 @pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    settings = {"maxSubscriptionsPerTopic": "3", "maxMessageSize": "100000"}
-    with BrokerProcess("solo", tmp_path_factory.mktemp("creation") / "data", settings=settings) as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
 def client(broker: BrokerProcess) -> Iterator[pulsar.Client]:
-    made = pulsar.Client(
-        broker.service_url,
-        logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error),
-        operation_timeout_seconds=5,
-    )
-    yield made
-    made.close()
+    with connected(broker.service_url, seconds=5) as made:
+        yield made
 
 
 def policy(broker: BrokerProcess, path: str, value: Any) -> None:
@@ -58,7 +49,7 @@ def eventually_refused(act: Callable[[], Any], kind: type[Exception]) -> None:
             made.close()
         return False
 
-    wait_until(refused, f"{kind.__name__}", 5)
+    wait_until(refused, f"{kind.__name__}")
 
 
 def test_topics_are_not_made_where_the_namespace_says_so(broker: BrokerProcess, client: pulsar.Client) -> None:
@@ -144,7 +135,7 @@ def test_subscriptions_are_not_made_where_the_topic_says_so(broker: BrokerProces
     client.subscribe("closed", "made").close()
     client.create_reader("closed", pulsar.MessageId.earliest).close()  # a reader keeps nothing, so it needs no leave
     assert broker.http("DELETE", f"{path}/autoSubscriptionCreation").status == 204
-    wait_until(lambda: asyncio.run(answer("new")) == -1, "subscriptions to be made again", 5)
+    wait_until(lambda: asyncio.run(answer("new")) == -1, "subscriptions to be made again")
 
 
 def test_how_many_topics_a_namespace_may_have(broker: BrokerProcess, client: pulsar.Client) -> None:
@@ -170,13 +161,13 @@ def test_how_many_may_consume_and_how(broker: BrokerProcess, client: pulsar.Clie
     policy(broker, f"{path}/maxConsumers", 3)
     eventually_refused(lambda: client.subscribe(topic, "b", **shared), pulsar.ConsumerBusy)
     assert broker.http("DELETE", f"{path}/maxConsumers").status == 204
-    kept.append(wait_until(lambda: _unless(pulsar.ConsumerBusy, lambda: client.subscribe(topic, "c")), "room", 5))
+    kept.append(wait_until(lambda: _unless(pulsar.ConsumerBusy, lambda: client.subscribe(topic, "c")), "room"))
     # The broker's own limit is three subscriptions, and policies may say otherwise.
     with pytest.raises(pulsar.NotAllowedError):
         client.subscribe(topic, "d")
     assert broker.http("PUT", f"{path}/subscription/d").status == 412
     policy(broker, f"{path}/maxSubscriptionsPerTopic", 4)
-    kept.append(wait_until(lambda: _unless(pulsar.NotAllowedError, lambda: client.subscribe(topic, "d")), "room", 5))
+    kept.append(wait_until(lambda: _unless(pulsar.NotAllowedError, lambda: client.subscribe(topic, "d")), "room"))
     policy(broker, f"{path}/subscriptionTypesEnabled", ["Exclusive", "Shared"])
     failover = {"consumer_type": pulsar.ConsumerType.Failover}
     kept.pop().close()
@@ -217,7 +208,7 @@ def test_messages_are_as_large_and_as_late_as_the_topic_allows(broker: BrokerPro
         except pulsar.Timeout:
             return False
 
-    wait_until(at_once, "messages to come at once", 10)
+    wait_until(at_once, "messages to come at once")
     consumer.close()
 
 
@@ -245,7 +236,7 @@ def test_what_is_not_acknowledged_is_bounded_by_the_topic(broker: BrokerProcess,
     broker.http("PUT", path)
     policy(broker, f"{path}/maxUnackedMessagesOnConsumer", 4)
     policy(broker, f"{path}/maxUnackedMessagesOnSubscription", 6)
-    wait_until(lambda: broker.http("GET", f"{path}/maxUnackedMessagesOnConsumer?applied=true").json == 4, "it", 5)
+    wait_until(lambda: broker.http("GET", f"{path}/maxUnackedMessagesOnConsumer?applied=true").json == 4, "it")
     assert broker.http("PUT", f"{path}/unload").status == 204
     consumers = [client.subscribe("unacked", "s", consumer_type=pulsar.ConsumerType.Shared) for _ in range(2)]
     producer = client.create_producer("unacked", batching_enabled=False)
@@ -256,9 +247,9 @@ def test_what_is_not_acknowledged_is_bounded_by_the_topic(broker: BrokerProcess,
         stats = broker.http("GET", f"{path}/stats").json["subscriptions"]["s"]
         return sorted(one["unackedMessages"] for one in stats["consumers"])
 
-    wait_until(lambda: sum(unacked()) == 6 and max(unacked()) <= 4, "delivery to pause", 5)
+    wait_until(lambda: sum(unacked()) == 6 and max(unacked()) <= 4, "delivery to pause")
     assert broker.http("DELETE", f"{path}/maxUnackedMessagesOnConsumer").status == 204
     assert broker.http("DELETE", f"{path}/maxUnackedMessagesOnSubscription").status == 204
-    wait_until(lambda: sum(unacked()) == 20, "delivery to go on by itself", 5)
+    wait_until(lambda: sum(unacked()) == 20, "delivery to go on by itself")
     for consumer in consumers:
         consumer.close()

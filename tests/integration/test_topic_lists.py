@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 
 import _pulsar
 import pulsar
@@ -13,17 +12,14 @@ from broker_process import RegionsProcess, http, wait_until
 from meridian_broker.topics.patterns import digest
 from meridian_broker.wire.proto import pulsar_pb2 as pb
 from raw_connection import RawConnection, T
+from region_clients import PATIENCE_MS, connect
+
+REGIONS = ("east", "west")
 
 NAMESPACE = "/admin/v2/persistent/public/default"
 
 
-@pytest.fixture(scope="module")
-def regions(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RegionsProcess]:
-    with RegionsProcess(["east", "west"], tmp_path_factory.mktemp("regions") / "data") as process:
-        yield process
-
-
-async def connect(regions: RegionsProcess, region: str) -> RawConnection:
+async def raw(regions: RegionsProcess, region: str) -> RawConnection:
     return await RawConnection.open(int(regions.service_url(region).rpartition(":")[2]))
 
 
@@ -37,7 +33,7 @@ async def watch(connection: RawConnection, pattern: str, known: str | None = Non
 
 
 async def test_a_watcher_hears_what_is_made_and_deleted(regions: RegionsProcess) -> None:
-    east = await connect(regions, "east")
+    east = await raw(regions, "east")
     first = await watch(east, "public/default/watched-.*")
     assert (list(first.topic), first.topics_hash) == ([], digest([]))
     assert regions.http("east", "PUT", f"{NAMESPACE}/watched-one").status == 204
@@ -59,9 +55,9 @@ async def test_a_watcher_hears_what_is_made_and_deleted(regions: RegionsProcess)
 
 
 async def test_a_watcher_hears_what_comes_from_another_region(regions: RegionsProcess) -> None:
-    west = await connect(regions, "west")
+    west = await raw(regions, "west")
     await watch(west, "public/default/(far|wide)-.*")
-    client = pulsar.Client(regions.service_url("east"), logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error))
+    client = connect(regions.service_url("east"))
     client.create_producer("far-one").send(b"m")
     update = await west.hear(T.WATCH_TOPIC_UPDATE)
     assert list(update.new_topics) == ["persistent://public/default/far-one"]
@@ -91,7 +87,7 @@ def asked_every_second(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("asked_every_second")
 @pytest.mark.parametrize("domain", ["persistent", "non-persistent"])
 def test_a_pattern_consumer_finds_topics_made_later(regions: RegionsProcess, domain: str) -> None:
-    client = pulsar.Client(regions.service_url("west"), logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error))
+    client = connect(regions.service_url("west"))
     first = client.create_producer(f"{domain}://public/default/{domain}-found-1")
     modes = {"persistent": pulsar.RegexSubscriptionMode.PersistentOnly}
     consumer = client.subscribe(
@@ -100,12 +96,12 @@ def test_a_pattern_consumer_finds_topics_made_later(regions: RegionsProcess, dom
         regex_subscription_mode=modes.get(domain, pulsar.RegexSubscriptionMode.NonPersistentOnly),
     )
     first.send(b"one")
-    assert consumer.receive(10_000).data() == b"one"
+    assert consumer.receive(PATIENCE_MS).data() == b"one"
     second = client.create_producer(f"{domain}://public/default/{domain}-found-2")
     stats = f"{regions.admin_url('west')}/admin/v2/{domain}/public/default/{domain}-found-2/stats"
     wait_until(lambda: "s" in http("GET", stats).json["subscriptions"], "the new topic to be found")
     second.send(b"two")
-    assert consumer.receive(10_000).data() == b"two"
+    assert consumer.receive(PATIENCE_MS).data() == b"two"
     client.close()
 
 

@@ -4,29 +4,16 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
 from typing import Any
 
 import pulsar
 import pytest
 from broker_process import BrokerProcess, wait_until
 
+SETTINGS = {"managedLedgerMaxEntriesPerLedger": "10", "retentionCheckIntervalInSeconds": "1"}
+
 NS = "/admin/v2/namespaces/public/default"
 TOPICS = "/admin/v2/persistent/public/default"
-
-
-@pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    settings = {"managedLedgerMaxEntriesPerLedger": "10", "retentionCheckIntervalInSeconds": "1"}
-    with BrokerProcess("solo", tmp_path_factory.mktemp("policies") / "data", settings=settings) as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def client(broker: BrokerProcess) -> Iterator[pulsar.Client]:
-    made = pulsar.Client(broker.service_url, logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error))
-    yield made
-    made.close()
 
 
 @pytest.mark.parametrize(
@@ -122,7 +109,7 @@ def test_producers_are_limited_by_the_topic_over_the_namespace(broker: BrokerPro
             return True
         return False
 
-    wait_until(busy, "the limit to hold", 5)
+    wait_until(busy, "the limit to hold")
     assert len(kept) >= 2
     kept.pop().close()
     assert broker.http("DELETE", f"{TOPICS}/crowded/maxProducers").status == 204
@@ -133,7 +120,7 @@ def test_producers_are_limited_by_the_topic_over_the_namespace(broker: BrokerPro
             kept.append(client.create_producer("crowded"))
         return len(kept) >= 4
 
-    wait_until(many, "the limit to go", 5)
+    wait_until(many, "the limit to go")
 
 
 def test_a_topic_deduplicates_although_its_namespace_does_not(broker: BrokerProcess, client: pulsar.Client) -> None:
@@ -144,7 +131,7 @@ def test_a_topic_deduplicates_although_its_namespace_does_not(broker: BrokerProc
     def status() -> Any:
         return broker.http("GET", f"{TOPICS}/once/stats").json["deduplicationStatus"]
 
-    wait_until(lambda: status() == "Enabled", "the topic to deduplicate", 5)
+    wait_until(lambda: status() == "Enabled", "the topic to deduplicate")
     producer.send(b"a", sequence_id=5)
     producer.send(b"a", sequence_id=5)
     assert broker.http("GET", f"{TOPICS}/once/internalStats").json["entriesAddedCounter"] == 1
@@ -155,9 +142,9 @@ def test_a_topic_deduplicates_although_its_namespace_does_not(broker: BrokerProc
     assert again.last_sequence_id() == 5
     assert broker.http("POST", f"{NS}/deduplication", True).status == 204
     assert broker.http("POST", f"{TOPICS}/once/deduplicationEnabled", False).status == 204
-    wait_until(lambda: status() == "Disabled", "the topic to stop", 5)
+    wait_until(lambda: status() == "Disabled", "the topic to stop")
     assert broker.http("DELETE", f"{TOPICS}/once/deduplicationEnabled").status == 204
-    wait_until(lambda: status() == "Enabled", "the namespace's word to count", 5)
+    wait_until(lambda: status() == "Enabled", "the namespace's word to count")
     assert broker.http("DELETE", f"{NS}/deduplication").status == 204
     again.close()
 

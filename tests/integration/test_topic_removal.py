@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pulsar
@@ -20,6 +19,9 @@ from meridian_broker.topics.removal import expire_subscriptions, remove_unused
 from meridian_broker.topics.service import TopicService
 from meridian_broker.topics.topic import Topic
 from meridian_broker.wire.pulsar.topic_name import parse
+from region_clients import PATIENCE_MS
+
+SETTINGS = {"brokerDeleteInactiveTopicsFrequencySeconds": "1"}
 
 NS = "/admin/v2/namespaces/public"
 TOPICS = "/admin/v2/persistent/public"
@@ -29,20 +31,6 @@ SOON = {
     "deleteWhileInactive": True,
 }
 CAUGHT_UP = SOON | {"inactiveTopicDeleteMode": "delete_when_subscriptions_caught_up"}
-
-
-@pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    settings = {"brokerDeleteInactiveTopicsFrequencySeconds": "1"}
-    with BrokerProcess("solo", tmp_path_factory.mktemp("removal") / "data", settings=settings) as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def client(broker: BrokerProcess) -> Iterator[pulsar.Client]:
-    made = pulsar.Client(broker.service_url, logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error))
-    yield made
-    made.close()
 
 
 def listed(broker: BrokerProcess, namespace: str) -> set[str]:
@@ -57,7 +45,7 @@ def test_deleting_with_clients_and_with_schemas(broker: BrokerProcess, client: p
     consumer = client.subscribe(topic, "s")
     producer.send("old")
     assert broker.http("DELETE", f"{TOPICS}/byhand/t").status == 412
-    assert consumer.receive(5000).data() == b"old"
+    assert consumer.receive(PATIENCE_MS).data() == b"old"
     off = {"allowAutoTopicCreation": False, "topicType": "non-partitioned"}
     assert broker.http("POST", f"{NS}/byhand/autoTopicCreation", off).status == 204
     assert broker.http("DELETE", f"{TOPICS}/byhand/t?force=true").status == 204
@@ -84,7 +72,7 @@ def test_topics_that_nobody_uses_go_where_policies_say_so(broker: BrokerProcess,
     assert broker.http("PUT", f"{TOPICS}/idle/parts/partitions", 2).status == 204
     assert broker.http("POST", f"{NS}/idle/inactiveTopicPolicies", SOON).status == 204
     left = {"subscribed", "retained", "used", "kept"}
-    wait_until(lambda: listed(broker, "idle") == left, "the unused topics to go", 15)
+    wait_until(lambda: listed(broker, "idle") == left, "the unused topics to go")
     assert broker.http("GET", f"{TOPICS}/idle/parts/partitions").json["partitions"] == 2, "only what it holds goes"
     # Now those whose subscriptions have everything, too.
     consumer = client.subscribe("public/idle/behind", "s")
@@ -93,9 +81,9 @@ def test_topics_that_nobody_uses_go_where_policies_say_so(broker: BrokerProcess,
     assert broker.http("POST", f"{NS}/idle/inactiveTopicPolicies", CAUGHT_UP).status == 204
     used.close()
     left = {"retained", "kept", "behind"}
-    wait_until(lambda: listed(broker, "idle") == left, "what is read to its end to go", 15)
+    wait_until(lambda: listed(broker, "idle") == left, "what is read to its end to go")
     consumer = client.subscribe("public/idle/behind", "s")
-    assert consumer.receive(5000).data() == b"not read"
+    assert consumer.receive(PATIENCE_MS).data() == b"not read"
     consumer.close()
 
 

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,23 +16,14 @@ from meridian_broker.topics.termination import terminate
 from meridian_broker.wire.proto import pulsar_pb2 as pb
 from meridian_broker.wire.pulsar.errors import ServerError
 from raw_connection import RawConnection, T
+from region_clients import PATIENCE_MS, connect
 
 TOPICS = "/admin/v2/persistent/public/default"
 FULL = "persistent://public/default"
 
 
-@pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    with BrokerProcess("solo", tmp_path_factory.mktemp("termination") / "data") as running:
-        yield running
-
-
-def connect(broker: BrokerProcess) -> pulsar.Client:
-    return pulsar.Client(broker.service_url, logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error))
-
-
 def test_nothing_comes_after_the_end_and_all_before_it_is_read(broker: BrokerProcess) -> None:
-    client = connect(broker)
+    client = connect(broker.service_url)
     producer = client.create_producer("story", batching_enabled=False)
     consumer = client.subscribe("story", "s", initial_position=pulsar.InitialPosition.Earliest)
     ids = [producer.send(b"%d" % number) for number in range(5)]
@@ -45,12 +35,12 @@ def test_nothing_comes_after_the_end_and_all_before_it_is_read(broker: BrokerPro
         producer.send(b"too late")
     with pytest.raises(pulsar.TopicTerminated):
         client.create_producer("story")
-    assert [consumer.receive(5000).data() for _ in range(5)] == [b"%d" % number for number in range(5)]
+    assert [consumer.receive(PATIENCE_MS).data() for _ in range(5)] == [b"%d" % number for number in range(5)]
     client.close()
 
     broker.kill()
     broker.start()
-    client = connect(broker)
+    client = connect(broker.service_url)
     assert broker.http("POST", f"{TOPICS}/story/terminate").json == end
     assert broker.http("GET", f"{TOPICS}/story/internalStats").json["state"] == "Terminated"
     with pytest.raises(pulsar.TopicTerminated):
@@ -58,12 +48,12 @@ def test_nothing_comes_after_the_end_and_all_before_it_is_read(broker: BrokerPro
     reader = client.create_reader("story", pulsar.MessageId.earliest)
     read = []
     while reader.has_message_available():
-        read.append(reader.read_next(5000).data())
+        read.append(reader.read_next(PATIENCE_MS).data())
     assert read == [b"%d" % number for number in range(5)]
     client.close()
     # Deleting it is the way to begin anew.
     assert broker.http("DELETE", f"{TOPICS}/story").status == 204
-    client = connect(broker)
+    client = connect(broker.service_url)
     client.create_producer("story").send(b"a new one")
     client.close()
 
@@ -115,7 +105,7 @@ def test_consumers_hear_of_the_end_when_they_acknowledged_everything(broker: Bro
 
 
 def test_a_partitioned_topic_ends_partition_by_partition(broker: BrokerProcess) -> None:
-    client = connect(broker)
+    client = connect(broker.service_url)
     assert broker.http("PUT", f"{TOPICS}/parts/partitions", 2).status == 204
     assert broker.http("POST", f"{TOPICS}/parts/terminate").status == 405
     assert broker.http("POST", f"{TOPICS}/nowhere/terminate/partitions").status == 404

@@ -19,7 +19,7 @@ from pyspark.sql import SparkSession
 from verifier_regions import ServedRegion, serve
 from verifier_worlds import SUBSCRIPTIONS, Simulation, whole
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.slow
 
 SOUND = "persistent://public/default/sound"
 BROKEN = "persistent://public/default/broken"

@@ -11,6 +11,7 @@ from pathlib import Path
 import pulsar
 import pytest
 from broker_process import BrokerProcess
+from region_clients import PATIENCE_MS, connect
 
 KILLS = 20
 TOPICS = ("batched", "single")
@@ -50,12 +51,11 @@ class Publisher:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(240)
 def test_no_message_with_a_receipt_is_lost(tmp_path: Path) -> None:
     seed = random.SystemRandom().randrange(1 << 30)
     chance = random.Random(seed)
     with BrokerProcess("one", tmp_path) as broker:
-        client = pulsar.Client(broker.service_url, logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error))
+        client = connect(broker.service_url)
         publishers = {topic: Publisher(client, topic) for topic in TOPICS}
         for _ in range(KILLS):
             goal = sum(len(p.receipts) for p in publishers.values()) + chance.randrange(1, 800)
@@ -74,7 +74,7 @@ def test_no_message_with_a_receipt_is_lost(tmp_path: Path) -> None:
             stored: dict[tuple[int, int, int], bytes] = {}
             reader = client.create_reader(topic, pulsar.MessageId.earliest)
             while reader.has_message_available():
-                message = reader.read_next(20_000)
+                message = reader.read_next(PATIENCE_MS)
                 place = message.message_id()
                 stored[place.ledger_id(), place.entry_id(), place.batch_index()] = message.data()
             lost = {place for place, body in publisher.receipts.items() if stored.get(place) != body}
@@ -83,11 +83,10 @@ def test_no_message_with_a_receipt_is_lost(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(120)
 def test_acknowledgements_survive_kills(tmp_path: Path) -> None:
     """Acked, closed, killed: nothing of it comes again, all else does."""
     with BrokerProcess("one", tmp_path) as broker:
-        client = pulsar.Client(broker.service_url, logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error))
+        client = connect(broker.service_url)
         producer = client.create_producer("t", batching_enabled=False, block_if_queue_full=True)
         options = {
             "consumer_type": pulsar.ConsumerType.Shared,
@@ -100,7 +99,7 @@ def test_acknowledgements_survive_kills(tmp_path: Path) -> None:
         expected = {b"%d" % number for number in range(600)}
         for _ in range(5):
             consumer = client.subscribe("t", "s", **options)
-            seen = [consumer.receive(20_000) for _ in range(len(expected))]
+            seen = [consumer.receive(PATIENCE_MS) for _ in range(len(expected))]
             assert {message.data() for message in seen} == expected
             for message in seen[::2]:
                 consumer.acknowledge(message)

@@ -16,7 +16,6 @@ from compaction_steps import (
     SETTINGS,
     assert_quiet,
     compact,
-    connect,
     entries,
     internal,
     publish,
@@ -27,11 +26,12 @@ from compaction_steps import (
     status,
 )
 from meridian_broker.engines.local.store import LocalLedgerStore
+from region_clients import connect
 
 
 def test_what_was_trimmed_from_the_log_stays_readable_and_survives_a_restart(tmp_path: Path) -> None:
     with BrokerProcess("one", tmp_path, settings=SETTINGS) as broker:
-        client = connect(broker)
+        client = connect(broker.service_url)
         retain(broker, -1)
         publish(client, "t", [(f"k{number % 25}", b"%d" % number) for number in range(100)])
         compact(broker, "t")
@@ -92,7 +92,7 @@ def test_metadata_older_than_the_view_find_it_on_the_volume(tmp_path: Path) -> N
 def test_a_kill_in_the_midst_of_compaction_leaves_the_old_view_and_nothing_else(tmp_path: Path) -> None:
     settings = SETTINGS | {"compactionRateInMBPerSecond": "1", "managedLedgerMaxEntriesPerLedger": "1000"}
     with BrokerProcess("one", tmp_path, settings=settings) as broker:
-        client = connect(broker)
+        client = connect(broker.service_url)
         retain(broker, -1)
         publish(client, "t", [(f"k{number % 10}", b"first %d" % number) for number in range(100)])
         compact(broker, "t")
@@ -131,7 +131,7 @@ def ledgers_on_disk(directory: Path) -> dict[int, int]:
 
 def test_a_durable_subscription_reads_thinned_batches_and_what_only_the_view_has(tmp_path: Path) -> None:
     with BrokerProcess("one", tmp_path, settings=SETTINGS) as broker:
-        client = connect(broker)
+        client = connect(broker.service_url)
         retain(broker, -1)
         batched: dict[str, Any] = {"batching_enabled": True, "batching_max_messages": 4}
         published = [(f"k{number % 10}", b"%d" % number) for number in range(120)]

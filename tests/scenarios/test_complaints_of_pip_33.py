@@ -28,14 +28,17 @@ a backlog of replication holds progress up              test_replicated_subscrip
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 
 import pulsar
 import pytest
 from broker_process import RegionsProcess, wait_until
 from region_clients import (
+    CENTRAL,
+    EAST,
     FAILOVER,
     KEY_SHARED,
+    PATIENCE_MS,
+    WEST,
     client,
     new_topic,
     numbered,
@@ -49,16 +52,10 @@ from region_clients import (
     wait_for_backlog,
 )
 
-EAST, WEST, CENTRAL = REGIONS = ("us-east", "us-west", "eu-central")
+REGIONS = (EAST, WEST, CENTRAL)
 HOUR_MS = 3_600_000
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
-
-
-@pytest.fixture(scope="module")
-def regions(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RegionsProcess]:
-    with RegionsProcess(REGIONS, tmp_path_factory.mktemp("complaints") / "data") as up:
-        yield up
+pytestmark = pytest.mark.slow
 
 
 def path(topic: str) -> str:
@@ -156,7 +153,7 @@ def test_6437_22926_22572_12759_nothing_but_messages_is_stored(regions: RegionsP
             reader = one.create_reader(topic, pulsar.MessageId.earliest)
             seen = 0
             while reader.has_message_available():
-                reader.read_next(5000)
+                reader.read_next(PATIENCE_MS)
                 seen += 1
             assert seen == 10, region
 

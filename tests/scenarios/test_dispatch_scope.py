@@ -6,25 +6,24 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Iterator
 from typing import Any
 
 import pulsar
-import pytest
 from broker_process import RegionsProcess, wait_until
-from region_clients import client, new_topic, numbered, publish, subscribe, wait_for_backlog
+from region_clients import (
+    CENTRAL,
+    EAST,
+    PATIENCE_MS,
+    WEST,
+    client,
+    new_topic,
+    numbered,
+    publish,
+    subscribe,
+    wait_for_backlog,
+)
 
-EAST, WEST, CENTRAL = REGIONS = ("us-east", "us-west", "eu-central")
-LEASE_SECONDS = 2
-
-pytestmark = pytest.mark.timeout(120)
-
-
-@pytest.fixture(scope="module")
-def regions(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RegionsProcess]:
-    directory = tmp_path_factory.mktemp("scope") / "data"
-    with RegionsProcess(REGIONS, directory, settings={"dispatchLeaseSeconds": str(LEASE_SECONDS)}) as up:
-        yield up
+REGIONS = (EAST, WEST, CENTRAL)
 
 
 class Listener:
@@ -161,7 +160,7 @@ def test_a_region_that_was_stopped_for_longer_than_its_lease_sends_nothing_late(
         set_scope(regions, WEST, topic, {"dispatchScope": "origin"})
         wait_until(lambda: dispatchers(regions, EAST, topic)[EAST] == EAST, "its share at home")
         publish(east, topic, numbered(range(100)))
-        first = [int(held.receive(20_000).data()) for _ in range(5)]
+        first = [int(held.receive(PATIENCE_MS).data()) for _ in range(5)]
         wait_for_backlog(regions, WEST, topic, 100)
         regions.pause_region(EAST)
         try:
@@ -173,7 +172,7 @@ def test_a_region_that_was_stopped_for_longer_than_its_lease_sends_nothing_late(
         # What was on its way before the stop, of 10 that there was room for, and nothing else but what is new.
         late: list[int] = []
         while 100 not in late:
-            late.append(int(held.receive(20_000).data()))
+            late.append(int(held.receive(PATIENCE_MS).data()))
         assert set(late[:-1]) <= set(range(5, 20)), (first, late)
         assert sorted(elsewhere.numbers) == list(range(100))
         wait_until(lambda: dispatchers(regions, WEST, topic)[EAST] == EAST, "its share at home again")

@@ -3,14 +3,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pulsar
 import pytest
 from broker_process import RegionsProcess, wait_until
 from region_clients import (
+    EAST,
     EXCLUSIVE,
+    WEST,
     backlog,
     client,
     new_topic,
@@ -25,16 +26,11 @@ from region_clients import (
 )
 from verifier_live import live_findings
 
-EAST, WEST = REGIONS = ("us-east", "us-west")
+SETTINGS = {"backlogQuotaCheckIntervalInSeconds": "1", "managedLedgerMaxEntriesPerLedger": "10"}
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(150)]
+REGIONS = (EAST, WEST)
 
-
-@pytest.fixture(scope="module")
-def regions(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RegionsProcess]:
-    settings = {"backlogQuotaCheckIntervalInSeconds": "1", "managedLedgerMaxEntriesPerLedger": "10"}
-    with RegionsProcess(REGIONS, tmp_path_factory.mktemp("drops") / "data", settings=settings) as up:
-        yield up
+pytestmark = pytest.mark.slow
 
 
 def path(topic: str) -> str:

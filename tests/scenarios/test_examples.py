@@ -6,7 +6,6 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -23,14 +22,6 @@ SAYS = {
     "watch_progress": "every region knows that 5 of 50 messages are open",
 }
 """What the last lines of each say when it did what it promises."""
-
-pytestmark = pytest.mark.timeout(180)
-
-
-@pytest.fixture(scope="module")
-def regions(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RegionsProcess]:
-    with RegionsProcess(("us-east", "us-west", "eu-central"), tmp_path_factory.mktemp("examples") / "data") as running:
-        yield running
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: str(path.stem))

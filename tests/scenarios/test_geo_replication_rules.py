@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pulsar
@@ -21,7 +21,11 @@ from meridian_broker.wire.proto import peer_pb2
 from meridian_broker.wire.proto import pulsar_pb2 as pb
 from meridian_broker.wire.pulsar import encode, metadata
 from region_clients import (
+    CENTRAL,
+    EAST,
     EXCLUSIVE,
+    PATIENCE_MS,
+    WEST,
     client,
     new_topic,
     numbered,
@@ -33,17 +37,9 @@ from region_clients import (
     wait_for_backlog,
 )
 
-EAST, WEST, CENTRAL = REGIONS = ("us-east", "us-west", "eu-central")
+REGIONS = (EAST, WEST, CENTRAL)
 STRANGER = "ap-south"
 """A region that only these tests pretend to be."""
-
-pytestmark = pytest.mark.timeout(120)
-
-
-@pytest.fixture(scope="module")
-def regions(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RegionsProcess]:
-    with RegionsProcess(REGIONS, tmp_path_factory.mktemp("rules") / "data") as up:
-        yield up
 
 
 @pytest_asyncio.fixture
@@ -349,7 +345,7 @@ def test_a_schema_follows_its_messages(regions: RegionsProcess) -> None:
         producer = east.create_producer(topic, schema=schema)
         producer.send(Flight(carrier="UA", number=1545))
         consumer = west.subscribe(topic, "s", schema=schema, initial_position=pulsar.InitialPosition.Earliest)
-        received = consumer.receive(30_000)
+        received = consumer.receive(PATIENCE_MS)
         assert (received.value().carrier, received.value().number) == ("UA", 1545)
 
 

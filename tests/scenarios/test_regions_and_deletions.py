@@ -4,21 +4,25 @@ set aside where it holds messages that nobody else ever got (R8). And where a to
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 from broker_process import RegionsProcess, wait_until
-from region_clients import client, new_topic, numbered, publish, stats, stored, subscribe, take_numbers
+from region_clients import (
+    CENTRAL,
+    EAST,
+    WEST,
+    client,
+    new_topic,
+    numbered,
+    publish,
+    stats,
+    stored,
+    subscribe,
+    take_numbers,
+)
 
-EAST, WEST, CENTRAL = REGIONS = ("us-east", "us-west", "eu-central")
+REGIONS = (EAST, WEST, CENTRAL)
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
-
-
-@pytest.fixture(scope="module")
-def regions(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RegionsProcess]:
-    with RegionsProcess(REGIONS, tmp_path_factory.mktemp("deletions") / "data") as up:
-        yield up
+pytestmark = pytest.mark.slow
 
 
 def path(topic: str) -> str:
@@ -66,7 +70,7 @@ def test_a_region_was_away_while_topics_were_deleted(regions: RegionsProcess) ->
         left = topics(regions, WEST)
         return not left & {plain, ahead, f"{parts}-partition-0", f"{parts}-partition-1"} and again in left
 
-    wait_until(settled, "the deleted topics to go", 60)
+    wait_until(settled, "the deleted topics to go")
     for region in REGIONS:
         assert stored(regions, region, again, 3) == [20, 21, 22], f"{region} has the topic that was made again"
         assert regions.http(region, "GET", f"{path(parts)}/partitions").status == 404, f"{region} made it again"

@@ -12,12 +12,25 @@ import pyarrow.ipc
 import pytest
 from broker_process import wait_until
 from linked_regions import LinkedRegions
-from region_clients import client, new_topic, numbered, publish, stats, stored, subscribe, take, take_numbers
+from region_clients import (
+    CENTRAL,
+    EAST,
+    WEST,
+    client,
+    new_topic,
+    numbered,
+    publish,
+    stats,
+    stored,
+    subscribe,
+    take,
+    take_numbers,
+)
 from region_clients import wait_for_backlog as wait_for
 
-EAST, WEST, CENTRAL = REGIONS = ("us-east", "us-west", "eu-central")
+REGIONS = (EAST, WEST, CENTRAL)
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 
 import pulsar
 import pytest
@@ -13,11 +12,15 @@ from meridian_broker.gateway.client import PulsarClientConnection
 from meridian_broker.gateway.client_errors import ConnectionLost
 from meridian_broker.gateway.roles import Consumer
 from region_clients import (
+    CENTRAL,
+    EAST,
     EXCLUSIVE,
     FAILOVER,
     KEY_SHARED,
     LATEST,
+    PATIENCE_MS,
     SHARED,
+    WEST,
     client,
     new_topic,
     numbered,
@@ -30,15 +33,7 @@ from region_clients import (
     wait_for_backlog,
 )
 
-EAST, WEST, CENTRAL = REGIONS = ("us-east", "us-west", "eu-central")
-
-pytestmark = pytest.mark.timeout(120)
-
-
-@pytest.fixture(scope="module")
-def regions(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RegionsProcess]:
-    with RegionsProcess(REGIONS, tmp_path_factory.mktemp("switch") / "data") as up:
-        yield up
+REGIONS = (EAST, WEST, CENTRAL)
 
 
 def publish_everywhere(regions: RegionsProcess, topic: str, numbers: range, *, batching: bool = False) -> None:
@@ -159,7 +154,7 @@ def test_two_consumers_hand_over_while_messages_come(regions: RegionsProcess) ->
                 published += 1
             consumer = subscribe((east, west)[turn % 2], topic, receiver_queue_size=50)
             for _ in range(150):
-                message = consumer.receive(30_000)
+                message = consumer.receive(PATIENCE_MS)
                 seen.append(int(message.data()))
                 consumer.acknowledge(message)
             consumer.close()

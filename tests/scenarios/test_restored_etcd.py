@@ -13,12 +13,24 @@ import pytest
 from broker_process import BrokerProcess, HttpAnswer
 from etcd_server import EtcdServer, etcd_missing
 from free_ports import free_port
-from region_clients import client, new_topic, numbered, publish, stored, subscribe, take, take_numbers, wait_for_backlog
+from region_clients import (
+    EAST,
+    WEST,
+    client,
+    new_topic,
+    numbered,
+    publish,
+    stored,
+    subscribe,
+    take,
+    take_numbers,
+    wait_for_backlog,
+)
 
-EAST, WEST = REGIONS = ("us-east", "us-west")
+REGIONS = (EAST, WEST)
 RESTORES = {"etcd": {"etcd"}, "the volume": {EAST}, "both": {"etcd", EAST}}
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.slow
 
 
 class TwoRegions:
@@ -43,7 +55,7 @@ class TwoRegions:
                 regions_file=root / "regions.json",
                 peer_token_file=root / "peer.token",
                 metadata_url=f"etcd:{self.etcd.url}" if name == EAST else None,
-            ).start()
+            )
             for name, (port, admin) in ports.items()
         }
 
@@ -72,8 +84,12 @@ def regions(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TwoRegions]:
     if (missing := etcd_missing()) is not None:
         pytest.skip(missing)
     up = TwoRegions(tmp_path_factory.mktemp("restored"))
-    yield up
-    up.close()
+    try:
+        for broker in up.brokers.values():
+            broker.start()
+        yield up
+    finally:
+        up.close()
 
 
 @pytest.fixture(scope="module")

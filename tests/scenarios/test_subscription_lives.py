@@ -3,14 +3,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pulsar
 import pytest
 from broker_process import HttpAnswer, RegionsProcess, wait_until
 from region_clients import (
     EARLIEST,
+    EAST,
     LATEST,
+    PATIENCE_MS,
+    WEST,
     backlog,
     client,
     new_topic,
@@ -22,15 +23,7 @@ from region_clients import (
     wait_for_backlog,
 )
 
-EAST, WEST = REGIONS = ("us-east", "us-west")
-
-pytestmark = pytest.mark.timeout(120)
-
-
-@pytest.fixture(scope="module")
-def regions(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RegionsProcess]:
-    with RegionsProcess(REGIONS, tmp_path_factory.mktemp("lives") / "data") as up:
-        yield up
+REGIONS = (EAST, WEST)
 
 
 def publish_in(regions: RegionsProcess, region: str, topic: str, numbers: range) -> None:
@@ -148,7 +141,7 @@ def test_r17_switched_off_and_on_again(regions: RegionsProcess) -> None:
         wait_until(lambda: not status(WEST), "the west to hear of it")
         for one, number in ((east, 0), (west, 5)):
             consumer = one.subscribe(topic, "s", consumer_type=pulsar.ConsumerType.Shared)
-            for message in [consumer.receive(30_000) for _ in range(6)]:
+            for message in [consumer.receive(PATIENCE_MS) for _ in range(6)]:
                 if int(message.data()) == number:
                     consumer.acknowledge(message)
             consumer.close()

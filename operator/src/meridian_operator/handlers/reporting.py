@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Final
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, Final
 
 import kopf
 
@@ -27,20 +28,8 @@ class Report:
 
     def write(self, findings: Iterable[Finding], status: Status) -> None:
         """Put conditions and the rest into the status; an Event when Ready changed."""
-        generation = int(self._body["metadata"]["generation"])
-        before = [Condition.model_validate(one) for one in self._body.get("status", {}).get("conditions", ())]
-        after = merged(before, findings, generation, now())
-        self._tell(before, after)
         rest = status.model_dump(mode="json", by_alias=True, exclude={"conditions", "observed_generation"})
-        write(
-            self._patch,
-            self._body,
-            {
-                **rest,
-                "observedGeneration": generation,
-                "conditions": [one.model_dump(mode="json", by_alias=True) for one in after],
-            },
-        )
+        self._conditions(findings, rest)
 
     def events(self, changes: Sequence[Change], failures: Sequence[tuple[str, str]]) -> None:
         """An Event for each change that was made, and for each refusal."""
@@ -73,7 +62,7 @@ class Report:
             ]
         )
 
-    def _conditions(self, findings: Iterable[Finding]) -> None:
+    def _conditions(self, findings: Iterable[Finding], rest: Mapping[str, Any] = MappingProxyType({})) -> None:
         generation = int(self._body["metadata"]["generation"])
         before = [Condition.model_validate(one) for one in self._body.get("status", {}).get("conditions", ())]
         after = merged(before, findings, generation, now())
@@ -82,6 +71,7 @@ class Report:
             self._patch,
             self._body,
             {
+                **rest,
                 "observedGeneration": generation,
                 "conditions": [one.model_dump(mode="json", by_alias=True) for one in after],
             },

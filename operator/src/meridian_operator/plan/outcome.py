@@ -43,6 +43,10 @@ class Plan:
     def settled(self) -> bool:
         return not self.changes and not self.problems and not self.waiting
 
+    def first_problems(self) -> dict[str, str]:
+        """Region -> the first sentence of what is wrong there."""
+        return {region: sentence for region, _, sentence in reversed(self.problems)}
+
 
 def judge(plan: Plan, regions: Sequence[str], failures: Iterable[tuple[str, str]] = ()) -> list[Finding]:
     """Ready, Progressing and Degraded.

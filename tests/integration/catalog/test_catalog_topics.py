@@ -1,0 +1,259 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Topics, partitioned topics and schemas in the catalog."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from catalog_world import NOW_MS, ORDERS, Clock
+from meridian_broker.engines.sqlite.metadata import SqliteMetadataStore
+from meridian_broker.metadata import keys
+from meridian_broker.metadata.catalog import Catalog
+from meridian_broker.metadata.errors import AlreadyExists, Invalid, NotFound
+from meridian_broker.metadata.records import LedgerRecord, SchemaRecord, TopicRecord
+from meridian_broker.metadata.store import VersionConflict
+from meridian_broker.positions.clock import Stamp
+from meridian_broker.positions.position import Position
+from meridian_broker.wire.pulsar.topic_name import TopicName, parse
+
+
+class TestTopics:
+    async def test_create_put_get_delete(self, catalog: Catalog) -> None:
+        record, version = await catalog.topics.create(ORDERS, TopicRecord(properties={"a": "b"}))
+        assert (record.incarnation, record.properties) == ("", {"a": "b"})
+        grown = replace(
+            record,
+            ledgers=(LedgerRecord(1 << 50, own_before=Position(5, 6), origins_before={"eu": Position(1, 2)}),),
+            progress_ledgers=(7,),
+            last_origins={"eu": Position(3, 4)},
+        )
+        newer = await catalog.topics.put(ORDERS, grown, version)
+        assert newer > version
+        assert await catalog.topics.get(ORDERS) == (grown, newer)
+        with pytest.raises(VersionConflict):
+            await catalog.topics.put(ORDERS, record, version)
+        with pytest.raises(AlreadyExists):
+            await catalog.topics.create(ORDERS)
+        await catalog.topics.delete(ORDERS)
+        assert await catalog.topics.find(ORDERS) is None
+        with pytest.raises(NotFound):
+            await catalog.topics.get(ORDERS)
+        with pytest.raises(NotFound):
+            await catalog.topics.delete(ORDERS)
+        with pytest.raises(VersionConflict):
+            await catalog.topics.put(ORDERS, grown, newer)
+
+    async def test_of_brokers_that_create_it_at_once_one_does(
+        self, make: Callable[[], Catalog], catalog: Catalog
+    ) -> None:
+        results = await asyncio.gather(*(make().topics.create(ORDERS) for _ in range(8)), return_exceptions=True)
+        assert sum(not isinstance(result, BaseException) for result in results) == 1
+        assert sum(isinstance(result, AlreadyExists) for result in results) == 7
+
+    async def test_it_needs_a_namespace(self, catalog: Catalog) -> None:
+        with pytest.raises(NotFound, match="namespace public/none does not exist"):
+            await catalog.topics.create(parse("public/none/t"))
+
+    async def test_listing_by_namespace_and_domain(self, catalog: Catalog) -> None:
+        await catalog.namespaces.create("public/default2")
+        odd = TopicName("persistent", "public", "default", "späte 100% ?#")
+        for topic in (
+            ORDERS.with_partition(0),
+            odd,
+            parse("public/default2/x"),
+            parse("non-persistent://public/default/np"),
+        ):
+            await catalog.topics.create(topic)
+        assert set(await catalog.topics.names("public/default")) == {ORDERS.with_partition(0), odd}
+        assert await catalog.topics.names("public/default", "non-persistent") == [
+            parse("non-persistent://public/default/np")
+        ]
+
+    async def test_the_incarnation_is_the_stamp_of_the_last_deletion(self, catalog: Catalog, clock: Clock) -> None:
+        await catalog.topics.create(ORDERS)
+        first = await catalog.topics.delete(ORDERS)
+        record, _ = await catalog.topics.create(ORDERS)
+        assert record.incarnation == str(first)
+        clock.now_ms -= 10_000  # a clock set back must not make an older incarnation
+        second = await catalog.topics.delete(ORDERS)
+        assert second > first
+        record, _ = await catalog.topics.create(ORDERS)
+        assert record.incarnation == str(second)
+
+    async def test_a_deletion_of_another_region_keeps_its_stamp(self, catalog: Catalog) -> None:
+        await catalog.topics.create(ORDERS)
+        theirs = Stamp(NOW_MS + 5, 1, "eu")
+        assert await catalog.topics.delete(ORDERS, theirs) == theirs
+        record, _ = await catalog.topics.create(ORDERS)
+        assert record.incarnation == str(theirs)
+        assert await catalog.topics.delete(ORDERS, Stamp(NOW_MS, 0, "us-west")) == theirs, (
+            "an older one changes nothing"
+        )
+
+    async def test_a_deletion_remembers_how_far_each_origin_had_come(self, catalog: Catalog) -> None:
+        """R8: whose copy goes further holds messages that nobody here had."""
+        assert await catalog.topics.deletion(ORDERS) is None
+        await catalog.topics.create(ORDERS)
+        stamp = await catalog.topics.delete(ORDERS, None, {"us-west": Position(7, 3), "eu": Position(2, 0)})
+        assert await catalog.topics.deletion(ORDERS) == (stamp, {"us-west": (7, 3), "eu": (2, 0)}, False)
+        await catalog.topics.create(ORDERS)
+        stamp = await catalog.topics.delete(ORDERS, None, {"us-west": Position(7, 1), "eu": Position(9, 1)})
+        assert await catalog.topics.deletion(ORDERS) == (stamp, {"us-west": (7, 3), "eu": (9, 1)}, False)
+        part = ORDERS.with_partition(0)
+        found = await catalog.topics.deletion(part)
+        assert found == (stamp, {}, True), "the deletion of the whole counts for its parts"
+
+    async def test_a_topic_is_moved_with_all_it_holds_and_without_its_policies(self, catalog: Catalog) -> None:
+        aside = parse("public/default/orders-set-aside")
+        ledger = LedgerRecord(7, 3, 100, 5)
+        await catalog.topics.create(ORDERS, TopicRecord(properties={"a": "b"}, ledgers=(ledger,)))
+        await catalog.topic_policies.set_policy(ORDERS, "message_ttl_in_seconds", 30)
+        stamp = Stamp(NOW_MS + 5, 1, "eu")
+        await catalog.topics.move(ORDERS, aside, {"why": "so"}, stamp)
+        assert await catalog.topics.find(ORDERS) is None
+        assert await catalog.topics.incarnation(ORDERS) == str(stamp)
+        record, _ = await catalog.topics.get(aside)
+        assert (record.ledgers, record.properties, record.incarnation) == ((ledger,), {"a": "b", "why": "so"}, "")
+        assert not (await catalog.topic_policies.get(ORDERS)).own
+        with pytest.raises(NotFound):
+            await catalog.topics.move(ORDERS, aside, {}, stamp)
+
+    async def test_a_policy_set_while_the_topic_is_deleted_goes_with_it(
+        self, catalog: Catalog, store: SqliteMetadataStore, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        await catalog.topics.create(ORDERS)
+        transact, is_set = store.transact, False
+
+        async def somebody_is_quicker(*arguments: Any) -> bool:
+            nonlocal is_set
+            if not is_set:
+                is_set = True
+                await catalog.topic_policies.set_policy(ORDERS, "message_ttl_in_seconds", 30)
+            return await transact(*arguments)
+
+        monkeypatch.setattr(store, "transact", somebody_is_quicker)
+        await catalog.topics.delete(ORDERS)
+        assert is_set
+        assert not (await catalog.topic_policies.get(ORDERS)).own
+        await catalog.topic_policies.set_policy(ORDERS, "message_ttl_in_seconds", 40)
+        await catalog.topics.create(ORDERS)
+        assert (await catalog.topic_policies.get(ORDERS)).own["message_ttl_in_seconds"] == 40
+
+    async def test_deleting_a_partitioned_topic_counts_for_its_partitions(self, catalog: Catalog) -> None:
+        await catalog.partitioned.create(ORDERS, 2)
+        stamp = await catalog.partitioned.delete(ORDERS)
+        await catalog.partitioned.create(ORDERS, 2)
+        record, _ = await catalog.topics.create(ORDERS.with_partition(1))
+        assert record.incarnation == str(stamp)
+
+
+class TestPartitionedTopics:
+    async def test_create_grow_delete(self, catalog: Catalog) -> None:
+        record = await catalog.partitioned.create(ORDERS, 3, {"owner": "x"})
+        assert record.partitions == 3
+        assert await catalog.partitioned.get(ORDERS) == record
+        with pytest.raises(AlreadyExists):
+            await catalog.partitioned.create(ORDERS, 5)
+        grown = await catalog.partitioned.grow(ORDERS, 5)
+        assert (grown.partitions, grown.properties) == (5, {"owner": "x"})
+        assert record.stamp is not None
+        assert grown.stamp is not None
+        assert grown.stamp > record.stamp
+        assert await catalog.partitioned.grow(ORDERS, 5) == grown
+        with pytest.raises(Invalid, match="no way back to 4"):
+            await catalog.partitioned.grow(ORDERS, 4)
+        assert await catalog.partitioned.names("public/default") == [ORDERS]
+        await catalog.partitioned.delete(ORDERS)
+        assert await catalog.partitioned.find(ORDERS) is None
+        for call in (
+            catalog.partitioned.get(ORDERS),
+            catalog.partitioned.grow(ORDERS, 9),
+            catalog.partitioned.delete(ORDERS),
+        ):
+            with pytest.raises(NotFound):
+                await call
+
+    async def test_concurrent_growing_ends_at_the_largest(self, make: Callable[[], Catalog], catalog: Catalog) -> None:
+        await catalog.partitioned.create(ORDERS, 1)
+        await asyncio.gather(*(make().partitioned.grow(ORDERS, n) for n in (2, 9, 4, 7)), return_exceptions=True)
+        assert (await catalog.partitioned.get(ORDERS)).partitions == 9
+
+    @pytest.mark.parametrize("partitions", [0, -1, 10_001])
+    async def test_impossible_numbers(self, catalog: Catalog, partitions: int) -> None:
+        with pytest.raises(Invalid, match="1 to 10000"):
+            await catalog.partitioned.create(ORDERS, partitions)
+
+    async def test_a_partition_cannot_be_partitioned(self, catalog: Catalog) -> None:
+        with pytest.raises(Invalid, match="name of a partition"):
+            await catalog.partitioned.create(ORDERS.with_partition(0), 2)
+
+    async def test_a_topic_and_a_partitioned_topic_exclude_each_other(
+        self, make: Callable[[], Catalog], catalog: Catalog
+    ) -> None:
+        await catalog.partitioned.create(ORDERS, 2)
+        with pytest.raises(AlreadyExists, match="is partitioned"):
+            await catalog.topics.create(ORDERS)
+        await catalog.topics.create(ORDERS.with_partition(0))
+        plain = parse("plain")
+        await catalog.topics.create(plain)
+        with pytest.raises(AlreadyExists, match="without partitions"):
+            await catalog.partitioned.create(plain, 2)
+        for i in range(10):
+            both = parse(f"both-{i}")
+            results = await asyncio.gather(
+                make().topics.create(both), make().partitioned.create(both, 1), return_exceptions=True
+            )
+            assert sum(isinstance(result, AlreadyExists) for result in results) == 1
+
+
+class TestSchemas:
+    async def test_numbers_begin_at_0_and_the_same_content_has_one(self, catalog: Catalog) -> None:
+        first = await catalog.schemas.add(ORDERS, SchemaRecord("JSON", b"one", {"p": "q"}, 5))
+        second = await catalog.schemas.add(ORDERS.with_partition(3), SchemaRecord("JSON", b"two"))
+        again = await catalog.schemas.add(ORDERS, SchemaRecord("JSON", b"one", timestamp_ms=99))
+        assert [first.version, second.version] == [0, 1]
+        assert again == first
+        assert await catalog.schemas.all(ORDERS) == [first, second]
+        assert await catalog.schemas.get(ORDERS) == second
+        assert await catalog.schemas.get(ORDERS, 0) == first
+        for missing in (2, -1):
+            with pytest.raises(NotFound, match=f"no schema of version {missing}"):
+                await catalog.schemas.get(ORDERS, missing)
+        with pytest.raises(NotFound, match="no schema"):
+            await catalog.schemas.get(parse("other"))
+
+    async def test_added_at_once_each_content_has_one_number(
+        self, make: Callable[[], Catalog], catalog: Catalog
+    ) -> None:
+        added = await asyncio.gather(
+            *(make().schemas.add(ORDERS, SchemaRecord("AVRO", b"%d" % (i % 4))) for i in range(12))
+        )
+        numbers = {record.data: record.version for record in added}
+        assert sorted(numbers.values()) == [0, 1, 2, 3]
+        assert all(record.version == numbers[record.data] for record in added)
+
+    async def test_a_number_is_not_given_again_after_deleting(
+        self, catalog: Catalog, store: SqliteMetadataStore
+    ) -> None:
+        assert await catalog.schemas.delete(ORDERS) == -1
+        for i in range(130):
+            await catalog.schemas.add(ORDERS, SchemaRecord("JSON", b"%d" % i))
+        assert await catalog.schemas.delete(ORDERS) == 129
+        assert await catalog.schemas.all(ORDERS) == []
+        assert await store.scan(keys.SCHEMAS) == []
+        with pytest.raises(NotFound):
+            await catalog.schemas.get(ORDERS, 3)
+        assert (await catalog.schemas.add(ORDERS, SchemaRecord("JSON", b"3"))).version == 130
+
+    async def test_limits(self, catalog: Catalog) -> None:
+        largest = SchemaRecord("JSON", bytes(512 << 10))
+        await catalog.schemas.add(ORDERS, largest)
+        assert (await catalog.schemas.get(ORDERS)).data == largest.data
+        with pytest.raises(Invalid, match="the limit is"):
+            await catalog.schemas.add(ORDERS, SchemaRecord("JSON", bytes((512 << 10) + 1)))
+        with pytest.raises(NotFound, match="namespace"):
+            await catalog.schemas.add(parse("public/none/t"), SchemaRecord("JSON", b""))
