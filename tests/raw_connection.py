@@ -48,7 +48,7 @@ class RawConnection:
 
     async def hear_any(self) -> Any:
         """The next command. Pings are answered by the way."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while not self._heard:
                 data = await self._reader.read(1 << 16)
                 assert data, "the broker closed the connection"
@@ -61,7 +61,7 @@ class RawConnection:
 
     async def ended(self) -> bool:
         """Did the broker close it, without another word?"""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             return not self._heard and not await self._reader.read(1)
 
     # -- producers

@@ -10,8 +10,10 @@ from pathlib import Path
 
 import pytest
 from broker_process import RegionsProcess
+from region_clients import CENTRAL, EAST, WEST
 
 ROOT = Path(__file__).parents[2]
+REGIONS = (EAST, WEST, CENTRAL)
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 SAYS = {
     "partial_acks": "nothing is left",
@@ -27,10 +29,10 @@ SAYS = {
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: str(path.stem))
 def test_an_example_does_what_it_says(regions: RegionsProcess, example: Path) -> None:
     addresses = {
-        "--east": regions.service_url("us-east"),
-        "--west": regions.service_url("us-west"),
-        "--east-admin": regions.admin_url("us-east"),
-        "--west-admin": regions.admin_url("us-west"),
+        "--east": regions.service_url(EAST),
+        "--west": regions.service_url(WEST),
+        "--east-admin": regions.admin_url(EAST),
+        "--west-admin": regions.admin_url(WEST),
     }
     taken = set(re.findall(r'add_argument\("(--[a-z-]+)"', example.read_text(encoding="utf-8")))
     arguments = [part for option, url in addresses.items() if option in taken for part in (option, url)]
