@@ -31,6 +31,7 @@ from meridian_broker.topics.errors import (
     TopicInUse,
     TopicNotFound,
     TopicTerminated,
+    TopicUnreadable,
 )
 from meridian_broker.wire.pulsar.errors import InvalidTopicNameError
 
@@ -63,6 +64,7 @@ STATUSES: Final[tuple[tuple[type[Exception], int], ...]] = (
     (TopicTerminated, 412),
     (MetadataUnavailable, 503),
     (ExportBusy, 503),
+    (TopicUnreadable, 500),
     (TopicError, 503),
     (ExportFailed, 500),
     (LedgerError, 500),

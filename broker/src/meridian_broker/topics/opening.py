@@ -26,6 +26,7 @@ async def open_topic(
 
     :raises TopicError: it does not exist and may not be made.
     :raises LedgerError: what is stored cannot be recovered.
+    :raises ValueError: what is stored cannot be read: a newer broker wrote it, or it is damaged.
     """
     metadata, exists = await removal.claimed(service, name)
     if not exists:

@@ -32,6 +32,7 @@ from meridian_broker.topics.errors import (
     TopicError,
     TopicFenced,
     TopicNotFound,
+    TopicUnreadable,
 )
 from meridian_broker.topics.limits import TopicLimits
 from meridian_broker.topics.lives import Lives
@@ -152,7 +153,10 @@ class TopicService:
                 return await self._open(name, create, incarnation, growing_to)
 
     async def _open(self, name: TopicName, create: bool, incarnation: str | None, growing_to: int) -> Topic:
-        topic = await opening.open_topic(self, name, create, incarnation, growing_to)
+        try:
+            topic = await opening.open_topic(self, name, create, incarnation, growing_to)
+        except ValueError as error:
+            raise TopicUnreadable(f"{name} cannot be opened: {error}") from error
         self.topics[str(name)] = topic
         self._unopened.discard(str(name))
         sharing.opened(self, topic)
