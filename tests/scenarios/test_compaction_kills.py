@@ -57,7 +57,7 @@ def test_what_was_trimmed_from_the_log_stays_readable_and_survives_a_restart(tmp
 def test_metadata_older_than_the_view_find_it_on_the_volume(tmp_path: Path) -> None:
     """R5: the log before the view was trimmed; the metadata are restored to when there was an older view, or none."""
     with BrokerProcess("one", tmp_path / "disk", settings=SETTINGS) as broker:
-        client = connect(broker)
+        client = connect(broker.service_url)
         retain(broker, 0)
         for topic in ("first", "second"):
             publish(client, topic, [(f"k{number % 5}", b"old %d" % number) for number in range(15)])
@@ -66,7 +66,7 @@ def test_metadata_older_than_the_view_find_it_on_the_volume(tmp_path: Path) -> N
         broker.kill()
         shutil.copytree(tmp_path / "disk", tmp_path / "copy")
         broker.start()
-        client = connect(broker)
+        client = connect(broker.service_url)
         expected = [(f"k{number % 5}", b"%d" % number) for number in range(45, 50)] + [("later", b"x")]
         for topic in ("first", "second"):
             publish(client, topic, [(f"k{number % 5}", b"%d" % number) for number in range(50)])
@@ -81,7 +81,7 @@ def test_metadata_older_than_the_view_find_it_on_the_volume(tmp_path: Path) -> N
         for file in (tmp_path / "copy").glob("metadata.sqlite*"):
             shutil.copy(file, tmp_path / "disk")
         broker.start()
-        client = connect(broker)
+        client = connect(broker.service_url)
         for topic in ("first", "second"):
             assert read(client, topic) == expected
             compact(broker, topic)
