@@ -48,6 +48,8 @@ def test_what_is_refused(regions: RegionsProcess) -> None:
             {"takeOver": {"origin": EAST}},
             "origin",
             {"a": 1, "b": 2},
+            {"dispatchScop": "origin"},
+            {"dispatchScope": "origin", "takeOver": {"origin": EAST, "by": WEST}},
             {"witness": 7},
         ):
             assert regions.http(EAST, "POST", path(topic), wrong).status == 412, wrong

@@ -61,6 +61,7 @@ def owed(regions: RegionsProcess, topic: str, numbers: range | set[int]) -> None
 
 def test_on_unites_and_says_what_each_region_skips(regions: RegionsProcess) -> None:
     topic = alone(regions, "unites", {US: (0, 1, 2), EU: (2, 3), AP: ()})
+    assert mode(regions, EU, topic, replicated=True, dryrun=True).status == 412, "a slip must not make it happen"
     dry = mode(regions, EU, topic, replicated=True, dryRun=True).json
     expected = {US: {"skips": 1, "again": 0}, EU: {"skips": 2, "again": 0}, AP: {"skips": 4, "again": 0}}
     assert (dry["done"], dry["regions"]) == (False, expected)

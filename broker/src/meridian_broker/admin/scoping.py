@@ -42,7 +42,10 @@ async def set_scope(request: web.Request) -> web.Response:
     """
     given = await body(request)
     found = await named(request)
-    if not isinstance(given, Mapping) or not given or (len(given) > 1 and given.keys() != {"dispatchScope", "witness"}):
+    named_well = isinstance(given, Mapping) and (
+        given.keys() <= {"dispatchScope", "witness"} or list(given) == ["takeOver"]
+    )
+    if not named_well or not given:
         raise Invalid(_WANTED)
     if "takeOver" in given:
         origin, home = _take_over(given["takeOver"])

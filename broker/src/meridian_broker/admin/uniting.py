@@ -55,7 +55,8 @@ async def mode(request: web.Request) -> web.Response:
     """Switch replication on or off: ``{"replicated": bool, "from": REGION, "dryRun": bool}``; says what is skipped."""
     given = await body(request)
     wanted = given.get("replicated") if isinstance(given, Mapping) else None
-    if not isinstance(wanted, bool) or not isinstance(given.get("dryRun", False), bool):
+    is_bool = isinstance(wanted, bool) and isinstance(given.get("dryRun", False), bool)
+    if not is_bool or not given.keys() <= {"replicated", "from", "dryRun"}:  # a dry run with a slip must not be none
         raise Invalid('the body is {"replicated": true} or {"replicated": false}, with "from" and "dryRun" if wanted')
     admin, source = state(request), given.get("from")
     found = await named(request)
