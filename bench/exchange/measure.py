@@ -13,7 +13,7 @@ import os
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Set
 from typing import Any
 
 from meridian_broker.positions import ZERO, Position, Progress
@@ -34,6 +34,7 @@ CONNECTING_BYTES = 200
 """Per link that comes back with nothing missed."""
 LACKING_BYTES = 10_000
 """Per topic that a region turns out to lack something of, over its two links, each topic having ten subscriptions."""
+FOUND_SECONDS = 15
 RECORD = b'{"name":"s","replicated":true}'
 
 
@@ -204,6 +205,51 @@ def measure(topics: int, subscriptions: int) -> dict[str, Any]:
     return row
 
 
+class Stored:
+    """How far a region has the entries of one that is away: of all topics as far as the others, at first."""
+
+    def __init__(self, topics: Iterable[str]) -> None:
+        self.ends = dict.fromkeys(topics, Position(750_000_000_000_123, 1000))
+        self.found: set[str] = set()
+
+    def open_topics(self) -> Set[str]:
+        return self.ends.keys()
+
+    def end(self, topic: str, origin: str) -> Position:
+        return self.ends[topic] if origin == "us-east" else EARLIEST
+
+    def more_elsewhere(self, topic: str) -> None:
+        self.found.add(topic)
+
+
+def missing(topics: int) -> dict[str, Any]:
+    """Two regions while the third is away, and one of them has an entry more of it, of one topic."""
+    world = World(topics, topics)
+    stored = {region: Stored(host.held) for region, host in world.hosts.items()}
+    for region, host in world.hosts.items():
+        world.exchanges[region] = speaking.ProgressExchange(host, ends=stored[region])
+    world.connect()
+    world.run(20)
+    world.start_counting()
+    for second in range(IDLE_SECONDS):
+        if second == IDLE_SECONDS // 2:
+            *_, topic = stored["us-west"].ends
+            stored["us-west"].ends[topic] = Position(750_000_000_000_123, 1001)
+        if not stored["eu-central"].found:
+            took = second - IDLE_SECONDS // 2
+        for region in REGIONS[1:]:
+            exchange = world.exchanges[region]
+            world._timed(region, lambda e=exchange: e.compare_ends({"us-east"}, world.now_ms))  # type: ignore[misc]
+        world.run(1)
+    assert stored["eu-central"].found == {topic}
+    return {
+        "topics": topics,
+        "missing_found_seconds": took,
+        "missing_bytes_per_second": round(world.bytes / IDLE_SECONDS),
+        "missing_longest_step_ms": round(1000 * world.longest, 1),
+    }
+
+
 def connecting(world: World, *, version: int = PROTOCOL_VERSION, seconds: float = 20) -> int:
     """Bytes of all six links, idle rounds included, until so long after they came up."""
     speaking.PROTOCOL_VERSION = version
@@ -250,6 +296,15 @@ def main() -> None:
             f"{row['idle_messages_per_second']:>8}{row['idle_cpu_ms_per_second']:>10}{row['longest_step_ms']:>12}",
             flush=True,
         )
+    absent = missing(subscriptions // 10)
+    rows.append(absent)
+    name = f"an entry of a region that is away, of one of {absent['topics']:,} topics, found, seconds"
+    got = absent["missing_found_seconds"]
+    targets[name] = {"target": FOUND_SECONDS, "measured": got, "met": got <= FOUND_SECONDS}
+    print(
+        f"\n{name}: {got} (<= {FOUND_SECONDS}); comparing costs {absent['missing_bytes_per_second']:,} B/s in all, "
+        f"a step at most {absent['missing_longest_step_ms']} ms"
+    )
     if options.json:
         machine = {"cores": os.cpu_count(), "load_before": load_before, "load_after": os.getloadavg()[0]}
         print(json.dumps({"targets": targets, "figures": rows, "machine": machine}))

@@ -25,6 +25,7 @@ from meridian_broker.replication.lease_desk import LeaseDesk
 from meridian_broker.topics.cooling import Cooling
 from meridian_broker.topics.errors import TopicError
 from meridian_broker.topics.limits import TopicLimits
+from meridian_broker.topics.missing import StoredEnds
 from meridian_broker.topics.service import TopicService
 from meridian_broker.topics.sharing import SharedStreams
 from meridian_broker.topics.subscription import Subscription
@@ -116,10 +117,10 @@ class SimBroker:
             new_lock=Lock,
         )
         leases = LeaseDesk(SharedStreams(self.service), f"{home.name}#{fence}", self.mono_ms)
-        core = ProgressExchange(self.service, leases=leases)
+        core = ProgressExchange(self.service, leases=leases, ends=StoredEnds(self.service))
         self.exchange = ExchangeLinks(self, core)
         self.replication = ReplicationLinks(self)
-        self.service.exchange = self.exchange
+        self.service.exchange = self.service.missing.exchange = self.exchange
         self.service.leasing = leases
         self.service.replication = self.replication
         while True:

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Final
 
 from meridian_broker.positions import Progress
@@ -74,6 +74,12 @@ class ExchangeLinks:
 
         self.core.flush(topic, subscription, self._broker.mono_ms(), done)
         self._tick_soon()
+
+    def compare_ends(self, origins: Collection[str]) -> None:
+        self.core.compare_ends(origins, self._broker.mono_ms())
+
+    def compares_ends_with(self, region: str) -> bool:
+        return self.core.compares_ends_with(region)
 
     # -- links
 

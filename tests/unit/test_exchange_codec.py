@@ -8,6 +8,7 @@ from google.protobuf.message import DecodeError
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from meridian_broker.positions.clock import ZERO, Stamp
+from meridian_broker.positions.position import Position
 from meridian_broker.replication import exchange_codec as codec
 from meridian_broker.replication.exchange_messages import (
     Barrier,
@@ -16,9 +17,11 @@ from meridian_broker.replication.exchange_messages import (
     DeltaAck,
     DeltaItem,
     Digest,
+    EndsSlice,
     Fetch,
     Hello,
     KeyDigest,
+    OriginEnds,
     Parts,
     PeerMessage,
     Question,
@@ -28,6 +31,7 @@ from meridian_broker.replication.exchange_messages import (
     SubscriptionDigest,
     Summary,
     TopicDigest,
+    TopicEnd,
 )
 from meridian_broker.replication.lease_messages import (
     AnswerItem,
@@ -67,14 +71,17 @@ SUBSCRIPTION = st.builds(SubscriptionDigest, TEXT, NUMBER, NUMBER, KEY_DIGESTS)
 TOPIC = st.builds(TopicDigest, TEXT, TEXT, NUMBER, FLAG, FLAG, st.none() | several(SUBSCRIPTION))
 SUMMARY = st.builds(Summary, NUMBER, FLAG, several(SHORT))
 QUESTION = st.builds(Question, TEXT, st.none() | TEXT, FLAG, KEYS)
+ENDS = st.none() | st.builds(EndsSlice, TEXT, SHORT, SHORT, several(NUMBER))
+PLACE = st.builds(Position, st.integers(-1, (1 << 62) - 1), st.integers(-1, (1 << 62) - 1))
+TOLD = st.none() | st.builds(OriginEnds, TEXT, several(st.builds(TopicEnd, TEXT, TEXT, PLACE)))
 PARTS = st.builds(Parts, SHORT, several(NUMBER))
 MESSAGE: st.SearchStrategy[PeerMessage] = st.one_of(
     st.builds(Hello, st.integers(0, 1 << 31), TEXT, NUMBER, FLAG, FLAG),
     st.builds(Delta, NUMBER, several(ITEM)),
     st.builds(DeltaAck, NUMBER, several(st.builds(Refusal, st.integers(0, 1 << 31), TEXT, TEXT))),
-    st.builds(Digest, NUMBER, NUMBER, several(TOPIC), FLAG, st.none() | SUMMARY, several(SHORT)),
+    st.builds(Digest, NUMBER, NUMBER, several(TOPIC), FLAG, st.none() | SUMMARY, several(SHORT), ENDS),
     st.builds(Fetch, several(QUESTION), several(NUMBER), several(PARTS), several(SHORT)),
-    st.builds(State, several(st.builds(StateItem, TEXT, TEXT, TEXT, BYTES, BYTES))),
+    st.builds(State, several(st.builds(StateItem, TEXT, TEXT, TEXT, BYTES, BYTES)), TOLD),
     st.builds(Barrier, NUMBER, TEXT, TEXT, TEXT, KEY_DIGESTS, FLAG),
     st.builds(BarrierDone, NUMBER, BYTES, st.none() | BYTES, TEXT),
     st.builds(LeaseAsk, NUMBER, TEXT, SHORT, several(st.builds(AskItem, STREAM, NUMBER, NUMBER, TEXT))),

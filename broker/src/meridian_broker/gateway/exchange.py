@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import TYPE_CHECKING, Any, Final
 
 from meridian_broker.gateway.client_errors import ConnectionLost
@@ -109,6 +109,14 @@ class ExchangeShell:
     def lags(self) -> dict[tuple[str, str], tuple[int, int]]:
         """``(topic, region)`` -> entries and milliseconds that the region's progress is behind."""
         return self.core.lags(self._now_ms())
+
+    def compare_ends(self, origins: Collection[str]) -> None:
+        """Compare with the other regions how far each has the entries of regions that are away."""
+        self.core.compare_ends(origins, self._now_ms())
+
+    def compares_ends_with(self, region: str) -> bool:
+        """Whether that region is asked then."""
+        return self.core.compares_ends_with(region)
 
     # -- from links and connections ------------------------------------------------------------------------------
 

@@ -24,7 +24,7 @@ turn become one DELTA) and at ``next_deadline``; call ``merge``'s ``done`` only 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from meridian_broker.positions.progress import Progress
@@ -32,6 +32,7 @@ from meridian_broker.replication.exchange_barrier import Barriers
 from meridian_broker.replication.exchange_comparing import Comparing
 from meridian_broker.replication.exchange_context import ExchangeContext, ExchangeCounters, ProgressHost, Reply
 from meridian_broker.replication.exchange_deltas import Deltas
+from meridian_broker.replication.exchange_ends import Ends, EndsSource
 from meridian_broker.replication.exchange_lag import Behind, Trouble, Why
 from meridian_broker.replication.exchange_messages import (
     OLDEST_VERSION,
@@ -41,6 +42,7 @@ from meridian_broker.replication.exchange_messages import (
     Delta,
     DeltaAck,
     Digest,
+    EndsSlice,
     ExchangeLimits,
     Fetch,
     Hello,
@@ -103,8 +105,10 @@ class ProgressExchange:
         barrier_ms: int = 250,
         limits: ExchangeLimits | None = None,
         leases: LeaseDesk | None = None,
+        ends: EndsSource | None = None,
     ) -> None:
         """
+        :param ends: how far this region has the entries of others; without, it is not compared.
         :param leases: who speaks with other regions about leases, over the same links.
         :param coalesce_ms: the longest an ack waits for its neighbours while a DELTA is unconfirmed.
         :param digest_interval_ms: between comparisons; also how long a DELTA may stay unconfirmed before it is given
@@ -122,6 +126,7 @@ class ProgressExchange:
         self._comparing = Comparing(self._context)
         self._deltas = Deltas(self._context, self._waits, self._comparing)
         self._barriers = Barriers(self._context, self._waits, self._deltas)
+        self._ends = None if ends is None else Ends(self._context, ends)
         self.leases = leases
         if leases is not None:
             leases.roads = self
@@ -261,12 +266,17 @@ class ProgressExchange:
                 self._deltas.merge(peer, message, reply)
             case DeltaAck():
                 self._deltas.confirmed(peer, message)
+            case Digest(ends=EndsSlice() as ends):
+                if self._ends is not None:
+                    self._ends.answer(peer, ends, reply)
             case Digest():
                 self._comparing.compare(peer, message, reply)
             case Fetch():
                 self._comparing.answer(peer, message, reply)
             case State():
                 self._comparing.take(peer, message)
+                if message.ends is not None and self._ends is not None:
+                    self._ends.take(peer, message.ends)
             case Barrier():
                 self._barriers.answer(peer, message, reply)
             case BarrierDone():
@@ -296,6 +306,18 @@ class ProgressExchange:
             reply(Hello(PROTOCOL_VERSION, self._host.region, peer.next_number, answer=True, leases=leases))
         if self.leases is not None:
             self.leases.greeted(peer.region, leases=hello.leases and not peer.incompatible)
+
+    # -- entries that their origin does not bring (R6)
+
+    def compare_ends(self, origins: Collection[str], now_ms: int) -> None:
+        """Called every second. :param origins: regions that do not bring their entries themselves."""
+        self._context.now_ms = now_ms
+        if self._ends is not None:
+            self._ends.look(origins)
+
+    def compares_ends_with(self, region: str) -> bool:
+        """Whether ``compare_ends`` asks that region."""
+        return self._ends is not None and self._ends.compares_with(region)
 
     # -- leases' roads
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 from meridian_broker.positions.clock import Stamp
+from meridian_broker.positions.position import Position
 from meridian_broker.replication import lease_codec
 from meridian_broker.replication.exchange_messages import (
     Barrier,
@@ -19,9 +20,11 @@ from meridian_broker.replication.exchange_messages import (
     DeltaAck,
     DeltaItem,
     Digest,
+    EndsSlice,
     Fetch,
     Hello,
     KeyDigest,
+    OriginEnds,
     Parts,
     PeerMessage,
     Question,
@@ -31,6 +34,7 @@ from meridian_broker.replication.exchange_messages import (
     SubscriptionDigest,
     Summary,
     TopicDigest,
+    TopicEnd,
 )
 from meridian_broker.replication.lease_messages import LeaseAnswer, LeaseAsk, LeaseRelease, VotersAnswer, VotersAsk
 from meridian_broker.wire.proto import peer_pb2 as pb
@@ -146,6 +150,9 @@ def _digest(message: Digest) -> pb.Digest:
         out.summary.digest, out.summary.unsettled = message.summary.digest, message.summary.unsettled
         out.summary.unsettled_buckets.extend(message.summary.unsettled_buckets)
     out.differing.extend(message.differing)
+    if message.ends is not None:
+        out.ends.origin, out.ends.bits, out.ends.first = message.ends.origin, message.ends.bits, message.ends.first
+        out.ends.numbers.extend(message.ends.numbers)
     for topic in message.topics:
         listing = out.topics.add(
             topic=topic.topic,
@@ -176,7 +183,7 @@ def _fetch(message: Fetch) -> pb.Fetch:
 
 
 def _state(message: State) -> pb.State:
-    return pb.State(
+    out = pb.State(
         items=[
             pb.State.Item(
                 topic=item.topic,
@@ -188,6 +195,12 @@ def _state(message: State) -> pb.State:
             for item in message.items
         ]
     )
+    if message.ends is not None:
+        out.ends.origin = message.ends.origin
+        for end in message.ends.topics:
+            ledger, entry = end.end
+            out.ends.topics.add(topic=end.topic, incarnation=end.incarnation, ledger=ledger, entry=entry)
+    return out
 
 
 def _barrier(message: Barrier) -> pb.Barrier:
@@ -288,6 +301,10 @@ def _read_summary(message: pb.TopicsSummary) -> Summary:
     return Summary(message.digest, message.unsettled, tuple(message.unsettled_buckets))
 
 
+def _read_ends(message: pb.EndsSlice) -> EndsSlice:
+    return EndsSlice(message.origin, message.bits, message.first, tuple(message.numbers))
+
+
 def _read_digest(message: pb.Digest) -> Digest:
     return Digest(
         message.sent,
@@ -296,6 +313,7 @@ def _read_digest(message: pb.Digest) -> Digest:
         message.answer,
         _read_summary(message.summary) if message.HasField("summary") else None,
         tuple(message.differing),
+        _read_ends(message.ends) if message.HasField("ends") else None,
     )
 
 
@@ -321,8 +339,14 @@ def _read_state(message: pb.State) -> State:
         tuple(
             StateItem(item.topic, item.subscription, item.incarnation, item.record, item.progress)
             for item in message.items
-        )
+        ),
+        _read_origin_ends(message.ends) if message.HasField("ends") else None,
     )
+
+
+def _read_origin_ends(message: pb.OriginEnds) -> OriginEnds:
+    ends = (TopicEnd(end.topic, end.incarnation, Position(end.ledger, end.entry)) for end in message.topics)
+    return OriginEnds(message.origin, tuple(ends))
 
 
 def _read_barrier(message: pb.Barrier) -> Barrier:

@@ -12,7 +12,7 @@ anything was ever sent. Counting begins with the broker's start.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Set
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final
@@ -193,11 +193,14 @@ class Lag:
         for name in self._missed.pop(topic, ()):
             self.same((topic, name))
 
-    def same_topics(self, topics: Iterable[str]) -> None:
+    @property
+    def has_missed(self) -> bool:
+        return bool(self._missed)
+
+    def same_topics(self, topics: Set[str]) -> None:
         """The same of many."""
-        if self._missed:
-            for topic in self._missed.keys() & topics:
-                self.same_topic(topic)
+        for topic in self._missed.keys() & topics:
+            self.same_topic(topic)
 
     def same(self, key: SubscriptionKey) -> None:
         """The peer's digest of the subscription equals ours."""

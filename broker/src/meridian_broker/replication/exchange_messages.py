@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
+from meridian_broker.positions.position import Position
 from meridian_broker.positions.progress import DigestKey
 from meridian_broker.replication.lease_messages import LeaseMessage
 
@@ -20,7 +21,8 @@ OLDEST_VERSION: Final = 1
 SUMMARY_VERSION: Final = 2
 """From this version on a peer understands a ``Summary``."""
 PARTS_VERSION: Final = 3
-"""From this version on it divides buckets of topics into parts, and says in which of them something is unsettled."""
+"""From this version on it divides buckets of topics into parts, says in which of them something is unsettled, and
+compares how far it has the entries of a region that is away."""
 
 SubscriptionKey: TypeAlias = tuple[str, str]
 """``(topic, subscription)``."""
@@ -181,6 +183,34 @@ class Summary:
 
 
 @dataclass(frozen=True, slots=True)
+class EndsSlice:
+    """How far the sender has the entries of one origin, in some buckets of topics (``exchange_ends``)."""
+
+    origin: str
+    bits: int
+    """There are two to the power of this many buckets: the first bits of the hash of a topic's name."""
+    first: int
+    numbers: tuple[int, ...]
+    """Of the first bucket, and of those that follow."""
+
+
+@dataclass(frozen=True, slots=True)
+class TopicEnd:
+    topic: str
+    incarnation: str
+    end: Position
+    """The last entry of the origin that was ever stored."""
+
+
+@dataclass(frozen=True, slots=True)
+class OriginEnds:
+    """The sender's, in buckets that differ."""
+
+    origin: str
+    topics: tuple[TopicEnd, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Digest:
     """State of the sender at a cut: all its deltas up to ``sent`` and the receiver's up to ``applied`` are in it."""
 
@@ -194,6 +224,8 @@ class Digest:
     differing: tuple[int, ...] = ()
     """In answer to the numbers of buckets: those that differ, and have so many topics that the numbers of their parts
     are to be said first."""
+    ends: EndsSlice | None = None
+    """Has nothing to do with progress, and is not held for any."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,6 +274,8 @@ class State:
     """Answer to a FETCH."""
 
     items: tuple[StateItem, ...]
+    ends: OriginEnds | None = None
+    """Answer to an ``EndsSlice``."""
 
 
 @dataclass(frozen=True, slots=True)

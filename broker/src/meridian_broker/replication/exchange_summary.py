@@ -105,6 +105,10 @@ class Summary:
         chosen = self._counted if buckets is None else [self._counted[bucket] for bucket in buckets]
         return [topic for counted in chosen for topic in counted]
 
+    def groups(self, without: Collection[int]) -> list[Collection[str]]:
+        """The topics of all buckets but some, group by group. After ``work_out``."""
+        return [counted for bucket, counted in enumerate(self._counted) if counted and bucket not in without]
+
     def parts(self, bucket: int) -> list[int]:
         """The numbers of a bucket's parts. After ``work_out``."""
         numbers = [0] * PARTS

@@ -93,7 +93,7 @@ class Summing:
         wanted = {bucket_of(topic) for topic in peer.waiting}
         if summary.work_out() == theirs.digest and not peer.waiting:
             doubtful = set(theirs.unsettled_buckets) if divides else set(range(BUCKETS) if theirs.unsettled else ())
-            self._found_equal(peer, summary.topics(number for number in range(BUCKETS) if number not in doubtful))
+            self._found_equal(peer, summary.groups(doubtful))
             wanted = {bucket_of(topic) for topic in summary.topics(doubtful) if topic not in peer.even}
             if not wanted:
                 return
@@ -103,16 +103,15 @@ class Summing:
         numbers = tuple(number ^ (bucket in wanted) for bucket, number in enumerate(summary.buckets))
         reply(Fetch((), numbers, unsettled_buckets=self._unsettled(peer)))
 
-    def _found_equal(self, peer: Peer, topics: Collection[str]) -> None:
-        """The peer has all that is here, on its disk."""
-        peer.even.update(topics)
-        peer.lag.same_topics(topics)
-        self._context.counters.topics_equal += len(topics)
-        if peer.skips or peer.troubles or peer.waiting:
-            for topic in topics:
-                peer.skips.pop(topic, None)
-                peer.waiting.pop(topic, None)
-            equal = set(topics)
+    def _found_equal(self, peer: Peer, groups: list[Collection[str]]) -> None:
+        """Of all topics in these groups the peer has all that is here, on its disk."""
+        peer.even.update(*groups)
+        self._context.counters.topics_equal += sum(map(len, groups))
+        if peer.lag.has_missed or peer.skips or peer.troubles or peer.waiting:
+            equal = set[str]().union(*groups)
+            peer.lag.same_topics(equal)
+            peer.skips = {topic: skips for topic, skips in peer.skips.items() if topic not in equal}
+            peer.waiting = {topic: trouble for topic, trouble in peer.waiting.items() if topic not in equal}
             peer.troubles = {key: trouble for key, trouble in peer.troubles.items() if key[0] not in equal}
 
     def answer_buckets(self, peer: Peer, fetch: Fetch, reply: Reply) -> None:
@@ -124,7 +123,7 @@ class Summing:
         topics = summary.topics(differing)
         if peer.version >= PARTS_VERSION and len(fetch.buckets) == BUCKETS:
             doubtful = {*differing, *fetch.unsettled_buckets}
-            self._found_equal(peer, summary.topics(number for number in range(BUCKETS) if number not in doubtful))
+            self._found_equal(peer, summary.groups(doubtful))
             if len(topics) > LISTED * len(differing):
                 sent, applied = peer.next_number - 1, peer.incoming.applied()
                 reply(Digest(sent, applied, (), differing=tuple(differing)))
@@ -157,7 +156,7 @@ class Summing:
             differing += others
             if theirs.bucket not in fetch.unsettled_buckets:
                 equal += in_equal
-        self._found_equal(peer, equal)
+        self._found_equal(peer, [equal])
         self._list(peer, (topic for topic in differing if topic not in peer.told))
 
     def _list(self, peer: Peer, topics: Iterable[str]) -> None:

@@ -64,6 +64,7 @@ from meridian_broker.topics import quotas, removal, upkeep
 from meridian_broker.topics.compactor import CompactionLimits
 from meridian_broker.topics.cooling import Cooling
 from meridian_broker.topics.limits import TopicLimits
+from meridian_broker.topics.missing import StoredEnds
 from meridian_broker.topics.ruling import UNLIMITED
 from meridian_broker.topics.service import TopicService
 from meridian_broker.topics.sharing import SharedStreams
@@ -276,12 +277,13 @@ class BrokerProcess:
         core = ProgressExchange(
             self.service,
             leases=shares,
+            ends=StoredEnds(self.service),
             coalesce_ms=replication.progress_coalesce_millis,
             digest_interval_ms=replication.digest_interval_seconds * 1000,
             barrier_ms=replication.barrier_timeout_millis,
         )
         self.exchange = ExchangeShell(core, self._resolve, options, jitter, _monotonic_ms, self.runner.nudge)
-        self.service.exchange = self.exchange
+        self.service.exchange = self.service.missing.exchange = self.exchange
         self.service.leasing = self.leases = shares
         self.service.replication = self.runner
         self.gateway = Broker(

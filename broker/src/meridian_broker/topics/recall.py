@@ -193,13 +193,16 @@ class Recall:
         others = self._topic.remotes
         if not others:
             return Due.NOW if self.joining.is_due else Due.NOT
-        away = {region for region in others if not self._peers.is_reachable(region)}
-        gone = self._gone(others)
-        unfed = self._unfed(others)
+        absent, sources = self.absent(others)
         is_waiting = self.joining.is_due or self._topic.gaps.open()
-        if not others <= self._asked | away or self._foreign_holes() or is_waiting:
+        if not sources <= self._asked or self._foreign_holes() or is_waiting:
             return Due.NOW
-        return Due.POLL if (away or gone or unfed) and others != away else Due.NOT
+        return Due.POLL if absent and sources else Due.NOT
+
+    def absent(self, others: Collection[str]) -> tuple[set[str], set[str]]:
+        """The regions that do not bring their entries themselves, and those that can be asked for them."""
+        away = {region for region in others if not self._peers.is_reachable(region)}
+        return away | self._gone(others) | self._unfed(others), set(others) - away
 
     def _unfed(self, others: Collection[str]) -> set[str]:
         """Regions that have not brought their entries themselves for a while."""

@@ -252,21 +252,54 @@ class TopicsSummary(_message.Message):
     unsettled_buckets: _containers.RepeatedScalarFieldContainer[int]
     def __init__(self, digest: _Optional[int] = ..., unsettled: bool = ..., unsettled_buckets: _Optional[_Iterable[int]] = ...) -> None: ...
 
+class EndsSlice(_message.Message):
+    __slots__ = ("origin", "bits", "first", "numbers")
+    ORIGIN_FIELD_NUMBER: _ClassVar[int]
+    BITS_FIELD_NUMBER: _ClassVar[int]
+    FIRST_FIELD_NUMBER: _ClassVar[int]
+    NUMBERS_FIELD_NUMBER: _ClassVar[int]
+    origin: str
+    bits: int
+    first: int
+    numbers: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, origin: _Optional[str] = ..., bits: _Optional[int] = ..., first: _Optional[int] = ..., numbers: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class OriginEnds(_message.Message):
+    __slots__ = ("origin", "topics")
+    class TopicEnd(_message.Message):
+        __slots__ = ("topic", "incarnation", "ledger", "entry")
+        TOPIC_FIELD_NUMBER: _ClassVar[int]
+        INCARNATION_FIELD_NUMBER: _ClassVar[int]
+        LEDGER_FIELD_NUMBER: _ClassVar[int]
+        ENTRY_FIELD_NUMBER: _ClassVar[int]
+        topic: str
+        incarnation: str
+        ledger: int
+        entry: int
+        def __init__(self, topic: _Optional[str] = ..., incarnation: _Optional[str] = ..., ledger: _Optional[int] = ..., entry: _Optional[int] = ...) -> None: ...
+    ORIGIN_FIELD_NUMBER: _ClassVar[int]
+    TOPICS_FIELD_NUMBER: _ClassVar[int]
+    origin: str
+    topics: _containers.RepeatedCompositeFieldContainer[OriginEnds.TopicEnd]
+    def __init__(self, origin: _Optional[str] = ..., topics: _Optional[_Iterable[_Union[OriginEnds.TopicEnd, _Mapping[str, object]]]] = ...) -> None: ...
+
 class Digest(_message.Message):
-    __slots__ = ("sent", "applied", "topics", "answer", "summary", "differing")
+    __slots__ = ("sent", "applied", "topics", "answer", "summary", "differing", "ends")
     SENT_FIELD_NUMBER: _ClassVar[int]
     APPLIED_FIELD_NUMBER: _ClassVar[int]
     TOPICS_FIELD_NUMBER: _ClassVar[int]
     ANSWER_FIELD_NUMBER: _ClassVar[int]
     SUMMARY_FIELD_NUMBER: _ClassVar[int]
     DIFFERING_FIELD_NUMBER: _ClassVar[int]
+    ENDS_FIELD_NUMBER: _ClassVar[int]
     sent: int
     applied: int
     topics: _containers.RepeatedCompositeFieldContainer[TopicDigest]
     answer: bool
     summary: TopicsSummary
     differing: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, sent: _Optional[int] = ..., applied: _Optional[int] = ..., topics: _Optional[_Iterable[_Union[TopicDigest, _Mapping[str, object]]]] = ..., answer: bool = ..., summary: _Optional[_Union[TopicsSummary, _Mapping[str, object]]] = ..., differing: _Optional[_Iterable[int]] = ...) -> None: ...
+    ends: EndsSlice
+    def __init__(self, sent: _Optional[int] = ..., applied: _Optional[int] = ..., topics: _Optional[_Iterable[_Union[TopicDigest, _Mapping[str, object]]]] = ..., answer: bool = ..., summary: _Optional[_Union[TopicsSummary, _Mapping[str, object]]] = ..., differing: _Optional[_Iterable[int]] = ..., ends: _Optional[_Union[EndsSlice, _Mapping[str, object]]] = ...) -> None: ...
 
 class Fetch(_message.Message):
     __slots__ = ("questions", "buckets", "parts", "unsettled_buckets")
@@ -299,7 +332,7 @@ class Fetch(_message.Message):
     def __init__(self, questions: _Optional[_Iterable[_Union[Fetch.Question, _Mapping[str, object]]]] = ..., buckets: _Optional[_Iterable[int]] = ..., parts: _Optional[_Iterable[_Union[Fetch.Parts, _Mapping[str, object]]]] = ..., unsettled_buckets: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class State(_message.Message):
-    __slots__ = ("items",)
+    __slots__ = ("items", "ends")
     class Item(_message.Message):
         __slots__ = ("topic", "subscription", "incarnation", "record", "progress")
         TOPIC_FIELD_NUMBER: _ClassVar[int]
@@ -314,8 +347,10 @@ class State(_message.Message):
         progress: bytes
         def __init__(self, topic: _Optional[str] = ..., subscription: _Optional[str] = ..., incarnation: _Optional[str] = ..., record: _Optional[bytes] = ..., progress: _Optional[bytes] = ...) -> None: ...
     ITEMS_FIELD_NUMBER: _ClassVar[int]
+    ENDS_FIELD_NUMBER: _ClassVar[int]
     items: _containers.RepeatedCompositeFieldContainer[State.Item]
-    def __init__(self, items: _Optional[_Iterable[_Union[State.Item, _Mapping[str, object]]]] = ...) -> None: ...
+    ends: OriginEnds
+    def __init__(self, items: _Optional[_Iterable[_Union[State.Item, _Mapping[str, object]]]] = ..., ends: _Optional[_Union[OriginEnds, _Mapping[str, object]]] = ...) -> None: ...
 
 class Barrier(_message.Message):
     __slots__ = ("number", "topic", "subscription", "incarnation", "keys", "wants_record")
