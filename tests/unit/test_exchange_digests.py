@@ -25,6 +25,7 @@ from meridian_broker.replication.exchange_messages import (
     TopicDigest,
 )
 from meridian_broker.replication.exchange_summary import bucket_of
+from meridian_broker.replication.exchange_waits import FlushResult
 
 T, S = "t", "sub"
 
@@ -257,6 +258,41 @@ def test_one_link_alone_heals_both_directions() -> None:
     assert not same(world)
     world.run(6000)
     assert same(world)
+
+
+def test_one_link_alone_tells_that_all_is_equal() -> None:
+    """Who cannot dial says so in answer: else every close of a consumer would send its progress whole."""
+    world = world_of("us", "eu")
+    world.disconnect("eu", "us")
+    world.disconnect("us", "eu")
+    world.connect("us", "eu")
+    heard = world.listen()
+    world.run(1000)
+    assert world.regions["us"].exchange._peers["eu"].even == {T}
+    assert world.regions["eu"].exchange._peers["us"].even == {T}
+    assert [m.summary is not None and m.answer for _, source, _, m in heard if source == "eu" and isinstance(m, Digest)]
+    assert len(heard) == 4, "two greetings, two numbers"
+
+
+def test_a_region_that_forgot_is_not_even_once_the_link_is_new() -> None:
+    """Restored from a copy, it lacks what it once confirmed: a flush must not go by what was known before."""
+    world = world_of("us", "eu")
+    here, there = world.regions["us"], world.regions["eu"]
+    here.ack(T, S, here.topics[T].entries[:3])
+    world.run(6000)
+    assert here.exchange._peers["eu"].even == {T}
+    world.cut("us", "eu")
+    there.topics[T].subscriptions[S].progress = Progress()
+    there.exchange._context.book.mark(T, S)
+    world.connect_all()
+    done: list[tuple[bool, bool]] = []
+
+    def flushed(result: FlushResult) -> None:
+        done.append((result.complete, there.progress(T, S) == here.progress(T, S)))
+
+    here.exchange.flush(T, S, world.now_ms, flushed)
+    world.run(300)
+    assert done == [(True, True)]
 
 
 def test_a_region_hears_from_a_third_what_a_dead_one_did_not_tell_it() -> None:

@@ -160,6 +160,7 @@ class ProgressExchange:
         self._context.now_ms = now_ms
         peer.send, peer.incompatible = send, ""
         peer.up_since_ms = now_ms
+        peer.even.clear()  # the region may have crashed, or been restored, since
         peer.next_digest_ms = now_ms + self._digest_interval_ms
         send(Hello(PROTOCOL_VERSION, self._host.region, peer.next_number, leases=self.leases is not None))
 

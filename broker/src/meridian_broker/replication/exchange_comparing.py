@@ -179,7 +179,7 @@ class Comparing:
                 incoming.held.append((digest, reply))
             return
         if digest.summary is not None:
-            self._summing.compare(peer, digest.summary, reply)
+            self._summing.compare(peer, digest, digest.summary, reply)
         if digest.differing:
             self._summing.divide(peer, digest.differing, reply)
         pending = peer.pending_topics()

@@ -126,7 +126,7 @@ class Peer:
         """Our number of all topics is to be told once they are counted."""
         self.told: set[str] = set()
         """Topics whose digests were told beside the number of this round, as they are known to differ."""
-        self.early: tuple[Summary, Callable[[PeerMessage], None]] | None = None
+        self.early: tuple[Digest, Summary, Callable[[PeerMessage], None]] | None = None
         """The peer's number of all topics, and the way to answer: it waits until ours are counted."""
         self.next_count_ms: int | None = None
         """When more of them are counted."""

@@ -51,8 +51,8 @@ class Summing:
             return
         peer.next_count_ms = None
         if peer.early is not None:
-            (theirs, reply), peer.early = peer.early, None
-            self.compare(peer, theirs, reply)
+            early, peer.early = peer.early, None
+            self.compare(peer, *early)
         if peer.to_summarize:
             peer.to_summarize = False
             self._tell(peer)
@@ -68,35 +68,43 @@ class Summing:
         if peer.send is None:
             return
         if digest:
-            unsettled = self._unsettled(peer)
-            sent, applied = peer.next_number - 1, peer.incoming.applied()
-            peer.send(Digest(sent, applied, (), summary=Summary(digest, bool(unsettled), unsettled)))
-            self._context.counters.digests_sent += 1
+            self._say(peer, digest, peer.send)
         peer.forced = {t for t in peer.forced if book.has_topic(t) and peer.region in host.regions_of(t)}
         peer.told = set(peer.forced)
         self._list(peer, sorted(peer.forced))
+
+    def _say(self, peer: Peer, number: int, send: Reply, *, answer: bool = False) -> None:
+        unsettled = self._unsettled(peer)
+        sent, applied = peer.next_number - 1, peer.incoming.applied()
+        send(Digest(sent, applied, (), answer, Summary(number, bool(unsettled), unsettled)))
+        self._context.counters.digests_sent += 1
 
     def _unsettled(self, peer: Peer) -> tuple[int, ...]:
         return tuple(sorted({bucket_of(topic) for topic in self._context.unsettled_topics(peer.region)}))
 
     # -- their numbers, compared
 
-    def compare(self, peer: Peer, theirs: Summary, reply: Reply) -> None:
-        """Equal: nothing to do for any topic. Else their numbers of buckets are asked for, by telling ours."""
+    def compare(self, peer: Peer, digest: Digest, theirs: Summary, reply: Reply) -> None:
+        """Equal: nothing to do for any topic. Else ours of all buckets are told, which asks for what differs."""
         summary = self._context.book.summary(peer.region)
         if not self._is_counted(peer):
-            peer.early = theirs, reply
+            peer.early = digest, theirs, reply
             if peer.next_count_ms is None:
                 peer.next_count_ms = self._context.now_ms + COUNT_PAUSE_MS
             return
         divides = peer.version >= PARTS_VERSION
         wanted = {bucket_of(topic) for topic in peer.waiting}
-        if summary.work_out() == theirs.digest and not peer.waiting:
+        ours = summary.work_out()
+        if ours == theirs.digest and not peer.waiting:
+            if not peer.up and not digest.answer:  # no link of our own to say it on
+                self._say(peer, ours, reply, answer=True)
             doubtful = set(theirs.unsettled_buckets) if divides else set(range(BUCKETS) if theirs.unsettled else ())
             self._found_equal(peer, summary.groups(doubtful))
             wanted = {bucket_of(topic) for topic in summary.topics(doubtful) if topic not in peer.even}
-            if not wanted:
+            if not wanted or digest.answer:
                 return
+        elif digest.answer:
+            return
         elif not divides:
             wanted.update(bucket_of(topic) for topic in summary.topics() if topic not in peer.even)
         # A number with another last bit asks for its bucket, whatever is in it.
@@ -161,6 +169,8 @@ class Summing:
 
     def _list(self, peer: Peer, topics: Iterable[str]) -> None:
         """Tell the digests of these topics. On a new link they are compared at once, whatever is in motion."""
+        if peer.send is None:
+            return
         known = set(peer.to_announce)
         new = [topic for topic in topics if topic not in known]
         if peer.is_new:
