@@ -199,10 +199,10 @@ class Recall:
             return Due.NOW
         return Due.POLL if absent and sources else Due.NOT
 
-    def absent(self, others: Collection[str]) -> tuple[set[str], set[str]]:
+    def absent(self, others: set[str]) -> tuple[set[str], set[str]]:
         """The regions that do not bring their entries themselves, and those that can be asked for them."""
         away = {region for region in others if not self._peers.is_reachable(region)}
-        return away | self._gone(others) | self._unfed(others), set(others) - away
+        return away | self._gone(others) | self._unfed(others), others - away
 
     def _unfed(self, others: Collection[str]) -> set[str]:
         """Regions that have not brought their entries themselves for a while."""
