@@ -26,7 +26,11 @@ from region_clients import (
 )
 from verifier_live import live_findings
 
-SETTINGS = {"backlogQuotaCheckIntervalInSeconds": "1", "managedLedgerMaxEntriesPerLedger": "10"}
+SETTINGS = {
+    "backlogQuotaCheckIntervalInSeconds": "1",
+    "managedLedgerMaxEntriesPerLedger": "10",
+    "retentionCheckIntervalInSeconds": "1",
+}
 
 REGIONS = (EAST, WEST)
 
@@ -68,6 +72,27 @@ def test_what_one_region_drops_the_other_still_owes(regions: RegionsProcess) -> 
     assert live_findings({region: regions.admin_url(region) for region in REGIONS}, topic) == []
     with client(regions, WEST) as west:
         take_numbers(subscribe(west, topic), [*range(20), *range(25, 30)])
+    for region in REGIONS:
+        wait_for_backlog(regions, region, topic, 0)
+
+
+def test_what_a_consumer_held_when_it_was_dropped_can_be_acknowledged_later(regions: RegionsProcess) -> None:
+    """Also once its space was given back: the other region, which did not drop it, does not deliver it."""
+    topic = new_topic("late")
+    prepared(regions, topic, 30)
+    with client(regions, EAST) as east, client(regions, WEST) as west:
+        consumer = subscribe(east, topic)
+        held = take(consumer, 25)
+        before = stats(regions, EAST, topic)
+        last = held[-1].message_id()
+        assert expire(regions, EAST, topic, "", {"ledgerId": last.ledger_id(), "entryId": last.entry_id() + 5}) == 204
+        publish(east, topic, numbered(range(30, 40)))
+        wait_until(lambda: stats(regions, EAST, topic)["storageSize"] < before["storageSize"], "space to be given back")
+        for message in held[5:20]:
+            consumer.acknowledge(message)
+        consumer.close()
+        wait_for_backlog(regions, WEST, topic, 25)
+        take_numbers(subscribe(west, topic), [*range(5), *range(20, 40)])
     for region in REGIONS:
         wait_for_backlog(regions, region, topic, 0)
 
