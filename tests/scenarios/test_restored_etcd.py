@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from broker_process import BrokerProcess, HttpAnswer, wait_until
+from broker_process import BrokerProcess, HttpAnswer
 from etcd_server import EtcdServer, etcd_missing
 from free_ports import free_port
 from region_clients import (
@@ -95,7 +95,7 @@ def regions(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TwoRegions]:
 @pytest.fixture(scope="module")
 def topics(regions: TwoRegions) -> dict[str, str]:
     """A topic for each restore, with twenty messages in the copies of disk and etcd."""
-    named = {what: new_topic("restored") for what in (*RESTORES, "alone", "running")}
+    named = {what: new_topic("restored") for what in (*RESTORES, "alone")}
     with client(regions, EAST) as east:
         for topic in named.values():
             publish(east, topic, numbered(range(20)))
@@ -148,31 +148,6 @@ def test_etcd_is_restored_and_nobody_can_give_anything_back(regions: TwoRegions,
     shutil.copytree(regions.root / "copy-etcd", regions.root / "etcd")
     regions.start_east()
     with client(regions, EAST) as east:
-        publish(east, topic, numbered(range(40, 45)))
-        assert stored(regions, EAST, topic, 45) == list(range(45))
-        take_numbers(subscribe(east, topic), [*range(10), *range(30, 45)])
-    regions.brokers[WEST].start()
-    assert stored(regions, WEST, topic, 45) == list(range(45))
-    wait_for_backlog(regions, WEST, topic, 0)
-
-
-def test_etcd_is_restored_while_the_broker_runs(regions: TwoRegions, topics: dict[str, str]) -> None:
-    """R5: what the broker itself made since the copy it finds on its own volume, too."""
-    topic = topics["running"]
-    regions.brokers[WEST].kill()
-    with client(regions, EAST) as east:
-        there = subscribe(east, topic)
-        publish(east, topic, numbered(range(20, 40)))
-        for message in take(there, 40):
-            if 10 <= int(message.data()) < 30:
-                there.acknowledge(message)
-        there.close()
-        regions.etcd.kill()
-        shutil.rmtree(regions.root / "etcd")
-        shutil.copytree(regions.root / "copy-etcd", regions.root / "etcd")
-        regions.etcd.start()
-        unload = f"/admin/v2/{topic.replace('://', '/')}/unload"
-        wait_until(lambda: regions.http(EAST, "PUT", unload).status == 204, "the topic to be opened again")
         publish(east, topic, numbered(range(40, 45)))
         assert stored(regions, EAST, topic, 45) == list(range(45))
         take_numbers(subscribe(east, topic), [*range(10), *range(30, 45)])

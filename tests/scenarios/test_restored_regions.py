@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import pulsar
 import pytest
 from broker_process import RegionsProcess
 from region_clients import (
@@ -26,6 +27,7 @@ from region_clients import (
 )
 
 REGIONS = (EAST, WEST, CENTRAL)
+ROUND_ROBIN = pulsar.PartitionsRoutingMode.RoundRobinDistribution
 
 pytestmark = pytest.mark.slow
 
@@ -110,13 +112,17 @@ def test_a_region_is_restored_from_an_older_copy(copied: Copied, what: str) -> N
 
 def test_the_metadata_are_restored_and_nobody_can_give_anything_back(copied: Copied) -> None:
     """R5: what was published and acknowledged since stands on the volume, in ledgers that the metadata do not name."""
-    regions, topic, later = copied.regions, copied.topics["alone"], new_topic("later")
+    regions, topic = copied.regions, copied.topics["alone"]
+    later, parted = new_topic("later"), new_topic("parted")
     for region in (WEST, CENTRAL):
         regions.kill_region(region)
     with client(regions, EAST) as east:
         consumer = subscribe(east, topic)
         publish(east, topic, numbered(range(20, 40)))
         publish(east, later, numbered(range(5)))
+        made = f"/admin/v2/{parted.replace('://', '/')}/partitions"
+        assert regions.http(EAST, "PUT", made, 3).status == 204
+        publish(east, parted, numbered(range(9)), message_routing_mode=ROUND_ROBIN)
         for message in take(consumer, 40)[10:30]:
             consumer.acknowledge(message)
         consumer.close()
@@ -131,6 +137,8 @@ def test_the_metadata_are_restored_and_nobody_can_give_anything_back(copied: Cop
         publish(east, topic, numbered(range(43, 45)))
         assert stored(regions, EAST, topic, 45) == list(range(45))
         assert stored(regions, EAST, later, 5) == list(range(5))
+        assert regions.http(EAST, "GET", made).json["partitions"] == 3
+        take_numbers(subscribe(east, parted), range(9))
         take_numbers(subscribe(east, topic), [*range(10), *range(30, 45)])
     for region in (WEST, CENTRAL):
         regions.bring_back(region)
