@@ -266,7 +266,8 @@ class Model(Crashes):
         if not subscription.replicated:
             return
         name, created = subscription.name, subscription.record.created
-        made = list(self.facts[self.key(subscription)].made.values())
+        homes = self._world.homes_of(topic)
+        made = [stamp for region, stamp in self.facts[self.key(subscription)].made.items() if region in homes]
         for one in made:
             if later(created, one):
                 self.violate("a later creation won", f"{topic}/{name} was made at {one}, and {created} counts")
@@ -402,7 +403,7 @@ class Model(Crashes):
             if home.is_one:
                 told = {region for region in same if self._is_told(region, topic_name, name)}
                 self._spread(known, frozenset(region for region in told if regions[region].is_one))
-            self._complete("flush", home, result)
+            self._complete("flush", home, topic_name, result)
 
         return done
 
@@ -419,7 +420,7 @@ class Model(Crashes):
             for region in result.confirmed & known.keys():
                 if home.is_one and self._world.regions[region].is_one and self._is_told(region, topic_name, name):
                     self._hear(home, topic_name, known[region])
-            self._complete("barrier", home, result)
+            self._complete("barrier", home, topic_name, result)
 
         return done
 
@@ -445,15 +446,22 @@ class Model(Crashes):
 
         topic.progress_log.when_durable(durable)
 
-    def _complete(self, what: str, home: SimRegion, result: WaitResult) -> None:
-        if result.missing and self._world.calm():
-            missing = ", ".join(f"{region} ({reason})" for region, reason in sorted(result.missing.items()))
+    def _complete(self, what: str, home: SimRegion, topic_name: str, result: WaitResult) -> None:
+        asked = [one for one in result.missing if self._counts_in(one, home.name, topic_name)]
+        if asked and self._world.calm():
+            missing = ", ".join(f"{region} ({result.missing[region]})" for region in sorted(asked))
             self.violate(f"a {what} was not complete", f"in {home.name} without {missing}, though nothing was wrong")
+
+    def _counts_in(self, region: str, other: str, topic_name: str) -> bool:
+        """It counts the other one among the topic's regions, as it was told."""
+        broker = self._world.regions[region].broker_of(topic_name)
+        return broker is None or other in broker.service.regions_of(topic_name)
 
     @staticmethod
     def _incarnation(home: SimRegion, topic_name: str) -> str:
         """The one that the region has now."""
-        topic = None if home.broker is None else home.broker.service.topics.get(topic_name)
+        broker = home.broker_of(topic_name)
+        topic = None if broker is None else broker.service.topics.get(topic_name)
         return incarnation_of(topic_name, "" if topic is None else topic.incarnation)
 
     def _known(self, region: str, incarnation: str, name: str) -> list[Acked | Rewound]:
@@ -559,8 +567,10 @@ class Model(Crashes):
         agreeing = frozenset(homes) if home.name in homes else frozenset((home.name,))
         if facts.perhaps_dropped(origin, home.name, self.published[origin]):
             return 0
-        if facts.lies_before(origin, is_agreed=len(agreeing) > 1):
+        if facts.lies_before(origin, is_agreed=len(agreeing) > 1 and facts.made.keys() <= agreeing):
             return 0
+        if topic in self._world.told and origin in self.lost_once:
+            return 0  # who has it was perhaps not asked, for it was no region of the topic then
         asked = [places for some in self._asked[topic, name].values() for places in some] + self._cut_off[topic, name]
         if any(origin.position <= places.get(origin.region, EARLIEST) for places in asked):
             return 0

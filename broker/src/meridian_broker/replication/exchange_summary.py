@@ -47,14 +47,15 @@ def bucket_of(topic: str) -> int:
 class Summary:
     """The numbers of what is shared with one region."""
 
-    __slots__ = ("_changed", "_counted", "_number", "_recount", "buckets")
+    __slots__ = ("_all", "_changed", "_counted", "_number", "_recount", "buckets")
 
-    def __init__(self, number: Callable[[str], tuple[int, int]], topics: Iterable[str]) -> None:
+    def __init__(self, number: Callable[[str], tuple[int, int]], topics: Collection[str]) -> None:
         """
         :param number: of a topic, 0 when it is not shared; and what it cost, in subscriptions looked at.
-        :param topics: those there are.
+        :param topics: those there are, now and later: also those that are not shared yet are counted again.
         """
         self._number = number
+        self._all = topics
         self._counted: list[dict[str, tuple[int, int]]] = [{} for _ in range(BUCKETS)]
         """Per bucket: topic -> its part, and what it adds."""
         self._changed: set[str] = set(topics)
@@ -68,8 +69,8 @@ class Summary:
     def begin_round(self) -> None:
         """Some topics of which nobody said that they changed are counted again."""
         if not self._recount:
-            self._recount = self.topics()
-        share = -(-sum(map(len, self._counted)) // RECOUNT_ROUNDS)
+            self._recount = list(self._all)
+        share = -(-len(self._all) // RECOUNT_ROUNDS)
         self._changed.update(self._recount[:share])
         del self._recount[:share]
 
