@@ -25,6 +25,7 @@ KEY_SHARED = pulsar.ConsumerType.KeyShared
 FAILOVER = pulsar.ConsumerType.Failover
 EXCLUSIVE = pulsar.ConsumerType.Exclusive
 NACK_MS = 300
+OFFER_SECONDS = 15.0
 
 
 @dataclass(frozen=True)
@@ -258,16 +259,16 @@ def read_all(world: World, region: str, topic: str, partitions: int) -> Iterator
         made.close()
 
 
-def offered(world: World, region: str, used: Subscription, expected: set[str], seconds: float) -> list[str]:
+def offered(world: World, region: str, used: Subscription, expected: set[str], quiet_ms: int) -> list[str]:
     """What a region delivers to a new consumer that acknowledges nothing, until it is quiet and all expected came."""
     found: list[str] = []
     made = client(world, region)
     try:
         consumer = subscribe(made, used, SHARED, receiver_queue_size=500)
-        missing, until = set(expected), time.monotonic() + seconds
+        missing, until = set(expected), time.monotonic() + OFFER_SECONDS
         while True:
             try:
-                message = consumer.receive(600)
+                message = consumer.receive(quiet_ms)
             except pulsar.Timeout:
                 if not missing or time.monotonic() > until:
                     break

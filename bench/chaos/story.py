@@ -34,7 +34,10 @@ USED = (
     Subscription(PARTED, "failover", FAILOVER, PARTITIONS),
     Subscription(PARTED, "rewound", KEY_SHARED, PARTITIONS, rewound=True),
 )
+SCOPES = ("local", "origin")
 PATIENCE = 60.0
+QUIET_MS = (600, 4000)
+"""Nothing more comes after so long; and where leases may have to go from region to region first."""
 
 
 class Story:
@@ -49,6 +52,8 @@ class Story:
         self._journal = Journal()
         self._trims = seed % 2 == 1
         self._world = World(directory, self._journal, self._trims)
+        self._partitions = PARTITIONS
+        self._scoped: set[Subscription] = set()
         self._owed: dict[Subscription, set[str] | None] = {}
         self._stored: dict[str, set[str]] = {}
         self._unsure: dict[Subscription, set[str]] = {}
@@ -86,7 +91,7 @@ class Story:
         for used in USED:
             self._create(first, used)
             if used.origin_scope:
-                self._until(lambda used=used: self._set_scope(used), "the dispatch scope to be set")
+                self._until(lambda used=used: self._set_scope(used, first, "origin"), "the dispatch scope to be set")
         for used in USED:
             self._until(lambda used=used: not self._out_of_step(used), f"{used.topic} {used.name} to be everywhere")
 
@@ -97,10 +102,6 @@ class Story:
             lambda: self._world.http(region, "PUT", f"{where}?replicated=true", earliest)[0] in (204, 409),
             f"{used.name} to be created",
         )
-
-    def _set_scope(self, used: Subscription) -> bool:
-        path = f"/meridian/v1/subscriptions/{used.topic.replace('://', '/')}/{used.name}/scope"
-        return self._world.http(REGIONS[0], "POST", path, {"dispatchScope": "origin"})[0] < 300
 
     def _expect(self, answer: tuple[int, Any]) -> None:
         if answer[0] >= 300 or not answer[0]:
@@ -169,7 +170,13 @@ class Story:
         return True
 
     def _out_of_step(self, used: Subscription) -> str:
-        places = [f"{used.topic}-partition-{one}" for one in range(used.partitions)] or [used.topic]
+        places = [used.topic]
+        if used.partitions:
+            for region in REGIONS:
+                found = self._world.http(region, "GET", f"/admin/v2/{used.topic.replace('://', '/')}/partitions")
+                if found[0] != 200 or found[1].get("partitions") != self._partitions:
+                    return f"{used.topic} in {region} does not have {self._partitions} partitions: {found}"
+            places = [f"{used.topic}-partition-{one}" for one in range(self._partitions)]
         for topic in places:
             seen = {region: self._world.status(region, topic, used.name) for region in REGIONS}
             for region, one in seen.items():
@@ -190,7 +197,7 @@ class Story:
     def _judge(self, began: float) -> bool:
         stored = {
             topic: {region: list(read_all(self._world, region, topic, parts)) for region in REGIONS}
-            for topic, parts in ((PLAIN, 0), (PARTED, PARTITIONS))
+            for topic, parts in ((PLAIN, 0), (PARTED, self._partitions))
         }
         seen = Round(began, stored, self._trims, self._owed, self._stored, self._unsure)
         judge = Judge(self._world, self._journal, seen)
@@ -216,7 +223,8 @@ class Story:
             self.counts[must.value] += sum(one is must for one in verdicts.values())
         first: tuple[str, Counter[str]] | None = None
         for region in random.Random(f"{self.seed}.{used}.{self.counts['rounds']}").sample(REGIONS, len(REGIONS)):
-            came = offered(self._world, region, used, expected if first is None else set(first[1]), 15)
+            waited_for = expected if first is None else set(first[1])
+            came = offered(self._world, region, used, waited_for, QUIET_MS[used in self._scoped and first is None])
             for body, why in wrong(verdicts, came, copies):
                 self._wrong(f"{why} in {region}", used.topic, used.name, body)
             if first is None:
@@ -236,6 +244,33 @@ class Story:
             self._clear()
         if self._random.random() < 0.5:
             self._make_anew()
+        if self._random.random() < 0.25:
+            self._grow()
+        if self._random.random() < 0.3:
+            used = self._random.choice([one for one in USED if not one.origin_scope])
+            self._set_scope(used, self._random.choice(REGIONS), self._random.choice(SCOPES))
+
+    def _set_scope(self, used: Subscription, region: str, scope: str) -> bool:
+        done = self._world.set_scope(region, used.topic, used.name, scope)
+        if done:
+            (self._scoped.add if scope == "origin" else self._scoped.discard)(used)
+            self.counts[f"scope {scope}"] += 1
+        return done
+
+    def _grow(self) -> None:
+        """A partition more, also while a region is away; that one hears of it when it is back."""
+        region, away = self._random.sample((*REGIONS, ""), 2)
+        if not region:
+            region, away = away, region
+        if away:
+            self._world.die(away)
+        path = f"/admin/v2/{PARTED.replace('://', '/')}/partitions"
+        status, _ = self._world.http(region, "POST", path, self._partitions + 1, 30)
+        if 200 <= status < 300:
+            self._partitions += 1
+            self.counts["grown"] += 1
+        if away:
+            self._world.live(away)
 
     def _clear(self) -> None:
         """Nobody waits for anything any more, so that it is given back."""
@@ -267,6 +302,7 @@ class Story:
         self._create(region, used)
         self._journal.done(asked, True)
         self._owed[used] = None
+        self._scoped.discard(used)
         self.counts["made anew"] += 1
         if away:
             self._world.live(away)

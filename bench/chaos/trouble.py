@@ -11,6 +11,8 @@ from itertools import permutations
 
 from world import OLD, REGIONS, World
 
+KINDS = ("kill", "kill", "kill twice", "freeze", "cut", "cut", "cut one way", "old disk")
+
 
 class Trouble:
     """Faults from a generator of random numbers, two at a time at most."""
@@ -36,13 +38,17 @@ class Trouble:
     def _begin(self) -> None:
         touched = set().union(*(names for _, _, names in self._ends))
         free = [region for region in REGIONS if region not in touched]
-        kind = self._random.choice(("kill", "kill", "freeze", "cut", "cut", "cut one way", "old disk"))
+        kind = self._random.choice(KINDS)
         if kind == "old disk":
             free = [region for region in free if region in self._world.copied_at]
         if not free:
             return
         region = self._random.choice(free)
-        if kind == "kill":
+        if kind == "kill twice":
+            self._world.die(region)
+            self._world.start_and_kill(region, self._random.uniform(0.3, 2.5))
+            self._world.live(region)
+        elif kind == "kill":
             self._world.die(region)
             self._later(0.1, 2.5, lambda: self._world.live(region), {region})
         elif kind == "freeze":

@@ -83,6 +83,13 @@ class World(Wired):
         self.disturbed.end(region)
         self.journal.write("started", region)
 
+    def start_and_kill(self, region: str, seconds: float) -> None:
+        """It is killed again while it recovers, or just after."""
+        self.brokers[region].spawn()
+        time.sleep(seconds)
+        self.journal.write("killed again", region)
+        self.brokers[region].kill()
+
     def freeze(self, region: str) -> None:
         """SIGSTOP: its connections stay, and nobody answers on them."""
         self.disturbed.begin(region)
@@ -163,6 +170,11 @@ class World(Wired):
     def subscription(self, topic: str, name: str) -> str:
         """Path of a subscription in the admin API."""
         return f"/admin/v2/{topic.replace('://', '/')}/subscription/{quote(name)}"
+
+    def set_scope(self, region: str, topic: str, name: str, scope: str) -> bool:
+        """Set a subscription's dispatch scope; false: it is refused."""
+        path = f"/meridian/v1/subscriptions/{topic.replace('://', '/')}/{quote(name)}/scope"
+        return 200 <= self.http(region, "POST", path, {"dispatchScope": scope})[0] < 300
 
     def status(self, region: str, topic: str, name: str) -> dict[str, Any]:
         """Where a subscription stands there; what went wrong under ``problem``."""

@@ -90,6 +90,14 @@ class Broker:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> Broker:
+        process = self.spawn()
+        wait(lambda: process.poll() is not None or is_healthy(self.admin_port), "the broker to start")
+        if process.poll() is not None:
+            raise SystemExit(f"bench: the broker ended with {process.returncode}; its log: {self.directory / 'log'}")
+        return self
+
+    def spawn(self) -> subprocess.Popen[bytes]:
+        """Start it and do not wait."""
         self.directory.mkdir(parents=True, exist_ok=True)
         settings = {
             "clusterName": self.region,
@@ -103,10 +111,7 @@ class Broker:
             command += ["--set", f"{key}={value}"]
         with (self.directory / "log").open("ab") as log:
             process = self._process = subprocess.Popen(command, stdout=log, stderr=log)
-        wait(lambda: process.poll() is not None or is_healthy(self.admin_port), "the broker to start")
-        if process.poll() is not None:
-            raise SystemExit(f"bench: the broker ended with {process.returncode}; its log: {self.directory / 'log'}")
-        return self
+        return process
 
     @property
     def pid(self) -> int:
