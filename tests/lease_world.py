@@ -220,6 +220,18 @@ class LeaseNode:
     def electorates(self, stream: Stream) -> tuple[Electorates, str] | None:
         return self.electorates_now, self.home(stream)
 
+    def has(self, stream: Stream, vote: Vote) -> bool:
+        return self.disk.get(stream) == (vote.holder, vote.term, vote.duration_ms)
+
+    def confirm(self, confirmed: Callable[[], None]) -> None:
+        life = self.life
+
+        def synced() -> None:
+            if self.alive and self.life == life:
+                self.do(confirmed)
+
+        self.world.after_us(self.world.random.randrange(100, self.world.disk_ms * 1000), synced)
+
     def write(self, votes: list[tuple[Stream, Vote]], durable: Callable[[list[Stream]], None]) -> None:
         life = self.life
         written = [(stream, (vote.holder, vote.term, vote.duration_ms)) for stream, vote in votes]

@@ -33,8 +33,9 @@ class Region:
         self.now_ms = 1000
         self.sent: list[tuple[str, LeaseMessage]] = []
         self.served: set[Stream] = set()
+        self.written = 0
         self.held: set[Stream] = set()
-        self.followed = 0
+        self.followed = self.confirmed = 0
         self.desk = LeaseDesk(self, "us#1", lambda: self.now_ms, TIMES)
         self.desk.roads = self
 
@@ -53,7 +54,15 @@ class Region:
     def write_votes(
         self, votes: list[tuple[Stream, tuple[str, int, int]]], durable: Callable[[list[Stream]], None]
     ) -> None:
+        self.written += len(votes)
         durable([stream for stream, _ in votes])
+
+    def has_vote(self, stream: Stream, ballot: tuple[str, int, int]) -> bool:
+        return stream in self.served
+
+    def confirm(self, confirmed: Callable[[], None]) -> None:
+        self.confirmed += 1
+        confirmed()
 
     def won(self, claim: Claim) -> None:
         self.held.add(claim.stream)
@@ -119,6 +128,8 @@ def test_a_thousand_streams_are_renewed_in_a_few_messages() -> None:
         assert len(us.sent) == 2 * 4
         us.grant_all()
     assert len(us.held) == 1000
+    assert us.written == 1000, "a renewal says nothing new"
+    assert us.confirmed == 3 * 4, "but it is made sure that nobody else votes for this region"
     for number in range(1000):
         us.desk.unwant((f"t{number // 10}", f"s{number % 10}", "us"))
     us.sent.clear()

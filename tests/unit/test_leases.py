@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -290,6 +291,8 @@ def test_a_vote_is_durable_before_it_is_given() -> None:
     class Slow:
         def __init__(self) -> None:
             self.written: list[tuple[list[Stream], Callable[[list[Stream]], None]]] = []
+            self.confirming: list[Callable[[], None]] = []
+            self.has_it = True
 
         def electorates(self, stream: Stream) -> tuple[Electorates, str] | None:
             return THREE, ""
@@ -297,15 +300,33 @@ def test_a_vote_is_durable_before_it_is_given() -> None:
         def write(self, votes: list[tuple[Stream, Vote]], durable: Callable[[list[Stream]], None]) -> None:
             self.written.append(([stream for stream, _ in votes], durable))
 
+        def has(self, stream: Stream, vote: Vote) -> bool:
+            return self.has_it
+
+        def confirm(self, confirmed: Callable[[], None]) -> None:
+            self.confirming.append(confirmed)
+
     slow, answers, stream = Slow(), list[LeaseAnswer](), ("t", "s", "us")
     voter = Voter(slow)
     voter.asked(LeaseAsk(7, "us#1", 1000, (AskItem(stream, 1, THREE.mark, "us"),)), answers.append, 0)
     assert answers == []
     voter.asked(LeaseAsk(3, "eu#1", 1000, (AskItem(stream, 2, THREE.mark, "us"),)), answers.append, 10)
     assert [item.reason for item in answers.pop().items] == [HELD], "what is being written binds already"
-    ((streams, durable),) = slow.written
+    renewal = LeaseAsk(8, "us#1", 1000, (AskItem(stream, 1, THREE.mark, "us"),))
+    voter.asked(renewal, answers.append, 20)
+    assert len(slow.written) == 2, "it is not on the disk yet"
+    (streams, durable), (_, durable_again) = slow.written
     durable(streams)
     assert answers == [LeaseAnswer(7, (AnswerItem(stream, 1, True),))]
+    durable_again(streams)
+    answers.clear()
+    voter.asked(replace(renewal, number=9), answers.append, 30)
+    assert (answers, len(slow.written)) == ([], 2), "it is, and a later broker could have begun"
+    slow.confirming.pop()()
+    assert answers == [LeaseAnswer(9, (AnswerItem(stream, 1, True),))]
+    slow.has_it = False
+    voter.asked(replace(renewal, number=10), answers.append, 40)
+    assert len(slow.written) == 3, "the topic was made anew"
 
 
 def test_an_answer_to_an_earlier_attempt_does_not_count(three: LeaseWorld) -> None:

@@ -47,6 +47,12 @@ class LeasedTopics(Known, Protocol):
     ) -> None:
         """Write down (holder, term, duration) of each; see ``Ballots.write``."""
 
+    def has_vote(self, stream: Stream, ballot: tuple[str, int, int]) -> bool:
+        """See ``Ballots.has``."""
+
+    def confirm(self, confirmed: Callable[[], None]) -> None:
+        """See ``Ballots.confirm``."""
+
     def won(self, claim: Claim) -> None: ...
 
     def lost(self, claim: Claim) -> None: ...
@@ -263,6 +269,12 @@ class LeaseDesk:
 
     def electorates(self, stream: Stream) -> tuple[Electorates, str] | None:
         return self._topics.electorates(stream)
+
+    def has(self, stream: Stream, vote: Vote) -> bool:
+        return self._topics.has_vote(stream, (vote.holder, vote.term, vote.duration_ms))
+
+    def confirm(self, confirmed: Callable[[], None]) -> None:
+        self._topics.confirm(confirmed)
 
     def _is_clean(self, subject: Subject, mark: int) -> bool:
         return self.voter.is_clean(*subject, mark, self.now_ms())

@@ -3,7 +3,8 @@
 
 A vote is a promise not to vote for anybody else before its time is over. It is durable before it is given. A voter that
 comes back does not know how long ago it gave what it finds on its disk, so it counts every vote for its whole length
-from then. Each renewal is written, too: it is how a voter that was replaced meanwhile finds out that it was.
+from then. So a renewal has nothing new to say there; but a voter that was replaced meanwhile must find out that it was
+before it renews what its successor may have given to somebody else. One record for all that is renewed together does.
 
 The term of a stream only grows. It keeps what was said in an earlier attempt, and arrives late, from counting in a
 later one.
@@ -44,6 +45,7 @@ class Vote:
     """By this voter's monotone clock; not kept on disk."""
     mark: int = 0
     """Of what voters were known when it was given or renewed; 0: in an earlier life, nobody remembers."""
+    is_written: bool = False
 
     @property
     def is_released(self) -> bool:
@@ -56,6 +58,12 @@ class Ballots(Protocol):
     def electorates(self, stream: Stream) -> tuple[Electorates, str] | None:
         """Who votes on the stream, and its home, empty where that does not matter; None: it is not known or not served
         here."""
+
+    def has(self, stream: Stream, vote: Vote) -> bool:
+        """Is this what was written last, where the stream is kept now? It may have been made anew since."""
+
+    def confirm(self, confirmed: Callable[[], None]) -> None:
+        """``confirmed`` once it is sure that no later broker has begun to vote for this voter."""
 
     def write(self, votes: list[tuple[Stream, Vote]], durable: Callable[[list[Stream]], None]) -> None:
         """Write votes down. ``durable`` hears, once or several times, of which streams that is done; never of those
@@ -78,7 +86,7 @@ class Voter:
         """A vote on disk: it counts for its whole length from now on. Of several the one of the highest term counts."""
         before = self.votes.get(stream)
         if before is None or (before.term < term and before.mark == 0):
-            self._put(stream, Vote(holder, term, duration_ms, now_ms + duration_ms))
+            self._put(stream, Vote(holder, term, duration_ms, now_ms + duration_ms, is_written=True))
 
     def is_clean(self, topic: str, subscription: str, mark: int, now_ms: int) -> bool:
         """Is nothing binding that was promised when less was known of who votes?"""
@@ -103,6 +111,7 @@ class Voter:
     def asked(self, ask: LeaseAsk, reply: Reply, now_ms: int) -> None:
         """Somebody wants streams. What is refused is answered at once, what is granted once it is durable."""
         refused: list[AnswerItem] = []
+        renewed: list[AnswerItem] = []
         granted: list[tuple[Stream, Vote]] = []
         for item in ask.items:
             refusal = self._refusal(ask, item, now_ms)
@@ -113,14 +122,26 @@ class Voter:
             before = self.votes.get(item.stream)
             if before is not None and before.holder == ask.holder:
                 vote.until_ms = max(vote.until_ms, before.until_ms)
+                is_known = (before.term, before.duration_ms) == (vote.term, vote.duration_ms)
+                vote.is_written = is_known and before.is_written
             self._put(item.stream, vote)
-            granted.append((item.stream, vote))
+            vote.is_written = vote.is_written and self._ballots.has(item.stream, vote)
+            if vote.is_written:
+                renewed.append(AnswerItem(item.stream, item.term, True))
+            else:
+                granted.append((item.stream, vote))
         if refused:
             reply(LeaseAnswer(ask.number, tuple(refused)))
+        if renewed:
+            self._ballots.confirm(lambda: reply(LeaseAnswer(ask.number, tuple(renewed))))
         if granted:
+            given = dict(granted)
             terms = {stream: vote.term for stream, vote in granted}
 
             def durable(streams: list[Stream]) -> None:
+                for stream in streams:
+                    if (now := self.votes.get(stream)) is not None and _says(now) == _says(given[stream]):
+                        now.is_written = True
                 items = tuple(AnswerItem(stream, terms[stream], True) for stream in streams)
                 if items:
                     reply(LeaseAnswer(ask.number, items))
@@ -156,3 +177,8 @@ class Voter:
                 freed.append((stream, vote))
         if freed:
             self._ballots.write(freed, lambda _: None)
+
+
+def _says(vote: Vote) -> tuple[str, int, int]:
+    """What is on the disk of it."""
+    return vote.holder, vote.term, vote.duration_ms

@@ -3,7 +3,8 @@
 
 A vote is a record in the progress log of its topic: durable in the same group commit as everything else, and fenced
 with the topic, so that a broker that was replaced can vote no more. Where the topic does not live here this region may
-still be its witness, and keeps its votes in a book of its own (``witness.py``).
+still be its witness, and keeps its votes in a book of its own (``witness.py``). No broker votes before it has opened
+that book; so a line in it is enough to know that no other one does, when votes are renewed.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ class SharedStreams:
     def __init__(self, service: TopicService) -> None:
         self._service = service
         self.book = WitnessBook(service)
+        self.book.open_soon()
 
     @property
     def region(self) -> str:
@@ -39,6 +41,9 @@ class SharedStreams:
 
     def electorates(self, stream: Stream) -> tuple[Electorates, str] | None:
         """Who votes on the stream, and its home where that matters to this voter; None while it is not served here."""
+        if not self.book.is_open:
+            self.book.open_soon()
+            return None
         subscription = self._subscription(stream[:2])
         if subscription is None:
             witnessed = self.book.known(stream[:2])
@@ -92,6 +97,16 @@ class SharedStreams:
                 topic = subscription.topic
                 topic.votes.setdefault(name, {}).update(ballots)
                 topic.progress_log.append(Kind.VOTES, name, encode(ballots), done)
+
+    def has_vote(self, stream: Stream, ballot: Ballot) -> bool:
+        """Is it what was written last of the stream, in the log that its topic has now?"""
+        subscription = self._subscription(stream[:2])
+        votes = self.book.votes(stream[:2]) if subscription is None else subscription.topic.votes.get(stream[1], {})
+        return votes.get(stream[2]) == ballot
+
+    def confirm(self, confirmed: Callable[[], None]) -> None:
+        """``confirmed`` once it is sure that no later broker of this region has begun to vote."""
+        self.book.confirm(confirmed)
 
     def won(self, claim: Held) -> None:
         shares = self._shares(claim.stream)

@@ -4,7 +4,7 @@
 Of a topic in two regions neither can know that the other one is dead. A third region, the *witness*, has none of the
 topic's messages and a vote. It keeps what it promised, and what it knows of who votes, in a progress log of its own,
 with an owner like any topic's: so its votes are durable before they are given, and a broker that was replaced can give
-none. It is opened when somebody first asks this region for something that it does not have.
+none. A broker opens it before it gives any vote, those on its own topics included.
 
 What nobody asked about for ``FORGET_MS`` is forgotten when the log is rolled over: by then whoever knew less was asked
 for its vote countless times.
@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
@@ -67,7 +67,7 @@ class WitnessBook:
     def known(self, subject: Subject) -> Electorates | None:
         """Who votes on a subscription's shares; None: this region is not known to be its witness."""
         if not self.is_open:
-            self._open_soon()
+            self.open_soon()
             return None
         page = self._pages.get(subject)
         if page is None:
@@ -79,7 +79,7 @@ class WitnessBook:
         """Join what others know. ``heard`` what is known then, once it is on disk."""
         writer = self._log
         if writer is None or not self.is_open:
-            self._open_soon()
+            self.open_soon()
             return
         page = self._pages.get(subject)
         known = told if page is None else page.known.joined(told)
@@ -97,6 +97,16 @@ class WitnessBook:
         if page is not None and writer is not None:
             page.ballots.update(ballots)
             self._write(writer, subject, ballots, done)
+
+    def votes(self, subject: Subject) -> Mapping[str, Ballot]:
+        """What was written of a subscription's shares, by origin."""
+        page = self._pages.get(subject)
+        return {} if page is None else page.ballots
+
+    def confirm(self, confirmed: Callable[[], None]) -> None:
+        """``confirmed`` once something was written: no later broker has opened the book."""
+        if self._log is not None:
+            self._log.append(Kind.VOTES, "", b"", lambda error: confirmed() if error is None else None)
 
     def _write(self, writer: ProgressLog, subject: Subject, ballots: dict[str, Ballot], done: Done) -> None:
         writer.append(Kind.VOTES, subject[0], self._page(subject, ballots), done)
@@ -121,8 +131,9 @@ class WitnessBook:
 
     # -- opening
 
-    def _open_soon(self) -> None:
-        if not self._opening and not self._service.closing:
+    def open_soon(self) -> None:
+        """Open it, unless that is being done."""
+        if not self.is_open and not self._opening and not self._service.closing:
             self._opening = True
             self._service.scheduler.spawn(self._open(), "open the witness's votes")
 
@@ -137,7 +148,8 @@ class WitnessBook:
             book = ProgressLog(service.store, metadata, service.fence, service.scheduler, self._snapshot)
             adopted = await adoption.adopt(service, name, metadata)
             for change in await book.open(list(metadata.record.progress_ledgers), adopted.progress):
-                self._recall(change.subscription, change.payload)
+                if change.subscription:
+                    self._recall(change.subscription, change.payload)
         except (LedgerError, MetadataError, TopicError, ProgressLogError) as error:
             log.warning("this region cannot be a witness now: %s", error)
             service.scheduler.later(RETRY_SECONDS, self._may_open_again)

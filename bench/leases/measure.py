@@ -1,0 +1,199 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the leases of three regions cost while nothing happens: bytes, processor time, records on the disk (R26).
+
+Subscriptions with dispatch scope ``origin`` that are consumed in all three regions: each region holds its own share of
+each and renews it. The real cores in one process, without sockets and disks: every message is encoded, counted and
+decoded, every vote encoded as it would be written, and simulated time goes from deadline to deadline.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from meridian_broker.replication import exchange_codec
+from meridian_broker.replication.lease_desk import LeaseDesk
+from meridian_broker.replication.lease_messages import LeaseMessage, Stream
+from meridian_broker.replication.leases import Claim
+from meridian_broker.topics import sharing
+from meridian_broker.topics.electorates import Electorates, Voters
+from meridian_broker.wire.pulsar.frames import FrameDecoder
+
+REGIONS = ("eu-central", "us-east", "us-west")
+SUBSCRIPTIONS = (1_000, 10_000)
+IDLE_SECONDS = 60
+BYTES_PER_SECOND = 50_000
+"""Of all regions together, as for the progress exchange."""
+CPU_MS_PER_SECOND = 50
+"""Of each region."""
+
+
+class Region:
+    """The topics of a region, its links, and its clock."""
+
+    def __init__(self, world: World, region: str) -> None:
+        self.world = world
+        self.region = region
+        self.agreed = Electorates.of(*REGIONS)
+        self.held: set[Stream] = set()
+        self.records = 0
+        self.spent = 0.0
+        self.desk = LeaseDesk(self, f"{region}#1", lambda: world.now_ms)
+        self.desk.roads = self
+
+    def electorates(self, stream: Stream) -> tuple[Electorates, str] | None:  # noqa: ARG002
+        return self.agreed, ""
+
+    def known(self, subject: tuple[str, str]) -> tuple[Electorates, Voters] | None:  # noqa: ARG002
+        return self.agreed, REGIONS
+
+    def hear(self, subject: tuple[str, str], told: Electorates, heard: Callable[[Electorates, Voters], None]) -> None:  # noqa: ARG002
+        raise AssertionError("everybody knows the same")
+
+    def settle(self, subject: tuple[str, str], heard: frozenset[str]) -> None:  # noqa: ARG002
+        raise AssertionError("all is agreed")
+
+    def write_votes(
+        self, votes: list[tuple[Stream, tuple[str, int, int]]], durable: Callable[[list[Stream]], None]
+    ) -> None:
+        for stream, ballot in votes:
+            self.records += bool(sharing.encode({stream[2]: ballot}))
+        durable([stream for stream, _ in votes])
+
+    def has_vote(self, stream: Stream, ballot: tuple[str, int, int]) -> bool:  # noqa: ARG002
+        return True
+
+    def confirm(self, confirmed: Callable[[], None]) -> None:
+        self.records += 1
+        confirmed()
+
+    def won(self, claim: Claim) -> None:
+        self.held.add(claim.stream)
+
+    def lost(self, claim: Claim) -> None:
+        self.held.discard(claim.stream)
+
+    def wanted_back(self, claim: Claim) -> None:  # noqa: ARG002
+        raise AssertionError("everything is at home")
+
+    def follow_regions(self) -> None:
+        """Nothing changes."""
+
+    def is_up(self, region: str) -> bool:  # noqa: ARG002
+        return True
+
+    def send_lease(self, region: str, message: LeaseMessage) -> None:
+        def back(answer: LeaseMessage) -> None:
+            self.world.carry(answer, self, lambda got: self.desk.received(region, got, lambda _: None))
+
+        target = self.world.regions[region]
+        self.world.carry(message, target, lambda got: target.desk.received(self.region, got, back))
+
+    def timed(self, work: Callable[[], None]) -> None:
+        begin = time.process_time()
+        work()
+        spent = time.process_time() - begin
+        self.spent += spent
+        self.world.longest = max(self.world.longest, spent)
+
+
+class World:
+    """Three regions, and links that deliver at once."""
+
+    def __init__(self, subscriptions: int) -> None:
+        self.now_ms = 1000
+        self.bytes = self.messages = 0
+        self.longest = 0.0
+        self._due: deque[Callable[[], None]] = deque()
+        self.regions = {region: Region(self, region) for region in REGIONS}
+        for name, region in self.regions.items():
+            for other in REGIONS:
+                if other != name:
+                    region.desk.greeted(other, leases=True)
+            for number in range(subscriptions):
+                stream = (f"persistent://public/default/orders-of-a-shop-{number}", "billing", name)
+                region.desk.want(stream, region.agreed, name)
+
+    def carry(self, message: LeaseMessage, target: Region, take: Callable[[Any], None]) -> None:
+        data = exchange_codec.encode(message)
+        self.bytes += len(data)
+        self.messages += 1
+
+        def arrive() -> None:
+            for kind, decoded in ((one[0], one[1]) for one in FrameDecoder().feed(data)):
+                target.timed(lambda k=kind, d=decoded: take(exchange_codec.decode(k, d)))  # type: ignore[misc]
+
+        self._due.append(arrive)
+
+    def run(self, seconds: float) -> None:
+        until = self.now_ms + round(seconds * 1000)
+        while True:
+            deadlines = [at for one in self.regions.values() if (at := one.desk.next_deadline()) is not None]
+            self.now_ms = min(max(self.now_ms, min(deadlines)), until)
+            for region in self.regions.values():
+                region.timed(region.desk.tick)
+            while self._due:
+                self._due.popleft()()
+            if self.now_ms >= until:
+                return
+
+    def count_anew(self) -> None:
+        self.bytes = self.messages = 0
+        self.longest = 0.0
+        for region in self.regions.values():
+            region.spent, region.records = 0.0, 0
+
+
+def measure(subscriptions: int) -> dict[str, Any]:
+    world = World(subscriptions)
+    world.run(20)
+    world.count_anew()
+    world.run(IDLE_SECONDS)
+    assert all(len(one.held) == subscriptions for one in world.regions.values()), "a share is not at home"
+    return {
+        "subscriptions": subscriptions,
+        "bytes_per_second": round(world.bytes / IDLE_SECONDS),
+        "messages_per_second": round(world.messages / IDLE_SECONDS, 2),
+        "cpu_ms_per_second": round(1000 * max(one.spent for one in world.regions.values()) / IDLE_SECONDS, 2),
+        "records_per_second": round(max(one.records for one in world.regions.values()) / IDLE_SECONDS, 2),
+        "longest_step_ms": round(1000 * world.longest, 1),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="the smaller number alone")
+    parser.add_argument("--json", action="store_true", help="one JSON object on the last line")
+    options = parser.parse_args()
+    load_before = os.getloadavg()[0]
+    rows, targets = [], {}
+    print(
+        f"{'scoped':>10}{'B/s':>12}{'target':>11}{'msg/s':>8}{'CPU ms/s':>10}{'target':>8}{'records/s':>11}"
+        f"{'longest ms':>12}"
+    )
+    for subscriptions in SUBSCRIPTIONS[:1] if options.quick else SUBSCRIPTIONS:
+        row = measure(subscriptions)
+        rows.append(row)
+        for figure, most in (("bytes_per_second", BYTES_PER_SECOND), ("cpu_ms_per_second", CPU_MS_PER_SECOND)):
+            name = f"{subscriptions:,} subscriptions with scope origin, 3 regions, at rest, {figure}"
+            targets[name] = {"target": most, "measured": row[figure], "met": row[figure] <= most}
+        print(
+            f"{subscriptions:>10,}{row['bytes_per_second']:>12,}{f'<= {BYTES_PER_SECOND:,}':>11}"
+            f"{row['messages_per_second']:>8}{row['cpu_ms_per_second']:>10}{f'<= {CPU_MS_PER_SECOND}':>8}"
+            f"{row['records_per_second']:>11}{row['longest_step_ms']:>12}",
+            flush=True,
+        )
+    if options.json:
+        machine = {"cores": os.cpu_count(), "load_before": load_before, "load_after": os.getloadavg()[0]}
+        print(json.dumps({"targets": targets, "figures": rows, "machine": machine}))
+    sys.exit(0 if all(target["met"] for target in targets.values()) else 1)
+
+
+if __name__ == "__main__":
+    main()
