@@ -3,12 +3,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
+from collections.abc import Callable
 from typing import Any
 
 import pulsar
 import pytest
 from broker_process import MERIDIAN, RegionsProcess, wait_until
+from meridian_broker.gateway.client import PulsarClientConnection
+from meridian_broker.gateway.client_options import peer_options
+from meridian_broker.wire.proto import peer_pb2
+from meridian_broker.wire.proto import pulsar_pb2 as pb
+from meridian_broker.wire.pulsar import encode
 from region_clients import EXCLUSIVE, client, new_topic, numbered, publish, rest, subscribe, take_numbers
 
 EAST, WEST = REGIONS = ("east", "west")
@@ -106,3 +113,86 @@ def test_two_regions_share_and_one_takes_over_by_command(regions: RegionsProcess
             return found == {30, 31}
 
         wait_until(both_came, "what each region sends now")
+
+
+def test_what_the_dispatching_region_dropped_is_seen_and_taken_over(regions: RegionsProcess) -> None:
+    topic = new_topic("dropped")
+    with client(regions, EAST) as east, client(regions, WEST) as west:
+        consumers = {EAST: subscribe(east, topic), WEST: subscribe(west, topic)}
+        assert meridian(regions, EAST, "set-scope", topic, "s", "origin").returncode == 0
+        wait_until(lambda: dispatchers(regions, WEST, topic) == {EAST: EAST, WEST: WEST}, "each share at home")
+        ids = publish(east, topic, numbered(range(5)))
+
+        def owed() -> dict[str, int]:
+            return {
+                region: one["owed"]
+                for region in REGIONS
+                for one in shown(regions, region, topic)["shares"]
+                if one["origin"] == EAST
+            }
+
+        wait_until(lambda: owed() == {EAST: 5, WEST: 5}, "all of it in both")
+        upto = {"ledgerId": ids[2].ledger_id(), "entryId": ids[2].entry_id()}
+        expire = f"/admin/v2/{topic.replace('://', '/')}/subscription/s/expireMessages"
+        for _ in range(5):
+            message = consumers[EAST].receive(20_000)
+            if int(message.data()) > 2:
+                consumers[EAST].acknowledge(message)
+        assert regions.http(EAST, "POST", expire, upto).status == 204
+        wait_until(lambda: owed() == {EAST: 0, WEST: 3}, "what was dropped to be owed in the west alone")
+        assert rest(consumers[WEST]) == []
+        done = meridian(regions, WEST, "status", topic, "s")
+        assert "owed" in done.stdout, done.stdout + done.stderr
+        assert meridian(regions, WEST, "take-over", topic, "s", "--origin", EAST, "--by", WEST).returncode == 0
+        wait_until(lambda: dispatchers(regions, WEST, topic)[EAST] == WEST, "the west to have the share")
+        take_numbers(consumers[WEST], range(3))
+
+
+async def test_a_region_of_an_older_version(regions: RegionsProcess) -> None:
+    """It says nothing of leases when it greets: scope origin is refused, and not in force any more where it was set."""
+    old = {"serviceUrl": "http://127.0.0.1:1", "brokerServiceUrl": "pulsar://127.0.0.1:1"}
+    assert regions.http(EAST, "PUT", "/admin/v2/clusters/old", old).status == 204
+    tenant = regions.http(EAST, "GET", "/admin/v2/tenants/public").json
+    tenant["allowedClusters"] = [*REGIONS, "old"]
+    assert regions.http(EAST, "POST", "/admin/v2/tenants/public", tenant).status == 204
+    assert regions.http(EAST, "PUT", "/admin/v2/namespaces/public/older").status == 204
+    replication = "/admin/v2/namespaces/public/older/replication"
+    assert regions.http(EAST, "POST", replication, [EAST, "old"]).status == 204
+    topic = "persistent://public/older/t"
+    with client(regions, EAST) as east:
+        await asyncio.to_thread(subscribe, east, topic)
+
+        def set_origin() -> tuple[int, str]:
+            answer = regions.http(EAST, "POST", path(topic), {"dispatchScope": "origin"})
+            return answer.status, answer.text
+
+        async def told(condition: Callable[[], bool], what: str) -> None:
+            await asyncio.to_thread(wait_until, condition, what)
+
+        def is_dialled() -> bool:
+            listed = regions.http(EAST, "GET", "/meridian/v1/regions").json["regions"]
+            return any(one["name"] == "old" and "progress" in one for one in listed)
+
+        await told(is_dialled, "the new region to be known")
+        assert "old was not reached yet" in set_origin()[1]
+        token = (regions.data_dir / "peer.token").read_bytes().strip()
+        connection = await PulsarClientConnection.connect(regions.service_url(EAST), peer_options(token))
+        hello = peer_pb2.ProgressHello(region="old", protocol_version=2, next_delta=1)
+
+        def greet(*, leases: bool) -> None:
+            hello.leases = leases
+            connection.write([encode.simple(pb.BaseCommand.PROGRESS_HELLO, hello)])
+
+        greet(leases=False)
+        await told(lambda: "old runs a version without leases" in set_origin()[1], "the greeting")
+        greet(leases=True)
+        await told(lambda: set_origin()[0] == 204, "the other greeting")
+        assert shown(regions, EAST, topic)["in_force"]
+        greet(leases=False)
+        await told(lambda: not shown(regions, EAST, topic)["in_force"], "the scope not to be in force")
+        assert shown(regions, EAST, topic)["scope_reason"] == "old runs a version without leases"
+        await connection.close()
+    assert regions.http(EAST, "DELETE", "/admin/v2/namespaces/public/older?force=true").status == 204
+    tenant["allowedClusters"] = list(REGIONS)
+    assert regions.http(EAST, "POST", "/admin/v2/tenants/public", tenant).status == 204
+    assert regions.http(EAST, "DELETE", "/admin/v2/clusters/old").status == 204

@@ -13,7 +13,7 @@ from simulation.planted import SEEDS, Bug, BugDoesNotApply, Replacement, all_bug
 ALL = all_bugs()
 QUICK = ("claim-without-chain", "receipt-before-fsync", "union-replaced-by-overwrite")
 """Hunted in ``make test``; the others in ``make simulate``."""
-BY_STORIES = ("late-entries-dropped", "report-outlives-a-rewind", "voters-change-at-once")
+BY_STORIES = ("late-entries-dropped", "renewal-not-fenced", "report-outlives-a-rewind", "voters-change-at-once")
 """No seed of the first thousand finds these; stories that were written for them do."""
 BY_TESTS = {"an-earlier-life-counts": "unit/test_positions_progress.py"}
 """Nor does any of them find these; properties of what is merged do."""

@@ -110,6 +110,7 @@ def shares(admin: AdminState, subscription: Subscription) -> dict[str, Any]:
         return {"dispatch_scope": LOCAL}
     objection = scope.objection(subscription)
     shown: list[dict[str, Any]] = []
+    owed = scope.owed(subscription)
     for origin in [] if objection else scope.origins_of(subscription):
         holder, left_ms, reason = admin.leases.holder_of((topic.name, subscription.name, origin))
         shown.append(
@@ -119,6 +120,7 @@ def shares(admin: AdminState, subscription: Subscription) -> dict[str, Any]:
                 "dispatched_by": holder,
                 "lease_ms_left": left_ms,
                 "reason": reason,
+                "owed": None if owed is None else owed.get(origin, 0),
             }
         )
     return {

@@ -22,7 +22,7 @@ PAIRS: Final = (
     "confirmed",
     "received",
 )
-SHARES: Final = ("share", "seen from", "dispatched by", "lease left", "waits for")
+SHARES: Final = ("share", "seen from", "dispatched by", "lease left", "owed", "waits for")
 REGIONS: Final = ("region", "progress link", "topics", "replicating", "backlog", "oldest")
 LINKS: Final = ("region", "connected", "backlog", "not there: entries", "bytes", "oldest", "held")
 
@@ -114,7 +114,9 @@ def _share(region: str, origin: str, parts: list[Json]) -> tuple[object, ...]:
     left = min(part["lease_ms_left"] for part in parts)
     reasons = sorted({str(part["reason"]) for part in parts if part["reason"]})
     lease = f"{left / 1000:.1f} s" if left else "-"
-    return origin, region, ", ".join(holders), lease, "; ".join(reasons) or "-"
+    counts = [part.get("owed") for part in parts]
+    owed = "-" if None in counts else sum(count or 0 for count in counts)
+    return origin, region, ", ".join(holders), lease, owed, "; ".join(reasons) or "-"
 
 
 def _sorted(seen: Json) -> Iterable[Json]:

@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 DRAIN_SECONDS: Final = 0.2
 """So long a share that is given back waits for acknowledgements of what was sent already."""
 
+COUNTED_MAX: Final = 20_000
+"""Entries behind a cursor that are looked at when somebody asks for status."""
+
 Stream = tuple[str, str, str]
 """Topic, subscription, origin."""
 
@@ -108,6 +111,25 @@ def origins_of(subscription: Subscription) -> list[str]:
     """All regions in which its messages began, those that are no longer regions of the topic included."""
     topic = subscription.topic
     return sorted(topic.regions() | topic.log.last_origin.keys())
+
+
+def owed(subscription: Subscription) -> dict[str, int] | None:
+    """By origin: entries stored here that nobody acknowledged and this region did not drop; None: too many to count.
+
+    What began in a region and is owed elsewhere, but not by whoever dispatches it, was dropped there (R14): nobody
+    gets it while that one holds the share.
+    """
+    log, cursor = subscription.topic.log, subscription.mark_delete
+    if log.distance(cursor, log.last_confirmed) > COUNTED_MAX:
+        return None
+    counts = dict.fromkeys(origins_of(subscription), 0)
+    following = log.after(cursor)
+    while following is not None:
+        place = log.place(following)
+        if place is not None and not subscription.is_settled(place.region, place.origin, following):
+            counts[place.region] = counts.get(place.region, 0) + 1
+        following = log.after(following)
+    return counts
 
 
 def objection(subscription: Subscription) -> str:
