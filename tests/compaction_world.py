@@ -4,15 +4,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from meridian_broker.engines.memory.ledgers import MemoryLedgerStore
-from meridian_broker.ledgers.chapters import CacheBudget, LogLimits, Span
+from meridian_broker.ledgers.chapters import CacheBudget, LogLimits
 from meridian_broker.ledgers.entry import BATCH, CHUNK, FOREIGN, MARKER, EntryHeader, unpack
-from meridian_broker.ledgers.holes import Hole
-from meridian_broker.ledgers.labels import Belonging
 from meridian_broker.ledgers.log import TopicLog
 from meridian_broker.ledgers.store import LedgerError
 from meridian_broker.positions.position import EARLIEST, Position
@@ -22,6 +19,7 @@ from meridian_broker.topics.compactor import CompactionLimits, Compactor
 from meridian_broker.wire.proto import pulsar_pb2 as pb
 from meridian_broker.wire.pulsar.batches import Single, open_batch, remake
 from meridian_broker.wire.pulsar.metadata import body_checksum, build_body, parse
+from topic_record import TopicRecord
 
 
 @dataclass(frozen=True)
@@ -65,30 +63,6 @@ def chunk_body(key: str, uuid: str, number: int, of: int, publish_ms: int = 1) -
     return build_body(metadata.SerializeToString(), b"%d" % number)
 
 
-class Spans:
-    """The metadata of one topic."""
-
-    def __init__(self) -> None:
-        self.next_id = 0
-
-    @property
-    def belonging(self) -> Belonging:
-        return Belonging("topic", "")
-
-    async def allocate_ledger_id(self) -> int:
-        self.next_id += 1
-        return self.next_id
-
-    async def save_spans(
-        self,
-        spans: list[Span],
-        last_own: Position,
-        last_origins: Mapping[str, Position],
-        holes: Mapping[str, list[Hole]],
-    ) -> None:
-        pass
-
-
 class Region:
     """One region's log of the topic, and its compacted view."""
 
@@ -99,7 +73,7 @@ class Region:
         loop = asyncio.get_running_loop()
         self.store = MemoryLedgerStore(schedule=lambda work: loop.call_soon(work))
         self.scheduler = LoopScheduler()
-        self.metadata = Spans()
+        self.metadata = TopicRecord()
         self.log = TopicLog(
             name, self.store, self.metadata, 1, LogLimits(max_entries=5), self.scheduler, CacheBudget(1 << 20)
         )

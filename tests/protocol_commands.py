@@ -11,6 +11,25 @@ from protocol_exchanges import Say, say
 T = pb.BaseCommand
 TOPIC: Final = "persistent://public/default/{t}"
 SUBSCRIBE = pb.CommandSubscribe
+VOLATILE: Final = "non-persistent://public/default/{t}"
+NOWHERE: Final = "persistent://public/nowhere/{t}"
+PARTITIONED: Final = (("PUT", "/admin/v2/persistent/public/default/{t}/partitions", 2),)
+VOLATILE_PARTITIONED: Final = (("PUT", "/admin/v2/non-persistent/public/default/{t}/partitions", 2),)
+ALONE: Final = (
+    ("PUT", "/admin/v2/namespaces/public/{t}", {}),
+    ("PUT", "/admin/v2/persistent/public/{t}/one", ...),
+    ("PUT", "/admin/v2/persistent/public/{t}/two", ...),
+)
+"""A namespace of the exchange's own."""
+EXISTS: Final = (("PUT", "/admin/v2/persistent/public/default/{t}", ...),)
+ABSENT: Final = (1 << 64) - 1
+LONG: Final = "persistent://public/default/{t}" + "x?" * 30
+STRING: Final = pb.Schema(name="s", type=pb.Schema.String, schema_data=b"")
+JSON: Final = pb.Schema(name="j", type=pb.Schema.Json, schema_data=b'{"type":"record","name":"A","fields":[]}')
+AVRO_INT: Final = b'{"type":"record","name":"A","fields":[{"name":"a","type":"int"}]}'
+AVRO_TEXT: Final = b'{"type":"record","name":"A","fields":[{"name":"a","type":"string"}]}'
+EARLIEST: Final = pb.MessageIdData(ledgerId=ABSENT, entryId=ABSENT)
+HELLO: Final = pb.CommandConnect(client_version="exchange", protocol_version=21)
 
 
 def lookup(topic: str = TOPIC, request: int = 1, **more: Any) -> Say:

@@ -10,12 +10,20 @@ from typing import Final
 
 from meridian_broker.wire.proto import pulsar_pb2 as pb
 from protocol_commands import (
+    ALONE,
+    EARLIEST,
+    EXISTS,
+    HELLO,
+    LONG,
+    NOWHERE,
+    PARTITIONED,
+    STRING,
     SUBSCRIBE,
     TOPIC,
+    VOLATILE,
+    VOLATILE_PARTITIONED,
     T,
     ack,
-    add_schema,
-    avro,
     close_consumer,
     close_producer,
     flow,
@@ -23,7 +31,6 @@ from protocol_commands import (
     lookup,
     partitions,
     producer,
-    ranges,
     redeliver,
     schema,
     seek,
@@ -34,29 +41,9 @@ from protocol_commands import (
     unwatch,
     watch,
 )
+from protocol_consumers import CONSUMERS
 from protocol_exchanges import Exchange, Say, say, send
-
-VOLATILE: Final = "non-persistent://public/default/{t}"
-NOWHERE: Final = "persistent://public/nowhere/{t}"
-PARTITIONED: Final = (("PUT", "/admin/v2/persistent/public/default/{t}/partitions", 2),)
-VOLATILE_PARTITIONED: Final = (("PUT", "/admin/v2/non-persistent/public/default/{t}/partitions", 2),)
-ALONE: Final = (
-    ("PUT", "/admin/v2/namespaces/public/{t}", {}),
-    ("PUT", "/admin/v2/persistent/public/{t}/one", ...),
-    ("PUT", "/admin/v2/persistent/public/{t}/two", ...),
-)
-"""A namespace of the exchange's own."""
-EXISTS: Final = (("PUT", "/admin/v2/persistent/public/default/{t}", ...),)
-ABSENT: Final = (1 << 64) - 1
-LONG: Final = "persistent://public/default/{t}" + "x?" * 30
-STRING: Final = pb.Schema(name="s", type=pb.Schema.String, schema_data=b"")
-JSON: Final = pb.Schema(name="j", type=pb.Schema.Json, schema_data=b'{"type":"record","name":"A","fields":[]}')
-AVRO_INT: Final = b'{"type":"record","name":"A","fields":[{"name":"a","type":"int"}]}'
-AVRO_TEXT: Final = b'{"type":"record","name":"A","fields":[{"name":"a","type":"string"}]}'
-
-
-EARLIEST: Final = pb.MessageIdData(ledgerId=ABSENT, entryId=ABSENT)
-HELLO: Final = pb.CommandConnect(client_version="exchange", protocol_version=21)
+from protocol_producers import PRODUCERS, SCHEMAS
 
 HANDSHAKE: Final = (
     Exchange("a command before CONNECT", (lookup(),), connect=False),
@@ -163,342 +150,6 @@ LOOKUPS: Final = (
     Exchange("a watcher that nobody has is closed", (unwatch(),)),
 )
 
-SCHEMAS: Final = (
-    Exchange(
-        "GET_SCHEMA of a topic without one",
-        (producer(), schema()),
-    ),
-    Exchange("GET_SCHEMA of a topic that is not there", (schema(),)),
-    Exchange("GET_SCHEMA with an empty version", (add_schema(avro(AVRO_INT)), schema(schema_version=b"")), EXISTS),
-    Exchange(
-        "GET_SCHEMA of a version",
-        (add_schema(avro(AVRO_INT)), schema(schema_version=bytes(8)), schema(schema_version=bytes(7) + b"\5")),
-        EXISTS,
-    ),
-    Exchange("GET_SCHEMA of a name that is none", (schema("persistent://{t}"),)),
-    Exchange("GET_OR_CREATE_SCHEMA of a topic that is not there", (add_schema(avro(AVRO_INT)),)),
-    Exchange("GET_OR_CREATE_SCHEMA twice", (add_schema(avro(AVRO_INT)), add_schema(avro(AVRO_INT))), EXISTS),
-    Exchange(
-        "GET_OR_CREATE_SCHEMA that does not fit", (add_schema(avro(AVRO_INT)), add_schema(avro(AVRO_TEXT))), EXISTS
-    ),
-    Exchange("GET_OR_CREATE_SCHEMA that is none", (add_schema(avro(b"nonsense")),), EXISTS),
-    Exchange(
-        "a producer with a schema",
-        (producer(schema=STRING), schema()),
-    ),
-    Exchange(
-        "a producer whose schema does not fit",
-        (producer(schema=avro(AVRO_INT)), producer(request=2, number=2, producer_name="q", schema=avro(AVRO_TEXT))),
-    ),
-    Exchange(
-        "a consumer whose schema does not fit",
-        (producer(schema=avro(AVRO_INT)), subscribe(request=2, schema=avro(AVRO_TEXT))),
-    ),
-    Exchange(
-        "a producer without a schema where there is one",
-        (producer(schema=avro(AVRO_INT)), producer(request=2, number=2, producer_name="q")),
-    ),
-)
-
-PRODUCERS: Final = (
-    Exchange(
-        "PRODUCER, SEND and CLOSE_PRODUCER",
-        (producer(), send(0), send(1), close_producer(), close_producer(10)),
-    ),
-    Exchange(
-        "PRODUCER with the same id again",
-        (producer(), producer(request=2)),
-    ),
-    Exchange(
-        "PRODUCER with a name that is taken",
-        (producer(), producer(request=2, number=2), producer(request=3, on=1)),
-    ),
-    Exchange(
-        "PRODUCER of a newer epoch with a given name",
-        (producer(), producer(request=2, epoch=3, on=1)),
-    ),
-    Exchange(
-        "PRODUCER of a newer epoch with a generated name",
-        (
-            producer(user_provided_producer_name=False),
-            producer(request=2, epoch=3, user_provided_producer_name=False, on=1),
-        ),
-    ),
-    Exchange("PRODUCER in a namespace that is not there", (producer(NOWHERE),)),
-    Exchange("PRODUCER on a name that is none", (producer("persistent://{t}"),)),
-    Exchange("PRODUCER on a partitioned topic itself", (producer(),), PARTITIONED),
-    Exchange("PRODUCER on a partition", (producer(TOPIC + "-partition-1"),), PARTITIONED),
-    Exchange("PRODUCER on a partition that is not there", (producer(TOPIC + "-partition-7"),), PARTITIONED),
-    Exchange("PRODUCER on a partition's name without a topic", (producer(TOPIC + "-partition-0"),)),
-    Exchange("PRODUCER with a replicator's name", (producer(producer_name="pulsar.repl.other"),)),
-    Exchange("PRODUCER that encrypts", (producer(encrypted=True),)),
-    Exchange("PRODUCER with transactions", (producer(txn_enabled=True),)),
-    Exchange(
-        "PRODUCER with an initial subscription",
-        (producer(initial_subscription_name="first"), subscribe(request=2, subscription="first")),
-    ),
-    Exchange("PRODUCER with an initial subscription without a name", (producer(initial_subscription_name=""),)),
-    Exchange(
-        "Exclusive beside Shared",
-        (producer(), producer(request=2, number=2, producer_name="q", producer_access_mode=pb.Exclusive)),
-    ),
-    Exchange(
-        "Shared beside Exclusive",
-        (producer(producer_access_mode=pb.Exclusive), producer(request=2, number=2, producer_name="q")),
-    ),
-    Exchange(
-        "WaitForExclusive waits and comes in",
-        (
-            producer(),
-            producer(request=2, number=2, producer_name="q", producer_access_mode=pb.WaitForExclusive),
-            close_producer(3),
-        ),
-    ),
-    Exchange(
-        "WaitForExclusive gives up",
-        (
-            producer(),
-            producer(request=2, number=2, producer_name="q", producer_access_mode=pb.WaitForExclusive),
-            close_producer(3, 2),
-            send(0),
-        ),
-    ),
-    Exchange(
-        "ExclusiveWithFencing sends the others away",
-        (
-            producer(),
-            producer(request=2, producer_name="q", producer_access_mode=pb.ExclusiveWithFencing, on=1),
-            send(0),
-        ),
-    ),
-    Exchange("CLOSE_PRODUCER of an id nobody has", (close_producer(),)),
-    Exchange("SEND for a producer nobody has", (send(0),)),
-    Exchange(
-        "SEND after CLOSE_PRODUCER",
-        (producer(), close_producer(), send(0)),
-    ),
-    Exchange(
-        "SEND that was damaged",
-        (producer(), send(0, damage=True), send(1)),
-    ),
-    Exchange(
-        "SEND with another's name in its metadata",
-        (producer(), send(0, metadata={"producer_name": "z"})),
-    ),
-    Exchange(
-        "SEND of a repeated sequence id",
-        (producer(), send(0), send(0)),
-    ),
-    Exchange(
-        "SEND of a batch",
-        (
-            producer(),
-            send(
-                0,
-                command={"num_messages": 3, "highest_sequence_id": 2},
-                metadata={"num_messages_in_batch": 3, "highest_sequence_id": 2},
-                payload=b"\0\0\0\2\x18\0" * 3,
-            ),
-        ),
-    ),
-    Exchange(
-        "SEND with a place of its own",
-        (producer(), send(0, command={"message_id": pb.MessageIdData(ledgerId=1, entryId=1)})),
-    ),
-    Exchange(
-        "SEND of a marker",
-        (producer(), send(0, command={"marker": True})),
-    ),
-    Exchange(
-        "SEND in a transaction",
-        (producer(), send(0, command={"txnid_most_bits": 1, "txnid_least_bits": 1})),
-    ),
-)
-
-CONSUMERS: Final = (
-    Exchange(
-        "SUBSCRIBE, FLOW, ACK and CLOSE_CONSUMER",
-        (
-            producer(),
-            subscribe(request=2),
-            flow(),
-            send(0),
-            last_id(),
-            ack([(1, 0)]),
-            close_consumer(),
-            close_consumer(10),
-        ),
-    ),
-    Exchange(
-        "SUBSCRIBE with the same id again",
-        (subscribe(), subscribe(request=2)),
-    ),
-    Exchange(
-        "SUBSCRIBE to what is Exclusive",
-        (subscribe(), subscribe(request=2, number=2), subscribe(request=3, on=1)),
-    ),
-    Exchange(
-        "SUBSCRIBE in another type",
-        (subscribe(kind=SUBSCRIBE.Shared), subscribe(request=2, number=2, kind=SUBSCRIBE.Failover)),
-    ),
-    Exchange("SUBSCRIBE in a namespace that is not there", (subscribe(NOWHERE),)),
-    Exchange("SUBSCRIBE on a name that is none", (subscribe("persistent://{t}"),)),
-    Exchange("SUBSCRIBE where no topic is and none is made", (subscribe(force_topic_creation=False),)),
-    Exchange("SUBSCRIBE to a partitioned topic itself", (subscribe(),), PARTITIONED),
-    Exchange("SUBSCRIBE to a partition that is not there", (subscribe(TOPIC + "-partition-7"),), PARTITIONED),
-    Exchange("SUBSCRIBE without a name", (subscribe(subscription=""),)),
-    Exchange("SUBSCRIBE with a slash in the name", (subscribe(subscription="a/b"),)),
-    Exchange("SUBSCRIBE with a replicator's name", (subscribe(subscription="pulsar.repl.other"),)),
-    Exchange(
-        "a reader",
-        (subscribe(durable=False, start_message_id=EARLIEST), last_id()),
-    ),
-    Exchange(
-        "a reader by a durable subscription's name",
-        (subscribe(), close_consumer(), subscribe(request=3, number=2, durable=False, start_message_id=EARLIEST)),
-    ),
-    Exchange(
-        "a durable consumer by a reader's name",
-        (subscribe(durable=False, start_message_id=EARLIEST), subscribe(request=3, number=2)),
-    ),
-    Exchange(
-        "a Failover consumer and another",
-        (
-            subscribe(kind=SUBSCRIBE.Failover, consumer_name="a"),
-            subscribe(request=2, number=2, kind=SUBSCRIBE.Failover, consumer_name="b"),
-        ),
-    ),
-    Exchange(
-        "Key_Shared with ranges over each other",
-        (
-            subscribe(kind=SUBSCRIBE.Key_Shared, keySharedMeta=ranges((0, 10))),
-            subscribe(request=2, number=2, kind=SUBSCRIBE.Key_Shared, keySharedMeta=ranges((5, 20))),
-        ),
-    ),
-    Exchange("Key_Shared without ranges", (subscribe(kind=SUBSCRIBE.Key_Shared, keySharedMeta=ranges()),)),
-    Exchange(
-        "Key_Shared in another mode",
-        (
-            subscribe(kind=SUBSCRIBE.Key_Shared),
-            subscribe(request=2, number=2, kind=SUBSCRIBE.Key_Shared, keySharedMeta=ranges((5, 20))),
-        ),
-    ),
-    Exchange("read_compacted on Shared", (subscribe(kind=SUBSCRIBE.Shared, read_compacted=True),)),
-    Exchange("FLOW for a consumer nobody has", (flow(),)),
-    Exchange(
-        "FLOW without permits",
-        (subscribe(), flow(0)),
-    ),
-    Exchange(
-        "ACK for a consumer nobody has",
-        (ack([(1, 1)], request=None), ack([(1, 1)])),
-    ),
-    Exchange(
-        "ACK of an entry nobody has",
-        (subscribe(kind=SUBSCRIBE.Shared), ack([(1 << 40, 1)])),
-    ),
-    Exchange(
-        "ACK of nothing",
-        (subscribe(kind=SUBSCRIBE.Shared), ack([])),
-    ),
-    Exchange(
-        "cumulative ACK of two",
-        (subscribe(), ack([(1, 1), (1, 2)], kind=1)),
-    ),
-    Exchange(
-        "cumulative ACK on Shared",
-        (subscribe(kind=SUBSCRIBE.Shared), ack([(1, 1)], kind=1)),
-    ),
-    Exchange(
-        "cumulative ACK of an entry nobody has",
-        (subscribe(), ack([(1 << 40, 1)], kind=1)),
-    ),
-    Exchange(
-        "ACK with a validation error",
-        (subscribe(kind=SUBSCRIBE.Shared), ack([(1, 1)], validation_error=pb.CommandAck.ChecksumMismatch)),
-    ),
-    Exchange(
-        "ACK in a transaction",
-        (subscribe(kind=SUBSCRIBE.Shared), ack([(1, 1)], txnid_most_bits=1, txnid_least_bits=1)),
-    ),
-    Exchange("redelivery for a consumer nobody has", (redeliver(),)),
-    Exchange(
-        "redelivery of what was sent",
-        (producer(), subscribe(request=2, kind=SUBSCRIBE.Shared), flow(), send(0), redeliver()),
-    ),
-    Exchange(
-        "redelivery of entries nobody has",
-        (subscribe(kind=SUBSCRIBE.Shared), redeliver(ids=[(1 << 40, 1)])),
-    ),
-    Exchange(
-        "UNSUBSCRIBE",
-        (subscribe(), unsubscribe(), unsubscribe(9)),
-    ),
-    Exchange("UNSUBSCRIBE for a consumer nobody has", (unsubscribe(),)),
-    Exchange(
-        "UNSUBSCRIBE with other consumers",
-        (
-            subscribe(kind=SUBSCRIBE.Shared),
-            subscribe(request=2, number=2, kind=SUBSCRIBE.Shared),
-            unsubscribe(),
-            flow(),
-        ),
-    ),
-    Exchange(
-        "UNSUBSCRIBE by force",
-        (
-            subscribe(kind=SUBSCRIBE.Shared),
-            subscribe(request=2, number=2, kind=SUBSCRIBE.Shared),
-            unsubscribe(force=True),
-        ),
-    ),
-    Exchange(
-        "UNSUBSCRIBE of a reader",
-        (subscribe(durable=False, start_message_id=EARLIEST), unsubscribe()),
-    ),
-    Exchange(
-        "SEEK",
-        (subscribe(), seek(message_id=EARLIEST)),
-    ),
-    Exchange(
-        "SEEK by time",
-        (subscribe(), seek(message_publish_time=1)),
-    ),
-    Exchange("SEEK for a consumer nobody has", (seek(message_id=EARLIEST),)),
-    Exchange(
-        "SEEK to nowhere",
-        (subscribe(), seek()),
-    ),
-    Exchange(
-        "SEEK of a reader",
-        (subscribe(durable=False, start_message_id=EARLIEST), seek(message_id=EARLIEST)),
-    ),
-    Exchange("the last message for a consumer nobody has", (last_id(),)),
-    Exchange(
-        "the last message of an empty topic",
-        (subscribe(), last_id()),
-    ),
-    Exchange(
-        "the last message is a batch",
-        (
-            producer(),
-            subscribe(request=2),
-            send(
-                0,
-                command={"num_messages": 3, "highest_sequence_id": 2},
-                metadata={"num_messages_in_batch": 3, "highest_sequence_id": 2},
-                payload=b"\0\0\0\2\x18\0" * 3,
-            ),
-            last_id(),
-        ),
-    ),
-    Exchange(
-        "CONSUMER_STATS",
-        (subscribe(), stats()),
-    ),
-    Exchange("CONSUMER_STATS for a consumer nobody has", (stats(),)),
-    Exchange("CLOSE_CONSUMER for a consumer nobody has", (close_consumer(),)),
-)
 
 VOLATILES: Final = (
     Exchange(

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import heapq
 from collections import Counter
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
@@ -19,8 +19,6 @@ from hypothesis import strategies as st
 from meridian_broker.engines.memory.ledgers import MemoryLedgerStore
 from meridian_broker.ledgers.chapters import CacheBudget, LogLimits, Span
 from meridian_broker.ledgers.entry import CHUNK, pack_extras, pack_own, unpack
-from meridian_broker.ledgers.holes import Hole
-from meridian_broker.ledgers.labels import Belonging
 from meridian_broker.ledgers.log import TopicLog
 from meridian_broker.metadata.rules import Rules
 from meridian_broker.positions import HybridClock
@@ -38,6 +36,7 @@ from meridian_broker.topics.subscription import Subscription, SubscriptionType
 from meridian_broker.topics.topic import Topic
 from meridian_broker.wire.proto import pulsar_pb2 as pb
 from meridian_broker.wire.pulsar.metadata import build_body
+from topic_record import TopicRecord
 
 START_MS = 1_700_000_000_000
 LEDGER = 7
@@ -88,33 +87,6 @@ class SlowLog(TopicLog):
         for _ in range(position.entry % 4):
             await asyncio.sleep(0)
         return await super().read_one(position)
-
-
-class TopicRecord:
-    """Where the topic's lists of ledgers are kept."""
-
-    def __init__(self) -> None:
-        self._last = 1000
-
-    @property
-    def belonging(self) -> Belonging:
-        return Belonging("topic", "")
-
-    async def allocate_ledger_id(self) -> int:
-        self._last += 1
-        return self._last
-
-    async def save_spans(
-        self,
-        spans: list[Span],
-        last_own: Position,
-        last_origins: Mapping[str, Position],
-        holes: Mapping[str, list[Hole]],
-    ) -> None:
-        pass
-
-    async def save_progress_ledgers(self, ledgers: list[int]) -> None:
-        pass
 
 
 class Message:

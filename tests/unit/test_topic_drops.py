@@ -9,16 +9,13 @@ other regions are told - must hold what clients acked and nothing that was only 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
 from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from meridian_broker.engines.memory.ledgers import MemoryDisk, MemoryLedgerStore
-from meridian_broker.ledgers.chapters import CacheBudget, LogLimits, Span
+from meridian_broker.ledgers.chapters import CacheBudget, LogLimits
 from meridian_broker.ledgers.entry import EntryHeader
-from meridian_broker.ledgers.holes import Hole
-from meridian_broker.ledgers.labels import Belonging
 from meridian_broker.ledgers.log import TopicLog
 from meridian_broker.positions import Cause, HybridClock, Progress
 from meridian_broker.positions.position import EARLIEST, Position
@@ -30,6 +27,7 @@ from meridian_broker.topics.limits import TopicLimits
 from meridian_broker.topics.progress_log import ProgressLog
 from meridian_broker.topics.subscription import Subscription
 from meridian_broker.topics.topic import Topic
+from topic_record import TopicRecord
 
 START_MS = 1_700_000_000_000
 TTL_MS = 1000
@@ -59,35 +57,6 @@ class Clocked(LoopScheduler):
 
     def now_ms(self) -> int:
         return self.ms
-
-
-class Record:
-    """Where the topic's lists of ledgers are kept."""
-
-    def __init__(self) -> None:
-        self.last = 0
-        self.spans: tuple[list[Span], Position, dict[str, Position], dict[str, list[Hole]]] = ([], EARLIEST, {}, {})
-        self.progress: list[int] = []
-
-    @property
-    def belonging(self) -> Belonging:
-        return Belonging("topic", "")
-
-    async def allocate_ledger_id(self) -> int:
-        self.last += 1
-        return self.last
-
-    async def save_spans(
-        self,
-        spans: list[Span],
-        last_own: Position,
-        last_origins: Mapping[str, Position],
-        holes: Mapping[str, list[Hole]],
-    ) -> None:
-        self.spans = list(spans), last_own, dict(last_origins), dict(holes)
-
-    async def save_progress_ledgers(self, ledgers: list[int]) -> None:
-        self.progress = list(ledgers)
 
 
 class Told:
@@ -122,7 +91,7 @@ class World:
 
     async def open(self) -> None:
         self.scheduler = Clocked()
-        self.record = Record()
+        self.record = TopicRecord()
         self.told = Told()
         self.entries: list[Entry] = []
         self.acked: dict[str, set[Position]] = {name: set() for name in NAMES}

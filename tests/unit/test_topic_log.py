@@ -4,21 +4,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Mapping
+from collections.abc import Coroutine
 from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from meridian_broker.engines.memory.ledgers import MemoryDisk, MemoryLedgerStore
-from meridian_broker.ledgers.chapters import CacheBudget, LogLimits, Span
+from meridian_broker.ledgers.chapters import CacheBudget, LogLimits
 from meridian_broker.ledgers.entry import EntryHeader, unpack
-from meridian_broker.ledgers.holes import Hole
-from meridian_broker.ledgers.labels import Belonging
 from meridian_broker.ledgers.log import TopicLog
 from meridian_broker.ledgers.store import LedgerError
 from meridian_broker.ledgers.times import LEDGERS_MAX, PublishTimes
 from meridian_broker.positions.position import EARLIEST, Position
 from meridian_broker.server.loop import LoopScheduler
+from topic_record import TopicRecord
 
 Step = tuple[str, int]
 step = st.one_of(
@@ -30,45 +29,20 @@ step = st.one_of(
 steps = st.lists(step, max_size=25)
 
 
-class Spans:
-    """The metadata of one topic."""
-
-    def __init__(self) -> None:
-        self.next_id = 0
-        self.saved: tuple[list[Span], Position, dict[str, Position]] = ([], EARLIEST, {})
-
-    @property
-    def belonging(self) -> Belonging:
-        return Belonging("topic", "")
-
-    async def allocate_ledger_id(self) -> int:
-        self.next_id += 1
-        return self.next_id
-
-    async def save_spans(
-        self,
-        spans: list[Span],
-        last_own: Position,
-        last_origins: Mapping[str, Position],
-        holes: Mapping[str, list[Hole]],
-    ) -> None:
-        self.saved = list(spans), last_own, dict(last_origins)
-
-
 class Writing:
     """A log, what was given to it, and what it told."""
 
     def __init__(self, store: MemoryLedgerStore, scheduler: LoopScheduler) -> None:
         self.store = store
         self.scheduler = scheduler
-        self.spans = Spans()
+        self.record = TopicRecord()
         self.log = self.opening(store)
         self.given: list[int] = []
         self.stored: dict[int, Position] = {}
         self.refused: list[int] = []
 
     def opening(self, store: MemoryLedgerStore) -> TopicLog:
-        return TopicLog("here", store, self.spans, 1, LogLimits(max_entries=7), self.scheduler, CacheBudget(1 << 20))
+        return TopicLog("here", store, self.record, 1, LogLimits(max_entries=7), self.scheduler, CacheBudget(1 << 20))
 
     def told(self, tokens: list[Any], result: Position | LedgerError) -> None:
         for at, token in enumerate(tokens):
@@ -204,7 +178,7 @@ async def _reopened(chosen: list[Step], is_closed: bool) -> None:
             await seen.until(log.close(), store)
         after = MemoryLedgerStore(store.crash())
         again = writing.opening(after)
-        await seen.until(again.open(*writing.spans.saved), after)
+        await seen.until(again.open(*writing.record.spans), after)
         assert {"here": again.last_own, **again.last_origin} == {"here": EARLIEST, **seen.last}
     finally:
         await scheduler.close()

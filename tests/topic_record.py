@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A topic's record as its two logs know it: where the metadata would keep their lists of ledgers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from meridian_broker.ledgers.chapters import Hole, Span
+from meridian_broker.ledgers.labels import Belonging
+from meridian_broker.positions.position import EARLIEST, Position
+
+
+class TopicRecord:
+    """In memory. ``spans`` is what ``TopicLog.open`` takes, ``progress`` what ``ProgressLog.open`` does."""
+
+    def __init__(self) -> None:
+        self.spans: tuple[list[Span], Position, dict[str, Position], dict[str, list[Hole]]] = ([], EARLIEST, {}, {})
+        self.progress: list[int] = []
+        self._last = 0
+
+    @property
+    def belonging(self) -> Belonging:
+        return Belonging("topic", "")
+
+    async def allocate_ledger_id(self) -> int:
+        self._last += 1
+        return self._last
+
+    async def save_spans(
+        self,
+        spans: list[Span],
+        last_own: Position,
+        last_origins: Mapping[str, Position],
+        holes: Mapping[str, list[Hole]],
+    ) -> None:
+        self.spans = list(spans), last_own, dict(last_origins), dict(holes)
+
+    async def save_progress_ledgers(self, ledgers: list[int]) -> None:
+        self.progress = list(ledgers)
