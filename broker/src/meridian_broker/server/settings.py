@@ -34,7 +34,9 @@ from meridian_broker.server.setting_fields import whole as _int
 from meridian_broker.server.settings_backlog import BacklogSettings
 from meridian_broker.server.settings_limits import LimitSettings
 from meridian_broker.server.settings_removal import RemovalSettings
+from meridian_broker.server.settings_storage import StorageSettings
 from meridian_broker.server.settings_tls import TlsSettings
+from meridian_broker.server.settings_topics import TopicSettings
 
 __all__ = ["BY_KEY", "SECTIONS", "Given", "LogLevel", "Setting", "Settings", "SettingsError", "collect", "load"]
 
@@ -43,7 +45,6 @@ ENVIRONMENT_PREFIX: Final = "MERIDIAN_"
 Given = Mapping[str, tuple[str, str]]
 """Key -> its text and the source to name in an error."""
 
-TopicCreationType = Literal["partitioned", "non-partitioned"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 
 
@@ -134,132 +135,6 @@ class AuthenticationSettings:
     super_user_roles: str = ""
     """Roles that may use the whole admin API, with commas between. Others may only connect, and look up what their
     clients need."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TopicSettings:
-    """Creation of topics and subscriptions, and delivery to consumers."""
-
-    allow_auto_topic_creation: bool = True
-    """A producer or consumer that names a topic which does not exist creates it."""
-
-    allow_auto_topic_creation_type: TopicCreationType = "non-partitioned"
-    """What is created then."""
-
-    default_num_partitions: int = _int(1, 1, 1000)
-    """Partitions of a partitioned topic that is created that way."""
-
-    allow_auto_subscription_creation: bool = True
-    """A consumer that names a subscription which does not exist creates it."""
-
-    subscription_pattern_max_length: int = _int(50, 0, 1000)
-    """Longest pattern over topic names that the broker evaluates for a client, in characters. With a longer one the
-    client gets all names and applies it itself, and cannot watch for new topics. 0: that is so for every pattern."""
-
-    max_unacked_messages_per_consumer: int = _int(50_000, 0, 10_000_000)
-    """Messages delivered to one consumer of a Shared subscription and not yet acknowledged at which delivery to it
-    pauses. 0: no limit."""
-
-    max_unacked_messages_per_subscription: int = _int(200_000, 0, 100_000_000)
-    """The same for all consumers of a subscription together. 0: no limit."""
-
-    max_producers_per_topic: int = _int(0, 0, 10_000)
-    """Producers of one topic or partition, replicators of other regions not counted. A namespace's own policy comes
-    first. 0: 10000, which is also the most."""
-
-    max_consumers_per_topic: int = _int(0, 0, 1_000_000)
-    """Consumers of one topic or partition, readers among them. 0: no limit. As with all policies, what the topic or its
-    namespace says comes first."""
-
-    max_consumers_per_subscription: int = _int(0, 0, 1_000_000)
-    """Consumers of one subscription of a topic or partition. 0: no limit."""
-
-    max_subscriptions_per_topic: int = _int(0, 0, 1_000_000)
-    """Subscriptions of one topic or partition; those of readers do not count. 0: no limit."""
-
-    max_topics_per_namespace: int = _int(0, 0, 1_000_000)
-    """Topics of one namespace, partitions counted each. Topics that come from other regions are made all the same.
-    0: no limit."""
-
-    delayed_delivery_enabled: bool = True
-    """Messages may ask to be delivered later. If not, they are delivered at once."""
-
-    delayed_delivery_max_delay_in_millis: int = _int(0, 0, 1 << 50)
-    """Longest time, in milliseconds, between publishing a message and the time it asks to be delivered at. A message
-    that asks for more is refused. 0: no limit."""
-
-    broker_deduplication_enabled: bool = False
-    """Messages that a producer sends again under the same name with the same sequence id are stored once. A namespace's
-    own policy comes first."""
-
-    broker_deduplication_max_number_of_producers: int = _int(10_000, 1, 1_000_000)
-    """Producer names per topic whose last sequence id is remembered. Beyond that the names go that nobody has used for
-    longest; connected ones stay."""
-
-    broker_deduplication_entries_interval: int = _int(1000, 1, 1_000_000)
-    """Entries of a topic after which the last sequence ids are written. After a restart at most so many are read to
-    know the rest."""
-
-    broker_deduplication_producer_inactivity_timeout_minutes: int = _int(360, 1, 10_000_000)
-    """Minutes for which the last sequence id of a producer that is gone is remembered."""
-
-    active_consumer_failover_delay_time_millis: int = _int(1000, 0, 600_000)
-    """Milliseconds a Failover subscription waits before another consumer becomes active, so that the acknowledgements
-    of the one before can arrive."""
-
-    forced_unsubscribe_closed_seconds: int = _int(30, 0, 86_400)
-    """Seconds for which clients cannot make a subscription again by themselves after it was deleted by force, in any
-    region: a consumer that connects again by itself must not bring it back. The admin API can at once."""
-
-    entries_held_for_regions_minutes: int = _int(1440, 0, 525_600)
-    """Minutes for which entries of another region are kept beyond their retention because a third region lacks them,
-    or cannot be asked: it may be this one that has to forward them. 0: they are not kept for that."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StorageSettings:
-    """Ledgers, and how long messages stay. Unacknowledged ones stay unless a time to live or a quota says otherwise."""
-
-    default_retention_time_in_minutes: int = _int(0, -1, 10 * 366 * 24 * 60)
-    """Minutes for which messages that every subscription has acknowledged are kept. -1: for ever. A namespace's own
-    policy comes first."""
-
-    default_retention_size_in_mb: int = _int(0, -1, 1_000_000_000, key="defaultRetentionSizeInMB")
-    """Mebibytes of such messages kept per topic. -1: no limit. A message goes as soon as either limit is passed; with
-    one of the two at 0 and the other not, none is kept."""
-
-    ttl_duration_default_in_seconds: int = _int(0, 0, 100 * 366 * 24 * 3600, key="ttlDurationDefaultInSeconds")
-    """Seconds after which messages that nobody acknowledged go, in each region by itself. 0: never. A namespace's own
-    policy comes first."""
-
-    message_expiry_check_interval_in_minutes: int = _int(5, 1, 1_000_000)
-    """Minutes between two looks for messages that are older than that. A changed policy works within a second."""
-
-    retention_check_interval_in_seconds: int = _int(120, 1, 86_400)
-    """Seconds between two looks for ledgers whose space can be given back."""
-
-    broker_service_compaction_threshold_in_bytes: int = _int(0, 0, 1 << 50)
-    """Bytes of a topic, about, that are not compacted yet, at which it is compacted by itself. A policy of the topic or
-    of its namespace comes first. 0: only when somebody asks for it."""
-
-    broker_service_compaction_monitor_interval_in_seconds: int = _int(60, 1, 86_400)
-    """Seconds between two looks for topics that are due to be compacted. One topic is compacted at a time."""
-
-    topic_compaction_retain_null_key: bool = True
-    """Compaction keeps messages without a key. Those in batches that cannot be opened are kept in any case."""
-
-    compaction_rate_in_mb_per_second: int = _int(16, 0, 1_000_000, key="compactionRateInMBPerSecond")
-    """Mebibytes that compaction reads per second, a message counting as at least 1 KiB, so that it leaves the broker
-    free for its clients. It reads a topic twice, and once more for every million keys. 0: as fast as it goes."""
-
-    managed_ledger_max_entries_per_ledger: int = _int(50_000, 1, 10_000_000)
-    """Entries after which a topic goes on in a new ledger. Space is given back by whole ledgers."""
-
-    managed_ledger_max_size_per_ledger_mbytes: int = _int(2048, 1, 1_000_000)
-    """Mebibytes after which a topic goes on in a new ledger."""
-
-    managed_ledger_cache_size_mb: int = _int(64, 0, 1_000_000, key="managedLedgerCacheSizeMB")
-    """Mebibytes of the newest entries of all topics kept in memory for consumers that keep up."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Settings of topics and their clients."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from meridian_broker.server.setting_fields import whole
+
+TopicCreationType = Literal["partitioned", "non-partitioned"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopicSettings:
+    """Creation of topics and subscriptions, and delivery to consumers."""
+
+    allow_auto_topic_creation: bool = True
+    """A producer or consumer that names a topic which does not exist creates it."""
+
+    allow_auto_topic_creation_type: TopicCreationType = "non-partitioned"
+    """What is created then."""
+
+    default_num_partitions: int = whole(1, 1, 1000)
+    """Partitions of a partitioned topic that is created that way."""
+
+    allow_auto_subscription_creation: bool = True
+    """A consumer that names a subscription which does not exist creates it."""
+
+    subscription_pattern_max_length: int = whole(50, 0, 1000)
+    """Longest pattern over topic names that the broker evaluates for a client, in characters. With a longer one the
+    client gets all names and applies it itself, and cannot watch for new topics. 0: that is so for every pattern."""
+
+    max_unacked_messages_per_consumer: int = whole(50_000, 0, 10_000_000)
+    """Messages delivered to one consumer of a Shared subscription and not yet acknowledged at which delivery to it
+    pauses. 0: no limit."""
+
+    max_unacked_messages_per_subscription: int = whole(200_000, 0, 100_000_000)
+    """The same for all consumers of a subscription together. 0: no limit."""
+
+    max_producers_per_topic: int = whole(0, 0, 10_000)
+    """Producers of one topic or partition, replicators of other regions not counted. A namespace's own policy comes
+    first. 0: 10000, which is also the most."""
+
+    max_consumers_per_topic: int = whole(0, 0, 1_000_000)
+    """Consumers of one topic or partition, readers among them. 0: no limit. As with all policies, what the topic or its
+    namespace says comes first."""
+
+    max_consumers_per_subscription: int = whole(0, 0, 1_000_000)
+    """Consumers of one subscription of a topic or partition. 0: no limit."""
+
+    max_subscriptions_per_topic: int = whole(0, 0, 1_000_000)
+    """Subscriptions of one topic or partition; those of readers do not count. 0: no limit."""
+
+    max_topics_per_namespace: int = whole(0, 0, 1_000_000)
+    """Topics of one namespace, partitions counted each. Topics that come from other regions are made all the same.
+    0: no limit."""
+
+    delayed_delivery_enabled: bool = True
+    """Messages may ask to be delivered later. If not, they are delivered at once."""
+
+    delayed_delivery_max_delay_in_millis: int = whole(0, 0, 1 << 50)
+    """Longest time, in milliseconds, between publishing a message and the time it asks to be delivered at. A message
+    that asks for more is refused. 0: no limit."""
+
+    broker_deduplication_enabled: bool = False
+    """Messages that a producer sends again under the same name with the same sequence id are stored once. A namespace's
+    own policy comes first."""
+
+    broker_deduplication_max_number_of_producers: int = whole(10_000, 1, 1_000_000)
+    """Producer names per topic whose last sequence id is remembered. Beyond that the names go that nobody has used for
+    longest; connected ones stay."""
+
+    broker_deduplication_entries_interval: int = whole(1000, 1, 1_000_000)
+    """Entries of a topic after which the last sequence ids are written. After a restart at most so many are read to
+    know the rest."""
+
+    broker_deduplication_producer_inactivity_timeout_minutes: int = whole(360, 1, 10_000_000)
+    """Minutes for which the last sequence id of a producer that is gone is remembered."""
+
+    active_consumer_failover_delay_time_millis: int = whole(1000, 0, 600_000)
+    """Milliseconds a Failover subscription waits before another consumer becomes active, so that the acknowledgements
+    of the one before can arrive."""
+
+    forced_unsubscribe_closed_seconds: int = whole(30, 0, 86_400)
+    """Seconds for which clients cannot make a subscription again by themselves after it was deleted by force, in any
+    region: a consumer that connects again by itself must not bring it back. The admin API can at once."""
+
+    entries_held_for_regions_minutes: int = whole(1440, 0, 525_600)
+    """Minutes for which entries of another region are kept beyond their retention because a third region lacks them,
+    or cannot be asked: it may be this one that has to forward them. 0: they are not kept for that."""
