@@ -168,3 +168,17 @@ def test_who_dispatches_what_is_told_with_a_reason() -> None:
     holder, left_ms, reason = us.desk.holder_of(stream)
     assert (holder, reason) == ("us", "")
     assert 0 < left_ms <= TIMES.usable
+
+
+def test_of_two_it_is_said_why_nobody_takes_over_and_a_witness_is_one_more() -> None:
+    us = Region()
+    stream = ("t", "s", "eu")
+    us.served.add(stream)
+    us.desk.want(stream, Electorates.of("eu", "us"), "eu")
+    us.desk.tick()
+    alone = "eu cannot be reached: of two regions, one takes over for the other by command only"
+    assert us.desk.holder_of(stream)[2] == alone
+    us.desk.want(stream, VOTERS, "eu")
+    assert us.desk.holder_of(stream)[2] == "no majority of ap, eu, us: ap, eu cannot be reached"
+    us.desk.greeted("ap", leases=True)
+    assert us.desk.holder_of(stream)[2] == "votes are asked for"

@@ -104,7 +104,7 @@ CHANGE = st.tuples(
 )
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     LISTS,
     st.lists(LISTS, min_size=1, max_size=3),

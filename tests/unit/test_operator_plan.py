@@ -192,6 +192,18 @@ def test_one_region_is_told_the_dispatch_scope() -> None:
     assert back.changes == (changes.SetDispatchScope("ap", NAME, "billing", "local"),)
 
 
+def test_one_region_is_told_who_is_the_witness() -> None:
+    origin = replace(subscribed(), scopes=frozenset({"origin"}))
+    seen = [replace(region(name, TopicSeen(0)), subscription=origin) for name in REGIONS]
+    spec = rsub(dispatchScope="Origin", witness="mars")
+    planned = replicated_subscription.plan(spec, seen)
+    assert planned.changes == (changes.SetDispatchScope("ap", NAME, "billing", "origin", "mars"),)
+    assert "origin with witness mars" in planned.changes[0].sentence()
+    has_it = [replace(one, subscription=replace(origin, witnesses=frozenset({"mars"}))) for one in seen]
+    assert replicated_subscription.plan(spec, has_it).settled
+    assert replicated_subscription.plan(rsub(dispatchScope="Origin"), has_it).settled, "what is not said is left alone"
+
+
 def test_a_dispatch_scope_that_is_not_in_force_is_a_problem() -> None:
     origin = replace(subscribed(), scopes=frozenset({"origin"}), scope_problem="eu runs a version without leases")
     seen = [replace(region(name, TopicSeen(0)), subscription=origin) for name in REGIONS]
