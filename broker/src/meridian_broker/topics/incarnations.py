@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from itertools import count
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from meridian_broker.ledgers.store import LedgerError
@@ -138,7 +139,7 @@ async def _forget_base(service: TopicService, name: TopicName, stamp: Stamp) -> 
 async def _set_aside(
     service: TopicService, topic: Topic, name: TopicName, stamp: Stamp, beyond: Mapping[str, Position]
 ) -> None:
-    to = TopicName(name.domain, name.tenant, name.namespace, f"{name.local_name}-set-aside-{stamp.time_ms}")
+    to = await _free_name(service, name, stamp)
     regions = ", ".join(sorted(beyond))
     why = f"{name} was deleted in other regions ({stamp}), and this copy has messages of {regions} that they never got"
     await service.catalog.topic_policies.set_policy(to, REPLICATION, {service.region: True})
@@ -147,6 +148,17 @@ async def _set_aside(
     service.forget(topic.name)
     log.warning("%s: it is kept as %s in %s alone; look at it, then delete it", why, to, service.region)
     await service.topic(to, create=False)
+
+
+async def _free_name(service: TopicService, name: TopicName, stamp: Stamp) -> TopicName:
+    """Of a copy that is set aside. It may have been so before, and the metadata be of before that (R5)."""
+    aside = f"{name.local_name}-set-aside-{stamp.time_ms}"
+    for again in count(2):
+        to = TopicName(name.domain, name.tenant, name.namespace, aside)
+        if await service.catalog.topics.find(to) is None:
+            return to
+        aside = f"{name.local_name}-set-aside-{stamp.time_ms}-{again}"
+    raise AssertionError("unreachable")
 
 
 def _stamp(text: str) -> Stamp:
