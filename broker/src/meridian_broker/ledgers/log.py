@@ -121,7 +121,8 @@ class TopicLog(Chain):
         self._ids = [chapter.ledger_id for chapter in stands.chapters]
         if self._chapters:
             new = {span.ledger_id for span in found}
-            for chapter in [one for one in self._chapters if one.ledger_id in new] or self._chapters[-1:]:
+            named = sum(chapter.ledger_id not in new for chapter in self._chapters)
+            for chapter in self._chapters[max(named - 1, 0) :]:  # the last one on record got more since it was written
                 await self._hear_again(chapter, is_new=chapter.ledger_id in new)
             last = self._chapters[-1]
             self.last_confirmed = Position(last.ledger_id, last.entries - 1)
