@@ -84,6 +84,18 @@ class Judge:
         """Receipts of the round, by body."""
         return {one.body: one for one in self._events if one.kind == "receipt" and one.topic == topic}
 
+    def _perhaps_twice(self, topic: str) -> set[str]:
+        """Messages that their producers may have sent again, when one of the two copies may have been given back."""
+        if not self._round.trims:
+            return set()
+        receipts, found = self.published(topic), set()
+        for one in self._events:
+            if one.kind == "published" and one.topic == topic:
+                until = receipts[one.body].at if one.body in receipts else math.inf
+                if not self._world.disturbed.calm(one.at, until, one.region):
+                    found.add(one.body)
+        return found
+
     def differs(self, topic: str) -> Iterator[str]:
         """Bodies that some regions store more often than others."""
         if self._round.trims:
@@ -124,6 +136,9 @@ class Judge:
             )
             for body in {*stored, *(owed or ()), *lasting}
         }
+        for body in self._perhaps_twice(used.topic):
+            if found.get(body) is Must.NOT_COME:
+                found[body] = Must.UNKNOWN
         if rewinds:  # what was given back before cannot come again
             found |= dict.fromkeys(found.keys() - stored.keys(), Must.UNKNOWN)
         return found
@@ -163,9 +178,9 @@ class Judge:
             return
         if self._round.unsure_in.get(used):
             return
-        copies = self.copies(used.topic)
+        copies, twice = self.copies(used.topic), self._perhaps_twice(used.topic)
         for body, mine in self._mine(used).items():
-            if copies[body] != 1:
+            if copies[body] != 1 or body in twice:
                 continue
             for had in mine.delivered:
                 for one in mine.acknowledged:

@@ -35,6 +35,8 @@ USED = (
     Subscription(PARTED, "rewound", KEY_SHARED, PARTITIONS, rewound=True),
 )
 SCOPES = ("local", "origin")
+EARLIEST = {"ledgerId": -1, "entryId": -1}
+LATEST = {"ledgerId": (1 << 63) - 1, "entryId": (1 << 63) - 1}
 PATIENCE = 60.0
 QUIET_MS = (600, 4000)
 """Nothing more comes after so long; and where leases may have to go from region to region first."""
@@ -55,6 +57,7 @@ class Story:
         self._partitions = PARTITIONS
         self._scoped: set[Subscription] = set()
         self._owed: dict[Subscription, set[str] | None] = {}
+        """What each subscription delivered at the last calm; None: it was made anew at the earliest message."""
         self._stored: dict[str, set[str]] = {}
         self._unsure: dict[Subscription, set[str]] = {}
 
@@ -95,11 +98,10 @@ class Story:
         for used in USED:
             self._until(lambda used=used: not self._out_of_step(used), f"{used.topic} {used.name} to be everywhere")
 
-    def _create(self, region: str, used: Subscription) -> None:
+    def _create(self, region: str, used: Subscription, place: dict[str, int] = EARLIEST) -> None:
         where = self._world.subscription(used.topic, used.name)
-        earliest = {"ledgerId": -1, "entryId": -1}
         self._until(
-            lambda: self._world.http(region, "PUT", f"{where}?replicated=true", earliest)[0] in (204, 409),
+            lambda: self._world.http(region, "PUT", f"{where}?replicated=true", place)[0] in (204, 409),
             f"{used.name} to be created",
         )
 
@@ -165,6 +167,9 @@ class Story:
         while problems := [problem for used in USED if (problem := self._out_of_step(used))]:
             if time.monotonic() > until:
                 self._wrong(f"not in step after {PATIENCE:.0f} s of calm: {problems[0]}")
+                for event in self._journal.events:
+                    if not event.body:
+                        self._say(f"    {event.told(self._journal.began)}")
                 return False
             time.sleep(0.2)
         return True
@@ -299,9 +304,10 @@ class Story:
         status, said = self._world.http(region, "DELETE", path, seconds=30)
         if status != 204:
             self._wrong(f"{used.topic} {used.name} cannot be deleted in {region}: {status} {said}")
-        self._create(region, used)
+        # Where regions trim, each has an earliest message of its own.
+        self._create(region, used, LATEST if self._trims else EARLIEST)
         self._journal.done(asked, True)
-        self._owed[used] = None
+        self._owed[used] = set() if self._trims else None
         self._scoped.discard(used)
         self.counts["made anew"] += 1
         if away:
