@@ -8,6 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
+from meridian_broker.ledgers.labels import Belonging, Label
+from meridian_broker.ledgers.labels import Kind as LedgerKind
 from meridian_broker.ledgers.store import LedgerError
 from meridian_broker.metadata import keys, records
 from meridian_broker.metadata.records import TopicRecord
@@ -184,6 +186,17 @@ def rewinds_of(progress: Progress) -> frozenset[Stamp]:
     return frozenset(epoch for epoch, _, _ in progress.rewinds())
 
 
+def _progress_ledgers(home: SimRegion, topic: str, record: TopicRecord) -> list[int]:
+    """As the next owner finds them: those on record, and those that older metadata do not name (R5)."""
+    stored, whose = home.volume.disk.ledgers, Belonging(full_name(topic), record.incarnation)
+    named = {ledger for ledger in record.progress_ledgers if ledger in stored}
+    after = max(record.progress_ledgers) if named else -1
+    labels = {ledger: Label.decode(one.label) for ledger, one in stored.items() if one.label and ledger > after}
+    return sorted(
+        named | {ledger for ledger, one in labels.items() if (one.kind, one.belonging) == (LedgerKind.PROGRESS, whose)}
+    )
+
+
 def durable_progress(home: SimRegion, topic: str) -> tuple[str, dict[str, Progress]]:
     """The topic's incarnation, and subscription -> progress, read from a region's disk as it is."""
     record = home.metadata.records.get(keys.topic(topic_name.parse(full_name(topic))))
@@ -191,9 +204,8 @@ def durable_progress(home: SimRegion, topic: str) -> tuple[str, dict[str, Progre
     if record is None:
         return topic, found
     stored_record = TopicRecord.from_json(records.decode("", record.value)[0])
-    for ledger in stored_record.progress_ledgers:
-        stored = home.volume.disk.ledgers.get(ledger)
-        for entry in stored.entries if stored is not None else ():
+    for ledger in _progress_ledgers(home, topic, stored_record):
+        for entry in home.volume.disk.ledgers[ledger].entries:
             kind, name, _, payload = progress_log.decode(entry)
             if kind == Kind.SUBSCRIPTION:
                 life = Beginning(decode_record(payload).deleted, ZERO, {})
