@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import signal
 import socket
+import sqlite3
 from pathlib import Path
 
 import pytest
@@ -49,8 +51,20 @@ def test_what_it_waits_for_never_comes(tmp_path: Path) -> None:
     broker = BrokerProcess("us", tmp_path / "us", **nowhere).start(wait=False)  # type: ignore[arg-type]
     with broker:
         assert broker._process is not None
-        assert broker._process.wait(30) != 0
+        assert broker._process.wait(60) != 0
         assert "127.0.0.1:1" in broker.log()
+
+
+def test_a_newer_version_was_here(tmp_path: Path) -> None:
+    with BrokerProcess("us", tmp_path / "us") as broker:
+        broker.stop()
+        with contextlib.closing(sqlite3.connect(tmp_path / "us" / "metadata.sqlite")) as metadata:
+            metadata.execute("PRAGMA user_version = 99")
+        broker.start(wait=False)
+        assert broker._process is not None
+        assert broker._process.wait(60) == 2
+        assert "metadata format 99, made by a newer version" in broker.log().splitlines()[-1]
+        assert "Traceback" not in broker.log()
 
 
 def test_its_port_is_taken(tmp_path: Path) -> None:
@@ -58,7 +72,7 @@ def test_its_port_is_taken(tmp_path: Path) -> None:
         broker = BrokerProcess("us", tmp_path / "us", port=other.getsockname()[1]).start(wait=False)
         with broker:
             assert broker._process is not None
-            assert broker._process.wait(30) == 2
+            assert broker._process.wait(60) == 2
             assert "Address already in use. Stop the process that has the port, or choose another" in broker.log()
             assert "Traceback" not in broker.log()
 

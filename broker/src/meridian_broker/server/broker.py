@@ -59,7 +59,7 @@ from meridian_broker.server.loop import LoopScheduler
 from meridian_broker.server.regions_file import clusters_in
 from meridian_broker.server.settings import Settings
 from meridian_broker.server.settings_backlog import BacklogSettings
-from meridian_broker.server.waiting import once_there
+from meridian_broker.server.waiting import StartFailed, once_there
 from meridian_broker.topics import quotas, removal, upkeep
 from meridian_broker.topics.compactor import CompactionLimits
 from meridian_broker.topics.cooling import Cooling
@@ -126,13 +126,16 @@ async def _run(settings: Settings) -> None:
 
 
 async def _started(settings: Settings, stack: AsyncExitStack, stop: asyncio.Event) -> BrokerProcess | None:
-    """None: it was told to stop before it stood."""
+    """None: it was told to stop before it stood. :raises StartFailed: what is stored cannot be reached or read."""
     starting = asyncio.ensure_future(BrokerProcess.start(settings, stack))
     stopping = asyncio.ensure_future(stop.wait())
     await asyncio.wait((starting, stopping), return_when=asyncio.FIRST_COMPLETED)
     (starting if stop.is_set() and not starting.done() else stopping).cancel()
     await asyncio.wait((starting, stopping))
-    return None if starting.cancelled() else starting.result()
+    try:
+        return None if starting.cancelled() else starting.result()
+    except (LedgerError, MetadataError) as error:
+        raise StartFailed(str(error)) from error
 
 
 async def open_metadata(settings: Settings) -> MetadataStore:

@@ -57,10 +57,11 @@ def start_logging(level: LogLevel) -> None:
 def main() -> None:
     """What the installed script calls."""
     from meridian_broker.server.layout import UpFailed
+    from meridian_broker.server.waiting import StartFailed
 
     try:
         build(ServerPrograms())()
-    except (SettingsError, UpFailed) as error:
+    except (SettingsError, StartFailed, UpFailed) as error:
         click.echo(f"meridian: {error}", err=True)
         raise SystemExit(COULD_NOT_TELL) from None
 

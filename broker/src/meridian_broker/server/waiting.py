@@ -20,6 +20,10 @@ FIRST_PAUSE_SECONDS: Final = 0.1
 LAST_PAUSE_SECONDS: Final = 2.0
 
 
+class StartFailed(Exception):
+    """What the broker stands on cannot be reached or read. The message says what, and what to do."""
+
+
 async def once_there(opened: Callable[[], Awaitable[T]], away: type[Exception], seconds: float) -> T:
     """Try ``opened`` again and again, for so long, while it raises ``away``; then that is raised."""
     loop = asyncio.get_running_loop()
