@@ -4,6 +4,7 @@ to consumers while a topic grows, is unloaded, or loses its subscription."""
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from typing import Any
@@ -50,6 +51,57 @@ def test_a_reader_begins_at_a_message(
     reader = client.create_reader(topic, ids[at], start_message_id_inclusive=inclusive)
     assert read_all(reader) == list(range(at if inclusive else at + 1, 30))
     reader.close()
+
+
+def received(consumer: pulsar.Consumer) -> list[pulsar.Message]:
+    """Everything that comes until it is quiet."""
+    found = []
+    with contextlib.suppress(pulsar.Timeout):
+        while True:
+            found.append(consumer.receive(PATIENCE_MS if not found else 500))
+    return found
+
+
+def numbers(messages: list[pulsar.Message]) -> list[int]:
+    return [int(message.data()) for message in messages]
+
+
+def subscribe(client: pulsar.Client, topic: str, kind: pulsar.ConsumerType) -> pulsar.Consumer:
+    return client.subscribe(topic, "s", consumer_type=kind, initial_position=pulsar.InitialPosition.Earliest)
+
+
+def backlog(broker: BrokerProcess, topic: str) -> int:
+    return int(broker.http("GET", f"{ADMIN}/{topic}/stats").json["subscriptions"]["s"]["msgBacklog"])
+
+
+@pytest.mark.parametrize("kind", [pulsar.ConsumerType.Exclusive, pulsar.ConsumerType.Failover])
+def test_what_a_client_drops_after_a_rewind_is_still_owed(
+    broker: BrokerProcess, client: pulsar.Client, topic: str, kind: pulsar.ConsumerType
+) -> None:
+    """R13: an open consumer drops what comes again before its last cumulative acknowledgement. Its next one does not
+    cover that, and a new consumer gets it."""
+    publish(client, topic, 10, batched=False)
+    consumer = subscribe(client, topic, kind)
+    consumer.acknowledge_cumulative(received(consumer)[7])
+    wait_until(lambda: backlog(broker, topic) == 2, "the acknowledgement")
+    assert broker.http("POST", f"{ADMIN}/{topic}/subscription/s/resetcursor/0").status == 204
+    again = received(consumer)
+    assert numbers(again) == [8, 9], "the client shows all: what this test is about is over"
+    consumer.acknowledge_cumulative(again[1])
+    wait_until(lambda: backlog(broker, topic) < 10, "the next acknowledgement")
+    assert backlog(broker, topic) == 8
+    consumer.close()
+    consumer = subscribe(client, topic, kind)
+    rest = received(consumer)
+    assert numbers(rest) == list(range(8))
+    consumer.acknowledge_cumulative(rest[7])
+    wait_until(lambda: backlog(broker, topic) == 0, "the last acknowledgement")
+    consumer.seek(pulsar.MessageId.earliest)  # by itself: it drops nothing
+    rest = received(consumer)
+    assert numbers(rest) == list(range(10))
+    consumer.acknowledge_cumulative(rest[9])
+    wait_until(lambda: backlog(broker, topic) == 0, "the acknowledgement after its own seek")
+    consumer.close()
 
 
 def test_a_reader_begins_so_long_ago(client: pulsar.Client, topic: str) -> None:

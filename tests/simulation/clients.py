@@ -385,9 +385,10 @@ class SimConsumer:
         server, held = self.server, self.held.get(position)
         if server is None or held is None:
             return
-        for before in [one for one in self.held if one <= position]:
+        behind = server.acknowledges_to(position)
+        for before in [one for one in self.held if behind < one <= position]:
             del self.held[before]
-        server.ack_cumulative(position)
+        server.ack_cumulative(position, behind)
 
     def nack(self, positions: list[Position]) -> None:
         server = self.server
@@ -421,6 +422,7 @@ class ConsumerServer:
         self.connection = connection
         self._consumer: Consumer | None = None
         self._is_gone = False
+        self._acked_to: Position = EARLIEST
         self._order: dict[Position, int] = {}
         """When each entry was sent first, in this connection's count."""
 
@@ -467,13 +469,18 @@ class ConsumerServer:
 
         self.connection.send(0, arrive)
 
-    def ack_cumulative(self, position: Position) -> None:
+    def acknowledges_to(self, position: Position) -> Position:
+        """Behind which place a cumulative ack is: what comes again before the last one it says nothing of."""
+        before, self._acked_to = self._acked_to, max(self._acked_to, position)
+        return before if position > before else EARLIEST
+
+    def ack_cumulative(self, position: Position, behind: Position) -> None:
         def arrive() -> None:
             consumer = self._consumer
             if consumer is not None:
                 model, home, topic = self._model, self._broker.home, self._client.topic
                 told = model.acking_up_to(
-                    *(home, topic, consumer, position),
+                    *(home, topic, consumer, behind, position),
                     lambda p: self._was_sent(consumer, p),
                     lambda p: self._order.get(p, 0) > self._order.get(position, 0) > 0,
                 )

@@ -292,12 +292,14 @@ class Model(Crashes):
         home: SimRegion,
         topic: str,
         consumer: Consumer,
+        behind: Position,
         upto: Position,
         was_sent: Callable[[Position], bool],
         came_later: Callable[[Position], bool],
     ) -> list[Heard]:
         """A cumulative ack.
 
+        :param behind: it is about what is stored behind this place.
         :param was_sent: of these it counts in the newest epoch (R13).
         :param came_later: these the client had not got yet when it got the one it acks: another share, won meanwhile.
         """
@@ -307,7 +309,7 @@ class Model(Crashes):
         found = {
             origin: (1 << messages) - 1
             for place, origin, messages in log
-            if place <= upto and (only is None or (origin.region in only and not came_later(place)))
+            if behind < place <= upto and (only is None or (origin.region in only and not came_later(place)))
         }
         facts = self.facts[self.key(subscription)]
         # What may have been dropped here was perhaps never sent to the consumer, which then says nothing of it.

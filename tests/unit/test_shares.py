@@ -253,6 +253,32 @@ def test_a_cumulative_acknowledgement_covers_what_was_sent_before(ten: list[Mess
     run(told())
 
 
+def test_what_comes_before_the_last_cumulative_acknowledgement_is_not_covered_by_the_next(ten: list[Message]) -> None:
+    """Official clients drop it: nobody has seen entries 1, 3, 5 and 7."""
+
+    async def told() -> None:
+        world = Shared(SubscriptionType.EXCLUSIVE, ten)
+        await world.open()
+        world.join(0)
+        (consumer,) = world.consumers
+        consumer.flow(100)
+        world.win(0)
+        await world.settle()
+        subscription = world.subscription
+        subscription.acknowledge_cumulative(consumer, Position(LEDGER, 8))
+        world.win(1)
+        await world.settle()
+        assert world.entries() == [0, 2, 4, 6, 8, 1, 3, 5, 7, 9]
+        subscription.acknowledge_cumulative(consumer, Position(LEDGER, 9))
+        await world.settle()
+        acked = subscription.progress.is_acked
+        assert [acked("there", Position(70, number)) for number in range(5)] == [False] * 4 + [True]
+        assert subscription.mark_delete == Position(LEDGER, 0)
+        await world.close()
+
+    run(told())
+
+
 def test_what_its_home_wants_back_is_not_sent_any_more_and_released_in_a_moment(ten: list[Message]) -> None:
     async def told() -> None:
         world = Shared(SubscriptionType.SHARED, ten)

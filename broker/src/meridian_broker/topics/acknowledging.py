@@ -80,21 +80,26 @@ def up_to(
     part: int | None,
     confirmed: Confirmed | None,
     resent: Resent | None,
+    behind: Position | None = None,
 ) -> None:
     """A cumulative acknowledgement, as far as it is about what is not read from a compacted view.
 
     :param part: of the last entry only, all messages but those with these bits.
     :param resent: what was sent since the newest rewind when it came; only that counts in the newest epoch (R13).
+    :param behind: it is about what is behind this place; None: ask the consumer.
     """
     log = subscription.topic.log
-    after = subscription.mark_delete
+    if behind is None:
+        last = position if part is None else log.before(position)
+        behind = consumer.acknowledges_to(last, in_part=part is not None)
+    after = max(subscription.mark_delete, behind)
     if subscription.compacted is not None:
         after = max(after, subscription.compacted.horizon)
     upto = position if part is None else log.before(position)
     ledger = cursor.index_missing(log, after, position)
     if ledger is not None:
         as_now = None if resent is None else resent.copy()
-        work = _load_then_up_to(ledger, subscription, consumer, position, part, confirmed, as_now)
+        work = _load_then_up_to(ledger, subscription, consumer, position, part, confirmed, as_now, behind)
         subscription.topic.scheduler.spawn(work, "load an index for an acknowledgement")
         return
     delta = subscription.claims.open()
@@ -128,9 +133,10 @@ async def _load_then_up_to(
     part: int | None,
     confirmed: Confirmed | None,
     resent: Resent | None,
+    behind: Position,
 ) -> None:
     await subscription.topic.log.load_index(ledger)
-    up_to(subscription, consumer, position, part, confirmed, resent)
+    up_to(subscription, consumer, position, part, confirmed, resent, behind)
 
 
 def in_memory(

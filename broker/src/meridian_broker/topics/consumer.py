@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 from meridian_broker.positions import ZERO, Stamp
-from meridian_broker.positions.position import Position
+from meridian_broker.positions.position import EARLIEST, Position
 from meridian_broker.topics.key_ranges import KeySharedPolicy
 
 if TYPE_CHECKING:
@@ -44,6 +44,7 @@ class Consumer:
     """One SUBSCRIBE. Permits count messages and may go below zero, for a batch is sent whole."""
 
     __slots__ = (
+        "acked_to",
         "blocked",
         "bytes_out",
         "connected_since_ms",
@@ -91,6 +92,8 @@ class Consumer:
         self.epoch = epoch
         """Epoch under which its messages are dispatched: its acknowledgements count there (R13)."""
         self.consumer_epoch = 0
+        self.acked_to: Position = EARLIEST
+        """Up to where it acknowledged cumulatively, also before it was sent away and came again."""
         self.permits = 0
         self.unacked: dict[Position, int] | None = None
         """Shared: messages of each entry sent and not yet acked."""
@@ -105,6 +108,21 @@ class Consumer:
         """The client has room for ``permits`` more messages."""
         self.permits += permits
         self.subscription.dispatch_soon()
+
+    def acknowledges_to(self, position: Position, *, in_part: bool) -> Position:
+        """It acknowledges everything up to ``position``; says behind which place that is about.
+
+        Official clients drop what they are sent up to their last cumulative acknowledgement: what comes again after a
+        rewind made elsewhere (R13), or of another region's share (R26). So the next one says nothing of that. A client
+        that goes back has it, and drops nothing.
+
+        :param in_part: the entry itself, a batch, is acknowledged in part.
+        """
+        before = self.acked_to
+        if position < before or (position == before and not in_part):
+            return EARLIEST
+        self.acked_to = position
+        return before
 
     def resume(self) -> None:
         """The connection can take more bytes again."""

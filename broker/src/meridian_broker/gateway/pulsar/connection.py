@@ -27,6 +27,7 @@ from meridian_broker.gateway.pulsar.flow import (
     FlowControl,
 )
 from meridian_broker.gateway.pulsar.refusals import code_of
+from meridian_broker.gateway.pulsar.sent_away import SentAway
 from meridian_broker.positions.position import Position
 from meridian_broker.topics.consumer import Consumer
 from meridian_broker.topics.errors import TopicError
@@ -81,6 +82,7 @@ class Connection(FlowControl):
         "peer_version",
         "producers",
         "protocol_version",
+        "sent_away",
         "started",
         "waiting_producers",
         "watchers",
@@ -109,6 +111,7 @@ class Connection(FlowControl):
         self.waiting_producers: dict[int, Producer] | None = None
         """Those that were told to wait until others are gone."""
         self.consumers: dict[int, Consumer | None] | None = None
+        self.sent_away = SentAway()
         self.watchers: dict[int, Watcher] | None = None
         """Of topic lists."""
         self.started = False
@@ -410,6 +413,7 @@ class Connection(FlowControl):
     def disconnect_consumer(self, consumer: Consumer) -> None:
         if self.consumers is not None and self.consumers.get(consumer.consumer_id) is consumer:
             del self.consumers[consumer.consumer_id]
+            self.sent_away.add(consumer)
             message = pb.CommandCloseConsumer(consumer_id=consumer.consumer_id, request_id=(1 << 64) - 1)
             self.write(encode.simple(16, message))
 

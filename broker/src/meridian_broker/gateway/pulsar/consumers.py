@@ -86,6 +86,7 @@ async def _subscribe(connection: Connection, asked: pb.CommandSubscribe) -> None
         consumers.pop(asked.consumer_id, None)
         raise
     consumer.consumer_epoch = asked.consumer_epoch
+    connection.sent_away.back(consumer)
     consumers[asked.consumer_id] = consumer
     connection.succeed(asked.request_id)
 
@@ -171,6 +172,8 @@ def ack(connection: Connection, command: Ack) -> None:
             connection.write(encode.simple(38, answer))
 
     if consumer is None:
+        if command.ack_type == CUMULATIVE and command.ids:
+            connection.sent_away.acknowledged(command.consumer_id, _new(Position, command.ids[0]))
         if confirmed is not None:
             confirmed(ConsumerNotFoundError("this connection has no such consumer (any more): it is not acknowledged"))
         return
@@ -226,6 +229,7 @@ def close_consumer(connection: Connection, command: Any) -> None:
     asked: pb.CommandCloseConsumer = command.message
     consumer = (connection.consumers or {}).pop(asked.consumer_id, None)
     if consumer is None:
+        connection.sent_away.forget(asked.consumer_id)
         connection.succeed(asked.request_id)
         return
 
@@ -312,6 +316,7 @@ async def _seek(connection: Connection, asked: pb.CommandSeek, subscription: Sub
     except REFUSALS as error:
         connection.fail(asked.request_id, error)
         return
+    connection.sent_away.forget(asked.consumer_id)
     connection.succeed(asked.request_id)
 
 

@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Consumers of a connection that were sent away, until they subscribe again.
+
+The same consumer id on the same connection is the same object of the client's program. It still drops what it is sent
+up to where it acknowledged cumulatively (``Consumer.acknowledges_to``), so that place is kept for it.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from meridian_broker.positions.position import EARLIEST, Position
+from meridian_broker.topics.consumer import Consumer
+
+SENT_AWAY_MAX: Final = 1000
+"""Consumers of one connection; clients come again within a second or two. Beyond it the first ones are forgotten."""
+
+
+class SentAway:
+    """Consumer id -> up to where that consumer acknowledged cumulatively."""
+
+    __slots__ = ("_acked_to",)
+
+    def __init__(self) -> None:
+        self._acked_to: dict[int, Position] | None = None
+
+    def add(self, consumer: Consumer) -> None:
+        """The consumer was told to subscribe again."""
+        if consumer.acked_to > EARLIEST:
+            if self._acked_to is None:
+                self._acked_to = {}
+            while len(self._acked_to) >= SENT_AWAY_MAX:
+                del self._acked_to[next(iter(self._acked_to))]
+            self._acked_to[consumer.consumer_id] = consumer.acked_to
+
+    def acknowledged(self, consumer_id: int, position: Position) -> None:
+        """It acknowledges cumulatively before it is back."""
+        if self._acked_to is not None and consumer_id in self._acked_to:
+            self._acked_to[consumer_id] = max(self._acked_to[consumer_id], position)
+
+    def back(self, consumer: Consumer) -> None:
+        """It subscribed again."""
+        if self._acked_to is not None:
+            consumer.acked_to = self._acked_to.pop(consumer.consumer_id, EARLIEST)
+
+    def forget(self, consumer_id: int) -> None:
+        """It was closed, or went back by itself: clients that seek drop nothing of what they get then."""
+        if self._acked_to is not None:
+            self._acked_to.pop(consumer_id, None)
