@@ -57,7 +57,9 @@ async def standing(
             try:
                 info = await store.recover(span.ledger_id, fence)
             except LedgerNotFound:
-                continue  # made in the metadata, and the broker ended before the store heard of it
+                # On record, and the broker ended before the store heard of it; or the volume is an older copy.
+                last_own, origins = span.own_before, dict(span.origins_before)
+                continue
             if info.entries == 0:
                 await store.delete(span.ledger_id)
                 continue
