@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from meridian_broker.positions import ZERO, HybridClock, Stamp
 
@@ -46,6 +46,16 @@ def test_later_wins_then_the_counter_then_the_smaller_region() -> None:
 @given(stamps)
 def test_encoding_round_trip(stamp: Stamp) -> None:
     assert Stamp.decode(stamp.encode()) == stamp
+
+
+whole = st.builds(Stamp, st.integers(0, 2**64 - 1), st.integers(0, 2**64 - 1), st.text("ab@.-ä", min_size=1))
+
+
+@many
+@example(Stamp(2**64 - 1, 2**64 - 1, "a"))
+@given(whole)
+def test_what_is_printed_is_read(stamp: Stamp) -> None:
+    assert Stamp.parse(str(stamp)) == stamp
 
 
 @many

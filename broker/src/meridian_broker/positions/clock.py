@@ -17,6 +17,8 @@ from collections.abc import Callable
 from typing import Final, NamedTuple
 
 _FIXED: Final = struct.Struct(">QQ")
+_NUMBERS_MAX: Final = 2 * len(str(2**64 - 1)) + 1
+"""Characters of the two numbers, with what stands between them."""
 
 
 class Stamp(NamedTuple):
@@ -57,7 +59,7 @@ class Stamp(NamedTuple):
         """What ``str`` wrote. :raises ValueError: anything else."""
         numbers, _, region = text.partition("@")
         time_ms, _, counter = numbers.partition(".")
-        if not (region and time_ms.isdecimal() and counter.isdecimal() and numbers.isascii() and len(numbers) < 40):
+        if not (region and time_ms.isdecimal() and counter.isdecimal() and numbers.isascii() and len(numbers) <= _NUMBERS_MAX):
             raise ValueError(f"{text[:80]!r} is no stamp: milliseconds, a counter and a region are, as 12.0@us-east")
         return cls(int(time_ms), int(counter), region)
 
