@@ -429,6 +429,7 @@ class ConsumerServer:
     async def open(self) -> None:
         """SUBSCRIBE."""
         client, broker = self._client, self._broker
+        topic = None
         try:
             topic = await broker.open_topic(client.topic)
             if client.subscription not in topic.subscriptions:
@@ -441,6 +442,7 @@ class ConsumerServer:
                 return
             self._consumer = topic.add_consumer(subscription, self, 1, client.name, client.kind, 0, None)
         except REFUSALS:
+            self._model.subscription_refused(client.topic, client.subscription, client.initial, topic)
             self.connection.send(1, lambda: client.lost(self))
             return
         epoch = self._consumer.epoch

@@ -244,6 +244,11 @@ class Model(Crashes):
         places = {**opened.log.last_origin, home.name: opened.log.last_own} if is_latest else {}
         self._asked[topic, name][home.name].append(places)
 
+    def subscription_refused(self, topic: str, name: str, initial: Position, opened: Topic | None) -> None:
+        """Whoever asked hears that it was not made. It may have been, at any moment until now."""
+        if initial == LATEST and opened is not None:
+            self._cut_off[topic, name].append({**opened.log.last_origin, opened.region: opened.log.last_own})
+
     def subscription_deleted(self, topic: str, name: str) -> None:
         """Somebody deletes it, and all that was promised of this life of it."""
         self._deleted.add((topic, name))
@@ -573,7 +578,8 @@ class Model(Crashes):
             return 0
         if topic in self._world.told and origin in self.lost_once:
             return 0  # who has it was perhaps not asked, for it was no region of the topic then
-        asked = [places for some in self._asked[topic, name].values() for places in some] + self._cut_off[topic, name]
+        made = self.key(subscription)[0].partition(" since ")[0], name  # a copy that was set aside had another name
+        asked = [places for some in self._asked[made].values() for places in some] + self._cut_off[made]
         if any(origin.position <= places.get(origin.region, EARLIEST) for places in asked):
             return 0
         return ((1 << messages) - 1) & ~facts.perhaps_acked(origin, agreeing)

@@ -209,6 +209,7 @@ class Story(TroubleSteps, RegionSteps, ScopeSteps):
         initial = LATEST if place == "latest" else EARLIEST
 
         async def work() -> None:
+            opened = None
             try:
                 opened = await broker.open_topic(topic)
                 self.world.model.subscription_made(broker.home, topic, name, initial, opened)
@@ -217,6 +218,7 @@ class Story(TroubleSteps, RegionSteps, ScopeSteps):
                 )
                 self.world.model.subscription_seen(broker.home, topic, made)
             except (TopicError, LedgerError, MetadataError) as error:
+                self.world.model.subscription_refused(topic, name, initial, opened)
                 self.say(f"refused: {error}")
 
         self.world.loop.spawn(broker, work(), "subscribe")
