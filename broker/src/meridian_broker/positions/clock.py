@@ -59,7 +59,8 @@ class Stamp(NamedTuple):
         """What ``str`` wrote. :raises ValueError: anything else."""
         numbers, _, region = text.partition("@")
         time_ms, _, counter = numbers.partition(".")
-        if not (region and time_ms.isdecimal() and counter.isdecimal() and numbers.isascii() and len(numbers) <= _NUMBERS_MAX):
+        are_numbers = numbers.isascii() and time_ms.isdecimal() and counter.isdecimal()
+        if not (region and are_numbers and len(numbers) <= _NUMBERS_MAX):
             raise ValueError(f"{text[:80]!r} is no stamp: milliseconds, a counter and a region are, as 12.0@us-east")
         return cls(int(time_ms), int(counter), region)
 
