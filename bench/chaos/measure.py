@@ -69,10 +69,11 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--prepare", action="store_true", help="nothing has to be prepared; for symmetry with others")
     parser.add_argument("--first", type=int, default=1, metavar="SEED")
     parser.add_argument("--seeds", type=int, default=10, help="so many from the first on")
-    parser.add_argument("--rounds", type=int, default=3, help="of trouble and calm, for each seed")
+    parser.add_argument("--rounds", type=int, help="of trouble and calm, for each seed; 3, or 2 when it is quick")
     parser.add_argument("--seconds", type=float, default=8, help="of trouble in a round")
     parser.add_argument("--keep", action="store_true", help="keep logs and disks of a seed that went wrong")
     options = parser.parse_args()
+    options.rounds = options.rounds or (2 if options.quick else 3)
     if options.prepare:
         raise SystemExit(0)
     return options
