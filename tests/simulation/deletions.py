@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from meridian_broker.positions import ZERO, Stamp
 from meridian_broker.positions.position import EARLIEST, Origin, Position
+from simulation.facts import incarnation_of
 
 if TYPE_CHECKING:
     from meridian_broker.ledgers.log import TopicLog
@@ -48,6 +49,7 @@ class Deletions:
 
     def begun(self, region: str, topic: str, record: TopicRecord) -> None:
         """The region has written down that it deletes the topic: so it does, even if it crashes."""
+        self._ended.add(incarnation_of(topic, record.incarnation))
         if (region, topic) in self._commanded:
             own = Origin(region, *record.last_own)
             self._seen(topic, [own, *(Origin(origin, *last) for origin, last in record.last_origins.items())])
