@@ -69,6 +69,11 @@ def test_a_list_goes_only_when_nobody_can_have_enough_of_it_unheard(
             assert not unheard, "each of two is the home of a share"
     last = max(stamp for stamp, _ in known.lists)
     settled = known.settle(wanted, Stamp(last.time_ms + 1, 0, "us"))
+    if not settled.is_settled:
+        assert {voters for _, voters in settled.lists} == {voters for _, voters in known.lists}, (
+            "first it is said again"
+        )
+        settled = settled.settle(wanted, Stamp(last.time_ms + 2, 0, "us"))
     assert settled.is_settled
     assert settled.voters == wanted
     assert known.joined(settled) == settled, "whoever knew as much follows"

@@ -8,8 +8,8 @@ know of the others that nobody can have enough of it without hearing of them. Th
 
 - Voters vote for whoever knows exactly the same lists as they do, and for nobody else.
 - A voter says that it knows them once that is durable and nothing that it promised while it knew less is still binding.
-- A list may go once a majority of it said so. Whoever knows less cannot have enough of that list any more, for every
-  two majorities of it meet; whoever knows as much needs enough of the lists that stay.
+- A list may go, for one that was said later, once a majority of it said so. Whoever knows less cannot have enough of
+  that list any more, for every two majorities of it meet; whoever knows as much needs enough of the list that stays.
 - The first list of a subscription counts once all who are on it said so; before that it takes all of them. Else two
   regions that begin at once, with different lists, would not know of each other.
 
@@ -113,11 +113,17 @@ class Electorates:
         return True
 
     def settle(self, wanted: Collection[str], stamp: Stamp) -> Electorates:
-        """One list counts from now on. :param stamp: later than all that are known."""
+        """One list counts from now on, when it is the last that was said; else it is said again, to be heard again.
+
+        So of two regions that know the same and want different lists only one can have its own: each would else let
+        the other's list go. :param stamp: later than all that are known.
+        """
         kept = tuple(sorted(wanted))
-        last = max((said for said, voters in self.lists if voters != kept), default=BEGUN)
-        said = next(said for said, voters in self.lists if voters == kept)
-        return Electorates(((said if said > last else stamp, kept),), max(last, self.settled, BEGUN))
+        *others, (said, last) = self.lists
+        gone = others[-1][0] if others else BEGUN
+        if last != kept or gone >= said:
+            return self.joined(Electorates(((stamp, kept),), self.settled))
+        return Electorates(((said, kept),), max(gone, self.settled, BEGUN))
 
     def enough(self, voters: Voters) -> int:
         """How many of one list it takes."""
