@@ -7,14 +7,16 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from meridian_broker.engines.memory.ledgers import MemoryDisk, MemoryLedgerStore
-from meridian_broker.ledgers.chapters import CacheBudget, LogLimits
+from meridian_broker.ledgers.chapters import CacheBudget, LogLimits, Span
 from meridian_broker.ledgers.entry import EntryHeader, unpack
 from meridian_broker.ledgers.log import TopicLog
-from meridian_broker.ledgers.store import LedgerError
+from meridian_broker.ledgers.store import LedgerError, LedgerNotFound
 from meridian_broker.ledgers.times import LEDGERS_MAX, PublishTimes
+from meridian_broker.metadata.store import MetadataUnavailable
 from meridian_broker.positions.position import EARLIEST, Position
 from meridian_broker.server.loop import LoopScheduler
 from topic_record import TopicRecord
@@ -219,3 +221,38 @@ async def _times(chosen: list[Step]) -> None:
 @given(steps)
 def test_publish_times_are_those_of_the_entries(chosen: list[Step]) -> None:
     asyncio.run(_times(chosen))
+
+
+class _Unwritable(TopicRecord):
+    """The metadata store does not take the first write."""
+
+    is_away = True
+
+    async def save_spans(self, *what: Any) -> None:
+        if self.is_away:
+            self.is_away = False
+            raise MetadataUnavailable("the metadata store is away")
+        await super().save_spans(*what)
+
+
+async def test_an_opening_that_failed_is_tried_again_with_the_ledgers_it_was_given() -> None:
+    """R5: who opens a topic is told the ledgers that the volume had when the broker started. An empty one among them
+    goes, and what failed after that may be tried again."""
+    scheduler, record = LoopScheduler(), _Unwritable()
+    store = MemoryLedgerStore(schedule=scheduler.defer)
+    await store.create(7, fence=1)
+    found = [Span(7, EARLIEST, {})]
+
+    async def opened() -> TopicLog:
+        log = TopicLog("here", store, record, 2, LogLimits(), scheduler, CacheBudget(1 << 20))
+        await log.open([], EARLIEST, {}, {}, found)
+        return log
+
+    try:
+        with pytest.raises(MetadataUnavailable):
+            await opened()
+        with pytest.raises(LedgerNotFound):
+            await store.open(7)
+        assert (await opened()).spans() == []
+    finally:
+        await scheduler.close()

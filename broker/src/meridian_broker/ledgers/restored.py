@@ -8,6 +8,7 @@ volume do not name the last ledgers on it, and name some that were given back si
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import NamedTuple
 
 from meridian_broker.ledgers.chapters import Chapter, Span
@@ -37,11 +38,14 @@ async def standing(
 ) -> Standing:
     """Fence and seal what is left of the ledgers on record, and of those that were found.
 
-    :param found: ledgers of the topic on the volume that the metadata do not name, all made after those they do.
+    :param found: ledgers of the topic on the volume that the metadata do not name, all made after those they do. One
+        that is gone by now had no entries: somebody opened the topic, deleted it, and failed later.
     :param last_own: and ``last_origins``: as on record.
     :raises LedgerError: one cannot be recovered; nothing was changed.
     """
-    spans = [*await _not_given_back(store, named, found, fence), *found]
+    entries = await _still_there(store, found, fence)
+    found = [span for span in found if span.ledger_id in entries]
+    spans = [*await _not_given_back(store, named, any(entries.values()), fence), *found]
     is_other = bool(found) or len(spans) < len(named)
     origins = dict(last_origins)
     for span in found:
@@ -73,13 +77,20 @@ async def standing(
     return Standing(chapters, last_own, origins, is_other)
 
 
-async def _not_given_back(
-    store: LedgerStore, named: Sequence[Span], found: Sequence[Span], fence: int
-) -> Sequence[Span]:
-    """The ledgers on record without the first ones that were given back since."""
-    is_older = False  # the metadata, for sure: a ledger without entries may be one that just failed to begin
+async def _still_there(store: LedgerStore, found: Sequence[Span], fence: int) -> dict[int, int]:
+    """How many entries each of these ledgers has that the store still has."""
+    entries: dict[int, int] = {}
     for span in found:
-        is_older |= (await store.recover(span.ledger_id, fence)).entries > 0
+        with suppress(LedgerNotFound):
+            entries[span.ledger_id] = (await store.recover(span.ledger_id, fence)).entries
+    return entries
+
+
+async def _not_given_back(store: LedgerStore, named: Sequence[Span], is_older: bool, fence: int) -> Sequence[Span]:
+    """The ledgers on record without the first ones that were given back since.
+
+    :param is_older: the metadata are, for sure: a later ledger without entries may be one that just failed to begin.
+    """
     for number, span in enumerate(named):
         try:
             await store.recover(span.ledger_id, fence)

@@ -180,7 +180,8 @@ class ProgressLog:
         after = max(ledgers) if entries else -1
         for ledger_id in unnamed:
             if ledger_id > after:
-                entries[ledger_id] = (await self._store.recover(ledger_id, self._fence)).entries
+                with suppress(LedgerNotFound):  # opened before, in vain, and deleted
+                    entries[ledger_id] = (await self._store.recover(ledger_id, self._fence)).entries
         self.ledgers = sorted(entries)
         if not entries.keys() <= set(ledgers):
             await self._metadata.save_progress_ledgers(self.ledgers)
