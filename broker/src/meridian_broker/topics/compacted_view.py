@@ -15,7 +15,7 @@ from typing import Final
 from pyroaring import BitMap
 
 from meridian_broker.ledgers.log import Stored
-from meridian_broker.ledgers.store import LedgerCorrupt, LedgerStore, Reader
+from meridian_broker.ledgers.store import LedgerCorrupt, LedgerNotFound, LedgerStore, Reader
 from meridian_broker.metadata.records import CompactedRecord
 from meridian_broker.positions.position import Position
 from meridian_broker.topics.compacted_format import Kind, ViewFormatError, kind_of, unpack_entry, unpack_index
@@ -24,11 +24,15 @@ READ_BYTES: Final = 1 << 20
 
 
 async def survey(store: LedgerStore, ledger_id: int, horizon: Position, fence: int) -> CompactedRecord | None:
-    """The record of a view of which only the ledger was found; None: it was never finished, or nothing is in it.
+    """The record of a view of which only the ledger was found; None: it was never finished, nothing is in it, or it is
+    gone by now.
 
     :raises LedgerError: it cannot be read.
     """
-    info = await store.recover(ledger_id, fence)
+    try:
+        info = await store.recover(ledger_id, fence)
+    except LedgerNotFound:
+        return None
     reader = await store.open(ledger_id)
     tombstones = entries = kept = at = 0
     while at < info.entries:
