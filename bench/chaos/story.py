@@ -171,8 +171,16 @@ class Story:
                     if not event.body:
                         self._say(f"    {event.told(self._journal.began)}")
                 return False
+            self._accept_gaps()
             time.sleep(0.2)
         return True
+
+    def _accept_gaps(self) -> None:
+        """What a region lacks whose old disk was put back may be nowhere any more: then it waits for a person."""
+        topics = [PLAIN, *(f"{PARTED}-partition-{one}" for one in range(self._partitions))]
+        for region in REGIONS:
+            if self._trims and self._world.put_back_at[region]:
+                self.counts["gaps accepted"] += sum(self._world.accept_gaps(region, topic) for topic in topics)
 
     def _out_of_step(self, used: Subscription) -> str:
         places = [used.topic]

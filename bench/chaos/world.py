@@ -182,6 +182,19 @@ class World(Wired):
         status, said = self.http(region, "GET", path)
         return dict(said) if status == 200 else {"problem": f"{region} answered {status}: {said}"}
 
+    def accept_gaps(self, region: str, topic: str) -> int:
+        """As a person does after an old disk was put back: what the region lacks and nobody has any more is lost (R4).
+
+        :returns: how many gaps there were.
+        """
+        path, accepted = f"/meridian/v1/topics/{topic.partition('://')[2]}/gaps", 0
+        status, said = self.http(region, "GET", path)
+        for gap in said["missing"] if status == 200 else ():
+            if gap["asked"] and not gap["away"]:
+                body = {"origin": gap["origin"], "upto": gap["upto"]}
+                accepted += 200 <= self.http(region, "POST", f"{path}/accept", body)[0] < 300
+        return accepted
+
     def stats(self, region: str, topic: str) -> dict[str, Any]:
         status, said = self.http(region, "GET", f"/admin/v2/{topic.replace('://', '/')}/stats")
         return dict(said) if status == 200 else {}
