@@ -120,7 +120,7 @@ def test_a_truncated_region_and_all_of_them(regions: RegionsProcess) -> None:
         take_numbers(subscribe(west, topic), range(30))
     with client(regions, EAST) as east:
         publish(east, topic, numbered(range(30, 35)))
-    stored(regions, WEST, topic, 35)
+    wait_for_backlog(regions, WEST, topic, 5)
     assert regions.http(WEST, "DELETE", f"{path(topic)}/truncate?allRegions=true").status == 204
     wait_for_backlog(regions, EAST, topic, 0)
     wait_for_backlog(regions, WEST, topic, 0)

@@ -51,14 +51,14 @@ def _seen(**more: Any) -> dict[str, Any]:
 
 
 def test_the_shares_of_a_subscription_are_shown_and_what_they_wait_for() -> None:
-    held = {"origin": "us", "dispatched_by": "us", "lease_ms_left": 5200, "reason": ""}
-    free = {"origin": "eu", "dispatched_by": "", "lease_ms_left": 0, "reason": "nobody consumes here"}
+    held = {"origin": "us", "dispatched_by": "us", "lease_ms_left": 5200, "owed": 4, "reason": ""}
+    free = {"origin": "eu", "dispatched_by": "", "lease_ms_left": 0, "owed": 0, "reason": "nobody consumes here"}
     answer = {"regions": {"eu": _seen(shares=[free]), "us": {"partitions": {"a": _seen(shares=[held]), "b": _seen()}}}}
     shown = list(standing.tables(answer, 0))[-1].splitlines()
     assert [line.split() for line in shown] == [
         " ".join(standing.SHARES).split(),
-        ["eu", "eu", "nobody", "-", "nobody", "consumes", "here"],
-        ["us", "us", "us", "5.2", "s", "-"],
+        ["eu", "eu", "nobody", "-", "0", "nobody", "consumes", "here"],
+        ["us", "us", "us", "5.2", "s", "4", "-"],
     ]
 
 
