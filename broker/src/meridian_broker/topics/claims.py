@@ -76,22 +76,24 @@ class Claims:
         subscription.advance()
 
     def make_known(self, delta: Progress, confirmations: list[Confirmed] | None = None, entries: int = 0) -> None:
-        """Write what is joined already, and tell it to the other regions.
+        """Write what is joined already, and tell it to the other regions once it is durable: what they count as
+        acknowledged, this region has on record as received, also when it is killed in between (R60).
 
         :param entries: how many were acknowledged in it.
         """
-
-        def done(error: LedgerError | None) -> None:
-            self._confirm(confirmations or [], error)
-
         subscription = self._subscription
         topic = subscription.topic
-        topic.progress_log.append(Kind.ACKED, subscription.name, delta.encode(), done if confirmations else None)
+
+        def done(error: LedgerError | None) -> None:
+            is_there = topic.subscriptions.get(subscription.name) is subscription
+            if error is None and is_there and subscription.replicated and topic.exchange is not None:
+                topic.exchange.local_change(topic.name, subscription.name, delta, entries=entries)
+            self._confirm(confirmations or [], error)
+
+        topic.progress_log.append(Kind.ACKED, subscription.name, delta.encode(), done)
         if subscription.replicated:
             subscription.first_hand = subscription.first_hand or Progress()
             subscription.first_hand.join(delta)
-            if topic.exchange is not None:
-                topic.exchange.local_change(topic.name, subscription.name, delta, entries=entries)
 
     def _confirm(self, confirmations: list[Confirmed], error: LedgerError | None) -> None:
         """Give clients their receipts. What they acknowledged leaves for the other regions before: a broker that is
