@@ -430,8 +430,11 @@ class Topic:
         assert isinstance(subscription, Subscription)
         subscription.remove_consumer(consumer)
         self.last_used_ms = self.scheduler.now_ms()
-        if subscription.durable or subscription.consumers:
-            return
+        if not (subscription.durable or subscription.consumers):
+            self.forget_reader(subscription)
+
+    def forget_reader(self, subscription: Subscription) -> None:
+        """A subscription that is not durable goes; its reader is not here."""
         if self.subscriptions.pop(subscription.name, None) is not None:
             self.count_gone(subscription)
 

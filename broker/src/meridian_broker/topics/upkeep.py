@@ -6,7 +6,7 @@ and topics of which much is not compacted yet are compacted.
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from meridian_broker.ledgers.store import LedgerError
 from meridian_broker.positions import Cause
@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from meridian_broker.topics.topic import Topic
 
 log = logging.getLogger(__name__)
+
+READER_BACK_MS: Final = 60_000
+"""A reader that a seek sent away is waited for so long; clients come back within seconds."""
 
 
 async def trim_all(service: TopicService) -> None:
@@ -73,12 +76,21 @@ async def trim(topic: Topic) -> None:
     keep_since = None if retention.time_minutes < 0 else now - retention.time_minutes * 60_000
     keep_bytes = None if retention.size_mb < 0 else retention.size_mb << 20
     topic.deduplication.tidy()
+    _forget_readers(topic, now)
     await floors.look_after(topic)
     await _give_back(topic, keep_bytes, keep_since)
     if now - topic.last_used_ms > 60_000:
         topic.log.drop_tail()
     topic.log.cool_indexes(topic.needed_from().ledger)
     topic.late.pack({ledger for ledger, _, _ in topic.log.counts()})
+
+
+def _forget_readers(topic: Topic, now_ms: int) -> None:
+    """A subscription that is not durable goes with its reader, also when that does not come back after a seek."""
+    for subscription in list(topic.subscriptions.values()):
+        is_left = not subscription.durable and not subscription.consumers
+        if is_left and now_ms - subscription.last_left_ms > READER_BACK_MS:
+            topic.forget_reader(subscription)
 
 
 async def truncate(topic: Topic) -> None:
