@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import shutil
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
@@ -18,7 +19,7 @@ from meridian_broker.engines.etcd.metadata import EtcdMetadataStore
 from meridian_broker.metadata.catalog import Catalog
 from meridian_broker.metadata.errors import NotEmpty
 from meridian_broker.metadata.records import ClusterRecord
-from meridian_broker.metadata.store import LeaseExpired, MetadataError, MetadataUnavailable, Put
+from meridian_broker.metadata.store import LeaseExpired, MetadataError, MetadataUnavailable, MetadataWentBack, Put
 from meridian_broker.positions.clock import HybridClock
 from meridian_broker.wire.pulsar.topic_name import parse
 from metadata_contract import MetadataStoreContract, begin, end, next_changes, wait_until
@@ -174,6 +175,43 @@ async def test_an_etcd_that_stays_away_is_reported(
     finally:
         await asyncio.to_thread(server.start)
     assert await store.get("/a") is None
+
+
+@pytest.mark.parametrize("lost", [1, 3])
+async def test_an_etcd_that_was_restored_under_us_is_noticed(tmp_path: Path, lost: int) -> None:
+    """Whatever is asked first: nothing that it says is believed, also where our own write would hide what is lost."""
+    server = EtcdServer(tmp_path / "etcd")
+    told: list[str] = []
+    try:
+        await asyncio.to_thread(server.kill)
+        shutil.copytree(tmp_path / "etcd", tmp_path / "copy")
+        await asyncio.to_thread(server.start)
+        stores = [await EtcdMetadataStore.connect(server.url, "/meridian/east", told.append) for _ in range(3)]
+        reading, writing, watching = stores
+        watch = await begin(watching, "/")
+        for number in range(lost):
+            await reading.put(f"/{number}", b"")
+        for _ in range(lost):
+            await next_changes(watch)
+        await writing.get("/0")
+        await asyncio.to_thread(server.kill)
+        shutil.rmtree(tmp_path / "etcd")
+        shutil.copytree(tmp_path / "copy", tmp_path / "etcd")
+        await asyncio.to_thread(server.start)
+        with pytest.raises(MetadataWentBack, match="is older than it was"):
+            await reading.get("/0")
+        with pytest.raises(MetadataWentBack):
+            await next_changes(watch)
+        with pytest.raises(MetadataWentBack):
+            await writing.put("/other", b"")
+        assert len(told) == 3, "each store says it once"
+        with pytest.raises(MetadataWentBack):
+            await writing.get("/other")
+        assert len(told) == 3
+        for store in stores:
+            await store.close()
+    finally:
+        server.close()
 
 
 async def test_a_lease_outlives_a_short_absence_of_etcd(server: EtcdServer, store: EtcdMetadataStore) -> None:

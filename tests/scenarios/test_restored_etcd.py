@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from broker_process import BrokerProcess, HttpAnswer
+from broker_process import BrokerProcess, HttpAnswer, wait_until
 from etcd_server import EtcdServer, etcd_missing
 from free_ports import free_port
 from region_clients import (
@@ -95,7 +95,7 @@ def regions(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TwoRegions]:
 @pytest.fixture(scope="module")
 def topics(regions: TwoRegions) -> dict[str, str]:
     """A topic for each restore, with twenty messages in the copies of disk and etcd."""
-    named = {what: new_topic("restored") for what in (*RESTORES, "alone")}
+    named = {what: new_topic("restored") for what in (*RESTORES, "alone", "running")}
     with client(regions, EAST) as east:
         for topic in named.values():
             publish(east, topic, numbered(range(20)))
@@ -154,3 +154,31 @@ def test_etcd_is_restored_and_nobody_can_give_anything_back(regions: TwoRegions,
     regions.brokers[WEST].start()
     assert stored(regions, WEST, topic, 45) == list(range(45))
     wait_for_backlog(regions, WEST, topic, 0)
+
+
+def test_etcd_goes_back_under_a_broker_that_runs(regions: TwoRegions, topics: dict[str, str]) -> None:
+    """R1, R5: the broker notices with the first answer of the older etcd, says so, and begins anew as after a crash:
+    what only its volume knows is adopted before anything is written, and no client has to be told."""
+    topic, later = topics["running"], new_topic("later")
+    broker = regions.brokers[EAST]
+    with client(regions, EAST) as east:
+        consumer = subscribe(east, topic)
+        publish(east, topic, numbered(range(20, 40)))
+        publish(east, later, numbered(range(5)))
+        for message in take(consumer, 40):
+            if 10 <= int(message.data()) < 30:
+                consumer.acknowledge(message)
+        consumer.close()
+        regions.etcd.kill()
+        shutil.rmtree(regions.root / "etcd")
+        shutil.copytree(regions.root / "copy-etcd", regions.root / "etcd")
+        regions.etcd.start()
+        wait_until(lambda: "begins anew" in broker.log(), "the broker to notice")
+        publish(east, topic, numbered(range(40, 45)))
+    for region in REGIONS:
+        assert stored(regions, region, topic, 45) == list(range(45)), region
+        assert stored(regions, region, later, 5) == list(range(5)), region
+    with client(regions, EAST) as east:
+        take_numbers(subscribe(east, topic), [*range(10), *range(30, 45)])
+    for region in REGIONS:
+        wait_for_backlog(regions, region, topic, 0)

@@ -27,6 +27,11 @@ class MetadataUnavailable(MetadataError):
     """The store does not answer (down, cut off, too slow). Retrying later is right."""
 
 
+class MetadataWentBack(MetadataError):
+    """The store is older than what it said before: somebody restored a copy under us. Nothing that it says goes with
+    what this process knows, and nothing is asked or written any more: begin anew, as after a crash (R5)."""
+
+
 class LeaseExpired(MetadataError):
     """The lease is gone: whatever it protected may belong to somebody else by now."""
 

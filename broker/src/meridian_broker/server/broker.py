@@ -15,6 +15,7 @@ import random
 import signal
 import sys
 import time
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 from functools import partial
 from typing import Final
@@ -54,6 +55,7 @@ from meridian_broker.positions import HybridClock
 from meridian_broker.replication.exchange import ProgressExchange
 from meridian_broker.replication.lease_desk import LeaseDesk
 from meridian_broker.replication.leases import LeaseTimes
+from meridian_broker.server.anew import begin_anew
 from meridian_broker.server.doors import Doors, client_tls
 from meridian_broker.server.loop import LoopScheduler
 from meridian_broker.server.regions_file import clusters_in
@@ -138,13 +140,16 @@ async def _started(settings: Settings, stack: AsyncExitStack, stop: asyncio.Even
         raise StartFailed(str(error)) from error
 
 
-async def open_metadata(settings: Settings) -> MetadataStore:
-    """The store that ``metadataStoreUrl`` names."""
+async def open_metadata(settings: Settings, went_back: Callable[[str], None]) -> MetadataStore:
+    """The store that ``metadataStoreUrl`` names.
+
+    :param went_back: hears that it was restored from an older copy while it was used, where that can be seen.
+    """
     kind, _, rest = settings.metadata_store_url.partition(":")
     if kind == "etcd":
         from meridian_broker.engines.etcd.metadata import EtcdMetadataStore
 
-        return await EtcdMetadataStore.connect(rest, prefix=f"/meridian/{settings.region.cluster_name}")
+        return await EtcdMetadataStore.connect(rest, f"/meridian/{settings.region.cluster_name}", went_back)
     from meridian_broker.engines.sqlite.metadata import SqliteMetadataStore
 
     return await SqliteMetadataStore.open(rest)
@@ -183,7 +188,7 @@ class BrokerProcess:
         process = cls(settings)
         stack.push_async_callback(process.scheduler.close)
         patience = settings.process.start_timeout_seconds
-        store = await once_there(lambda: open_metadata(settings), MetadataUnavailable, patience)
+        store = await once_there(lambda: open_metadata(settings, begin_anew), MetadataUnavailable, patience)
         stack.push_async_callback(store.close)
         process.clock = HybridClock(process.scheduler.now_ms, process.region)
         catalog = process.catalog = Catalog(store, process.clock, process.scheduler.now_ms, asyncio.sleep)

@@ -4,18 +4,24 @@
 aetcd's own client delivers watch events one by one (a transaction falls apart), queues without a bound and dies with
 the server; its message classes and stubs are sound, so those are what we use. Every request has a deadline and waits
 for a connection until then: an etcd that restarts within it is not noticed.
+
+An etcd that was restored from an older copy is. Each answer says of which cluster, leader's term and revision it is,
+and with linearizable requests, the only ones made here, none of these ever goes back: an answer is at least as new as
+all that came before its request was sent, and a write is newer. So the first answer of an older etcd is known as such
+before anybody hears it, and after it nothing is asked any more (``MetadataWentBack``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 import grpc
 from aetcd import rpc
 
-from meridian_broker.metadata.store import LeaseExpired, MetadataError, MetadataUnavailable
+from meridian_broker.metadata.store import LeaseExpired, MetadataError, MetadataUnavailable, MetadataWentBack
 
 REQUEST_TIMEOUT = 5.0
 """Seconds for one request, connecting included."""
@@ -33,11 +39,22 @@ _CHANNEL_OPTIONS = (
 )
 
 
+class _Newest(NamedTuple):
+    """What the answers said last of where etcd is. All are 0 before the first one."""
+
+    cluster: int
+    term: int
+    revision: int
+
+
 class EtcdChannel:
     """One connection to one etcd, and its stubs."""
 
-    def __init__(self, url: str) -> None:
-        """:raises MetadataError: the URL is not ``http://host:port``."""
+    def __init__(self, url: str, went_back: Callable[[str], None] = lambda _: None) -> None:
+        """
+        :param went_back: hears once, with the reason, that etcd is older than it was.
+        :raises MetadataError: the URL is not ``http://host:port``.
+        """
         parts = urlsplit(url)
         if parts.scheme != "http" or not parts.hostname or parts.port is None:
             raise MetadataError(f"{url!r} is not an etcd address: it has to look like http://127.0.0.1:2379")
@@ -47,6 +64,48 @@ class EtcdChannel:
         self.kv = rpc.KVStub(self._channel)
         self.leases = rpc.LeaseStub(self._channel)
         self.watches = rpc.WatchStub(self._channel)
+        self._newest = _Newest(0, 0, 0)
+        self._older = ""
+        """Why nothing is asked any more; empty while etcd only went forward."""
+        self._went_back = went_back
+
+    async def ask(self, request: Callable[[], Awaitable[Any]], doing: str, *, writes: bool = False) -> Any:
+        """The answer to one linearizable request.
+
+        :param writes: what succeeds changes something, so that it has a revision of its own.
+        :raises MetadataWentBack: etcd is older than it was. Of a write nobody can say whether it was done.
+        """
+        self._check_older(doing)
+        known = self._newest
+        with self.errors(doing):
+            answer = await request()
+        said = answer.header
+        least = known.revision + (1 if writes and answer.succeeded else 0)
+        if known.cluster and (said.cluster_id != known.cluster or said.raft_term < known.term or said.revision < least):
+            self._is_older(f"it is at revision {said.revision} of term {said.raft_term}, and was at {known.revision}")
+        self._check_older(doing)
+        term, revision = max(said.raft_term, self._newest.term), max(said.revision, self._newest.revision)
+        self._newest = _Newest(said.cluster_id, term, revision)
+        return answer
+
+    def told(self, revision: int) -> None:
+        """A watch heard of a revision."""
+        self._newest = self._newest._replace(revision=max(revision, self._newest.revision))
+
+    async def still_there(self, doing: str) -> None:
+        """Ask anything, so that an etcd that is older than it was is noticed. :raises MetadataWentBack: it is."""
+        request = rpc.RangeRequest(key=b"/", count_only=True)
+        await self.ask(lambda: self.kv.Range(request, timeout=REQUEST_TIMEOUT, wait_for_ready=True), doing)
+
+    def _is_older(self, why: str) -> None:
+        if not self._older:
+            who = "Somebody restored a copy while this broker was running"
+            self._older = f"etcd at {self.url} is older than it was: {why}. {who}"
+            self._went_back(self._older)
+
+    def _check_older(self, doing: str) -> None:
+        if self._older:
+            raise MetadataWentBack(f"{doing}: {self._older}")
 
     async def close(self) -> None:
         await self._channel.close()

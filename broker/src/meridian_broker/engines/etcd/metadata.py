@@ -9,7 +9,7 @@ path, so several regions may share one etcd in a test. This module imports gRPC:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
 import grpc
@@ -59,14 +59,17 @@ class EtcdMetadataStore:
         self._closed = False
 
     @classmethod
-    async def connect(cls, url: str, prefix: str) -> EtcdMetadataStore:
+    async def connect(
+        cls, url: str, prefix: str, went_back: Callable[[str], None] = lambda _: None
+    ) -> EtcdMetadataStore:
         """``url`` is ``http://host:port``, ``prefix`` is ``/meridian/<region>``. Asks etcd once, to fail early.
 
+        :param went_back: hears, once, that etcd was restored from an older copy; every request fails from then on.
         :raises MetadataUnavailable: nobody answers there.
         :raises MetadataError: the URL or the prefix is none.
         """
         check_path(prefix)
-        store = cls(EtcdChannel(url), prefix)
+        store = cls(EtcdChannel(url, went_back), prefix)
         try:
             await store.get("/format")
         except BaseException:
@@ -146,8 +149,8 @@ class EtcdMetadataStore:
         return key.decode()[len(self._prefix) :]
 
     async def _range(self, request: Any, doing: str) -> Any:
-        with self._channel.errors(doing):
-            return await self._channel.kv.Range(request, timeout=REQUEST_TIMEOUT, wait_for_ready=True)
+        kv = self._channel.kv
+        return await self._channel.ask(lambda: kv.Range(request, timeout=REQUEST_TIMEOUT, wait_for_ready=True), doing)
 
     async def _transaction(self, checks: Sequence[Check], operations: Sequence[Put | Delete], doing: str) -> Any:
         for operation in operations:
@@ -157,8 +160,10 @@ class EtcdMetadataStore:
             compare=[self._comparison(check) for check in checks],
             success=[self._operation(operation) for operation in operations],
         )
-        with self._channel.errors(doing):
-            return await self._channel.kv.Txn(request, timeout=REQUEST_TIMEOUT, wait_for_ready=True)
+        writes = any(isinstance(operation, Put) for operation in operations)
+        return await self._channel.ask(
+            lambda: self._channel.kv.Txn(request, timeout=REQUEST_TIMEOUT, wait_for_ready=True), doing, writes=writes
+        )
 
     def _check_lease(self, lease_id: int, doing: str) -> None:
         """A lease of ours that is over by our clock must not protect anything new, whatever etcd thinks."""

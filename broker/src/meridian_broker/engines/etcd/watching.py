@@ -4,6 +4,10 @@
 etcd keeps history, so nothing has to queue here: the stream is read only as fast as the watcher takes changes, and
 whatever does not fit into the stream's window waits in etcd. When the stream breaks, it is opened again right after
 the last revision seen. Only when etcd compacted that revision meanwhile is something lost, and then the watch says so.
+
+An etcd that was restored from an older copy would be watched in vain: it tells nothing until its revision is what it
+was once. Whoever restores it restarts it, so the stream breaks; and a watch that is in place again asks whether etcd
+is as new as it was.
 """
 
 from __future__ import annotations
@@ -19,7 +23,7 @@ from aetcd import rpc
 
 from meridian_broker.engines.etcd.client import REQUEST_TIMEOUT, EtcdChannel
 from meridian_broker.metadata.limits import after_prefix
-from meridian_broker.metadata.store import Change, MetadataError, Record
+from meridian_broker.metadata.store import Change, MetadataError, MetadataUnavailable, Record
 
 FIRST_PAUSE = 0.05
 LONGEST_PAUSE = 1.0
@@ -47,6 +51,7 @@ class EtcdWatch:
 
         :raises MetadataUnavailable: etcd did not answer the first time.
         :raises MetadataError: etcd compacted what was missed, or refuses the watch.
+        :raises MetadataWentBack: etcd is older than it was.
         """
         pause = FIRST_PAUSE
         while True:
@@ -56,6 +61,8 @@ class EtcdWatch:
                 await self._open(call)
                 if first_time:
                     yield []
+                else:
+                    await self._still_there()
                 pause = FIRST_PAUSE
                 while True:
                     for transaction in await self._receive(call):
@@ -95,6 +102,12 @@ class EtcdWatch:
         if self._next == 0:
             self._next = response.header.revision + 1
 
+    async def _still_there(self) -> None:
+        try:
+            await self._channel.still_there(self._doing())
+        except MetadataUnavailable as error:
+            raise _Broken(str(error)) from error
+
     async def _receive(self, call: Any) -> list[list[Change]]:
         """The next response, as one list per revision; empty while one is incomplete or says nothing new."""
         response = await self._guarded(call.read())
@@ -105,15 +118,19 @@ class EtcdWatch:
         events, self._pending = self._pending, []
         if not events:
             # Nothing happened up to this revision: a later restart need not ask for what came before.
-            self._next = max(self._next, response.header.revision + 1)
+            self._heard_upto(response.header.revision)
             return []
         transactions = [
             [change for _, change in group]
             for revision, group in itertools.groupby(events, key=operator.itemgetter(0))
             if revision >= self._next
         ]
-        self._next = max(self._next, events[-1][0] + 1)
+        self._heard_upto(events[-1][0])
         return transactions
+
+    def _heard_upto(self, revision: int) -> None:
+        self._next = max(self._next, revision + 1)
+        self._channel.told(revision)
 
     async def _guarded(self, awaitable: Awaitable[T]) -> T:
         """Await something of the stream; a broken stream becomes :class:`_Broken`."""
