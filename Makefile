@@ -36,7 +36,7 @@ interop: setup ## the official Go and Java clients, where Go or Java and Maven a
 check: setup ## lint, format, types, import contracts, generated files
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
-	@$(BIN)/mypy broker/src operator/src verifier/src
+	@scripts/types
 	@$(BIN)/lint-imports
 	@scripts/generated check
 

@@ -32,7 +32,7 @@ class Event(NamedTuple):
     kind: str
     ledger: int
     entry: int
-    index: int
+    place: int
     flight: int
     time_ms: int
 
@@ -167,7 +167,7 @@ def judge(
             origin = places[stage.region].get((event.ledger, event.entry))
             if origin is None:
                 raise SystemExit(f"demo: {stage.region} delivered {event.ledger}:{event.entry}, which it does not hold")
-            message = (*origin, event.index)
+            message = (*origin, event.place)
             if event.kind == "D":
                 processed.add(event.flight)
                 first_ms = first_ms or event.time_ms

@@ -37,7 +37,8 @@ class Cluster:
         self.environment = environment
         self.directory = directory
         """Where commands run: a copy of the checkout's surface, so that what they write does not land in it."""
-        self._api = DynamicClient(config.new_client_from_config(environment["KUBECONFIG"]))
+        config_file = environment["KUBECONFIG"]
+        self._api = DynamicClient(config.new_client_from_config(config_file))  # type: ignore[no-untyped-call]
 
     def run(self, command: str, seconds: float = 300) -> str:
         """A line of shell, as a person would type it. A failure shows what it said."""

@@ -34,9 +34,9 @@ def batch_body(
     messages: list[Message], publish_ms: int, *, compression: int = pb.NONE, encrypted: bool = False
 ) -> bytes:
     """A client's batch."""
-    metadata = pb.MessageMetadata(producer_name="p", sequence_id=1, publish_time=publish_ms)
+    codec = pb.CompressionType.Name(compression)
+    metadata = pb.MessageMetadata(producer_name="p", sequence_id=1, publish_time=publish_ms, compression=codec)
     metadata.num_messages_in_batch = len(messages)
-    metadata.compression = pb.CompressionType.ValueType(compression)
     if encrypted:
         metadata.encryption_keys.add(key="k", value=b"secret")
     singles = []

@@ -47,7 +47,7 @@ class LeaseNode:
         self.life = 0
         self.alive = False
         self.paused = False
-        self.inbox: list[Callable[[], None]] = []
+        self.inbox: list[Callable[[], object]] = []
         self.wanted: set[Stream] = set()
         self.drain_ms = 100
         self._wakes = 0
@@ -101,7 +101,7 @@ class LeaseNode:
     def do(self, work: Callable[[], object]) -> None:
         """Let the process do something, as soon as it is not paused."""
         if self.paused:
-            self.inbox.append(lambda: work() and None)
+            self.inbox.append(work)
             return
         work()
         self._wake()
@@ -172,7 +172,7 @@ class LeaseNode:
 
     def settle(self, subject: Subject, heard: frozenset[str]) -> None:
         known = self.electorates_now
-        homes = {
+        homes: dict[Voters, set[str]] = {
             voters: {home_among(voters, stream[2]) for stream in self.world.streams}
             for _, voters in known.lists
             if len(voters) == 2

@@ -15,7 +15,7 @@ VOLATILE: Final = "non-persistent://public/default/{t}"
 NOWHERE: Final = "persistent://public/nowhere/{t}"
 PARTITIONED: Final = (("PUT", "/admin/v2/persistent/public/default/{t}/partitions", 2),)
 VOLATILE_PARTITIONED: Final = (("PUT", "/admin/v2/non-persistent/public/default/{t}/partitions", 2),)
-ALONE: Final = (
+ALONE: Final[Any] = (
     ("PUT", "/admin/v2/namespaces/public/{t}", {}),
     ("PUT", "/admin/v2/persistent/public/{t}/one", ...),
     ("PUT", "/admin/v2/persistent/public/{t}/two", ...),
@@ -73,9 +73,14 @@ def close_producer(request: int = 9, number: int = 1, on: int = 0) -> Say:
 
 
 def subscribe(
-    topic: str = TOPIC, request: int = 1, number: int = 1, kind: int = SUBSCRIBE.Exclusive, on: int = 0, **more: Any
+    topic: str = TOPIC,
+    request: int = 1,
+    number: int = 1,
+    kind: SUBSCRIBE.SubType = SUBSCRIBE.Exclusive,
+    on: int = 0,
+    **more: Any,
 ) -> Say:
-    fields = {"subscription": "s", "consumer_name": "c", "initialPosition": SUBSCRIBE.Earliest} | more
+    fields: dict[str, Any] = {"subscription": "s", "consumer_name": "c", "initialPosition": SUBSCRIBE.Earliest} | more
     command = SUBSCRIBE(topic=topic, consumer_id=number, request_id=request, subType=kind, **fields)
     return say(T.SUBSCRIBE, command, on)
 
@@ -88,7 +93,13 @@ def flow(permits: int = 10, number: int = 1) -> Say:
     return say(T.FLOW, pb.CommandFlow(consumer_id=number, messagePermits=permits))
 
 
-def ack(ids: list[tuple[int, int]], kind: int = 0, number: int = 1, request: int | None = 8, **more: Any) -> Say:
+def ack(
+    ids: list[tuple[int, int]],
+    kind: pb.CommandAck.AckType = pb.CommandAck.Individual,
+    number: int = 1,
+    request: int | None = 8,
+    **more: Any,
+) -> Say:
     places = [pb.MessageIdData(ledgerId=ledger, entryId=entry) for ledger, entry in ids]
     return say(T.ACK, pb.CommandAck(consumer_id=number, ack_type=kind, message_id=places, request_id=request, **more))
 

@@ -114,15 +114,15 @@ CONSUMERS: Final = (
     ),
     Exchange(
         "cumulative ACK of two",
-        (subscribe(), ack([(1, 1), (1, 2)], kind=1)),
+        (subscribe(), ack([(1, 1), (1, 2)], kind=pb.CommandAck.Cumulative)),
     ),
     Exchange(
         "cumulative ACK on Shared",
-        (subscribe(kind=SUBSCRIBE.Shared), ack([(1, 1)], kind=1)),
+        (subscribe(kind=SUBSCRIBE.Shared), ack([(1, 1)], kind=pb.CommandAck.Cumulative)),
     ),
     Exchange(
         "cumulative ACK of an entry nobody has",
-        (subscribe(), ack([(1 << 40, 1)], kind=1)),
+        (subscribe(), ack([(1 << 40, 1)], kind=pb.CommandAck.Cumulative)),
     ),
     Exchange(
         "ACK with a validation error",

@@ -76,7 +76,7 @@ def send(
     on: int = 0,
 ) -> Say:
     """SEND of one entry; ``damage``: its checksum is wrong; ``command``: more fields of the command."""
-    fields = {"producer_name": "p", "sequence_id": sequence_id, "publish_time": 1} | (metadata or {})
+    fields: dict[str, Any] = {"producer_name": "p", "sequence_id": sequence_id, "publish_time": 1} | (metadata or {})
     body = build_body(pb.MessageMetadata(**fields).SerializeToString(), payload)
     if damage:
         body = body[:-1] + bytes([body[-1] ^ 1])

@@ -6,10 +6,10 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Any, Protocol
 
 import pulsar
-from broker_process import RegionsProcess, wait_until
+from broker_process import HttpAnswer, wait_until
 
 EAST, WEST, CENTRAL = ("us-east", "us-west", "eu-central")
 SHARED = pulsar.ConsumerType.Shared
@@ -23,6 +23,18 @@ QUIET_MS = 500
 PATIENCE_MS = 60_000
 """How long something that has to come may take."""
 _numbers = itertools.count()
+
+
+class Regions(Protocol):
+    """Regions that run, however they were started."""
+
+    def service_url(self, region: str) -> str:
+        """Where the region's broker speaks with clients."""
+        ...
+
+    def http(self, region: str, method: str, path: str) -> HttpAnswer:
+        """One request to the region's admin port."""
+        ...
 
 
 def new_topic(name: str) -> str:
@@ -46,7 +58,7 @@ def connected(url: str, seconds: int = PATIENCE_MS // 1000) -> Iterator[pulsar.C
         made.close()
 
 
-def client(regions: RegionsProcess, region: str) -> contextlib.AbstractContextManager[pulsar.Client]:
+def client(regions: Regions, region: str) -> contextlib.AbstractContextManager[pulsar.Client]:
     """A client of one region, for as long as it is needed."""
     return connected(regions.service_url(region))
 
@@ -128,14 +140,14 @@ def take_numbers(consumer: pulsar.Consumer, numbers: Iterable[int]) -> None:
     assert rest(consumer) == []
 
 
-def stored(regions: RegionsProcess, region: str, topic: str, count: int) -> list[int]:
+def stored(regions: Regions, region: str, topic: str, count: int) -> list[int]:
     """Waits until a region holds so many messages of a topic; says their numbers in its order."""
     with client(regions, region) as one:
         reader = one.create_reader(topic, pulsar.MessageId.earliest)
         return [int(reader.read_next(PATIENCE_MS).data()) for _ in range(count)]
 
 
-def stats(regions: RegionsProcess, region: str, topic: str) -> dict[str, Any]:
+def stats(regions: Regions, region: str, topic: str) -> dict[str, Any]:
     """A region's statistics of a topic; empty while it does not have the topic."""
     answer = regions.http(region, "GET", f"/admin/v2/{topic.replace('://', '/')}/stats")
     if answer.status == 404:
@@ -145,12 +157,12 @@ def stats(regions: RegionsProcess, region: str, topic: str) -> dict[str, Any]:
     return found
 
 
-def backlog(regions: RegionsProcess, region: str, topic: str, name: str = "s") -> int | None:
+def backlog(regions: Regions, region: str, topic: str, name: str = "s") -> int | None:
     """Messages a subscription still has to get in a region; None while it does not exist there."""
     subscription = stats(regions, region, topic).get("subscriptions", {}).get(name)
     return None if subscription is None else int(subscription["msgBacklog"])
 
 
-def wait_for_backlog(regions: RegionsProcess, region: str, topic: str, count: int, name: str = "s") -> None:
+def wait_for_backlog(regions: Regions, region: str, topic: str, count: int, name: str = "s") -> None:
     """Waits until a subscription's backlog in a region is exactly this."""
     wait_until(lambda: backlog(regions, region, topic, name) == count, f"a backlog of {count} in {region}")

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from meridian_broker.ledgers.chapters import Hole, Span
+from meridian_broker.ledgers.chapters import Span
+from meridian_broker.ledgers.holes import Hole
 from meridian_broker.ledgers.labels import Belonging
 from meridian_broker.positions.position import EARLIEST, Position
 

@@ -48,7 +48,7 @@ def main() -> int:
             say(f"seed {seed}: logs and disks are kept in {directory}")
         else:
             shutil.rmtree(directory)
-    figures = {name.replace(" ", "_"): count for name, count in sorted(counts.items())}
+    figures: dict[str, float] = {name.replace(" ", "_"): count for name, count in sorted(counts.items())}
     figures |= {"seeds": played, "wrong": len(wrongs), "seconds": round(time.monotonic() - began, 1)}
     machine = {"processors": os.cpu_count(), "load_before": load_before, "load_after": os.getloadavg()[0]}
     if options.json:

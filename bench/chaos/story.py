@@ -12,6 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -94,9 +95,9 @@ class Story:
         for used in USED:
             self._create(first, used)
             if used.origin_scope:
-                self._until(lambda used=used: self._set_scope(used, first, "origin"), "the dispatch scope to be set")
+                self._until(partial(self._set_scope, used, first, "origin"), "the dispatch scope to be set")
         for used in USED:
-            self._until(lambda used=used: not self._out_of_step(used), f"{used.topic} {used.name} to be everywhere")
+            self._until(partial(self._in_step, used), f"{used.topic} {used.name} to be everywhere")
 
     def _create(self, region: str, used: Subscription, place: dict[str, int] = EARLIEST) -> None:
         where = self._world.subscription(used.topic, used.name)
@@ -182,7 +183,11 @@ class Story:
             if self._trims and self._world.put_back_at[region]:
                 self.counts["gaps accepted"] += sum(self._world.accept_gaps(region, topic) for topic in topics)
 
+    def _in_step(self, used: Subscription) -> bool:
+        return not self._out_of_step(used)
+
     def _out_of_step(self, used: Subscription) -> str:
+        """What is not yet as it has to be; empty: all regions stand at the same place."""
         places = [used.topic]
         if used.partitions:
             for region in REGIONS:
@@ -295,7 +300,7 @@ class Story:
             self._owed[used] = set()
         self._journal.write("all backlogs cleared")
         for used in USED:
-            self._until(lambda used=used: not self._out_of_step(used), f"{used.topic} {used.name} to be clear")
+            self._until(partial(self._in_step, used), f"{used.topic} {used.name} to be clear")
         self.counts["cleared"] += 1
 
     def _make_anew(self) -> None:

@@ -14,7 +14,9 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Set
+from functools import partial
 from typing import Any
+from unittest.mock import patch
 
 from meridian_broker.positions import ZERO, Position, Progress
 from meridian_broker.positions.position import EARLIEST
@@ -104,9 +106,8 @@ class World:
                 exchange.add_peer(other)
             for other in REGIONS:
                 if other != region:
-                    self._timed(
-                        region, lambda e=exchange, r=region, o=other: e.connected(o, self._way(r, o), self.now_ms)
-                    )  # type: ignore[misc]
+                    way = self._way(region, other)
+                    self._timed(region, partial(exchange.connected, other, way, self.now_ms))
         self._deliver()
 
     def cut(self) -> None:
@@ -182,7 +183,7 @@ class World:
 def measure(topics: int, subscriptions: int) -> dict[str, Any]:
     listing = connecting(World(topics, subscriptions), version=OLDEST_VERSION, seconds=4.9)
     world = World(topics, subscriptions)
-    row = {
+    row: dict[str, float] = {
         "topics": topics,
         "subscriptions": subscriptions,
         "listing_bytes": listing,
@@ -252,11 +253,10 @@ def missing(topics: int) -> dict[str, Any]:
 
 def connecting(world: World, *, version: int = PROTOCOL_VERSION, seconds: float = 20) -> int:
     """Bytes of all six links, idle rounds included, until so long after they came up."""
-    speaking.PROTOCOL_VERSION = version
-    world.start_counting()
-    world.connect()
-    world.run(seconds)
-    speaking.PROTOCOL_VERSION = PROTOCOL_VERSION
+    with patch.object(speaking, "PROTOCOL_VERSION", version):
+        world.start_counting()
+        world.connect()
+        world.run(seconds)
     return world.bytes
 
 

@@ -86,9 +86,10 @@ def main() -> int:
     with ExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-failover-")))
         if options.a:
-            a = Cluster("A", *options.a, kill=by_command(options.kill_a))
+            a, b = Cluster("A", *options.a), Cluster("B", *options.b)
+            a.kill = by_command(options.kill_a)
             a.bring_back = by_command(options.bring_back_a) or a.bring_back
-            stories = Stories(a, Cluster("B", *options.b), options.namespace, directory)
+            stories = Stories(a, b, options.namespace, directory)
             lag = measure(bench, stories, options, by_command(options.kill_c))
         else:
             if {"lag", "moves"} & set(options.only):

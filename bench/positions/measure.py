@@ -193,7 +193,7 @@ def subscriptions(quick: bool) -> Iterator[tuple[dict[str, Any], int | None]]:
         words = [str(number) for number in (entries // part, holes // part, count, mixed)]
         # The allocator's cache of small blocks is the process's, and grows by as much as five pages meanwhile.
         environment = {**os.environ, "GLIBC_TUNABLES": "glibc.malloc.tcache_count=0"}
-        command = [sys.executable, script, *words]
+        command = [sys.executable, str(script), *words]
         done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
         yield json.loads(done.stdout), None if most is None else most // part
 

@@ -24,9 +24,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "core"))
 from meridian_broker.wire.pulsar import encode
-from meridian_broker.wire.pulsar.frames import FrameDecoder
+from meridian_broker.wire.pulsar.frames import FrameDecoder, Message
 from processes import Broker, cpu_seconds, rss_bytes
-from raw import MESSAGE, PING, Raw, frame, number_of
+from raw import PING, Raw, frame, number_of
 
 TOPIC = "persistent://public/default/slow"
 CONSUMERS = 1000
@@ -97,7 +97,7 @@ class Slow:
         if not data:
             raise SystemExit("bench: the broker closed the connection of a slow consumer")
         for command in self._decoder.feed(data):
-            if command[0] == MESSAGE:
+            if isinstance(command, Message):
                 self.numbers.append(number_of(command.body))
             elif command[0] == PING:
                 self.socket.sendall(encode.PONG)
@@ -149,7 +149,7 @@ class Load:
                 connection.write(encode.PONG)
             elif connection is self._producer:
                 self.stored += 1
-            elif command[0] == MESSAGE:
+            elif isinstance(command, Message):
                 self.taken += 1
 
 

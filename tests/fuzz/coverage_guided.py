@@ -167,7 +167,9 @@ def command_seeds(corpus: Path) -> None:
         with contextlib.suppress(ValueError):
             encoded = message.SerializePartialToString()[:250]
             make = pb.CommandProducer(topic=TOPIC, producer_id=1, request_id=1)
-            take = pb.CommandSubscribe(topic=TOPIC, subscription="s", subType=1, consumer_id=1, request_id=2)
+            take = pb.CommandSubscribe(
+                topic=TOPIC, subscription="s", subType=pb.CommandSubscribe.Shared, consumer_id=1, request_id=2
+            )
             before = [encode.simple(T.PRODUCER, make)[8:], encode.simple(T.SUBSCRIBE, take)[8:]]
             text = b"".join(bytes((len(one),)) + one + b"\0" for one in (*before, encoded))
             (corpus / kind.name).write_bytes(text)

@@ -13,7 +13,8 @@ from typing import Any
 
 import pulsar
 import pytest
-from broker_process import MERIDIAN, BrokerProcess, free_port
+from broker_process import MERIDIAN, BrokerProcess
+from free_ports import free_port
 from meridian_broker.cli.produce import key_hash
 from region_clients import connect
 

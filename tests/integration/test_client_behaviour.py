@@ -281,7 +281,7 @@ def test_unsubscribe_forgets_the_subscription(client: pulsar.Client, topic: str)
 
 
 def test_a_schema_is_registered_and_read_back(client: pulsar.Client, topic: str) -> None:
-    class Flight(pulsar.schema.Record):  # type: ignore[misc, name-defined]
+    class Flight(pulsar.schema.Record):  # type: ignore[misc]
         carrier = pulsar.schema.String()
         number = pulsar.schema.Integer()
 

@@ -73,7 +73,11 @@ def test_the_same_ids_again_are_stored_once(client: pulsar.Client, broker: Broke
 
 
 def test_batches_again_are_stored_once(client: pulsar.Client, broker: BrokerProcess, topic: str) -> None:
-    options = {"batching_enabled": True, "batching_max_messages": 10, "batching_max_publish_delay_ms": 1000}
+    options: dict[str, Any] = {
+        "batching_enabled": True,
+        "batching_max_messages": 10,
+        "batching_max_publish_delay_ms": 1000,
+    }
     for _ in range(2):
         producer = named(client, topic, **options)
         publish(producer, 1, 50)

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pulsar
 import pytest
 from broker_process import RegionsProcess
@@ -39,14 +41,14 @@ def test_only_the_key_opens_it(regions: RegionsProcess, keys: pulsar.CryptoKeyRe
     topic = f"closed-{shape}"
     east, west = connect(regions, "east"), connect(regions, "west")
     consumer = west.subscribe(topic, "s", crypto_key_reader=keys, initial_position=pulsar.InitialPosition.Earliest)
-    options = {
+    shapes: dict[str, dict[str, Any]] = {
         "single": {"batching_enabled": False},
         "batch": {"batching_enabled": True, "batching_max_publish_delay_ms": 100},
         "chunks": {"batching_enabled": False, "chunking_enabled": True},
-    }[shape]
+    }
     size = (6 << 20) if shape == "chunks" else 0
     bodies = [SECRET + b"%d" % number + bytes(size) for number in range(2 if size else 10)]
-    producer = east.create_producer(topic, encryption_key="ours", crypto_key_reader=keys, **options)
+    producer = east.create_producer(topic, encryption_key="ours", crypto_key_reader=keys, **shapes[shape])
     for body in bodies:
         producer.send_async(body, lambda *_: None)
     producer.flush()

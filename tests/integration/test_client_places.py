@@ -61,7 +61,7 @@ def test_a_reader_begins_at_a_message(
 
 def received(consumer: pulsar.Consumer) -> list[pulsar.Message]:
     """Everything that comes until it is quiet."""
-    found = []
+    found: list[pulsar.Message] = []
     with contextlib.suppress(pulsar.Timeout):
         while True:
             found.append(consumer.receive(PATIENCE_MS if not found else 500))

@@ -181,7 +181,7 @@ async def test_so_many_topics_are_opened_at_the_same_time(tmp_path: Path) -> Non
             finally:
                 opening -= 1
 
-        inside.service._open = counted  # type: ignore[method-assign]
+        inside.service._open = counted  # type: ignore[method-assign, assignment]
         names = [topic_name.parse(f"{TOPIC}-{number}") for number in range(20)]
         topics = await asyncio.gather(*(inside.service.topic(name, create=True) for name in names))
         assert [topic.name for topic in topics] == [str(name) for name in names]
@@ -295,7 +295,10 @@ async def test_what_a_slow_consumer_does_not_read_stays_in_the_log(tmp_path: Pat
         assert transport is not None
         sizes: list[int] = []
         slow.say(
-            T.SUBSCRIBE, pb.CommandSubscribe(topic=TOPIC, subscription="s", subType=0, consumer_id=1, request_id=1)
+            T.SUBSCRIBE,
+            pb.CommandSubscribe(
+                topic=TOPIC, subscription="s", subType=pb.CommandSubscribe.Exclusive, consumer_id=1, request_id=1
+            ),
         )
         await slow.hear(T.SUCCESS)
         slow.say(T.FLOW, pb.CommandFlow(consumer_id=1, messagePermits=1_000_000))

@@ -37,8 +37,9 @@ class Cluster:
 
     def body(self, spec: dict[str, Any], annotation: str | None = None) -> kopf.Body:
         annotations = {} if annotation is None else {annotation: "true"}
-        meta = {"name": "mine", "namespace": "default", "generation": 1, "annotations": annotations}
-        return kopf.Body({"metadata": meta, "spec": spec, "status": self.status})
+        meta: Any = {"name": "mine", "namespace": "default", "generation": 1, "annotations": annotations}
+        raw: kopf.RawBody = {"metadata": meta, "spec": spec, "status": self.status}
+        return kopf.Body(raw)
 
     async def reconcile(self, handlers: Any, spec: dict[str, Any], annotation: str | None = None) -> dict[str, str]:
         """Once; the status stays for the next time. Says the reason of each condition that is so."""

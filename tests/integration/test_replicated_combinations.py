@@ -64,7 +64,8 @@ def test_r13_what_was_not_sent_again_is_not_acknowledged(
         producer.send(b"%d" % number, partition_key=f"key-{number % 20}")
     low = subscribe(east, topic, kind=KEY_SHARED, key_shared_policy=sticky(0, 32767), start_message_id_inclusive=True)
     high = subscribe(east, topic, kind=KEY_SHARED, key_shared_policy=sticky(32768, 65535))
-    of_low, held = [low.receive(PATIENCE_MS)], []
+    of_low = [low.receive(PATIENCE_MS)]
+    held: list[pulsar.Message] = []
     low.acknowledge(of_low[0])
     wait_for_backlog(regions, EAST, topic, 59)
 

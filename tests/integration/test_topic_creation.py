@@ -85,7 +85,11 @@ def test_the_wire_says_that_a_topic_is_not_found(broker: BrokerProcess) -> None:
         raw.ask_producer("persistent://public/wired/t")
         assert (await raw.hear(T.ERROR)).error == ServerError.TOPIC_NOT_FOUND
         subscribe = pb.CommandSubscribe(
-            topic="persistent://public/wired/t", subscription="s", subType=0, consumer_id=1, request_id=91
+            topic="persistent://public/wired/t",
+            subscription="s",
+            subType=pb.CommandSubscribe.Exclusive,
+            consumer_id=1,
+            request_id=91,
         )
         raw.say(T.SUBSCRIBE, subscribe)
         assert (await raw.hear(T.ERROR)).error == ServerError.TOPIC_NOT_FOUND
@@ -123,7 +127,11 @@ def test_subscriptions_are_not_made_where_the_topic_says_so(broker: BrokerProces
         raw, number = await RawConnection.open(broker.port), next(numbers)
         topic = "persistent://public/default/closed"
         asked = pb.CommandSubscribe(
-            topic=topic, subscription=subscription, subType=0, consumer_id=number, request_id=number
+            topic=topic,
+            subscription=subscription,
+            subType=pb.CommandSubscribe.Exclusive,
+            consumer_id=number,
+            request_id=number,
         )
         raw.say(T.SUBSCRIBE, asked)
         kind, message = (await raw.hear_any())[:2]

@@ -85,9 +85,13 @@ def test_consumers_hear_of_the_end_when_they_acknowledged_everything(broker: Bro
         raw.ask_producer(topic, 2)
         assert (await raw.hear(T.ERROR)).error == ServerError.TOPIC_TERMINATED
         ids = [one.command.message_id for one in messages]
-        raw.say(T.ACK, pb.CommandAck(consumer_id=1, ack_type=0, message_id=[ids[1]], request_id=7))
+        raw.say(
+            T.ACK, pb.CommandAck(consumer_id=1, ack_type=pb.CommandAck.Individual, message_id=[ids[1]], request_id=7)
+        )
         await raw.hear(T.ACK_RESPONSE)  # one is open still: no word of the end
-        raw.say(T.ACK, pb.CommandAck(consumer_id=1, ack_type=0, message_id=[ids[0]], request_id=8))
+        raw.say(
+            T.ACK, pb.CommandAck(consumer_id=1, ack_type=pb.CommandAck.Individual, message_id=[ids[0]], request_id=8)
+        )
         heard = {(await raw.hear_any())[0] for _ in range(2)}
         assert heard == {T.ACK_RESPONSE, T.REACHED_END_OF_TOPIC}
         # Who comes when all is acknowledged hears it at once, after its own success; others hear nothing.
@@ -97,7 +101,7 @@ def test_consumers_hear_of_the_end_when_they_acknowledged_everything(broker: Bro
         raw.say(T.FLOW, pb.CommandFlow(consumer_id=3, messagePermits=10))
         for _ in range(2):
             assert (await raw.hear_any())[0] == T.MESSAGE
-        raw.say(T.ACK, pb.CommandAck(consumer_id=3, ack_type=1, message_id=[ids[1]]))
+        raw.say(T.ACK, pb.CommandAck(consumer_id=3, ack_type=pb.CommandAck.Cumulative, message_id=[ids[1]]))
         assert (await raw.hear(T.REACHED_END_OF_TOPIC)).consumer_id == 3
         await raw.close()
 

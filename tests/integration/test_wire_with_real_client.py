@@ -142,7 +142,7 @@ class ToyConnection:
         if "replicated" in self.producers[send.producer_id]:  # what a replicator would have sent
             body, appended = metadata.append_replication(body, "west", LEDGER, len(log))
             assert metadata.origin_checksum(body, appended) == metadata.body_checksum(send.body)
-        log.append(body)
+        log.append(bytes(body))
         self.writer.write(
             encode.send_receipt(
                 send.producer_id, send.sequence_id, LEDGER, len(log) - 1, send.highest_sequence_id or send.sequence_id

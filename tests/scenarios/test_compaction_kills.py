@@ -72,7 +72,7 @@ def test_metadata_older_than_the_view_find_it_on_the_volume(tmp_path: Path) -> N
             publish(client, topic, [(f"k{number % 5}", b"%d" % number) for number in range(50)])
             compact(broker, topic)
             publish(client, topic, [("later", b"x")])
-            wait_until(lambda topic=topic: entries(broker, topic) <= 11, "the log to be trimmed")  # type: ignore[misc]
+            wait_until(lambda topic=topic: entries(broker, topic) <= 11, "the log to be trimmed")
             assert read(client, topic) == expected
         client.close()
         broker.kill()

@@ -266,6 +266,7 @@ async def test_a_replicator_of_another_incarnation_waits_and_makes_nothing(
         request_id=0,
     )
     opened = await as_peer.open_producer(command, Outcomes())
+    assert opened.replication is not None
     assert opened.replication.incarnation == "", "it hears what is known here, and has no producer"
     listed = await as_peer.request(
         pb.BaseCommand.GET_TOPICS_OF_NAMESPACE, pb.CommandGetTopicsOfNamespace(namespace="public/default", request_id=0)

@@ -11,7 +11,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from broker_regions import free_port, until
+from broker_regions import until
+from free_ports import free_port
 from meridian_broker.gateway.client import PulsarClientConnection
 from meridian_broker.gateway.client_errors import ClientError
 from meridian_broker.gateway.roles import Consumer, Producer

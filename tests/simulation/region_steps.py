@@ -17,6 +17,7 @@ expect topics us            which topics there are
 from __future__ import annotations
 
 import contextlib
+from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
@@ -44,9 +45,12 @@ HOUR_MS = 3_600_000
 class RegionSteps:
     """See the module's text. A part of ``story.Story``."""
 
-    world: World
     say: Callable[[str], None]
     _broker: Callable[[str], SimBroker | None]
+
+    @property
+    @abstractmethod
+    def world(self) -> World: ...
 
     def do_restore(self, region: str, what: str = "") -> None:
         if not self.world.restore(region, what):

@@ -15,6 +15,7 @@ from meridian_broker.topics import incarnations
 from meridian_broker.topics.errors import NotAllowed, TopicError, TopicFenced
 from meridian_broker.topics.producer import Producer
 from meridian_broker.topics.recalled import Feed, Found, NotWanted, PeerAway, Want
+from meridian_broker.topics.topic import Topic
 from meridian_broker.wire.pulsar import topic_name
 from meridian_broker.wire.pulsar.frames import FrameDecoder, Send
 from meridian_broker.wire.pulsar.metadata import BodyError
@@ -340,6 +341,7 @@ class ReplicationServer:
 
     def stored(self, producer: Producer, sends: list[Send], first: Position) -> None:
         del first
+        assert isinstance(producer.topic, Topic)
         for send in sends:
             origin = send.origin
             of = incarnation_of(producer.topic.name, producer.topic.incarnation)

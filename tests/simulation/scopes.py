@@ -13,6 +13,7 @@ quiet, consumers that look at everything are in all regions at once: each unacke
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable
 from random import Random
 from typing import TYPE_CHECKING, Final
@@ -36,10 +37,13 @@ SETTLED_MS: Final = 15_000
 class ScopeSteps:
     """See the module's text. A part of ``story.Story``."""
 
-    world: World
     say: Callable[[str], None]
     _broker: Callable[[str], SimBroker | None]
     _subscription: Callable[[str, str, str], Subscription | None]
+
+    @property
+    @abstractmethod
+    def world(self) -> World: ...
 
     def do_scope(self, region: str, topic: str, name: str, scope: str) -> None:
         subscription = self._subscription(region, topic, name)

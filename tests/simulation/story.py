@@ -273,8 +273,9 @@ class Story(TroubleSteps, RegionSteps, ScopeSteps):
         bits = {place: (1 << subscription.topic.log.messages(place)) - 1 for place in positions}
         home = self.world.regions[region]
         heard = self.world.model.acking(home, topic, consumer, bits, consumer.epoch)
-        for position in positions if subscription.resent is not None else ():
-            subscription.resent.note(position)
+        if subscription.resent is not None:
+            for position in positions:
+                subscription.resent.note(position)
         subscription.acknowledge(consumer, positions, None, heard)
 
     def do_cumulative(self, name: str, *words: str) -> None:

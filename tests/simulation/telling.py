@@ -72,3 +72,5 @@ def _message(namer: Namer, message: PeerMessage) -> str:
             return f"BARRIER {_short(message.topic)}/{message.subscription}"
         case BarrierDone():
             return "BARRIER_DONE " + (message.reason or ("with news" if message.progress else "nothing new"))
+        case _:
+            return type(message).__name__

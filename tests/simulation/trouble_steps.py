@@ -21,6 +21,7 @@ evict us t x3               drop there the three oldest, as a backlog quota does
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -37,10 +38,13 @@ from simulation.world import World
 class TroubleSteps:
     """See the module's text. A part of ``story.Story``."""
 
-    world: World
     say: Callable[[str], None]
     _broker: Callable[[str], SimBroker | None]
     _open: Callable[[str, str], Topic | None]
+
+    @property
+    @abstractmethod
+    def world(self) -> World: ...
 
     def do_cut(self, pair: str) -> None:
         self.world.trouble()

@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from random import Random
+from typing import Any
 
 from meridian_broker.positions.clock import HybridClock, Stamp
 from meridian_broker.positions.position import EARLIEST, Origin, Position
@@ -271,7 +272,7 @@ class World:
         seed: int = 0,
         limits: ExchangeLimits | None = None,
         make_region: Callable[[str, World], WorldRegion] = WorldRegion,
-        **options: int,
+        **options: Any,
     ) -> None:
         self.names = list(names)
         self.now_ms = 1_000_000

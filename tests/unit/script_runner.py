@@ -47,8 +47,7 @@ from meridian_broker.positions.position import Origin, parse_position
 from meridian_broker.positions.progress import Progress
 from meridian_broker.replication.exchange_messages import PeerMessage
 from meridian_broker.replication.exchange_waits import WaitResult
-from simulation.story import Story
-from simulation.story import StoryError as ScriptError
+from simulation.story import Story, StoryError
 from simulation.telling import tell
 
 SCRIPTS = Path(__file__).parent / "scripts"
@@ -67,7 +66,7 @@ class Script:
     @property
     def world(self) -> World:
         if self._world is None:
-            raise ScriptError("begin with: exchange NAME NAME ...")
+            raise StoryError("begin with: exchange NAME NAME ...")
         return self._world
 
     def run(self, line: str) -> list[str]:
@@ -75,11 +74,11 @@ class Script:
         words = line.split()
         method = getattr(self, "do_" + words[0], None)
         if method is None:
-            raise ScriptError(f"no such command: {line}")
+            raise StoryError(f"no such command: {line}")
         try:
             method(*words[1:])
         except (TypeError, KeyError, ValueError) as error:
-            raise ScriptError(f"{line}: {error!r}") from error
+            raise StoryError(f"{line}: {error!r}") from error
         if self._world is not None:
             self._replicate()
             self._world.settle()

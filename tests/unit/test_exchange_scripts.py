@@ -6,7 +6,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from script_runner import SCRIPTS, ScriptError, replay
+from script_runner import SCRIPTS, replay
+from simulation.story import StoryError
 
 
 @pytest.mark.parametrize("path", sorted(SCRIPTS.glob("*.txt")), ids=lambda path: path.stem)
@@ -31,5 +32,5 @@ def test_a_wrong_expectation_is_seen_and_rewritten() -> None:
     ["produce us t x1", "exchange us eu\nfrobnicate", "exchange us eu\nack us t sub us/1:0", "regions us\nfrobnicate"],
 )
 def test_a_wrong_command_is_named(text: str) -> None:
-    with pytest.raises(ScriptError, match=text.splitlines()[-1] if "\n" in text else "begin with"):
+    with pytest.raises(StoryError, match=text.splitlines()[-1] if "\n" in text else "begin with"):
         replay(text)

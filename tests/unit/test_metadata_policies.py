@@ -151,7 +151,7 @@ def test_members_of_a_set_have_a_path_each() -> None:
     chosen = TopicPolicies().with_policy("replicationClusters", {"us": True, "eu": True})
     assert sorted(unfold_topic_policies(chosen)) == ["/replicationClusters/eu", "/replicationClusters/us"]
     grown = chosen.with_policy("replicationClusters", True, "ap")
-    assert rules(Rules(), "us", grown.own).regions == {"us", "eu", "ap"}
+    assert rules(Rules(), "us", grown.own).regions == frozenset({"us", "eu", "ap"})
     assert rules(Rules(), "us", TopicPolicies().own).regions is None
     with pytest.raises(Invalid):
         chosen.with_policy("replicationClusters", "perhaps", "ap")

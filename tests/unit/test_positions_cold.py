@@ -22,9 +22,9 @@ steps = st.lists(st.tuples(st.integers(0, LEDGERS - 1), st.integers(0, ENTRIES -
 
 @pytest.fixture(scope="module", autouse=True)
 def _small_sets_cool_too() -> Iterator[None]:
-    before, claims.COLD_FROM = claims.COLD_FROM, 1
-    yield
-    claims.COLD_FROM = before
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(claims, "COLD_FROM", 1)
+        yield
 
 
 def do(acks: AckSet, step: Step) -> bool:

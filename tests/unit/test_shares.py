@@ -61,8 +61,13 @@ class Leasing:
 class Exchange:
     """Other regions that know nothing new."""
 
-    def local_change(self, topic: str, subscription: str, delta: Progress, **_: object) -> None:
+    def local_change(
+        self, topic: str, subscription: str, delta: Progress, *, record_changed: bool = False, entries: int = 0
+    ) -> None:
         """Heard."""
+
+    def send_pending(self) -> None:
+        """Sent."""
 
     def barrier(self, topic: str, subscription: str, passed: Callable[[], None]) -> None:
         passed()

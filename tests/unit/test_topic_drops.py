@@ -202,7 +202,7 @@ class World:
         chosen = NAMES if number % 3 else NAMES[:1]
         start = min(next(iter(self.owed(name)), Position(1 << 40, 0)) for name in chosen)
         owed = {name: set(self.owed(name)) for name in chosen}
-        gone = {name: set() for name in chosen}
+        gone: dict[str, set[Position]] = {name: set() for name in chosen}
         for entry in self.entries:
             if entry.place >= start:
                 if entry.published_ms < before_ms:
