@@ -59,8 +59,10 @@ def namespaces_of(tenant_name: str) -> str:
     return f"{NAMESPACES}/{escape(tenant_name)}"
 
 
+@lru_cache(maxsize=4096)
 def namespace(name: str) -> str:
-    """``name`` is ``tenant/namespace``. Its policies lie below, see ``metadata.trees``."""
+    """``name`` is ``tenant/namespace``. Its policies lie below, see ``metadata.trees``. Remembered, for a topic's
+    regions are looked up with each thing that another region says of it."""
     tenant_name, _, short = name.partition("/")
     return f"{namespaces_of(tenant_name)}/{escape(short)}"
 
@@ -78,6 +80,7 @@ def deletion(topic: TopicName) -> str:
     return f"{DELETIONS}/{_topic(topic)}"
 
 
+@lru_cache(maxsize=4096)
 def topic_policies(topic: TopicName) -> str:
     """What a topic sets itself lies below; its partitions share it."""
     return f"{TOPIC_POLICIES}/{_topic(topic.base)}"

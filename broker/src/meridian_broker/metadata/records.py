@@ -24,6 +24,7 @@ FORMAT: Final = 1
 """Of every stored value. A greater one is refused, an older one is read."""
 
 Json = dict[str, Any]
+_ENCODE: Final = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False).encode
 
 
 def encode(value: Any, stamp: Stamp | None = None) -> bytes:
@@ -31,7 +32,7 @@ def encode(value: Any, stamp: Stamp | None = None) -> bytes:
     wrapped: Json = {"format": FORMAT, "value": value}
     if stamp is not None:
         wrapped["stamp"] = list(stamp)
-    return json.dumps(wrapped, separators=(",", ":"), ensure_ascii=False).encode()
+    return _ENCODE(wrapped).encode()
 
 
 def decode(path: str, data: bytes) -> tuple[Any, Stamp | None]:

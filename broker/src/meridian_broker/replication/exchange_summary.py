@@ -13,7 +13,7 @@ themselves.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from hashlib import blake2b
 from typing import Final
 
@@ -23,15 +23,13 @@ PARTS: Final = 64
 RECOUNT_ROUNDS: Final = 60
 """In so many rounds each topic is counted again."""
 _MASK: Final = (1 << 64) - 1
+_EMPTY: Final[Mapping[str, tuple[int, int]]] = {}
 
 
 def number_of(*parts: bytes) -> int:
     """64 bits over the parts, each with its length so that no two lists of parts run together."""
-    digest = blake2b(digest_size=8)
-    for part in parts:
-        digest.update(len(part).to_bytes(4, "big"))
-        digest.update(part)
-    return int.from_bytes(digest.digest(), "big")
+    data = b"".join([len(part).to_bytes(4, "big") + part for part in parts])
+    return int.from_bytes(blake2b(data, digest_size=8).digest(), "big")
 
 
 def place_of(topic: str) -> tuple[int, int]:
@@ -47,7 +45,7 @@ def bucket_of(topic: str) -> int:
 class Summary:
     """The numbers of what is shared with one region."""
 
-    __slots__ = ("_all", "_changed", "_counted", "_number", "_recount", "buckets")
+    __slots__ = ("_all", "_changed", "_counted", "_number", "_of_all", "_recount", "buckets")
 
     def __init__(self, number: Callable[[str], tuple[int, int]], topics: Collection[str]) -> None:
         """
@@ -56,11 +54,13 @@ class Summary:
         """
         self._number = number
         self._all = topics
-        self._counted: list[dict[str, tuple[int, int]]] = [{} for _ in range(BUCKETS)]
-        """Per bucket: topic -> its part, and what it adds."""
+        self._counted: dict[int, dict[str, tuple[int, int]]] = {}
+        """Of each bucket that is not empty: topic -> its part, and what it adds."""
         self._changed: set[str] = set(topics)
         self._recount: list[str] = []
         self.buckets = [0] * BUCKETS
+        self._of_all: int | None = None
+        """The one number; None: a bucket's changed since it was worked out."""
 
     def changed(self, topic: str) -> None:
         """Count it anew before the numbers are asked for."""
@@ -88,32 +88,43 @@ class Summary:
         """The one number. ``buckets`` are up to date then, too."""
         while self._changed:
             self._count(self._changed.pop())
-        is_empty = not any(self._counted)
-        return 0 if is_empty else number_of(*(bucket.to_bytes(8, "big") for bucket in self.buckets))
+        if self._of_all is None:
+            is_empty = not self._counted
+            self._of_all = 0 if is_empty else number_of(*[bucket.to_bytes(8, "big") for bucket in self.buckets])
+        return self._of_all
 
     def _count(self, topic: str) -> int:
         bucket, part = place_of(topic)
-        counted = self._counted[bucket]
-        _, before = counted.pop(topic, (part, 0))
+        _, before = self._counted.get(bucket, _EMPTY).get(topic, (part, 0))
         now, cost = self._number(topic)
-        self.buckets[bucket] = (self.buckets[bucket] + now - before) & _MASK
+        if now != before:
+            self.buckets[bucket] = (self.buckets[bucket] + now - before) & _MASK
+            self._of_all = None
+            self._put(bucket, topic, part, now)
+        return cost
+
+    def _put(self, bucket: int, topic: str, part: int, now: int) -> None:
+        counted = self._counted.setdefault(bucket, {})
         if now:
             counted[topic] = part, now
-        return cost
+            return
+        counted.pop(topic, None)
+        if not counted:
+            del self._counted[bucket]
 
     def topics(self, buckets: Iterable[int] | None = None) -> list[str]:
         """The topics that are counted, or those in some buckets. After ``work_out``."""
-        chosen = self._counted if buckets is None else [self._counted[bucket] for bucket in buckets]
-        return [topic for counted in chosen for topic in counted]
+        chosen = self._counted if buckets is None else buckets
+        return [topic for bucket in chosen for topic in self._counted.get(bucket, ())]
 
     def groups(self, without: Collection[int]) -> list[Collection[str]]:
         """The topics of all buckets but some, group by group. After ``work_out``."""
-        return [counted for bucket, counted in enumerate(self._counted) if counted and bucket not in without]
+        return [counted for bucket, counted in self._counted.items() if bucket not in without]
 
     def parts(self, bucket: int) -> list[int]:
         """The numbers of a bucket's parts. After ``work_out``."""
         numbers = [0] * PARTS
-        for part, number in self._counted[bucket].values():
+        for part, number in self._counted.get(bucket, _EMPTY).values():
             numbers[part] = (numbers[part] + number) & _MASK
         return numbers
 
@@ -121,6 +132,6 @@ class Summary:
         """The bucket's topics: those in some parts, and the others."""
         within: list[str] = []
         others: list[str] = []
-        for topic, (part, _) in self._counted[bucket].items():
+        for topic, (part, _) in self._counted.get(bucket, _EMPTY).items():
             (within if part in parts else others).append(topic)
         return within, others

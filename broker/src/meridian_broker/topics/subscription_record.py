@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from meridian_broker.positions import ZERO, Stamp
@@ -17,6 +17,7 @@ LOCAL: Final = "local"
 ORIGIN: Final = "origin"
 """Each region dispatches what began there, or what it took over; a message goes to one region at a time (R26)."""
 
+_ENCODE: Final = json.JSONEncoder(separators=(",", ":")).encode
 _NONE: Final[Mapping[str, str]] = {}
 """Of nearly all subscriptions: one object for all of them."""
 
@@ -84,18 +85,23 @@ def join_records(one: SubscriptionRecord, other: SubscriptionRecord) -> Subscrip
 
 def encode_record(record: SubscriptionRecord) -> bytes:
     """What was never deleted is written as versions wrote it that knew of no tombstones; so are scopes never set."""
-    fields = asdict(replace(record, electorates=Electorates()))
-    del fields["electorates"]
-    fields["homes"] = dict(sorted(record.homes.items()))
+    fields: dict[str, object] = {
+        "name": record.name,
+        "replicated": record.replicated,
+        "flag_stamp": record.flag_stamp,
+        "created": record.created,
+        "properties": dict(record.properties),
+    }
+    if record.deleted != ZERO:
+        fields |= {"deleted": record.deleted, "forced": record.forced}
+    if record.scope_stamp != ZERO:
+        homes = dict(sorted(record.homes.items()))
+        fields |= {"scope": record.scope, "homes": homes, "scope_stamp": record.scope_stamp}
+    if record.witness:
+        fields["witness"] = record.witness
     if record.electorates.lists:
         fields["voters"] = electorates.to_json(record.electorates)
-    if not record.witness:
-        del fields["witness"]
-    if record.scope_stamp == ZERO:
-        del fields["scope"], fields["homes"], fields["scope_stamp"]
-    if record.deleted == ZERO:
-        del fields["deleted"], fields["forced"]
-    return json.dumps(fields, separators=(",", ":")).encode()
+    return _ENCODE(fields).encode()
 
 
 def decode_record(data: bytes) -> SubscriptionRecord:
