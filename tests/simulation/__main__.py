@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import os
 import sys
 import time
@@ -17,6 +18,7 @@ from simulation.running import Outcome, run_story, shorten
 def run_seed(seed: int) -> tuple[int, Outcome, float]:
     began = time.process_time()
     outcome = run_story(story_of(seed))
+    gc.collect()
     return seed, outcome, time.process_time() - began
 
 
@@ -43,7 +45,8 @@ def _run(seeds: range, options: argparse.Namespace) -> int:
     began = time.monotonic()
     done = messages = failed = 0
     hours = cpu = 0.0
-    with ProcessPoolExecutor(options.jobs) as pool:
+    gc.freeze()  # after each story only what it left has to be looked at
+    with ProcessPoolExecutor(options.jobs, initializer=gc.freeze) as pool:
         results = map(run_seed, seeds) if options.jobs == 1 else pool.map(run_seed, seeds, chunksize=4)
         for seed, outcome, spent in results:
             done += 1

@@ -59,23 +59,27 @@ class Loop:
 
     def after(self, delay_us: int, owner: Owner | None, callback: Callable[[], None]) -> Timer:
         """Once so much time has passed."""
-        self._number += 1
+        self._number = number = self._number + 1
         timer = Timer(owner, callback)
-        heapq.heappush(self._heap, (self.now_us + max(delay_us, 0), self._number, timer))
+        heapq.heappush(self._heap, (self.now_us + delay_us if delay_us > 0 else self.now_us, number, timer))
         return timer
 
     def run(self, until_us: int) -> None:
         """Let everything happen that happens until then."""
         self._turns()
-        heap = self._heap
+        heap, ready = self._heap, self._ready
         while heap and heap[0][0] <= until_us:
             due, _, timer = heapq.heappop(heap)
-            self.now_us = max(self.now_us, due)
             owner, callback = timer.owner, timer.callback
             if callback is None or (owner is not None and not owner.alive):
                 continue
-            self._call(callback)
-            self._turns()
+            self.now_us = due
+            try:
+                callback()
+            except Exception as error:
+                self._failed(error, callback)
+            if ready:
+                self._turns()
         self.now_us = max(self.now_us, until_us)
 
     def _turns(self) -> None:
@@ -83,19 +87,19 @@ class Loop:
         while ready:
             owner, callback = ready.popleft()
             if owner is None or owner.alive:
-                self._call(callback)
+                try:
+                    callback()
+                except Exception as error:
+                    self._failed(error, callback)
                 count += 1
                 if count > MOMENT_LIMIT:
                     ready.clear()
                     raise Spinning(f"{callback} and others keep each other busy while no time passes")
 
-    def _call(self, callback: Callable[[], None]) -> None:
-        try:
-            callback()
-        except Exception as error:
-            if self.on_error is None:
-                raise
-            self.on_error(error, getattr(callback, "__qualname__", repr(callback)))
+    def _failed(self, error: Exception, callback: Callable[[], None]) -> None:
+        if self.on_error is None:
+            raise error
+        self.on_error(error, getattr(callback, "__qualname__", repr(callback)))
 
     # -- coroutines
 
