@@ -16,7 +16,9 @@ from simulation.facts import Acked, Key, SubscriptionFacts, durable_progress, in
 
 if TYPE_CHECKING:
     from simulation.broker import SimBroker, SimRegion
+    from simulation.creations import Creations
     from simulation.deletions import Deletions
+    from simulation.logs import Logs
     from simulation.world import World
 
 
@@ -26,18 +28,14 @@ class Crashes:
     facts: dict[Key, SubscriptionFacts]
     deletions: Deletions
     receipts: dict[tuple[str, str], dict[Position, bytes]]
-    published: dict[Origin, int]
+    logs: Logs
+    creations: Creations
     trimmed: dict[tuple[str, str], set[Origin]]
     rolled_back: set[str]
     lost_once: set[Origin]
     violate: Callable[[str, str], None]
-    entries: Callable[[SimRegion, int], list[tuple[Origin | None, bytes, int]]]
     _world: World
-    _asked: dict[Key, dict[str, list[dict[str, Position]]]]
-    _cut_off: dict[Key, list[dict[str, Position]]]
-    _deleted: set[Key]
     _replicated: dict[tuple[str, str], dict[str, Position]]
-    _entries: dict[tuple[str, int], list[tuple[Origin | None, bytes, int]]]
 
     def region_lost(self, region: str) -> None:
         """It never comes back: nobody can say any more what it made that others had not heard of."""
@@ -47,8 +45,7 @@ class Crashes:
 
     def crashed(self, home: SimRegion) -> None:
         """The power is gone: look at what is left."""
-        for key, asked in self._asked.items():
-            self._cut_off[key] += asked.pop(home.name, [])
+        self.creations.crashed(home.name)
         self.check_replicas(home)
         for topic in self._topics():
             self.check_known(home, *durable_progress(home, topic))
@@ -79,7 +76,7 @@ class Crashes:
                 continue
             name = life.partition(" since ")[0]
             have = progress.get(name)
-            if (topic, name) in self._deleted and (have is None or life_of(name, have) != life):
+            if self.creations.is_deleted(topic, name) and (have is None or life_of(name, have) != life):
                 continue
             for origin in facts.by_origin:
                 bits = facts.surely_acked(origin, home.name, broker)
@@ -87,7 +84,7 @@ class Crashes:
                     continue
                 left = None
                 if have is not None:
-                    time_ms = self.published[origin]
+                    time_ms = self.logs.published[origin]
                     left = have.remaining(origin.region, origin.position, bits.bit_length(), time_ms)
                 if bits if left is None else left & bits:
                     self.violate(
@@ -114,7 +111,7 @@ class Crashes:
             last[origin.region] = max(last.get(origin.region, EARLIEST), origin.position)
         for ledger in home.volume.disk.ledgers:
             if self._world.topic_of_ledger.get((home.name, ledger)) == topic:
-                for found, _, _ in self.entries(home, ledger):
+                for found, _, _ in self.logs.ledger(home, ledger):
                     if found is not None:
                         last[found.region] = max(last.get(found.region, EARLIEST), found.position)
         return last
@@ -132,8 +129,7 @@ class Crashes:
         for (region, _), places in self._replicated.items():
             if region == home.name:
                 places.clear()
-        for region, ledger in [key for key in self._entries if key[0] == home.name]:
-            del self._entries[region, ledger]
+        self.logs.forget(home.name)
         for topic, origins in lost.items():
             self.trimmed[home.name, topic] -= origins
             own = {origin for origin in origins if origin.region == home.name}

@@ -56,7 +56,7 @@ class ExchangeLinks:
         self._tick_soon()
 
     def barrier(self, topic: str, subscription: str, passed: Callable[[], None]) -> None:
-        heard = self._world.model.barrier_begun(self._broker.home, topic, subscription)
+        heard = self._world.model.confirming.barrier_begun(self._broker.home, topic, subscription)
 
         def done(result: WaitResult) -> None:
             heard(result)
@@ -66,7 +66,7 @@ class ExchangeLinks:
         self._tick_soon()
 
     def flush(self, topic: str, subscription: str, passed: Callable[[], None]) -> None:
-        heard = self._world.model.flush_begun(self._broker.home, topic, subscription)
+        heard = self._world.model.confirming.flush_begun(self._broker.home, topic, subscription)
 
         def done(result: WaitResult) -> None:
             heard(result)

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Final
 from meridian_broker.positions.position import Origin
 from meridian_broker.topics.subscription import Subscription, SubscriptionType
 from meridian_broker.topics.subscription_record import LOCAL, ORIGIN
-from simulation.clients import SimConsumer
+from simulation.consumers import SimConsumer
 from simulation.sharing import holders
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ def probe_shares(world: World, topic: str, name: str) -> None:
             break
     came: dict[Origin, int] = {}
     for region, probe in probes.items():
-        places = {position: origin for position, origin, _ in world.model.log(homes[region], topic)}
+        places = {position: origin for position, origin, _ in world.model.logs.of(homes[region], topic)}
         for position, bits in (probe.probe or {}).items():
             if (origin := places.get(position)) is not None:
                 came[origin] = came.get(origin, 0) | bits
@@ -121,24 +121,24 @@ def probe_shares(world: World, topic: str, name: str) -> None:
         probe.close(lambda: None)
     world.run(1000)
     everywhere = set.intersection(
-        *({origin for _, origin, _ in world.model.log(home, topic)} for home in homes.values())
+        *({origin for _, origin, _ in world.model.logs.of(home, topic)} for home in homes.values())
     )
     for region, home in homes.items():
         subscription = _find(world, region, topic, name)
         if subscription is not None and not world.model.violations:
-            log = world.model.log(home, topic)
+            log = world.model.logs.of(home, topic)
             dropped = {
                 origin: whole
                 for _, origin, messages in log
                 if (whole := (1 << messages) - 1)
                 # Whoever has the share may not have the entry: dropped, or given back before a rewind asked for it.
-                and (origin not in everywhere or world.model.is_dropped_somewhere(topic, subscription, origin))
+                and (origin not in everywhere or world.model.judging.is_dropped_somewhere(topic, subscription, origin))
             }
             got_here = {
                 position: (1 << messages) - 1 if origin in waiting else came.get(origin, 0) | dropped.get(origin, 0)
                 for position, origin, messages in log
             }
-            world.model.check_delivered(home, topic, subscription, got_here)
+            world.model.judging.check_delivered(home, topic, subscription, got_here)
     subscription = _find(world, next(iter(homes)), topic, name)
     if subscription is not None:
         subscription.topic.lives.set_scope(subscription, LOCAL, {})
@@ -147,7 +147,9 @@ def probe_shares(world: World, topic: str, name: str) -> None:
 
 def _held_up(world: World, topic: str, name: str) -> set[Origin]:
     """What the region that dispatches it has not got, because a gap waits for a person: status says so (R4)."""
-    logs = {region: {origin for _, origin, _ in world.model.log(home, topic)} for region, home in world.regions.items()}
+    logs = {
+        region: {origin for _, origin, _ in world.model.logs.of(home, topic)} for region, home in world.regions.items()
+    }
     everything = set().union(*logs.values())
     return {
         one

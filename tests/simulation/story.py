@@ -75,7 +75,7 @@ from meridian_broker.wire.proto import pulsar_pb2 as pb
 from meridian_broker.wire.pulsar import metadata
 from meridian_broker.wire.pulsar.frames import Send
 from simulation.broker import SimBroker
-from simulation.clients import SHARING, SimConsumer
+from simulation.consumers import SHARING, SimConsumer
 from simulation.names import full_name
 from simulation.region_steps import RegionSteps
 from simulation.scopes import ScopeSteps
@@ -212,13 +212,13 @@ class Story(TroubleSteps, RegionSteps, ScopeSteps):
             opened = None
             try:
                 opened = await broker.open_topic(topic)
-                self.world.model.subscription_made(broker.home, topic, name, initial, opened)
+                self.world.model.creations.asked(broker.home, topic, name, initial, opened)
                 made = await broker.service.subscription(
                     opened, name, durable=True, replicated=True, initial=initial, properties={}
                 )
-                self.world.model.subscription_seen(broker.home, topic, made)
+                self.world.model.creations.seen(broker.home, topic, made, self.world.model.facts_of(made))
             except (TopicError, LedgerError, MetadataError) as error:
-                self.world.model.subscription_refused(topic, name, initial, opened)
+                self.world.model.creations.refused(topic, name, initial, opened)
                 self.say(f"refused: {error}")
 
         self.world.loop.spawn(broker, work(), "subscribe")
@@ -308,10 +308,10 @@ class Story(TroubleSteps, RegionSteps, ScopeSteps):
             return
         chosen, home = subscription, self.world.regions[region]
         consumer = Consumer(chosen, _Nobody(), 0, "nobody", 0, 0, None, None, chosen.progress.epoch)
-        times = self.world.model.published
+        times = self.world.model.logs.published
         owed = {
             place: (1 << messages) - 1
-            for place, origin, messages in self.world.model.log(home, topic)
+            for place, origin, messages in self.world.model.logs.of(home, topic)
             if not chosen.progress.is_acked(origin.region, origin.position, times[origin])
         }
         bits = dict(list(owed.items())[: _count(count) if count else None])
@@ -332,7 +332,7 @@ class Story(TroubleSteps, RegionSteps, ScopeSteps):
         if opened is None or name not in opened.subscriptions:
             self.say("no such subscription")
             return
-        self.world.model.subscription_deleted(topic, name)
+        self.world.model.creations.deleted(topic, name)
         opened.lives.delete(name, forced="force" in options)
 
     def do_switch(self, region: str, topic: str, name: str, how: str) -> None:
@@ -346,11 +346,11 @@ class Story(TroubleSteps, RegionSteps, ScopeSteps):
         broker, subscription = self._broker(region), self._subscription(region, topic, name)
         if broker is None or subscription is None:
             return
-        log = self.world.model.log(broker.home, topic)
+        log = self.world.model.logs.of(broker.home, topic)
         time_ms: int | None = None
         if place == "time":
             time_ms = broker.home.wall_ms() - int(ago)
-            published = self.world.model.published
+            published = self.world.model.logs.published
             target = next((one for one, origin, _ in log if published[origin] >= time_ms), LATEST)
         elif place.endswith("%"):
             at = int(place[:-1]) * len(log) // 100
@@ -435,7 +435,7 @@ class Story(TroubleSteps, RegionSteps, ScopeSteps):
         getattr(self, "expect_" + what)(*arguments)
 
     def expect_log(self, region: str, topic: str) -> None:
-        log = self.world.model.log(self.world.regions[region], topic)
+        log = self.world.model.logs.of(self.world.regions[region], topic)
         self.say(self._names([origin for _, origin, _ in log]))
 
     def expect_progress(self, topic: str, name: str) -> None:
@@ -457,9 +457,9 @@ class Story(TroubleSteps, RegionSteps, ScopeSteps):
 
     def acked(self, topic: str, progress: Progress) -> str:
         """Acked messages of those that exist anywhere."""
-        logs = (self.world.model.log(home, topic) for home in self.world.regions.values())
+        logs = (self.world.model.logs.of(home, topic) for home in self.world.regions.values())
         sizes = {origin: messages for log in logs for _, origin, messages in log}
-        times = self.world.model.published
+        times = self.world.model.logs.published
         text = self._names(o for o in sorted(sizes) if progress.is_acked(o.region, o.position, times[o]))
         for origin in sorted(sizes):
             left = progress.remaining(origin.region, origin.position, sizes[origin], times[origin])
@@ -473,8 +473,8 @@ class Story(TroubleSteps, RegionSteps, ScopeSteps):
     def expect_next(self, region: str, topic: str, name: str) -> None:
         subscription = self._subscription(region, topic, name)
         if subscription is not None:
-            log = self.world.model.log(self.world.regions[region], topic)
-            done, times = subscription.progress.is_acked, self.world.model.published
+            log = self.world.model.logs.of(self.world.regions[region], topic)
+            done, times = subscription.progress.is_acked, self.world.model.logs.published
             self.say(self._names([o for _, o, _ in log if not done(o.region, o.position, times[o])]))
 
     def expect_got(self, name: str) -> None:
@@ -486,7 +486,7 @@ class Story(TroubleSteps, RegionSteps, ScopeSteps):
         consumer.got.clear()
 
     def _log_of(self, consumer: SimConsumer) -> list[tuple[Position, Origin, int]]:
-        return self.world.model.log(self.world.regions[consumer.region], consumer.topic)
+        return self.world.model.logs.of(self.world.regions[consumer.region], consumer.topic)
 
     def expect_replication(self, region: str, topic: str) -> None:
         broker = self._broker(region)

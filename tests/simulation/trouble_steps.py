@@ -127,7 +127,7 @@ class TroubleSteps:
     def do_rot(self, region: str, topic: str, number: str) -> None:
         self.world.trouble()
         home = self.world.regions[region]
-        log = self.world.model.log(home, topic)
+        log = self.world.model.logs.of(home, topic)
         if log:
             home.volume.rot(*log[int(number) % len(log)][0])
 
@@ -165,7 +165,7 @@ class TroubleSteps:
 
     def do_evict(self, region: str, topic: str, count: str) -> None:
         opened, home = self._open(region, topic), self.world.regions[region]
-        log = self.world.model.log(home, topic)
+        log = self.world.model.logs.of(home, topic)
         if opened is None or not log:
             self.say(f"{region} has nothing of {topic}")
             return

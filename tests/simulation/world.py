@@ -19,13 +19,14 @@ from meridian_broker.topics.errors import TopicError
 from meridian_broker.topics.subscription import Subscription, SubscriptionType
 from meridian_broker.wire.pulsar import topic_name
 from simulation.broker import SimBroker, SimRegion
-from simulation.clients import SimConsumer, SimProducer
+from simulation.consumers import SimConsumer
 from simulation.engine_disks import EngineLoop
 from simulation.living import live_in
 from simulation.loop import Loop, Spinning
 from simulation.model import Model
 from simulation.names import full_name
 from simulation.network import Network, Weather
+from simulation.producers import SimProducer
 from simulation.scopes import probe_shares
 
 SLOW_FOR_US: Final = 500_000
@@ -190,7 +191,9 @@ class World:
     def _origins(self, home: SimRegion, topic: str) -> set[Origin]:
         """What is on the volume and is found again: by its name in the metadata, or by what its ledger says."""
         ledgers = home.volume.disk.ledgers.keys() & home.known_ledgers(topic)
-        return {origin for ledger in ledgers for origin, _, _ in self.model.entries(home, ledger) if origin is not None}
+        return {
+            origin for ledger in ledgers for origin, _, _ in self.model.logs.ledger(home, ledger) if origin is not None
+        }
 
     def repair(self) -> None:
         """Everything works from now on."""
@@ -278,7 +281,7 @@ class World:
     def _logs_differ(self, topic: str) -> str:
         model = self.model
         have = {
-            name: {origin for _, origin, _ in model.log(home, topic)} | model.trimmed[name, topic]
+            name: {origin for _, origin, _ in model.logs.of(home, topic)} | model.trimmed[name, topic]
             for name, home in self.homes_of(topic).items()
         }
         for source in have:
@@ -303,7 +306,7 @@ class World:
     def _copies_differ(self, topic: str, have: dict[str, set[Origin]]) -> str:
         """What one region stores of another one's entries, that one and every third one has, too (R5, R6)."""
         for holder, home in self.homes_of(topic).items():
-            stored = {origin for _, origin, _ in self.model.log(home, topic)}
+            stored = {origin for _, origin, _ in self.model.logs.of(home, topic)}
             for target in have:
                 lacks = stored - have[target]
                 lacks = {one for one in lacks if one.position >= self._begins(target, topic, one.region)}
@@ -367,14 +370,15 @@ class World:
 
     def _judge(self) -> None:
         for topic in self.topics():
-            self.model.check_logs(topic)
+            self.model.judging.check_logs(topic)
             for home in self.homes_of(topic).values():
                 broker = home.broker_of(topic)
                 opened = broker.topic(topic) if broker is not None else None
                 for subscription in opened.subscriptions.values() if opened is not None else ():
-                    self.model.check_record(topic, subscription)
+                    self.model.judging.check_record(topic, subscription)
                     if subscription.replicated:
-                        self.model.all_know(topic, subscription)
+                        facts = self.model.facts_of(subscription)
+                        self.model.confirming.all_know(facts, frozenset(self.homes_of(topic)))
         for topic in self.topics():
             for name in sorted(self._names(topic)):
                 self._probe(topic, name)
@@ -422,12 +426,12 @@ class World:
         if probe.server is not None or not probe.is_closed:
             self.model.violate("no close", f"a consumer of {topic}/{name} in {region} is not let go")
         if (subscription := self._subscriptions(region, topic).get(name)) is not None:
-            self.model.check_delivered(self.regions[region], topic, subscription, probe.probe)
+            self.model.judging.check_delivered(self.regions[region], topic, subscription, probe.probe)
 
     def position(self, region: str, origin: Origin, topic: str) -> Position | None:
         """Where a region stores an entry."""
         home = self.regions[region]
-        return next((place for place, one, _ in self.model.log(home, topic) if one == origin), None)
+        return next((place for place, one, _ in self.model.logs.of(home, topic) if one == origin), None)
 
     def broker(self, region: str) -> SimBroker | None:
         return self.regions[region].broker_of("")

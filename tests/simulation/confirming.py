@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What regions confirm to each other: a flush and a barrier say who knows what from then on. A part of ``model.Model``.
+
+A flush that a region confirmed: what was durable here when it began is durable there. A barrier: what was durable there
+is known here, and durable here as soon as can be. Where nothing is wrong both must be complete.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from meridian_broker.ledgers.store import LedgerError
+from meridian_broker.replication.exchange_waits import WaitResult
+from simulation.facts import Acked, Key, Rewound, SubscriptionFacts, incarnation_of
+from simulation.names import HEARD_US
+
+if TYPE_CHECKING:
+    from simulation.broker import SimRegion
+    from simulation.world import World
+
+
+class Confirming:
+    """See the module's text."""
+
+    def __init__(self, world: World, facts: dict[Key, SubscriptionFacts], violate: Callable[[str, str], None]) -> None:
+        self._world = world
+        self._facts = facts
+        self._violate = violate
+
+    def flush_begun(self, home: SimRegion, topic_name: str, name: str) -> Callable[[WaitResult], None]:
+        """What is durable here now is durable in every region that confirms."""
+        incarnation = self._incarnation(home, topic_name)
+        known = self._known(home.name, incarnation, name)
+        now = self._world.loop.now_us
+        restores = {r: one.restores for r, one in self._world.regions.items() if now - one.restored_us >= HEARD_US}
+
+        def done(result: WaitResult) -> None:
+            regions = self._world.regions
+            same = {region for region in result.confirmed if regions[region].restores == restores.get(region)}
+            if home.is_one:
+                told = {region for region in same if self._is_told(region, topic_name, name)}
+                self._spread(known, frozenset(region for region in told if regions[region].is_one))
+            self._complete("flush", home, topic_name, result)
+
+        return done
+
+    def barrier_begun(self, home: SimRegion, topic_name: str, name: str) -> Callable[[WaitResult], None]:
+        """What is durable now in a region that answers is known here then, and durable here as soon as can be."""
+        incarnation = self._incarnation(home, topic_name)
+        known = {
+            region: self._known(region, incarnation, name)
+            for region in self._world.names
+            if self._is_told(region, topic_name, name)
+        }
+
+        def done(result: WaitResult) -> None:
+            for region in result.confirmed & known.keys():
+                if home.is_one and self._world.regions[region].is_one and self._is_told(region, topic_name, name):
+                    self._hear(home, topic_name, known[region])
+            self._complete("barrier", home, topic_name, result)
+
+        return done
+
+    def _is_told(self, region: str, topic_name: str, name: str) -> bool:
+        """Regions tell each other of the subscription, as this one has it (R17)."""
+        broker = self._world.regions[region].broker_of(topic_name)
+        topic = None if broker is None else broker.service.topics.get(topic_name)
+        found = None if topic is None else topic.subscriptions.get(name)
+        return found is None or found.replicated
+
+    def _hear(self, home: SimRegion, topic_name: str, known: list[Acked | Rewound]) -> None:
+        broker = home.broker
+        topic = None if broker is None else broker.service.topics.get(topic_name)
+        if broker is None or topic is None:
+            return
+        for one in known:
+            if isinstance(one, Acked) and one.known:
+                one.heard_by[home.name] = broker
+
+        def durable(error: LedgerError | None) -> None:
+            if error is None:
+                self._spread(known, frozenset((home.name,)))
+
+        topic.progress_log.when_durable(durable)
+
+    def _complete(self, what: str, home: SimRegion, topic_name: str, result: WaitResult) -> None:
+        asked = [one for one in result.missing if self._counts_in(one, home.name, topic_name)]
+        if asked and self._world.calm():
+            missing = ", ".join(f"{region} ({result.missing[region]})" for region in sorted(asked))
+            self._violate(f"a {what} was not complete", f"in {home.name} without {missing}, though nothing was wrong")
+
+    def _counts_in(self, region: str, other: str, topic_name: str) -> bool:
+        """It counts the other one among the topic's regions, as it was told."""
+        broker = self._world.regions[region].broker_of(topic_name)
+        return broker is None or other in broker.service.regions_of(topic_name)
+
+    @staticmethod
+    def _incarnation(home: SimRegion, topic_name: str) -> str:
+        """The one that the region has now."""
+        broker = home.broker_of(topic_name)
+        topic = None if broker is None else broker.service.topics.get(topic_name)
+        return incarnation_of(topic_name, "" if topic is None else topic.incarnation)
+
+    def _known(self, region: str, incarnation: str, name: str) -> list[Acked | Rewound]:
+        lives = [
+            facts
+            for (of, life), facts in self._facts.items()
+            if of == incarnation and (life == name or life.startswith(f"{name} since "))
+        ]
+        return [one for facts in lives for one in facts.all() if region in one.known]
+
+    def all_know(self, facts: SubscriptionFacts, regions: frozenset[str]) -> None:
+        """Progress is equal in these regions, and durable: whatever one of them knew, all know."""
+        self._spread([one for one in facts.all() if not regions.isdisjoint(one.known)], regions)
+
+    def _spread(self, known: list[Acked | Rewound], regions: frozenset[str]) -> None:
+        now = self._world.loop.now_us
+        for one in known:
+            if one.known:
+                for region in regions:
+                    one.known.setdefault(region, now)

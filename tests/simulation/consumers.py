@@ -1,0 +1,225 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Simulated consumers: they hold what they got, and ack as they are told.
+
+They behave as client libraries do: on any end of the connection they look for the broker of their region again. What a
+consumer holds when its broker *sends it away* or it was rewound meanwhile it does not work on any more (the library
+empties its queue), but the application may have taken it before, and ack it late; what it holds when the connection
+breaks it keeps and may still ack. ``consuming.py`` is the broker's side.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
+
+from meridian_broker.positions import Stamp
+from meridian_broker.positions.position import EARLIEST, Position
+from meridian_broker.topics.subscription import SubscriptionType
+from simulation.consuming import ConsumerServer, Held
+from simulation.names import RETRY_US
+
+if TYPE_CHECKING:
+    from simulation.world import World
+
+PERMITS: Final = 40
+LATE_MAX: Final = 20
+SHARING: Final = (SubscriptionType.SHARED, SubscriptionType.KEY_SHARED)
+
+
+class SimConsumer:
+    """One consumer. It holds what it got until it is told to ack."""
+
+    def __init__(
+        self, world: World, name: str, region: str, topic: str, subscription: str, kind: SubscriptionType
+    ) -> None:
+        self.world = world
+        self.alive = True
+        self.name = name
+        self.region = region
+        self.topic = topic
+        self.subscription = subscription
+        self.kind = kind
+        self.initial: Position = EARLIEST
+        self.auto = False
+        self.probe: dict[Position, int] | None = None
+        """Given: only looks; what it got, with the bits."""
+        self.held: dict[Position, Held] = {}
+        self.late: dict[Position, Held] = {}
+        """What the application still has from before it was sent away."""
+        self.is_narrow = False
+        """On its next connection it has room for one message only."""
+        self._refills = True
+        self.server: ConsumerServer | None = None
+        self._asked: ConsumerServer | None = None
+        self._connecting = False
+        self._received = 0
+        self.closing: Callable[[], None] | None = None
+        self.is_closed = False
+        self.got: list[tuple[Position, int]] = []
+        """Since somebody looked last: for stories."""
+
+    # -- connection
+
+    def connect(self) -> None:
+        if self._connecting or self.server is not None or self.is_closed:
+            return
+        self._connecting = True
+        broker = self.world.regions[self.region].broker_of(self.topic)
+        if broker is None:
+            self._again()
+            return
+        connection = self.world.network.connect(self, broker)
+        server = self._asked = ConsumerServer(self, broker, connection)
+        connection.on_closed[0] = lambda: self.lost(server)
+        connection.on_closed[1] = server.gone
+        connection.send(0, lambda: broker.spawn(server.open(), "subscribe"))
+
+    def _again(self) -> None:
+        self.world.loop.after(RETRY_US, self, self._retry)
+
+    def _retry(self) -> None:
+        self._connecting = False
+        self.connect()
+
+    def opened(self, server: ConsumerServer, epoch: Stamp) -> None:
+        if self._asked is not server or self.is_closed:
+            server.connection.close(0)
+            return
+        self._connecting = False
+        self.server = server
+        self._received = 0
+        kept = {position: held for position, held in self.held.items() if held.epoch == epoch}
+        self._lose({position: held for position, held in self.held.items() if position not in kept})
+        self.held = kept
+        server.flow(1 if self.is_narrow else PERMITS)
+        self.is_narrow, self._refills = False, not self.is_narrow
+
+    def lost(self, server: ConsumerServer) -> None:
+        """The connection broke, or could not be made."""
+        if self._asked is server:
+            self._asked = self.server = None
+            if self.closing is not None:
+                self._closed()
+                return
+            self._connecting = True
+            self._again()
+
+    def sent_away(self, server: ConsumerServer) -> None:
+        """CLOSE_CONSUMER from the broker: subscribe again."""
+        if self.server is server:
+            self._lose(self.held)
+            self.held = {}
+            self.lost(server)
+
+    def _lose(self, held: dict[Position, Held]) -> None:
+        self.late |= held
+        while len(self.late) > LATE_MAX:
+            del self.late[next(iter(self.late))]
+
+    def kill(self) -> None:
+        """The connection breaks under it; it comes back by itself."""
+        if self.server is not None:
+            self.server.connection.snap()
+
+    def close(self, then: Callable[[], None]) -> None:
+        """In good order: ``then`` once the broker answered."""
+        self.held.clear()
+        self.closing = then
+        if self.server is None:
+            self._asked = None
+            self._connecting = False
+            self._closed()
+        else:
+            self.server.close()
+
+    def close_answered(self, server: ConsumerServer) -> None:
+        if self.server is server and self.closing is not None:
+            server.connection.close(0)
+            self._asked = self.server = None
+            self._closed()
+
+    def _closed(self) -> None:
+        self.is_closed = True
+        then, self.closing = self.closing, None
+        if then is not None:
+            then()
+
+    def reopen(self, region: str) -> None:
+        self.region = region
+        self.is_closed = False
+        self.connect()
+
+    # -- messages
+
+    def receive(self, server: ConsumerServer, held: Held) -> None:
+        if self.server is not server:
+            return
+        self._received += held.messages
+        if self._received >= PERMITS // 2 and self._refills:
+            server.flow(self._received)
+            self._received = 0
+        self.got.append((held.position, held.missing))
+        if self.probe is not None:
+            self.probe[held.position] = self.probe.get(held.position, 0) | held.missing
+            return
+        self.held[held.position] = held
+        if self.auto:
+            self.world.loop.soon(self, lambda: self.ack([held.position]))
+
+    def ack(self, positions: list[Position], parts: dict[Position, int] | None = None) -> None:
+        """One ACK. ``parts``: of entries acked in part, the bits that *are* acked by it."""
+        server = self.server
+        chosen = [self.held[position] for position in positions if position in self.held]
+        if server is None or not chosen:
+            return
+        whole: dict[Position, int] = {}
+        batches: dict[Position, int] = {}
+        for held in chosen:
+            bits = held.missing if parts is None else parts.get(held.position, held.missing) & held.missing
+            held.missing &= ~bits
+            # A client that has all of a batch, over several ACK, acks the entry; else it says what is missing still.
+            if held.missing:
+                batches[held.position] = held.missing
+            else:
+                del self.held[held.position]
+            whole[held.position] = bits
+        server.ack([held.position for held in chosen], batches, {h.position: h.messages for h in chosen})
+
+    def ack_late(self, count: int) -> None:
+        """One ACK of the oldest it has from before it was sent away, whatever came again meanwhile."""
+        server = self.server
+        chosen = [self.late.pop(position) for position in list(self.late)[:count]] if server is not None else []
+        if server is not None and chosen:
+            for held in chosen:
+                self.held.pop(held.position, None)
+            server.ack([held.position for held in chosen], {}, {h.position: h.messages for h in chosen})
+
+    def ack_cumulative(self, position: Position) -> None:
+        server, held = self.server, self.held.get(position)
+        if server is None or held is None:
+            return
+        behind = server.acknowledges_to(position)
+        for before in [one for one in self.held if behind < one <= position]:
+            del self.held[before]
+        server.ack_cumulative(position, behind)
+
+    def nack(self, positions: list[Position]) -> None:
+        server = self.server
+        if server is None:
+            return
+        if self.kind not in SHARING:
+            self.held.clear()
+            server.nack(None)
+            return
+        chosen = [position for position in positions if self.held.pop(position, None) is not None]
+        if chosen:
+            server.nack(chosen)
+
+    def choose(self, count: int, which: str) -> list[Position]:
+        """Some of what is held: the oldest, the newest, or every other one."""
+        held = list(self.held)
+        if which == "newest":
+            return held[-count:]
+        if which == "every2":
+            return held[::2][:count]
+        return held[:count]

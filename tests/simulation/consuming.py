@@ -1,0 +1,200 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The broker's side of a simulated consumer: what ``gateway/pulsar/consumers.py`` is in a real broker.
+
+Here the model hears of each acknowledgement that arrives and of each message that leaves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from meridian_broker.ledgers.entry import MARKER
+from meridian_broker.ledgers.store import LedgerError
+from meridian_broker.positions import ZERO, Stamp
+from meridian_broker.positions.position import EARLIEST, Position
+from meridian_broker.topics.consumer import Consumer
+from simulation.broker import REFUSALS, SimBroker
+from simulation.facts import rewinds_of, subscription_of
+from simulation.network import Connection
+from simulation.sharing import delivering
+
+if TYPE_CHECKING:
+    from simulation.consumers import SimConsumer
+
+
+@dataclass(slots=True)
+class Held:
+    """A message at a client."""
+
+    position: Position
+    messages: int
+    missing: int
+    """Bits of the messages in it that are still to be acked here."""
+    epoch: Stamp
+
+
+class ConsumerServer:
+    """The broker's side of a consumer's connection, ``topics.consumer.ConsumerPort``."""
+
+    def __init__(self, client: SimConsumer, broker: SimBroker, connection: Connection) -> None:
+        self._client = client
+        self._broker = broker
+        self._model = broker.world.model
+        self.connection = connection
+        self._consumer: Consumer | None = None
+        self._is_gone = False
+        self._acked_to: Position = EARLIEST
+        self._order: dict[Position, int] = {}
+        """When each entry was sent first, in this connection's count."""
+
+    async def open(self) -> None:
+        """SUBSCRIBE."""
+        client, broker = self._client, self._broker
+        topic = None
+        try:
+            topic = await broker.open_topic(client.topic)
+            if client.subscription not in topic.subscriptions:
+                self._model.creations.asked(broker.home, client.topic, client.subscription, client.initial, topic)
+            subscription = await broker.service.subscription(
+                topic, client.subscription, durable=True, replicated=True, initial=client.initial, properties={}
+            )
+            self._model.creations.seen(broker.home, client.topic, subscription, self._model.facts_of(subscription))
+            if self._is_gone:
+                return
+            self._consumer = topic.add_consumer(subscription, self, 1, client.name, client.kind, 0, None)
+        except REFUSALS:
+            self._model.creations.refused(client.topic, client.subscription, client.initial, topic)
+            self.connection.send(1, lambda: client.lost(self))
+            return
+        epoch = self._consumer.epoch
+        self.connection.send(1, lambda: client.opened(self, epoch))
+
+    # -- what the client asks
+
+    def flow(self, permits: int) -> None:
+        self.connection.send(0, lambda: self._consumer.flow(permits) if self._consumer is not None else None)
+
+    def ack(self, positions: list[Position], batches: dict[Position, int], messages: dict[Position, int]) -> None:
+        def arrive() -> None:
+            consumer = self._consumer
+            if consumer is None:
+                return
+            bits = {p: (1 << messages[p]) - 1 & ~batches.get(p, 0) for p in positions}
+            model, home, topic = self._model, self._broker.home, self._client.topic
+            late = {p: acked for p, acked in bits.items() if not self._was_sent(consumer, p)}
+            counting = {p: acked for p, acked in bits.items() if p not in late}
+            told = [
+                model.acking(home, topic, consumer, part, epoch)
+                for part, epoch in ((counting, consumer.epoch), (late, ZERO))
+                if part
+            ]
+            consumer.subscription.acknowledge(consumer, positions, batches or None, _all(told))
+
+        self.connection.send(0, arrive)
+
+    def acknowledges_to(self, position: Position) -> Position:
+        """Behind which place a cumulative ack is: what comes again before the last one it says nothing of."""
+        before, self._acked_to = self._acked_to, max(self._acked_to, position)
+        return before if position > before else EARLIEST
+
+    def ack_cumulative(self, position: Position, behind: Position) -> None:
+        def arrive() -> None:
+            consumer = self._consumer
+            if consumer is not None:
+                model, home, topic = self._model, self._broker.home, self._client.topic
+                told = model.acking_up_to(
+                    *(home, topic, consumer, behind, position),
+                    lambda p: self._was_sent(consumer, p),
+                    lambda p: self._order.get(p, 0) > self._order.get(position, 0) > 0,
+                )
+                consumer.subscription.acknowledge_cumulative(consumer, position, None, _all(told))
+
+        self.connection.send(0, arrive)
+
+    def _was_sent(self, consumer: Consumer, position: Position) -> bool:
+        """Did this life of the broker send it since the last rewind? Only then an ack counts after that (R13)."""
+        subscription = subscription_of(consumer)
+        return self._broker.sent.get((subscription, position)) == rewinds_of(subscription.progress)
+
+    def nack(self, positions: list[Position] | None) -> None:
+        def arrive() -> None:
+            if self._consumer is not None:
+                self._consumer.subscription.send_again(self._consumer, positions, 0)
+
+        self.connection.send(0, arrive)
+
+    def close(self) -> None:
+        """CLOSE_CONSUMER, as ``gateway/pulsar/consumers.py`` answers it."""
+
+        def arrive() -> None:
+            consumer, self._consumer = self._consumer, None
+            if consumer is None:
+                self._answer_close()
+                return
+            subscription = subscription_of(consumer)
+            topic = subscription.topic
+            subscription.claims.flush()
+            topic.remove_consumer(consumer)
+
+            def durable(error: LedgerError | None) -> None:
+                if error is not None or not subscription.replicated or topic.exchange is None:
+                    self._answer_close()
+                else:
+                    topic.exchange.flush(topic.name, subscription.name, self._answer_close)
+
+            topic.progress_log.when_durable(durable)
+
+        self.connection.send(0, arrive)
+
+    def _answer_close(self) -> None:
+        self.connection.send(1, lambda: self._client.close_answered(self))
+
+    def gone(self) -> None:
+        self._is_gone = True
+        consumer, self._consumer = self._consumer, None
+        if consumer is not None:
+            consumer.subscription.topic.remove_consumer(consumer)
+
+    # -- topics.consumer.ConsumerPort
+
+    def deliver(
+        self, consumer: Consumer, position: Position, entry: bytes, redeliveries: int, remaining: int | None
+    ) -> None:
+        messages = int.from_bytes(entry[4:8], "big")
+        missing = (1 << messages) - 1 if remaining is None else remaining
+        model = self._model
+        if entry[1] & MARKER:
+            model.violate("a client saw a marker", f"{self._broker.region} sent {position}")
+        delivering(self._broker, self._client.topic, consumer, position)
+        if self._broker.is_owner:  # nothing but a lease of its own keeps an earlier owner from what it has in memory
+            home, topic = self._broker.home, self._client.topic
+            model.delivering(home, topic, subscription_of(consumer), position, entry, missing)
+        subscription = subscription_of(consumer)
+        self._broker.sent[subscription, position] = rewinds_of(subscription.progress)
+        self._order.setdefault(position, len(self._order) + 1)
+        held = Held(position, messages, missing, consumer.epoch)
+        self.connection.send(1, lambda: self._client.receive(self, held))
+
+    def writable(self) -> bool:
+        return True
+
+    def disconnect_consumer(self, consumer: Consumer) -> None:
+        if self._consumer is consumer:
+            self._consumer = None
+            self.connection.send(1, lambda: self._client.sent_away(self))
+
+    def active_consumer_changed(self, consumer: Consumer, active: bool) -> None:
+        """Nothing the client has to do."""
+
+    def reached_end(self, consumer: Consumer) -> None:
+        """Topics are not terminated here."""
+
+
+def _all(told: list[Callable[[LedgerError | None], None]]) -> Callable[[LedgerError | None], None]:
+    def heard(error: LedgerError | None) -> None:
+        for one in told:
+            one(error)
+
+    return heard

@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What must hold once all is quiet: logs, records, and what a consumer got that looked at everything.
+
+A part of ``model.Model``. ``owed`` is the heart of it: which messages must come, whatever a crash left open.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from meridian_broker.positions.position import EARLIEST, Origin, Position
+from meridian_broker.topics.subscription import Subscription
+from simulation.facts import later
+
+if TYPE_CHECKING:
+    from simulation.broker import SimRegion
+    from simulation.model import Model
+    from simulation.world import World
+
+
+class Judging:
+    """See the module's text."""
+
+    def __init__(self, world: World, model: Model) -> None:
+        self._world = world
+        self._model = model
+
+    def check_logs(self, topic: str) -> None:
+        """Entries: none lost, none twice, each origin's in order, each chained to the one before."""
+        for home in self._world.regions.values():
+            if home.name not in self._world.gone:
+                self._check_order(home, topic)
+                self._check_receipts(home, topic)
+                self._model.check_replicas(home)
+
+    def _check_order(self, home: SimRegion, topic: str) -> None:
+        last: dict[str, Position] = {}
+        seen: set[Origin] = set()
+        for position, origin, _ in self._model.logs.of(home, topic):
+            what = f"{home.name} has {self._world.shown(origin)} at {position}"
+            if origin in seen:
+                self._model.violate("stored twice", f"{what} once more")
+            seen.add(origin)
+            # What a region lost and got back may come late, but then too in its order.
+            key = f"{origin.region}/{origin.ledger}" if origin.region in self._model.rolled_back else origin.region
+            if origin.position <= last.get(key, EARLIEST):
+                self._model.violate("order of an origin", f"{what}, not in order")
+            last[key] = origin.position
+
+    def _check_receipts(self, home: SimRegion, topic: str) -> None:
+        model = self._model
+        gone = model.trimmed[home.name, topic] | model.deletions.gone[home.name, topic]
+        logs = [model.logs.of(home, one) for one in (topic, *model.copies(home.name, topic))]
+        stored = {position for log in logs for position, _, _ in log}
+        for position, payload in model.receipts[home.name, topic].items():
+            origin = Origin(home.name, *position)
+            if position not in stored and origin not in gone:
+                model.violate("lost", f"{home.name} confirmed {self._world.shown(origin)} and has it no more")
+            elif model.logs.payloads[origin] != payload:
+                model.violate("another message under the receipt's id", f"{self._world.shown(origin)} in {home.name}")
+
+    def check_record(self, topic: str, subscription: Subscription) -> None:
+        """Of several creations the earliest counts (R15), where regions tell each other."""
+        if not subscription.replicated:
+            return
+        name, created = subscription.name, subscription.record.created
+        homes = self._world.homes_of(topic)
+        made = [stamp for region, stamp in self._model.facts_of(subscription).made.items() if region in homes]
+        for one in made:
+            if later(created, one):
+                self._model.violate("a later creation won", f"{topic}/{name} was made at {one}, and {created} counts")
+
+    def is_dropped_somewhere(self, topic: str, subscription: Subscription, origin: Origin) -> bool:
+        """Whether some region may have let it go, perhaps the one that dispatches it (R14)."""
+        facts = self._model.facts_of(subscription)
+        return any(
+            facts.perhaps_dropped(origin, region, self._model.logs.published[origin]) for region in self._world.names
+        )
+
+    def check_delivered(
+        self, home: SimRegion, topic: str, subscription: Subscription, got: dict[Position, int]
+    ) -> None:
+        """What one consumer got who looked at everything, after all was quiet."""
+        for position, origin, messages in self._model.logs.of_topic(home, subscription.topic):
+            missing = self.owed(home, topic, subscription, origin, messages) & ~got.get(position, 0)
+            if missing:
+                what = f"{self._world.shown(origin)} of {topic}/{subscription.name} (bits {missing:b})"
+                self._model.violate("skipped", f"{home.name} never delivers {what}, which nobody acked")
+            # What must not come is seen when it is sent.
+
+    def owed(
+        self,
+        home: SimRegion,
+        topic: str,
+        subscription: Subscription,
+        origin: Origin,
+        messages: int,
+        *,
+        alone: bool = False,
+    ) -> int:
+        """Bits that a consumer there has still to get, whatever a crash left open.
+
+        :param alone: as far as that region knows; else it knows all that the others do.
+        """
+        facts = self._model.facts_of(subscription)
+        alone = alone or not subscription.replicated or (home.name, subscription.topic.name) in self._model.set_aside
+        homes = {} if alone else self._world.homes_of(topic)
+        agreeing = frozenset(homes) if home.name in homes else frozenset((home.name,))
+        if facts.perhaps_dropped(origin, home.name, self._model.logs.published[origin]):
+            return 0
+        if facts.lies_before(origin, is_agreed=len(agreeing) > 1 and facts.made.keys() <= agreeing):
+            return 0
+        if topic in self._world.told and origin in self._model.lost_once:
+            return 0  # who has it was perhaps not asked, for it was no region of the topic then
+        was_named, _, _ = self._model.key(subscription)[0].partition(" since ")  # before it was set aside
+        if self._model.creations.may_begin_behind(was_named, subscription.name, origin):
+            return 0
+        return ((1 << messages) - 1) & ~facts.perhaps_acked(origin, agreeing)

@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What stands in the regions' logs, entry by entry, and which message each of them is. A part of ``model.Model``.
+
+Everything is read from the durable ledgers themselves, once each entry, and remembered when it is given back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from meridian_broker.ledgers.entry import MARKER, unpack
+from meridian_broker.positions.position import Origin, Position
+
+if TYPE_CHECKING:
+    from meridian_broker.topics.topic import Topic
+    from simulation.broker import SimRegion
+
+Entry = tuple[Origin | None, bytes, int]
+"""Origin (None: a marker), payload, messages."""
+
+
+class Logs:
+    """See the module's text."""
+
+    def __init__(self, violate: Callable[[str, str], None]) -> None:
+        self._violate = violate
+        self._entries: dict[tuple[str, int], list[Entry]] = {}
+        self.payloads: dict[Origin, bytes] = {}
+        self.published: dict[Origin, int] = {}
+
+    def ledger(self, home: SimRegion, ledger: int) -> list[Entry]:
+        """Each durable entry of a ledger."""
+        stored = home.volume.disk.ledgers.get(ledger)
+        if stored is None:
+            return []
+        known = self._entries.setdefault((home.name, ledger), [])
+        if len(known) > len(stored.entries):
+            del known[len(stored.entries) :]
+        for number in range(len(known), len(stored.entries)):
+            known.append(self.look(home.name, Position(ledger, number), stored.entries[number]))
+        return known
+
+    def look(self, region: str, position: Position, entry: bytes) -> Entry:
+        """What an entry is, wherever it was found."""
+        header = unpack(entry)
+        payload = entry[entry.rfind(b"#") :]
+        if header.flags & MARKER:
+            return None, payload, header.messages
+        origin = (
+            Origin(region, *position)
+            if header.region is None or header.origin is None
+            else Origin(header.region, *header.origin)
+        )
+        self.published.setdefault(origin, header.publish_time_ms)
+        before = self.payloads.setdefault(origin, payload)
+        if before != payload:
+            self._violate("one origin, two payloads", f"{origin} is {before!r}, in {region} {payload!r}")
+        return origin, payload, header.messages
+
+    def once_at(self, home: SimRegion, position: Position) -> tuple[Origin | None, int]:
+        """Which entry stands there, or stood before it was given back, and how many messages it has."""
+        entries = self.ledger(home, position.ledger) or self._entries.get((home.name, position.ledger), [])
+        if not 0 <= position.entry < len(entries):
+            return None, 0
+        origin, _, messages = entries[position.entry]
+        return origin, messages
+
+    def of(self, home: SimRegion, topic: str) -> list[tuple[Position, Origin, int]]:
+        """Everything stored of a topic that is no marker: position, origin, messages."""
+        broker = home.broker_of(topic)
+        return self.of_topic(home, broker.topic(topic) if broker is not None else None)
+
+    def of_topic(self, home: SimRegion, opened: Topic | None) -> list[tuple[Position, Origin, int]]:
+        """The same, of the topic as a broker has it open."""
+        found = []
+        for ledger, count, _ in opened.log.counts() if opened is not None else ():
+            for number, (origin, _, messages) in enumerate(self.ledger(home, ledger)[:count]):
+                if origin is not None:
+                    found.append((Position(ledger, number), origin, messages))
+        return found
+
+    def origin_at(self, home: SimRegion, position: Position) -> Origin | None:
+        """Which entry stands there."""
+        entries = self.ledger(home, position.ledger)
+        return entries[position.entry][0] if 0 <= position.entry < len(entries) else None
+
+    def forget(self, region: str) -> None:
+        """Its ledgers are others now."""
+        for key in [key for key in self._entries if key[0] == region]:
+            del self._entries[key]
