@@ -17,8 +17,7 @@ expect topics us            which topics there are
 from __future__ import annotations
 
 import contextlib
-from abc import abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from meridian_broker.ledgers.store import LedgerError
@@ -32,25 +31,18 @@ from meridian_broker.wire.pulsar import topic_name
 from simulation.facts import incarnation_of
 from simulation.living import live_in
 from simulation.names import full_name
+from simulation.teller import Teller
 
 if TYPE_CHECKING:
     from meridian_broker.topics.gaps import Gap
     from meridian_broker.topics.topic import Topic
     from simulation.broker import SimBroker
-    from simulation.world import World
 
 HOUR_MS = 3_600_000
 
 
-class RegionSteps:
+class RegionSteps(Teller):
     """See the module's text. A part of ``story.Story``."""
-
-    say: Callable[[str], None]
-    _broker: Callable[[str], SimBroker | None]
-
-    @property
-    @abstractmethod
-    def world(self) -> World: ...
 
     def do_restore(self, region: str, what: str = "") -> None:
         if not self.world.restore(region, what):

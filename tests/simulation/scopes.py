@@ -13,8 +13,6 @@ quiet, consumers that look at everything are in all regions at once: each unacke
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from collections.abc import Callable
 from random import Random
 from typing import TYPE_CHECKING, Final
 
@@ -23,6 +21,7 @@ from meridian_broker.topics.subscription import Subscription, SubscriptionType
 from meridian_broker.topics.subscription_record import LOCAL, ORIGIN
 from simulation.consumers import SimConsumer
 from simulation.sharing import holders
+from simulation.teller import Teller
 
 if TYPE_CHECKING:
     from simulation.broker import SimBroker
@@ -34,16 +33,8 @@ SETTLED_MS: Final = 15_000
 """Leases of six seconds have run out, and each share is at home."""
 
 
-class ScopeSteps:
+class ScopeSteps(Teller):
     """See the module's text. A part of ``story.Story``."""
-
-    say: Callable[[str], None]
-    _broker: Callable[[str], SimBroker | None]
-    _subscription: Callable[[str, str, str], Subscription | None]
-
-    @property
-    @abstractmethod
-    def world(self) -> World: ...
 
     def do_scope(self, region: str, topic: str, name: str, scope: str) -> None:
         subscription = self._subscription(region, topic, name)

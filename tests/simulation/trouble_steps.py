@@ -21,7 +21,6 @@ evict us t x3               drop there the three oldest, as a backlog quota does
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -30,21 +29,12 @@ from meridian_broker.metadata.store import MetadataError
 from meridian_broker.positions import Cause
 from meridian_broker.topics import drops, upkeep
 from meridian_broker.topics.errors import TopicError
-from meridian_broker.topics.topic import Topic
-from simulation.broker import SimBroker, SimRegion
-from simulation.world import World
+from simulation.broker import SimRegion
+from simulation.teller import Teller
 
 
-class TroubleSteps:
+class TroubleSteps(Teller):
     """See the module's text. A part of ``story.Story``."""
-
-    say: Callable[[str], None]
-    _broker: Callable[[str], SimBroker | None]
-    _open: Callable[[str, str], Topic | None]
-
-    @property
-    @abstractmethod
-    def world(self) -> World: ...
 
     def do_cut(self, pair: str) -> None:
         self.world.trouble()

@@ -1,0 +1,333 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Lines of a story about clients:
+
+produce us t x3 [batch 4] [key k]  publish; what has no receipt is sent again
+marker us t                 store a marker, as replication of snapshots will
+forge us t marker|origin    a client sends what only brokers of other regions may
+subscribe us t sub [latest] make a replicated subscription
+consumer c1 us t sub [shared|exclusive|failover|key_shared] [latest] [auto]
+narrow c1                   on its next connection it has room for one message
+ack c1 x3 [newest|every2]   one ACK of some of what it holds; or ``ack c1 us/1:2 ...``
+ack us t sub us/1:2 ...     one ACK of a consumer that is just there
+cumulative c1 x3            everything up to the third it holds; or ``cumulative c1 us/1:2``
+late c1 x3                  one ACK of what it still holds from before it was sent away
+part c1 us/1:2 0 2          some messages of a batch; or ``part c1 x1 0 2`` of the first it holds
+nack c1 x2
+seek us t sub us/1:0        so that this message is the next; or ``seek us t sub 50%`` of what is stored
+seek us t sub time 500      to what was published, by us's clock, 500 ms ago or later
+skip us t sub x3            an operator acknowledges the next three; without a number, all that is stored
+unsubscribe us t sub [force]
+switch us t sub on|off      the replicated flag
+close c1 / kill c1          in good order / its connection breaks, and it comes back
+move c1 eu                  close, and once that is answered subscribe in eu
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from meridian_broker.ledgers import entry as entries
+from meridian_broker.ledgers.store import LedgerError
+from meridian_broker.metadata.store import MetadataError
+from meridian_broker.positions import ZERO, Progress, Stamp
+from meridian_broker.positions.position import EARLIEST, LATEST, Position
+from meridian_broker.topics import administration
+from meridian_broker.topics.consumer import Consumer
+from meridian_broker.topics.errors import TopicError
+from meridian_broker.topics.producer import Producer
+from meridian_broker.topics.subscription import SubscriptionType
+from meridian_broker.wire.proto import pulsar_pb2 as pb
+from meridian_broker.wire.pulsar import metadata
+from meridian_broker.wire.pulsar.frames import Send
+from simulation.consumers import SHARING, SimConsumer
+from simulation.teller import Teller
+
+KINDS: Final = {
+    "shared": SubscriptionType.SHARED,
+    "exclusive": SubscriptionType.EXCLUSIVE,
+    "failover": SubscriptionType.FAILOVER,
+    "key_shared": SubscriptionType.KEY_SHARED,
+}
+
+
+class ClientSteps(Teller):
+    """See the module's text. A part of ``story.Story``."""
+
+    def do_produce(self, region: str, topic: str, count: str, *options: str) -> None:
+        producer = self.world.producer(region, topic)
+        chosen = dict(zip(options[::2], options[1::2], strict=True))
+        for _ in range(_count(count)):
+            producer.produce(int(chosen.get("batch", "1")), chosen.get("key"))
+
+    def do_marker(self, region: str, topic: str) -> None:
+        opened = self._open(region, topic)
+        if opened is None:
+            self.say(f"{region} does not serve {topic}")
+            return
+        body = metadata.build_body(b"", b"#marker")
+        marked = opened
+
+        def done(_: object, result: Position | LedgerError) -> None:
+            if isinstance(result, LedgerError):
+                marked.fence(str(result))
+
+        opened.log.append_own([(entries.MARKER, 1, 0, 0, 0, b"", body)], done, [None])
+
+    def do_forge(self, region: str, topic: str, what: str) -> None:
+        opened = self._open(region, topic)
+        if opened is None:
+            self.say(f"{region} does not serve {topic}")
+            return
+        fields = pb.MessageMetadata(producer_name="forger", sequence_id=0, publish_time=1)
+        if what == "marker":
+            fields.marker_type = 10
+        else:
+            fields.replicated_from = "eu"
+        body = metadata.build_body(fields.SerializeToString(), b"#forged")
+        send = Send(6, 1, 0, None, 1, False, what == "marker", None, None, False, True, body)
+        port = _Forger(self.say)
+        forger = Producer(opened, port, 1, "forger", name_is_given=True, epoch=0, connected_since_ms=0)
+        opened.publish(forger, [send])
+
+    def do_subscribe(self, region: str, topic: str, name: str, place: str = "earliest") -> None:
+        broker = self._broker(region)
+        if broker is None:
+            return
+        initial = LATEST if place == "latest" else EARLIEST
+
+        async def work() -> None:
+            opened = None
+            try:
+                opened = await broker.open_topic(topic)
+                self.world.model.creations.asked(broker.home, topic, name, initial, opened)
+                made = await broker.service.subscription(
+                    opened, name, durable=True, replicated=True, initial=initial, properties={}
+                )
+                self.world.model.creations.seen(broker.home, topic, made, self.world.model.facts_of(made))
+            except (TopicError, LedgerError, MetadataError) as error:
+                self.world.model.creations.refused(topic, name, initial, opened)
+                self.say(f"refused: {error}")
+
+        self.world.loop.spawn(broker, work(), "subscribe")
+
+    def do_consumer(self, name: str, region: str, topic: str, subscription: str, *options: str) -> None:
+        if name in self.world.consumers:
+            self.say(f"there is a consumer {name}")
+            return
+        kind = next((KINDS[option] for option in options if option in KINDS), SubscriptionType.SHARED)
+        consumer = self.world.consume(name, region, topic, subscription, kind)
+        consumer.initial = LATEST if "latest" in options else EARLIEST
+        consumer.auto = "auto" in options
+        consumer.connect()
+
+    def do_ack(self, *words: str) -> None:
+        if words[0] in self.world.regions:
+            self._ack_at(words[0], words[1], words[2], words[3:])
+            return
+        consumer = self._consumer(words[0])
+        if consumer is not None:
+            consumer.ack(self._choose(consumer, words[1:]))
+
+    def do_narrow(self, name: str) -> None:
+        consumer = self._consumer(name)
+        if consumer is not None:
+            consumer.is_narrow = True
+
+    def do_late(self, name: str, count: str) -> None:
+        consumer = self._consumer(name)
+        if consumer is not None:
+            consumer.ack_late(_count(count))
+
+    def _choose(self, consumer: SimConsumer, words: tuple[str, ...]) -> list[Position]:
+        if words[0].startswith("x"):
+            return consumer.choose(_count(words[0]), words[1] if len(words) > 1 else "oldest")
+        found = [self.world.position(consumer.region, one, consumer.topic) for one in self._origins(words)]
+        return [position for position in found if position is not None]
+
+    def _ack_at(self, region: str, topic: str, name: str, messages: tuple[str, ...]) -> None:
+        subscription = self._subscription(region, topic, name)
+        if subscription is None:
+            return
+        consumer = Consumer(subscription, _Nobody(), 0, "nobody", 0, 0, None, None, subscription.progress.epoch)
+        places = [self.world.position(region, origin, topic) for origin in self._origins(messages)]
+        positions = [place for place in places if place is not None]
+        bits = {place: (1 << subscription.topic.log.messages(place)) - 1 for place in positions}
+        home = self.world.regions[region]
+        heard = self.world.model.acking(home, topic, consumer, bits, consumer.epoch)
+        if subscription.resent is not None:
+            for position in positions:
+                subscription.resent.note(position)
+        subscription.acknowledge(consumer, positions, None, heard)
+
+    def do_cumulative(self, name: str, *words: str) -> None:
+        consumer = self._consumer(name)
+        if consumer is not None and consumer.kind not in SHARING:
+            chosen = self._choose(consumer, words)
+            if chosen:
+                consumer.ack_cumulative(max(chosen))
+
+    def do_part(self, name: str, message: str, *numbers: str) -> None:
+        consumer = self._consumer(name)
+        if consumer is None:
+            return
+        if message.startswith("x"):
+            held = [one.position for one in consumer.held.values() if one.messages > 1]
+            chosen = held[_count(message) - 1 :][:1]
+        else:
+            chosen = self._choose(consumer, (message,))
+        bits = sum(1 << int(number) for number in set(numbers))
+        consumer.ack(chosen, dict.fromkeys(chosen, bits))
+
+    def do_nack(self, name: str, *words: str) -> None:
+        consumer = self._consumer(name)
+        if consumer is not None:
+            consumer.nack(self._choose(consumer, words))
+
+    def do_skip(self, region: str, topic: str, name: str, count: str = "") -> None:
+        broker, subscription = self._broker(region), self._subscription(region, topic, name)
+        if broker is None or subscription is None:
+            return
+        chosen, home = subscription, self.world.regions[region]
+        consumer = Consumer(chosen, _Nobody(), 0, "nobody", 0, 0, None, None, chosen.progress.epoch)
+        times = self.world.model.logs.published
+        owed = {
+            place: (1 << messages) - 1
+            for place, origin, messages in self.world.model.logs.of(home, topic)
+            if not chosen.progress.is_acked(origin.region, origin.position, times[origin])
+        }
+        bits = dict(list(owed.items())[: _count(count) if count else None])
+        heard = self.world.model.acking(home, topic, consumer, bits, consumer.epoch)
+
+        async def work() -> None:
+            try:
+                await administration.skip(chosen, len(bits))
+            except (LedgerError, TopicError) as error:
+                self.say(f"skip refused: {error}")
+                return
+            heard(None)
+
+        self.world.loop.spawn(broker, work(), "skip")
+
+    def do_unsubscribe(self, region: str, topic: str, name: str, *options: str) -> None:
+        opened = self._open(region, topic)
+        if opened is None or name not in opened.subscriptions:
+            self.say("no such subscription")
+            return
+        self.world.model.creations.deleted(topic, name)
+        opened.lives.delete(name, forced="force" in options)
+
+    def do_switch(self, region: str, topic: str, name: str, how: str) -> None:
+        opened = self._open(region, topic)
+        if opened is None or name not in opened.subscriptions:
+            self.say("no such subscription")
+            return
+        opened.lives.set_replicated(opened.subscriptions[name], how == "on")
+
+    def do_seek(self, region: str, topic: str, name: str, place: str, ago: str = "") -> None:
+        broker, subscription = self._broker(region), self._subscription(region, topic, name)
+        if broker is None or subscription is None:
+            return
+        log = self.world.model.logs.of(broker.home, topic)
+        time_ms: int | None = None
+        if place == "time":
+            time_ms = broker.home.wall_ms() - int(ago)
+            published = self.world.model.logs.published
+            target = next((one for one, origin, _ in log if published[origin] >= time_ms), LATEST)
+        elif place.endswith("%"):
+            at = int(place[:-1]) * len(log) // 100
+            target = log[at][0] if at < len(log) else LATEST
+        else:
+            found = self.world.position(region, self._origins((place,))[0], topic)
+            if found is None:
+                self.say(f"{region} has no {place}")
+                return
+            target = found
+        if not log:
+            return
+        chosen, sought = subscription, target
+
+        async def work() -> None:
+            done = self.world.model.seeking(broker.home, topic, chosen, sought, time_ms)
+            before = chosen.progress.epoch
+            try:
+                await (chosen.seek(sought) if time_ms is None else chosen.seek_to_time(time_ms))
+            except (LedgerError, TopicError) as error:
+                self.say(f"seek refused: {error}")
+                return
+            chosen.topic.progress_log.when_durable(done(*_epochs(before, chosen.progress, region), chosen.progress))
+
+        self.world.loop.spawn(broker, work(), "seek")
+
+    def do_close(self, name: str) -> None:
+        consumer = self._consumer(name)
+        if consumer is not None:
+            begun = self.world.loop.now_us
+            consumer.close(lambda: self._closed(name, begun))
+
+    def _closed(self, name: str, begun: int) -> None:
+        self.say(f"{name} is closed after {(self.world.loop.now_us - begun) // 1000} ms")
+
+    def do_kill(self, name: str) -> None:
+        consumer = self._consumer(name)
+        if consumer is not None:
+            consumer.kill()
+
+    def do_move(self, name: str, region: str) -> None:
+        consumer = self._consumer(name)
+        if consumer is None:
+            return
+        if consumer.is_closed:
+            consumer.reopen(region)
+        elif consumer.closing is None:
+            moved = consumer
+            consumer.close(lambda: moved.reopen(region))
+
+
+class _Forger:
+    """The port of a producer that is refused."""
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self._say = say
+
+    def stored(self, *_: object) -> None:
+        self._say("stored")
+
+    def refused(self, _: Producer, __: Send, error: Exception) -> None:
+        self._say(f"refused: {error}")
+
+    def repeated(self, *_: object) -> None: ...
+
+    def hold(self, wait_ms: Callable[[], int]) -> None: ...
+
+    def dropped(self, _: list[Send]) -> None: ...
+
+    def disconnect_producer(self, _: Producer) -> None: ...
+
+
+class _Nobody:
+    """The port of a consumer that only acks."""
+
+    def deliver(self, *_: object) -> None:
+        raise AssertionError("nothing is dispatched to a consumer that was not added")
+
+    def writable(self) -> bool:
+        return False
+
+    def disconnect_consumer(self, _: Consumer) -> None: ...
+
+    def active_consumer_changed(self, _: Consumer, __: bool) -> None: ...
+
+    def reached_end(self, _: Consumer) -> None: ...
+
+
+def _epochs(before: Stamp, progress: Progress, region: str) -> tuple[Stamp, Stamp]:
+    """The epoch in which a seek acked what lies before its place, and the one it made, if any."""
+    epochs = [ZERO, *(epoch for epoch, _, _ in progress.rewinds())]
+    if epochs[-1] != before and epochs[-1].region == region:
+        return epochs[-2], epochs[-1]
+    return epochs[-1], epochs[-1]
+
+
+def _count(text: str) -> int:
+    return int(text.removeprefix("x"))
