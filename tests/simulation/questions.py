@@ -110,7 +110,7 @@ class Questions(Teller):
             self.say(f"{status.region}: " + ", ".join(parts))
 
     def expect_agreement(self, topic: str) -> None:
-        self.say(self.world.disagreement() or "all regions agree")
+        self.say(self.world.agreement.disagreement() or "all regions agree")
 
     def expect_messages(self) -> None:
         counts = ", ".join(f"{kind} {count}" for kind, count in sorted(self.world.sent.items()))

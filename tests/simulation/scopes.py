@@ -146,7 +146,7 @@ def _held_up(world: World, topic: str, name: str) -> set[Origin]:
         one
         for origin in world.names
         for broker, _ in holders(world, topic, name, origin)
-        if broker.region != origin and world.hold(origin, broker.region, topic) in ("GAP", "ROLLED_BACK")
+        if broker.region != origin and world.agreement.hold(origin, broker.region, topic) in ("GAP", "ROLLED_BACK")
         for one in everything - logs[broker.region]
         if one.region == origin
     }

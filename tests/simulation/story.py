@@ -30,6 +30,7 @@ from collections.abc import Callable
 
 from simulation.client_steps import ClientSteps
 from simulation.questions import Questions
+from simulation.quiet import Quiet
 from simulation.region_steps import RegionSteps
 from simulation.scopes import ScopeSteps
 from simulation.teller import StoryError
@@ -94,6 +95,6 @@ class Story(ClientSteps, TroubleSteps, RegionSteps, ScopeSteps, Questions):
         self.world.run(int(ms))
 
     def do_quiet(self) -> None:
-        self.world.quiet()
+        Quiet(self.world).come()
         if not self.world.model.violations:
             self.say("all regions agree, every promise is kept")

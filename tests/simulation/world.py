@@ -12,12 +12,13 @@ from typing import Final
 from meridian_broker.ledgers.store import LedgerError
 from meridian_broker.metadata import keys
 from meridian_broker.metadata.store import MetadataError
-from meridian_broker.positions.position import EARLIEST, Origin, Position
+from meridian_broker.positions.position import Origin, Position
 from meridian_broker.replication.exchange_messages import PeerMessage
 from meridian_broker.topics import progress_log
 from meridian_broker.topics.errors import TopicError
-from meridian_broker.topics.subscription import Subscription, SubscriptionType
+from meridian_broker.topics.subscription import SubscriptionType
 from meridian_broker.wire.pulsar import topic_name
+from simulation.agreement import Agreement
 from simulation.broker import SimBroker, SimRegion
 from simulation.consumers import SimConsumer
 from simulation.engine_disks import EngineLoop
@@ -27,14 +28,11 @@ from simulation.model import Model
 from simulation.names import full_name
 from simulation.network import Network, Weather
 from simulation.producers import SimProducer
-from simulation.scopes import probe_shares
 
 SLOW_FOR_US: Final = 500_000
 """So long after a slow message was sent a barrier may take longer than it waits."""
 CALM_US: Final = 20_000_000
 """So long after the last trouble nothing excuses a barrier or a flush that is not complete."""
-CONVERGES_US: Final = 90_000_000
-"""So long after everything works again regions may take to agree."""
 PROGRESS_LEDGER_BYTES: Final = 4096
 """Progress ledgers are rolled over at this size here, so that worlds of a minute see it happen."""
 
@@ -58,6 +56,7 @@ class World:
         self.weather = Weather(None if chance is None else Random(chance))
         self.network = Network(self.loop, self.weather)
         self.model = Model(self)
+        self.agreement = Agreement(self)
         self.sent: Counter[str] = Counter()
         self.on_message: Callable[[str, str, PeerMessage], None] | None = None
         self.payloads = 0
@@ -225,7 +224,7 @@ class World:
                     homes = sorted(self.homes_of(topic))
                     broker.spawn(live_in(broker, topic, homes), "say where a topic lives")
 
-    # -- agreement
+    # -- topics
 
     def topics(self) -> list[str]:
         """Those that clients asked for and that exist in some region."""
@@ -241,192 +240,6 @@ class World:
         """The regions a topic lives in."""
         homes = self.homes.get(topic, frozenset(self.names)) - self.gone
         return {name: region for name, region in self.regions.items() if name in homes}
-
-    def disagreement(self) -> str:
-        """What still differs between regions; empty when nothing does."""
-        for producer in self.producers.values():
-            if producer.pending and producer.region not in self.gone:
-                return (
-                    f"the producer of {producer.topic} in {producer.region} waits for {len(producer.pending)} receipts"
-                )
-        for topic in self.topics():
-            record = keys.topic(topic_name.parse(full_name(topic)))
-            if not any(record in home.metadata.records for home in self.homes_of(topic).values()):
-                continue  # some region has a copy of its own
-            opened = {}
-            for name, home in self.homes_of(topic).items():
-                broker = home.broker_of(topic)
-                found = broker.topic(topic) if broker is not None else None
-                if found is None:
-                    return f"{name} does not serve {topic}"
-                opened[name] = found
-            if difference := self._logs_differ(topic):
-                return difference
-            names = {s for one in opened.values() for s, sub in one.subscriptions.items() if sub.replicated}
-            for subscription in sorted(names):
-                progress = {name: one.subscriptions.get(subscription) for name, one in opened.items()}
-                for name, one in progress.items():
-                    if one is None:
-                        return f"{name} has no subscription {subscription}"
-                encoded = {name: one.progress.encode() for name, one in progress.items() if one is not None}
-                if len(set(encoded.values())) != 1:
-                    return f"progress of {topic}/{subscription} differs: " + "; ".join(
-                        f"{name} {one.progress!r}" for name, one in progress.items() if one is not None
-                    )
-                records = {str(one.record) for one in progress.values() if one is not None}
-                if len(records) != 1:
-                    return f"records of {topic}/{subscription} differ: {records}"
-        return ""
-
-    def _logs_differ(self, topic: str) -> str:
-        model = self.model
-        have = {
-            name: {origin for _, origin, _ in model.logs.of(home, topic)} | model.trimmed[name, topic]
-            for name, home in self.homes_of(topic).items()
-        }
-        for source in have:
-            for target in have:
-                if source == target:
-                    continue
-                joined = self._joined(source, target, topic)
-                lacks = {o for o in have[source] - have[target] if o.region == source and o.position >= joined}
-                given_to = model.given_to[source, topic]
-                lacks = {one for one in lacks if one not in given_to or target in given_to[one]}
-                if self.regions[target].restores:
-                    lacks -= model.trimmed[source, topic]  # it had them once, and so they were given back
-                if not lacks:
-                    continue
-                hold = self.hold(source, target, topic)
-                if self._is_stopped(source, target, topic):
-                    continue  # what it lost, or never got, was given back everywhere; that is said, not skipped (R4)
-                first = self.shown(min(lacks))
-                return f"{target} lacks {len(lacks)} entries of {source}, the first {first}; hold {hold or 'none'}"
-        return self._copies_differ(topic, have)
-
-    def _copies_differ(self, topic: str, have: dict[str, set[Origin]]) -> str:
-        """What one region stores of another one's entries, that one and every third one has, too (R5, R6)."""
-        for holder, home in self.homes_of(topic).items():
-            stored = {origin for _, origin, _ in self.model.logs.of(home, topic)}
-            for target in have:
-                lacks = stored - have[target]
-                lacks = {one for one in lacks if one.position >= self._begins(target, topic, one.region)}
-                # Nobody waited for it where it began, or, when that region is gone, in one of the others.
-                for region in have:
-                    given = self.model.trimmed[region, topic]
-                    lacks -= {one for one in given if one.region == region or one.region not in have}
-                if topic in self.told:
-                    lacks -= self.model.lost_once
-                lacks = {one for one in lacks if not self._is_stopped(one.region, target, topic)}
-                if lacks:
-                    return f"{target} lacks {len(lacks)} entries that {holder} has, the first {self.shown(min(lacks))}"
-        return ""
-
-    def _is_stopped(self, source: str, target: str, topic: str) -> bool:
-        """Replication waits for a person, says so, and has a reason to.
-
-        Who was restored, or was no region of the topic for a while, can lack what all others gave back. And who was
-        restored while the topic's regions were changed has not asked all that have entries of it.
-        """
-        hold = self.hold(source, target, topic)
-        if hold == "GAP":
-            return self.regions[target].restores > 0 or target in self.outside[topic]
-        return hold == "ROLLED_BACK" and source in self.model.rolled_back and topic in self.told
-
-    def _begins(self, region: str, topic: str, origin: str) -> Position:
-        """Where a region that joined begins to have entries of an origin."""
-        broker = self.regions[region].broker_of(topic)
-        opened = broker.topic(topic) if broker is not None else None
-        return EARLIEST if opened is None else opened.log.joined.get(origin, EARLIEST)
-
-    def _joined(self, source: str, target: str, topic: str) -> Position:
-        """Where a region that had nothing of the source began: what was trimmed before, it does not get."""
-        broker = self.regions[source].broker_of(topic)
-        run = broker.replication.runs.get((full_name(topic), target)) if broker is not None else None
-        return EARLIEST if run is None else run.core.joined_at or EARLIEST
-
-    def hold(self, source: str, target: str, topic: str) -> str:
-        """Why the replicator does not go on; empty when it does."""
-        broker = self.regions[source].broker_of(topic) if source in self.regions else None
-        run = broker.replication.runs.get((full_name(topic), target)) if broker is not None else None
-        return "" if run is None or run.core.hold is None else run.core.hold.name
-
-    def quiet(self) -> None:
-        """Repair everything, wait until the regions agree, and look whether every promise was kept."""
-        self.model.check_open()
-        self.repair()
-        deadline = self.loop.now_us + CONVERGES_US
-        difference = "never looked"
-        self.run(1000)
-        self.settle()
-        while not self.model.violations:
-            difference = self.disagreement()
-            if not difference or self.loop.now_us > deadline:
-                break
-            self.run(2000)
-        if difference and not self.model.violations:
-            self.model.violate("no agreement", f"{CONVERGES_US // 1_000_000} s after everything works: {difference}")
-        if not self.model.violations:
-            self._judge()
-
-    def _judge(self) -> None:
-        for topic in self.topics():
-            self.model.judging.check_logs(topic)
-            for home in self.homes_of(topic).values():
-                broker = home.broker_of(topic)
-                opened = broker.topic(topic) if broker is not None else None
-                for subscription in opened.subscriptions.values() if opened is not None else ():
-                    self.model.judging.check_record(topic, subscription)
-                    if subscription.replicated:
-                        facts = self.model.facts_of(subscription)
-                        self.model.confirming.all_know(facts, frozenset(self.homes_of(topic)))
-        for topic in self.topics():
-            for name in sorted(self._names(topic)):
-                self._probe(topic, name)
-        for (region, full), _ in sorted(self.model.set_aside.items()):
-            topic = full.rpartition("/")[2]
-            for name in sorted(self._subscriptions(region, topic)):
-                self._look_at_all(region, topic, name)
-
-    def _names(self, topic: str) -> set[str]:
-        return {name for region in self.names for name in self._subscriptions(region, topic)}
-
-    def _subscriptions(self, region: str, topic: str) -> dict[str, Subscription]:
-        """Those that a region has, be it one of the topic's or not any more."""
-        broker = self.regions[region].broker_of(topic)
-        opened = broker.topic(topic) if broker is not None else None
-        return {} if opened is None else {n: one for n, one in opened.subscriptions.items() if one.durable}
-
-    def _probe(self, topic: str, name: str) -> None:
-        """In every region a consumer that looks at everything, after all others left."""
-        for consumer in list(self.consumers.values()):
-            if consumer.topic == topic and consumer.subscription == name and not consumer.is_closed:
-                consumer.close(lambda: None)
-        self.run(1000)
-        probe_shares(self, topic, name)
-        for region in self.names:
-            if not self.model.violations and name in self._subscriptions(region, topic):
-                self._look_at_all(region, topic, name)
-
-    def _look_at_all(self, region: str, topic: str, name: str) -> None:
-        probe = SimConsumer(self, f"probe of {name}", region, topic, name, SubscriptionType.EXCLUSIVE)
-        probe.probe = {}
-        probe.connect()
-        got = -1
-        for _ in range(200):
-            self.run(300)
-            if len(probe.probe) == got and probe.server is not None:
-                break
-            got = len(probe.probe)
-        probe.close(lambda: None)
-        for _ in range(10):
-            if not probe.is_closed:
-                self.run(300)
-        if self.model.violations:
-            return
-        if probe.server is not None or not probe.is_closed:
-            self.model.violate("no close", f"a consumer of {topic}/{name} in {region} is not let go")
-        if (subscription := self._subscriptions(region, topic).get(name)) is not None:
-            self.model.judging.check_delivered(self.regions[region], topic, subscription, probe.probe)
 
     def position(self, region: str, origin: Origin, topic: str) -> Position | None:
         """Where a region stores an entry."""

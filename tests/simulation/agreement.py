@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether regions agree: same entries, same progress bytes, same records; and what excuses that one lacks something."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from meridian_broker.metadata import keys
+from meridian_broker.positions.position import EARLIEST, Origin, Position
+from meridian_broker.topics.topic import Topic
+from meridian_broker.wire.pulsar import topic_name
+from simulation.names import full_name
+
+if TYPE_CHECKING:
+    from simulation.world import World
+
+
+class Agreement:
+    """See the module's text."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+
+    def disagreement(self) -> str:
+        """What still differs between regions; empty when nothing does."""
+        world = self._world
+        for one in world.producers.values():
+            if one.pending and one.region not in world.gone:
+                return f"the producer of {one.topic} in {one.region} waits for {len(one.pending)} receipts"
+        for topic in world.topics():
+            record = keys.topic(topic_name.parse(full_name(topic)))
+            if not any(record in home.metadata.records for home in world.homes_of(topic).values()):
+                continue  # some region has a copy of its own
+            if difference := self._topic_differs(topic):
+                return difference
+        return ""
+
+    def _topic_differs(self, topic: str) -> str:
+        opened: dict[str, Topic] = {}
+        for name, home in self._world.homes_of(topic).items():
+            broker = home.broker_of(topic)
+            found = broker.topic(topic) if broker is not None else None
+            if found is None:
+                return f"{name} does not serve {topic}"
+            opened[name] = found
+        if difference := self._logs_differ(topic):
+            return difference
+        names = {s for one in opened.values() for s, sub in one.subscriptions.items() if sub.replicated}
+        for subscription in sorted(names):
+            known = {}
+            for name, one in opened.items():
+                if (here := one.subscriptions.get(subscription)) is None:
+                    return f"{name} has no subscription {subscription}"
+                known[name] = here
+            if len({here.progress.encode() for here in known.values()}) != 1:
+                shown = "; ".join(f"{name} {here.progress!r}" for name, here in known.items())
+                return f"progress of {topic}/{subscription} differs: {shown}"
+            records = {str(here.record) for here in known.values()}
+            if len(records) != 1:
+                return f"records of {topic}/{subscription} differ: {records}"
+        return ""
+
+    def _logs_differ(self, topic: str) -> str:
+        model = self._world.model
+        have = {
+            name: {origin for _, origin, _ in model.logs.of(home, topic)} | model.trimmed[name, topic]
+            for name, home in self._world.homes_of(topic).items()
+        }
+        for source in have:
+            for target in have:
+                if source == target:
+                    continue
+                joined = self._joined(source, target, topic)
+                lacks = {o for o in have[source] - have[target] if o.region == source and o.position >= joined}
+                given_to = model.given_to[source, topic]
+                lacks = {one for one in lacks if one not in given_to or target in given_to[one]}
+                if self._world.regions[target].restores:
+                    lacks -= model.trimmed[source, topic]  # it had them once, and so they were given back
+                if not lacks:
+                    continue
+                hold = self.hold(source, target, topic)
+                if self._is_stopped(source, target, topic):
+                    continue  # what it lost, or never got, was given back everywhere; that is said, not skipped (R4)
+                first = self._world.shown(min(lacks))
+                return f"{target} lacks {len(lacks)} entries of {source}, the first {first}; hold {hold or 'none'}"
+        return self._copies_differ(topic, have)
+
+    def _copies_differ(self, topic: str, have: dict[str, set[Origin]]) -> str:
+        """What one region stores of another one's entries, that one and every third one has, too (R5, R6)."""
+        for holder, home in self._world.homes_of(topic).items():
+            stored = {origin for _, origin, _ in self._world.model.logs.of(home, topic)}
+            for target in have:
+                lacks = stored - have[target]
+                lacks = {one for one in lacks if one.position >= self._begins(target, topic, one.region)}
+                # Nobody waited for it where it began, or, when that region is gone, in one of the others.
+                for region in have:
+                    given = self._world.model.trimmed[region, topic]
+                    lacks -= {one for one in given if one.region == region or one.region not in have}
+                if topic in self._world.told:
+                    lacks -= self._world.model.lost_once
+                lacks = {one for one in lacks if not self._is_stopped(one.region, target, topic)}
+                if lacks:
+                    first = self._world.shown(min(lacks))
+                    return f"{target} lacks {len(lacks)} entries that {holder} has, the first {first}"
+        return ""
+
+    def _is_stopped(self, source: str, target: str, topic: str) -> bool:
+        """Replication waits for a person, says so, and has a reason to.
+
+        Who was restored, or was no region of the topic for a while, can lack what all others gave back. And who was
+        restored while the topic's regions were changed has not asked all that have entries of it.
+        """
+        hold = self.hold(source, target, topic)
+        if hold == "GAP":
+            return self._world.regions[target].restores > 0 or target in self._world.outside[topic]
+        return hold == "ROLLED_BACK" and source in self._world.model.rolled_back and topic in self._world.told
+
+    def _begins(self, region: str, topic: str, origin: str) -> Position:
+        """Where a region that joined begins to have entries of an origin."""
+        broker = self._world.regions[region].broker_of(topic)
+        opened = broker.topic(topic) if broker is not None else None
+        return EARLIEST if opened is None else opened.log.joined.get(origin, EARLIEST)
+
+    def _joined(self, source: str, target: str, topic: str) -> Position:
+        """Where a region that had nothing of the source began: what was trimmed before, it does not get."""
+        broker = self._world.regions[source].broker_of(topic)
+        run = broker.replication.runs.get((full_name(topic), target)) if broker is not None else None
+        return EARLIEST if run is None else run.core.joined_at or EARLIEST
+
+    def hold(self, source: str, target: str, topic: str) -> str:
+        """Why the replicator does not go on; empty when it does."""
+        broker = self._world.regions[source].broker_of(topic) if source in self._world.regions else None
+        run = broker.replication.runs.get((full_name(topic), target)) if broker is not None else None
+        return "" if run is None or run.core.hold is None else run.core.hold.name

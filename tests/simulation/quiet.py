@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The end of a story, or a rest in it: everything is repaired, regions agree, and every promise is looked at.
+
+In every region a consumer that looks at everything comes then, after all others left.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from meridian_broker.topics.subscription import Subscription, SubscriptionType
+from simulation.consumers import SimConsumer
+from simulation.scopes import probe_shares
+
+if TYPE_CHECKING:
+    from simulation.world import World
+
+CONVERGES_US: Final = 90_000_000
+"""So long after everything works again regions may take to agree."""
+
+
+class Quiet:
+    """See the module's text."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._model = world.model
+
+    def come(self) -> None:
+        """Repair everything, wait until the regions agree, and look whether every promise was kept."""
+        self._model.check_open()
+        self._world.repair()
+        deadline = self._world.loop.now_us + CONVERGES_US
+        difference = "never looked"
+        self._world.run(1000)
+        self._world.settle()
+        while not self._model.violations:
+            difference = self._world.agreement.disagreement()
+            if not difference or self._world.loop.now_us > deadline:
+                break
+            self._world.run(2000)
+        if difference and not self._model.violations:
+            after = f"{CONVERGES_US // 1_000_000} s after everything works"
+            self._model.violate("no agreement", f"{after}: {difference}")
+        if not self._model.violations:
+            self._judge()
+
+    def _judge(self) -> None:
+        for topic in self._world.topics():
+            self._model.judging.check_logs(topic)
+            for home in self._world.homes_of(topic).values():
+                broker = home.broker_of(topic)
+                opened = broker.topic(topic) if broker is not None else None
+                for subscription in opened.subscriptions.values() if opened is not None else ():
+                    self._model.judging.check_record(topic, subscription)
+                    if subscription.replicated:
+                        facts = self._model.facts_of(subscription)
+                        self._model.confirming.all_know(facts, frozenset(self._world.homes_of(topic)))
+        for topic in self._world.topics():
+            for name in sorted(self._names(topic)):
+                self._probe(topic, name)
+        for (region, full), _ in sorted(self._model.set_aside.items()):
+            topic = full.rpartition("/")[2]
+            for name in sorted(self._subscriptions(region, topic)):
+                self._look_at_all(region, topic, name)
+
+    def _names(self, topic: str) -> set[str]:
+        return {name for region in self._world.names for name in self._subscriptions(region, topic)}
+
+    def _subscriptions(self, region: str, topic: str) -> dict[str, Subscription]:
+        """Those that a region has, be it one of the topic's or not any more."""
+        broker = self._world.regions[region].broker_of(topic)
+        opened = broker.topic(topic) if broker is not None else None
+        return {} if opened is None else {n: one for n, one in opened.subscriptions.items() if one.durable}
+
+    def _probe(self, topic: str, name: str) -> None:
+        """In every region a consumer that looks at everything, after all others left."""
+        for consumer in list(self._world.consumers.values()):
+            if consumer.topic == topic and consumer.subscription == name and not consumer.is_closed:
+                consumer.close(lambda: None)
+        self._world.run(1000)
+        probe_shares(self._world, topic, name)
+        for region in self._world.names:
+            if not self._model.violations and name in self._subscriptions(region, topic):
+                self._look_at_all(region, topic, name)
+
+    def _look_at_all(self, region: str, topic: str, name: str) -> None:
+        probe = SimConsumer(self._world, f"probe of {name}", region, topic, name, SubscriptionType.EXCLUSIVE)
+        probe.probe = {}
+        probe.connect()
+        got = -1
+        for _ in range(200):
+            self._world.run(300)
+            if len(probe.probe) == got and probe.server is not None:
+                break
+            got = len(probe.probe)
+        probe.close(lambda: None)
+        for _ in range(10):
+            if not probe.is_closed:
+                self._world.run(300)
+        if self._model.violations:
+            return
+        if probe.server is not None or not probe.is_closed:
+            self._model.violate("no close", f"a consumer of {topic}/{name} in {region} is not let go")
+        if (subscription := self._subscriptions(region, topic).get(name)) is not None:
+            self._model.judging.check_delivered(self._world.regions[region], topic, subscription, probe.probe)
