@@ -133,7 +133,7 @@ def test_drops_survive_kill_9_and_a_seek_takes_them_back(broker: BrokerProcess, 
     with connected(broker.service_url) as client:
         client.subscribe(topic, "s").close()
         ids = publish(client, topic, *(b"%d" % number for number in range(25)))
-    place = {"ledgerId": ids[20].ledger_id(), "entryId": ids[20].entry_id(), "isExcluded": True}
+    place = {"ledgerId": ids[20].ledger_id(), "entryId": ids[20].entry_id(), "excluded": True}
     assert expire(broker, topic, "s", "", place) == 204
     assert backlog(broker, topic, "s") == 5
     restart(broker)

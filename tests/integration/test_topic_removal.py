@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import pulsar
@@ -13,9 +14,11 @@ from meridian_broker.gateway.roles import Consumer
 from meridian_broker.metadata.policy_values import CAUGHT_UP as CAUGHT_UP_MODE
 from meridian_broker.metadata.policy_values import InactiveTopics, Retention
 from meridian_broker.metadata.rules import Rules
+from meridian_broker.positions import Stamp
 from meridian_broker.positions.position import EARLIEST
 from meridian_broker.topics import ruling
-from meridian_broker.topics.removal import expire_subscriptions, remove_unused
+from meridian_broker.topics.incarnations import Told, follow
+from meridian_broker.topics.removal import delete_as_elsewhere, expire_subscriptions, remove_unused
 from meridian_broker.topics.service import TopicService
 from meridian_broker.topics.topic import Topic
 from meridian_broker.wire.pulsar.topic_name import parse
@@ -144,6 +147,39 @@ async def test_a_subscription_that_no_region_uses_expires_in_all(
         await expire_subscriptions(service)
         assert "s" not in topic.subscriptions
         await until(lambda: "s" not in there.topics[topic.name].subscriptions)
+
+
+async def test_a_deletion_that_is_told_twice_makes_nothing_and_takes_nothing_made_since(tmp_path: Path) -> None:
+    """R8: links tell of a deletion, and so does the request that asks for it. A partition that was made only to be
+    deleted was taken for a new topic by the other regions, and stayed."""
+    async with regions(tmp_path, "us-east") as (east,):
+        service, base = east.process.service, parse("persistent://public/default/told")
+        topics = service.catalog.topics
+        await service.catalog.partitioned.create(base, 3)
+        used = [await service.topic(base.with_partition(number), create=True) for number in (0, 1)]
+        stamp = Stamp(service.scheduler.now_ms(), 0, "us-west")
+        made: list[str] = []
+        topics.on_change = lambda name, is_made: made.append(str(name)) if is_made else None
+        await asyncio.gather(
+            follow(service, used[0], Told(str(stamp), {}, True)),
+            delete_as_elsewhere(service, base, stamp, partitioned=True),
+        )
+        assert made == []
+        assert await topics.names("public/default") == []
+        assert await service.catalog.partitioned.find(base) is None
+        await service.catalog.partitioned.create(base, 1)
+        again = await service.topic(base.with_partition(0), create=True)
+        await delete_as_elsewhere(service, base, stamp, partitioned=True)
+        assert await service.catalog.partitioned.find(base) is not None
+        assert service.topics[again.name] is again
+        assert again.failure is None
+        name = parse("persistent://public/default/alone")
+        await service.topic(name, create=True)
+        await delete_as_elsewhere(service, name, stamp, partitioned=False)
+        alone = await service.topic(name, create=True)
+        await delete_as_elsewhere(service, name, stamp, partitioned=False)
+        assert service.topics[alone.name] is alone
+        assert alone.failure is None
 
 
 async def test_what_is_to_be_kept_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

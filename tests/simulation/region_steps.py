@@ -105,7 +105,9 @@ class RegionSteps(Teller):
 
     async def _delete_as_elsewhere(self, broker: SimBroker, topic: str, stamp: Stamp) -> None:
         with self._deleting(broker, topic):
-            await removal.delete_as_elsewhere(broker.service, topic_name.parse(full_name(topic)), stamp)
+            await removal.delete_as_elsewhere(
+                broker.service, topic_name.parse(full_name(topic)), stamp, partitioned=False
+            )
 
     @contextlib.contextmanager
     def _deleting(self, broker: SimBroker, topic: str) -> Iterator[None]:

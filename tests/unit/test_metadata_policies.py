@@ -134,7 +134,7 @@ def test_quotas_that_an_earlier_version_stored_at_one_path_are_read() -> None:
         ("delayed_delivery_policies", {"tickTime": 0}, "1 is the least"),
         ("inactive_topic_policies", {"inactiveTopicDeleteMode": "now"}, "are possible"),
         ("inactive_topic_policies", {"maxInactiveDurationSeconds": 0}, "1 is the least"),
-        ("subscription_types_enabled", [], "one or several"),
+        ("subscription_types_enabled", "Shared", "one or several"),
         ("subscription_types_enabled", ["Lonely"], "one or several"),
         ("autoTopicCreationOverride", {"allowAutoTopicCreation": True, "topicType": "partitioned"}, "is missing"),
         ("autoTopicCreationOverride", {"topicType": "round"}, "are possible"),
@@ -144,6 +144,12 @@ def test_quotas_that_an_earlier_version_stored_at_one_path_are_read() -> None:
 def test_impossible_values_are_refused_with_a_sentence(policy: str, value: Any, message: str) -> None:
     with pytest.raises(Invalid, match=message):
         TopicPolicies().with_policy(policy, value)
+
+
+def test_what_pulsars_tools_send_for_a_new_namespace_sets_nothing() -> None:
+    """They send every policy there is: null, or a collection with nothing in it."""
+    sent = {"subscription_types_enabled": [], "backlog_quota_map": {}, "retention_policies": None}
+    assert parse_level(sent) == {}
 
 
 def test_members_of_a_set_have_a_path_each() -> None:

@@ -6,13 +6,12 @@ In this region alone, for each region applies its own drops; with ``?allRegions=
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from urllib.parse import quote
 
 from aiohttp import web
 
 from meridian_broker.admin.everywhere import ask, ask_all, reason
-from meridian_broker.admin.requests import Refused, body, done, flag, number, part, state
+from meridian_broker.admin.requests import Refused, body, done, flag, is_excluded, number, part, state
 from meridian_broker.admin.subscriptions import named, places
 from meridian_broker.admin.topics import opened
 from meridian_broker.positions import Cause
@@ -44,12 +43,12 @@ async def by_age_in_all(request: web.Request) -> web.Response:
 
 
 async def by_id(request: web.Request) -> web.Response:
-    """Let go of everything up to a message, itself included unless ``isExcluded``; ``?allRegions=true`` everywhere."""
+    """Let go of everything up to a message, itself included unless it is excluded; ``?allRegions=true`` everywhere."""
     given = await body(request)
     found = {subscription.topic.name: subscription for subscription in await named(request)}
     chosen = places([one.topic for one in found.values()], given)
     _check_backlog(request, [found[topic.name] for topic, _ in chosen])
-    excluded = isinstance(given, Mapping) and given.get("isExcluded") is True
+    excluded = is_excluded(given)
     for topic, place in chosen:
         upto = topic.log.before(place) if excluded and place not in (EARLIEST, LATEST) else place
         await drops.drop_upto(topic, [found[topic.name]], Cause.TTL, upto)

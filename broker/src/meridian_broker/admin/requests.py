@@ -139,6 +139,15 @@ def message_id(value: Any) -> Position:
     raise Invalid(f'{value!r} is no message id: {{"ledgerId": .., "entryId": ..}}, "earliest" or "latest"')
 
 
+def is_excluded(given: object) -> bool:
+    """Is the message of an id itself not meant, but where it ends? Pulsar's documentation calls that ``isExcluded``,
+    its tools ``excluded``. A batch is one entry: the id of a message inside it does not exclude the others."""
+    if not isinstance(given, Mapping) or True not in (given.get("excluded"), given.get("isExcluded")):
+        return False
+    inside = given.get("batchIndex", -1)
+    return not (isinstance(inside, int) and inside >= 0)
+
+
 def id_json(position: Position, partition: int = -1) -> dict[str, int]:
     """A message id as the admin API writes it."""
     return {"ledgerId": position.ledger, "entryId": position.entry, "partitionIndex": partition}

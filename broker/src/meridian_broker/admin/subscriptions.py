@@ -14,6 +14,7 @@ from meridian_broker.admin.requests import (
     body,
     done,
     flag,
+    is_excluded,
     message_id,
     number,
     part,
@@ -134,10 +135,10 @@ async def reset_to_time(request: web.Request) -> web.Response:
 
 
 async def reset_to_id(request: web.Request) -> web.Response:
-    """Go to a message: it is the next one, or the last one acknowledged when ``isExcluded`` is true."""
+    """Go to a message: it is the next one, or the last one acknowledged when it is excluded."""
     given = await body(request)
     found = {subscription.topic.name: subscription for subscription in await named(request)}
-    excluded = isinstance(given, Mapping) and given.get("isExcluded") is True
+    excluded = is_excluded(given)
     for topic, place in places([one.topic for one in found.values()], given):
         if excluded and place not in (EARLIEST, LATEST):
             place = Position(place.ledger, place.entry + 1)

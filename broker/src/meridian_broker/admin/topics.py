@@ -93,11 +93,11 @@ async def delete(request: web.Request) -> web.Response:
     name = any_topic_of(request)
     if name.partition < 0 and await state(request).catalog.partitioned.find(name) is not None:
         raise Refused(409, f"{name} is partitioned: delete {request.path}/partitions")
-    await _delete(request, name)
+    await _delete(request, name, partitioned=False)
     return done()
 
 
-async def _delete(request: web.Request, name: TopicName) -> None:
+async def _delete(request: web.Request, name: TopicName, *, partitioned: bool) -> None:
     """Here, then in the topic's other regions, as one deletion (R8).
 
     A region that is away finds out when it is back (``topics.incarnations``).
@@ -108,7 +108,7 @@ async def _delete(request: web.Request, name: TopicName) -> None:
     admin = state(request)
     given = request.query.get("stamp")
     if given is not None:
-        await removal.delete_as_elsewhere(admin.service, name, _stamp(admin, given))
+        await removal.delete_as_elsewhere(admin.service, name, _stamp(admin, given), partitioned=partitioned)
     else:
         others = admin.service.regions_of(str(name)) - {admin.region} if name.is_persistent else frozenset()
         path = request.rel_url.raw_path
@@ -182,7 +182,7 @@ async def delete_partitioned(request: web.Request) -> web.Response:
     name = any_topic_of(request)
     if "stamp" not in request.query:
         await state(request).catalog.partitioned.get(name)
-    await _delete(request, name)
+    await _delete(request, name, partitioned=True)
     return done()
 
 

@@ -140,14 +140,15 @@ TABLE: Final[Mapping[str, Policy]] = {
 
 
 def parse_level(data: Mapping[str, Any]) -> dict[str, Any]:
-    """What JSON sets of the policies in the table; null sets nothing, other keys are not looked at.
+    """What JSON sets of the policies in the table; null and an empty list set nothing, as in Pulsar, whose tools send
+    every policy there is. Other keys are not looked at.
 
     :raises Invalid: a value is not what it should be.
     """
     level: dict[str, Any] = {}
     for name, value in data.items():
         policy = TABLE.get(name)
-        if policy is None or value is None:
+        if policy is None or value is None or value == []:
             continue
         if not policy.each:
             level[name] = policy.parse(value)

@@ -28,6 +28,7 @@ from meridian_broker.positions.position import EARLIEST, Position
 from meridian_broker.topics import removal
 from meridian_broker.topics.errors import TopicError, TopicNotFound
 from meridian_broker.topics.ownership import SET_ASIDE
+from meridian_broker.topics.removal import stamp_of
 from meridian_broker.wire.pulsar import topic_name
 from meridian_broker.wire.pulsar.topic_name import TopicName
 
@@ -64,7 +65,7 @@ async def differing(service: TopicService, name: TopicName, asked: str) -> Told 
     known = record[0].incarnation if record is not None else "" if deletion is None else str(deletion.stamp)
     if known == asked:
         return None
-    if record is None and _stamp(known) < (stamp := _stamp(asked)) and _is_possible(service, stamp):
+    if record is None and stamp_of(known) < (stamp := stamp_of(asked)) and _is_possible(service, stamp):
         await service.catalog.topics.mark_deleted(name, stamp)
         return None
     if deletion is None or str(deletion.stamp) != known:
@@ -76,7 +77,7 @@ async def follow_base(service: TopicService, name: TopicName, asked: str) -> Del
     """Somebody wants to make a partitioned topic and knows of deletion ``asked``: the later one that we know of, which
     forbids it; None: it may be made."""
     known = await service.catalog.partitioned.deletion(name)
-    stamp = _stamp(asked)
+    stamp = stamp_of(asked)
     if known is not None and known.stamp > stamp:
         return known
     if stamp > (ZERO if known is None else known.stamp) and _is_possible(service, stamp):
@@ -86,8 +87,8 @@ async def follow_base(service: TopicService, name: TopicName, asked: str) -> Del
 
 async def follow(service: TopicService, topic: Topic, told: Told) -> None:
     """Another region told of a deletion that is later than the one we know of: our copy goes, or is set aside."""
-    stamp = _stamp(told.incarnation)
-    if stamp <= _stamp(topic.incarnation) or not _is_possible(service, stamp):
+    stamp = stamp_of(told.incarnation)
+    if stamp <= stamp_of(topic.incarnation) or not _is_possible(service, stamp):
         return
     name = topic_name.parse(topic.name)
     async with service.lock(topic.name):
@@ -159,14 +160,6 @@ async def _free_name(service: TopicService, name: TopicName, stamp: Stamp) -> To
             return to
         aside = f"{name.local_name}-set-aside-{stamp.time_ms}-{again}"
     raise AssertionError("unreachable")
-
-
-def _stamp(text: str) -> Stamp:
-    """Of a deletion; one that cannot be read counts as none."""
-    try:
-        return Stamp.parse(text) if text else ZERO
-    except ValueError:
-        return ZERO
 
 
 def _is_possible(service: TopicService, stamp: Stamp) -> bool:

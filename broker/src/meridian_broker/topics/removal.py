@@ -18,7 +18,7 @@ from meridian_broker.ledgers.store import LedgerError
 from meridian_broker.metadata.errors import NotFound
 from meridian_broker.metadata.policy_values import CAUGHT_UP
 from meridian_broker.metadata.store import MetadataError
-from meridian_broker.positions import Stamp
+from meridian_broker.positions import ZERO, Stamp
 from meridian_broker.positions.position import EARLIEST, Position
 from meridian_broker.topics.administration import remove_subscription
 from meridian_broker.topics.errors import TopicError, TopicFenced, TopicInUse, TopicNotFound
@@ -27,6 +27,7 @@ from meridian_broker.wire.pulsar import topic_name
 from meridian_broker.wire.pulsar.topic_name import TopicName
 
 if TYPE_CHECKING:
+    from meridian_broker.metadata.records import PartitionedTopicRecord
     from meridian_broker.topics.service import TopicService
     from meridian_broker.topics.subscription import Subscription
     from meridian_broker.topics.topic import Topic
@@ -40,29 +41,82 @@ Check = Callable[["Topic"], None]
 # -- by hand -------------------------------------------------------------------------------------------------------
 
 
-async def delete(service: TopicService, name: TopicName, *, force: bool, stamp: Stamp | None = None) -> Stamp | None:
+async def delete(service: TopicService, name: TopicName, *, force: bool) -> Stamp | None:
     """Delete a topic, or a partitioned one with its partitions. Answers the deletion's stamp, of a persistent topic.
 
-    :param stamp: of the same deletion in another region: both then mean the same incarnation (R8).
     :raises TopicInUse: clients are there and ``force`` is not given.
     :raises NotFound: there is none.
     """
     record = await service.catalog.partitioned.find(name) if name.partition < 0 else None
-    names = [name.with_partition(i) for i in range(record.partitions)] if record is not None else [name]
+    names = [name] if record is None else _partitions(name, record)
     if not name.is_persistent:
         service.non_persistent.delete(names, force=force, partitioned=record is not None)
-    topics = [await service.topic(one, create=record is not None) for one in names if one.is_persistent]
-    stamp = await _remove(service, topics, _anyway if force else _check_no_clients, stamp)
-    if record is not None:
-        stamp = await service.catalog.partitioned.delete(name, stamp)
+    async with AsyncExitStack() as locks:
+        topics = await _held(service, names, locks) if name.is_persistent else []
+        if not topics and record is None and name.is_persistent:
+            raise TopicNotFound(f"topic {name} does not exist")
+        stamp = await _remove(service, topics, _anyway if force else _check_no_clients)
+        if record is not None:  # this counts for partitions that nobody has used yet, too
+            stamp = await service.catalog.partitioned.delete(name, stamp)
     return stamp
 
 
-async def delete_as_elsewhere(service: TopicService, name: TopicName, stamp: Stamp) -> None:
-    """Another region deleted it, whoever uses it here: so is it here, also where there is none to delete (R8)."""
-    with contextlib.suppress(NotFound, TopicNotFound):
-        await delete(service, name, force=True, stamp=stamp)
-    await service.catalog.topics.mark_deleted(name, stamp)
+async def delete_as_elsewhere(service: TopicService, name: TopicName, stamp: Stamp, *, partitioned: bool) -> None:
+    """Another region deleted it, whoever uses it here: so is it here, also where there is none to delete (R8).
+
+    A link may have told of the deletion before: what was made since then stays.
+    """
+    known = await service.catalog.topics.deletion(name)
+    is_told = known is not None and known.stamp >= stamp
+    record = await service.catalog.partitioned.find(name) if partitioned else None
+    names = [name]
+    if record is not None:
+        names = _partitions(name, record)
+    elif partitioned:  # the number went with the first partition of which a link told, others may be left
+        names = [one for one in await service.catalog.topics.names(name.namespace_name) if one.base == name]
+    async with AsyncExitStack() as locks:
+        topics = await _held(service, names, locks)
+        await _remove(service, [one for one in topics if stamp_of(one.incarnation) < stamp], _anyway, stamp)
+        if record is not None and not is_told:
+            with contextlib.suppress(NotFound):
+                await service.catalog.partitioned.delete(name, stamp)
+        await service.catalog.topics.mark_deleted(name, stamp)
+
+
+def _partitions(name: TopicName, record: PartitionedTopicRecord) -> list[TopicName]:
+    return [name.with_partition(number) for number in range(record.partitions)]
+
+
+async def _held(service: TopicService, names: list[TopicName], locks: AsyncExitStack) -> list[Topic]:
+    """Those that exist, open, and the locks of all.
+
+    A partition that nobody has used yet would be made by opening it, and taken for a new topic by other regions.
+
+    :raises TopicFenced: one was opened anew meanwhile.
+    """
+    found: dict[TopicName, Topic] = {}
+    for name in names:
+        record = await service.catalog.topics.find(name)
+        if record is not None:
+            with contextlib.suppress(TopicNotFound, TopicFenced):  # it is looked at again below
+                found[name] = await service.topic(name, create=False, incarnation=record[0].incarnation)
+    for name in names:
+        await locks.enter_async_context(service.lock(str(name)))
+    for name in names:
+        if service.topics.get(str(name)) is found.get(name):
+            continue
+        if await service.catalog.topics.find(name) is not None:
+            raise TopicFenced(f"{name} was opened anew meanwhile: delete it again")
+        found.pop(name, None)  # it was deleted by somebody else: another region may have told of that, too
+    return list(found.values())
+
+
+def stamp_of(incarnation: str) -> Stamp:
+    """That of the deletion; one that cannot be read counts as none."""
+    try:
+        return Stamp.parse(incarnation) if incarnation else ZERO
+    except ValueError:
+        return ZERO
 
 
 def _anyway(_: Topic) -> None:
@@ -82,19 +136,15 @@ def clients(topic: Topic) -> int:
 
 
 async def _remove(service: TopicService, topics: list[Topic], check: Check, stamp: Stamp | None = None) -> Stamp | None:
-    async with AsyncExitStack() as locks:
-        for topic in topics:
-            await locks.enter_async_context(service.lock(topic.name))
-        for topic in topics:
-            if service.topics.get(topic.name) is not topic:
-                raise TopicFenced(f"{topic.name} was opened anew meanwhile: delete it again")
-            check(topic)
-        for topic in topics:
-            topic.reopen = False
-            topic.fence("the topic was deleted")
-        for topic in topics:
-            await service.drop(topic)
-            stamp = await destroy(service, topic, stamp)
+    """The caller holds their locks."""
+    for topic in topics:
+        check(topic)
+    for topic in topics:
+        topic.reopen = False
+        topic.fence("the topic was deleted")
+    for topic in topics:
+        await service.drop(topic)
+        stamp = await destroy(service, topic, stamp)
     return stamp
 
 
@@ -162,7 +212,9 @@ async def remove_unused(service: TopicService) -> None:
             if record is None or len(topics) == record.partitions:
                 for topic in topics:
                     check(topic)
-                await _remove(service, topics, check)
+                async with AsyncExitStack() as locks:
+                    names = [topic_name.parse(topic.name) for topic in topics]
+                    await _remove(service, await _held(service, names, locks), check)
                 log.info("%s was removed: nobody used it", base)
         except TopicInUse:
             continue
