@@ -148,7 +148,7 @@ def test_impossible_values_are_refused_with_a_sentence(policy: str, value: Any, 
 
 def test_what_pulsars_tools_send_for_a_new_namespace_sets_nothing() -> None:
     """They send every policy there is: null, or a collection with nothing in it."""
-    sent = {"subscription_types_enabled": [], "backlog_quota_map": {}, "retention_policies": None}
+    sent: dict[str, Any] = {"subscription_types_enabled": [], "backlog_quota_map": {}, "retention_policies": None}
     assert parse_level(sent) == {}
 
 
