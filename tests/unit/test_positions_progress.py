@@ -152,7 +152,7 @@ def test_without_the_publish_time_only_what_is_certain_counts(
             left, really = progress.remaining(region, place, SIZE), progress.remaining(region, place, SIZE, time)
             assert (left == 0) == progress.is_acked(region, place)
             if progress.depends_on_time(region, place):
-                assert progress.rules_by_time
+                assert progress.moments()
                 assert left is None or (really is not None and left & really == really)
             else:
                 assert left == really

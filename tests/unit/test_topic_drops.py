@@ -109,8 +109,8 @@ class World:
         self.fence += 1
         loop = asyncio.get_running_loop()
         store = MemoryLedgerStore(self.disk, schedule=lambda work: loop.call_soon(work))
-        limits, cache = LogLimits(max_entries=5), CacheBudget(1 << 20)
-        log = TopicLog("here", store, self.record, self.fence, limits, self.scheduler, cache)
+        cache = CacheBudget(1 << 20)
+        log = TopicLog("here", store, self.record, self.fence, self.limits(), self.scheduler, cache)
         await log.open(*self.record.spans)
 
         def progress_log(topic: Topic) -> ProgressLog:
@@ -119,6 +119,9 @@ class World:
         clock = HybridClock(self.scheduler.now_ms, "here")
         self.topic = Topic("t", -1, "here", "", log, progress_log, self.scheduler, clock, TopicLimits(), self.told)
         recovery.recover(self.topic, await self.topic.progress_log.open(list(self.record.progress)))
+
+    def limits(self) -> LogLimits:
+        return LogLimits(max_entries=5)
 
     async def settle(self) -> None:
         quiet = 0

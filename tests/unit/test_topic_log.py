@@ -11,12 +11,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from meridian_broker.engines.memory.ledgers import MemoryDisk, MemoryLedgerStore
+from meridian_broker.ledgers import times
 from meridian_broker.ledgers.chapters import CacheBudget, LogLimits, Span
 from meridian_broker.ledgers.entry import EntryHeader, unpack
 from meridian_broker.ledgers.log import TopicLog
 from meridian_broker.ledgers.pending import OwnEntry
 from meridian_broker.ledgers.store import LedgerError, LedgerNotFound
-from meridian_broker.ledgers.times import LEDGERS_MAX, PublishTimes
+from meridian_broker.ledgers.times import PublishTimes, first_since
 from meridian_broker.metadata.store import MetadataUnavailable
 from meridian_broker.positions.position import EARLIEST, Position
 from meridian_broker.server.loop import LoopScheduler
@@ -194,34 +195,36 @@ def test_who_opens_a_log_knows_the_last_entries_that_were_stored(chosen: list[St
     asyncio.run(_reopened(chosen, is_closed))
 
 
-async def _times(chosen: list[Step]) -> None:
+async def _times(chosen: list[Step], moments: list[int]) -> None:
     scheduler = LoopScheduler()
     writing = Writing(MemoryLedgerStore(MemoryDisk()), scheduler)
-    times = PublishTimes(writing.log)
-    looked: dict[int, int] = {}
+    known = PublishTimes(writing.log, moments)
     try:
         for step in chosen:
             await writing.run(step)
             last = writing.log.last_confirmed
-            if last.entry < 0:
-                continue
-            await times.load(last.ledger)  # again and again, while the ledger grows
-            looked.pop(last.ledger, None)
-            looked[last.ledger] = last.entry
-            kept = dict(list(looked.items())[-LEDGERS_MAX:])
-            for place in writing.stored.values():
-                entry = unpack(await writing.log.read_one(place))
-                is_kept = place.entry <= kept.get(place.ledger, -1)
-                assert times.of(place) == (max(entry.publish_time_ms, 1) if is_kept else 0)
+            if last.entry >= 0:
+                await known.load(last)  # again and again, while the ledger grows
+                assert known.of(last)
+            stored = [(at, unpack(await writing.log.read_one(at)).publish_time_ms) for at in writing.stored.values()]
+            for place, published in stored:
+                side = [moment <= known.of(place) for moment in moments]
+                assert not known.of(place) or side == [moment <= max(published, 1) for moment in moments]
+            for moment in moments:
+                first = next((place for place, published in stored if max(published, 1) >= moment), None)
+                assert await first_since(writing.log, moment) == first
         await writing.settle()
     finally:
         await scheduler.close()
 
 
 @settings(max_examples=500, deadline=None)
-@given(steps)
-def test_publish_times_are_those_of_the_entries(chosen: list[Step]) -> None:
-    asyncio.run(_times(chosen))
+@given(steps, st.lists(st.integers(1, 5), max_size=3))
+def test_publish_times_tell_what_came_before_and_after_a_moment(chosen: list[Step], moments: list[int]) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(times, "BLOCK", 3)
+        patch.setattr(times, "BLOCKS_MAX", 2)
+        asyncio.run(_times(chosen, moments))
 
 
 class _Unwritable(TopicRecord):

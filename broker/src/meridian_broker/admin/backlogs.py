@@ -16,7 +16,7 @@ from meridian_broker.topics.subscription import Subscription
 WALK: Final = 100_000
 """Entries looked at one by one. Of what lies farther ahead, all counts as backlog."""
 CHUNK: Final = 500
-"""Entries looked at before others run."""
+"""Entries looked at before others run; no more than ``times.BLOCK``."""
 HOLES_KEPT: Final = 1000
 
 
@@ -63,7 +63,8 @@ async def _look(subscription: Subscription, holes_kept: int) -> Standing:
             except LedgerNotFound:
                 break  # trimmed meanwhile
             if subscription.times is not None:
-                await subscription.times.load(ledger)
+                for entry in (first, upto - 1):  # a chunk lies in two blocks at most
+                    await subscription.times.load(Position(ledger, entry))
             for entry in _owed(subscription, index, first, upto):
                 backlog += 1
                 before = Position(ledger, entry - 1) if entry else last

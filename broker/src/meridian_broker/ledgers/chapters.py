@@ -12,6 +12,7 @@ from meridian_broker.ledgers.holes import Hole
 from meridian_broker.ledgers.index import LedgerIndex
 from meridian_broker.ledgers.labels import Belonging, Kind, Label
 from meridian_broker.ledgers.store import LedgerNotFound, Reader
+from meridian_broker.ledgers.times import BlockTimes
 from meridian_broker.positions.position import EARLIEST, Position
 
 _new: Final = tuple.__new__
@@ -32,6 +33,8 @@ class Span:
     sealed_ms: int = 0
     is_joined: bool = True
     """False: not every region had been asked then, so entries after ``own_before`` may be stored elsewhere (R5)."""
+    latest_ms: int = 0
+    """The latest publish time of its entries; 0 while it may still be written, and where nobody noted it."""
 
     @property
     def link(self) -> Position:
@@ -83,6 +86,7 @@ class Chapter:
     """One ledger of the chain, in memory."""
 
     __slots__ = (
+        "_latest_ms",
         "entries",
         "index",
         "is_joined",
@@ -92,6 +96,7 @@ class Chapter:
         "reader",
         "sealed_ms",
         "size",
+        "times",
     )
 
     def __init__(self, span: Span) -> None:
@@ -104,6 +109,13 @@ class Chapter:
         self.sealed_ms = span.sealed_ms
         self.index: LedgerIndex | None = None
         self.reader: Reader | None = None
+        self.times: BlockTimes | None = None
+        self._latest_ms = span.latest_ms
+
+    @property
+    def latest_ms(self) -> int:
+        """The latest publish time of its entries; 0: not known."""
+        return self._latest_ms if self.times is None else self.times.latest_ms
 
     def span(self, is_open: bool) -> Span:
         return Span(
@@ -114,6 +126,7 @@ class Chapter:
             self.size,
             self.sealed_ms,
             self.is_joined,
+            0 if is_open else self.latest_ms,
         )
 
     def ends(self) -> tuple[Position, dict[str, Position]]:
@@ -185,6 +198,23 @@ class Chain:
         if self._chapters:
             return Position(self._chapters[0].ledger_id, -1)
         return EARLIEST
+
+    def below(self, region: str, heights: Mapping[str, Position], others: Position = EARLIEST) -> Position:
+        """The last place before the first ledger that may hold an entry above these heights, one for each origin.
+
+        :param region: the one we are in.
+        :param others: the height of origins that are not named.
+        """
+        if not self._chapters:
+            return EARLIEST
+        chapter = self._chapters[0]
+        for following in self._chapters[1:]:
+            if following.own_before > heights.get(region, others) or any(
+                last > heights.get(origin, others) for origin, last in following.origins_before.items()
+            ):
+                break
+            chapter = following
+        return self.before(Position(chapter.ledger_id, 0))
 
     def distance(self, after: Position, upto: Position) -> int:
         """How many stored entries lie in ``(after, upto]``."""

@@ -6,7 +6,8 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import Final
 
-from meridian_broker.ledgers.log import Stored, TopicLog
+from meridian_broker.ledgers.log import TopicLog
+from meridian_broker.ledgers.reading import Stored
 from meridian_broker.ledgers.store import LedgerNotFound
 from meridian_broker.positions.position import EARLIEST, LATEST, Position
 

@@ -229,6 +229,28 @@ class LedgerIndex:
             elif kind != NO_PLACE:
                 yield entry, self.codes.name(kind), self._foreign(entry)
 
+    def runs(self, first: int, last: int) -> Iterator[Place]:
+        """What acknowledging entries ``first`` to ``last`` claims, joined where one follows the other in its chain."""
+        kinds, last = self.kinds, min(last, len(self.kinds) - 1)
+        own = kinds.find(OWN, first, last + 1)
+        if own >= 0:
+            begin, end = self.place(own), self.place(kinds.rfind(OWN, first, last + 1))
+            assert begin is not None and end is not None
+            yield begin._replace(origin=end.origin)
+        if self._columns is None and self._packed is None:
+            return
+        open_runs: dict[int, Place] = {}
+        for entry in range(first, last + 1):
+            kind = kinds[entry]
+            if kind != OWN and (place := self.place(entry)) is not None:
+                run = open_runs.get(kind)
+                if run is not None and run.origin == place.prev:
+                    place = place._replace(prev=run.prev)
+                elif run is not None:
+                    yield run
+                open_runs[kind] = place
+        yield from open_runs.values()
+
     def between(self, region: str, after: Position, before: Position, most: int) -> list[tuple[Position, int]]:
         """``(origin, entry)`` of a region's entries strictly between the two; the first ``most`` of them, or more.
 

@@ -9,33 +9,27 @@ every other region), so that a restart reads the headers of unsealed ledgers onl
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
-from meridian_broker.ledgers.chapters import CacheBudget, Chain, Chapter, LogLimits, LogMetadata, Span
+from meridian_broker.ledgers.chapters import CacheBudget, Chapter, LogLimits, LogMetadata, Span
 from meridian_broker.ledgers.entry import MARKER, NO_ORIGIN, EntryHeader, pack_foreign, pack_own, unpack
 from meridian_broker.ledgers.holes import Hole, Holes, is_break
-from meridian_broker.ledgers.index import LedgerIndex, Place, RegionCodes
+from meridian_broker.ledgers.index import LedgerIndex
 from meridian_broker.ledgers.pending import AppendedToLog, Held, OwnEntry, Pending
+from meridian_broker.ledgers.reading import ReadableLog
 from meridian_broker.ledgers.restored import standing
 from meridian_broker.ledgers.scheduling import Scheduler
-from meridian_broker.ledgers.store import LedgerError, LedgerNotFound, LedgerStore, Writer
+from meridian_broker.ledgers.store import LedgerError, LedgerStore, Writer
+from meridian_broker.ledgers.times import BlockTimes
 from meridian_broker.positions.position import EARLIEST, Position
 
-SCAN_BYTES: Final = 1 << 20
-"""Bytes of entries read at a time when headers are scanned."""
-
-_new: Final = tuple.__new__
-"""Half the price of calling a ``NamedTuple`` class, where that is done for every entry."""
-
-Stored = tuple[Position, bytes]
 _NO_LINK: Final = MARKER | NO_ORIGIN
 """An entry with one of these flags is no link of its origin's chain."""
 
 
-class TopicLog(Chain):
+class TopicLog(ReadableLog):
     """The log of one topic or partition in this region."""
 
     def __init__(
@@ -48,21 +42,19 @@ class TopicLog(Chain):
         scheduler: Scheduler,
         cache: CacheBudget,
     ) -> None:
-        super().__init__()
-        self._cache = cache
-        self._store = store
+        super().__init__(region, store, cache)
         self._metadata = metadata
         self._fence = fence
         self._limits = limits
         self._scheduler = scheduler
-        self._codes = RegionCodes(region)
         self._writer: Writer | None = None
         self._writing = -1
         """The ledger of the writer."""
         self._last_number = 0
         self._room = 0
         """The entry, and the bytes, after which the ledger is full."""
-        self._index: LedgerIndex | None = None
+        self._times = BlockTimes()
+        """Of the ledger that is written, also of what is not durable yet."""
         self._rolling = False
         self._rolled: list[Callable[[], None]] = []  # who waits for the roll-over that is under way
         self._held: deque[Held] = deque()
@@ -70,9 +62,6 @@ class TopicLog(Chain):
         self._durable = -1
         """The last entry of the writer's ledger that the store called durable."""
         self._refusal: LedgerError | None = None
-        self._tail: dict[int, bytes] = {}
-        self._tail_first = 0
-        self._tail_bytes = 0
         self._watchers: list[Callable[[], None]] = []
         self._waking = False
         self._own_appended = EARLIEST
@@ -164,10 +153,6 @@ class TopicLog(Chain):
             self._own_appended = self._own_link = self._known_own = end
             self._own_waits = True
 
-    @property
-    def region(self) -> str:
-        return self._codes.names[0]
-
     async def close(self) -> None:
         """Seal the ledger being written, so that the next owner need not recover it."""
         if self.failure is None:
@@ -198,6 +183,7 @@ class TopicLog(Chain):
         now_ms, ledger = self._scheduler.now_ms(), self._writing
         first = writer.next_entry
         prev_ledger, prev_entry = self._own_link
+        earliest_ms = latest_ms = entries[0][4]
         stored: list[bytes] = []
         facts: list[EntryHeader | int] = []
         for flags, messages, key_hash, checksum, publish_ms, extras, body in entries:
@@ -211,6 +197,10 @@ class TopicLog(Chain):
             else:
                 facts.append(messages)
                 prev_ledger, prev_entry = ledger, number
+            if publish_ms > latest_ms:
+                latest_ms = publish_ms
+            elif publish_ms < earliest_ms:
+                earliest_ms = publish_ms
             self._room -= len(entry)
             if number >= self._last_number or self._room <= 0:
                 break
@@ -218,6 +208,7 @@ class TopicLog(Chain):
         if prev_entry >= 0:
             self._own_appended = self._own_link
         count = len(stored)
+        self._times.note(first, count, earliest_ms, latest_ms)
         self._asked += count
         self._pending.append(Pending(first, stored, facts, done, tokens))
         if number >= self._last_number or self._room <= 0:
@@ -241,6 +232,7 @@ class TopicLog(Chain):
         self._asked += 1
         entry = pack_foreign(header) + body
         number = writer.append(entry, self._on_durable)
+        self._times.note(number, 1, header.publish_time_ms, header.publish_time_ms)
         self._pending.append(Pending(number, [entry], [header], done, [token]))
         if is_own and header.origin is not None and header.origin > self._own_appended:
             self._own_appended = self._own_link = header.origin
@@ -346,22 +338,6 @@ class TopicLog(Chain):
 
         return unwatch
 
-    def _shrink_tail(self, limit: int) -> None:
-        tail = self._tail
-        before = self._tail_bytes
-        while self._tail_bytes > limit and self._tail_first in tail:
-            self._tail_bytes -= len(tail.pop(self._tail_first))
-            self._tail_first += 1
-        self._cache.used -= before - self._tail_bytes
-
-    def _forget_tail(self) -> None:
-        self._cache.used -= self._tail_bytes
-        self._tail, self._tail_first, self._tail_bytes = {}, 0, 0
-
-    def drop_tail(self) -> None:
-        """Let the cached tail go: nobody has read here for a while."""
-        self._shrink_tail(0)
-
     def _fail(self, error: LedgerError) -> None:
         if self.failure is None:
             self.failure = error
@@ -419,6 +395,7 @@ class TopicLog(Chain):
             chapter = Chapter(span)
             self._own_link = span.link
             chapter.index = self._index = LedgerIndex(ledger_id, self._codes, self._own_link)
+            chapter.times = self._times = BlockTimes()
             self._chapters.append(chapter)
             self._ids.append(ledger_id)
             self._writer = writer
@@ -460,7 +437,7 @@ class TopicLog(Chain):
         own, origins = self._chapters[-1].ends()
         return max(own, self._known_own), origins
 
-    # -- reading -------------------------------------------------------------------------------------------------
+    # -- what it says of itself -----------------------------------------------------------------------------------
 
     @property
     def last_own(self) -> Position:
@@ -474,92 +451,6 @@ class TopicLog(Chain):
     def spans(self) -> list[Span]:
         """What stands in the metadata now; the open ledger last."""
         return [c.span(self._writer is not None and c is self._chapters[-1]) for c in self._chapters]
-
-    def tail_after(self, position: Position, max_entries: int, max_bytes: int) -> list[Stored] | None:
-        """Entries after ``position`` from memory; None when they must be read from the store."""
-        following = self.after(position)
-        if following is None:
-            return []
-        if not self._chapters or following.ledger != self._chapters[-1].ledger_id or following.entry not in self._tail:
-            return None
-        tail, ledger, found, size = self._tail, following.ledger, [], 0
-        for number in range(following.entry, min(self.last_confirmed.entry, following.entry + max_entries - 1) + 1):
-            entry = tail[number]
-            size += len(entry)
-            found.append((_new(Position, (ledger, number)), entry))
-            if size >= max_bytes:
-                break
-        return found
-
-    async def read_after(self, position: Position, max_entries: int, max_bytes: int) -> list[Stored]:
-        """Stored entries after ``position``, durable ones only; at least one unless there is none.
-
-        :raises LedgerError: the store cannot give them.
-        """
-        cached = self.tail_after(position, max_entries, max_bytes)
-        if cached is not None:
-            return cached
-        following = self.after(position)
-        if following is None:
-            return []
-        chapter = self._chapter(following.ledger)
-        if chapter.reader is None:
-            chapter.reader = await self._store.open(chapter.ledger_id)
-        last = min(following.entry + max_entries, chapter.entries) - 1
-        entries = await chapter.reader.read(following.entry, last, max_bytes)
-        ledger = following.ledger
-        return [(_new(Position, (ledger, number)), entry) for number, entry in enumerate(entries, following.entry)]
-
-    async def read_one(self, position: Position) -> bytes:
-        """:raises LedgerNotFound: no such entry here."""
-        if not self.holds(position):
-            raise LedgerNotFound(f"there is no entry {position} here: it was trimmed, or never stored")
-        return (await self.read_after(Position(position.ledger, position.entry - 1), 1, 1))[0][1]
-
-    # -- the local <-> origin index ------------------------------------------------------------------------------
-
-    def index(self, ledger: int) -> LedgerIndex | None:
-        """The index of a ledger when it is in memory."""
-        index = self._index
-        if index is not None and index.ledger_id == ledger:
-            return index
-        at = bisect_right(self._ids, ledger) - 1
-        return self._chapters[at].index if at >= 0 and self._ids[at] == ledger else None
-
-    async def load_index(self, ledger: int) -> LedgerIndex:
-        """The index of a ledger, rebuilt from its entries' headers when it is not in memory.
-
-        :raises LedgerError: no such ledger, or it cannot be read.
-        """
-        chapter = self._chapter(ledger)
-        if chapter.index is not None:
-            return chapter.index
-        index = LedgerIndex(ledger, self._codes, chapter.span(is_open=False).link)
-        if chapter.reader is None:
-            chapter.reader = await self._store.open(ledger)
-        while len(index) < chapter.entries:
-            for entry in await chapter.reader.read(len(index), chapter.entries - 1, SCAN_BYTES):
-                index.add(unpack(entry))
-        chapter.index = index
-        return index
-
-    def place(self, position: Position) -> Place | None:
-        """What acknowledging ``position`` claims; None when that is nothing.
-
-        :raises KeyError: the ledger's index is not in memory: ``load_index`` first.
-        :raises IndexError: no such entry.
-        """
-        index = self.index(position.ledger)
-        if index is None:
-            raise KeyError(position.ledger)
-        return index.place(position.entry)
-
-    def messages(self, position: Position) -> int:
-        """How many messages the entry holds. :raises KeyError: as ``place``."""
-        index = self.index(position.ledger)
-        if index is None:
-            raise KeyError(position.ledger)
-        return index.messages(position.entry)
 
     # -- space ---------------------------------------------------------------------------------------------------
 

@@ -1,50 +1,138 @@
 # SPDX-License-Identifier: Apache-2.0
 """When the entries of a topic were published, for the few who have to know (R12).
 
-The index does not say: it would cost every topic eight bytes an entry. Who judges entries by their time, as a
-subscription does that was sought by time, has them read from the entries' headers, a few ledgers at a time.
+To keep each time would cost every topic eight bytes an entry. So of each *block* of entries only the earliest and the
+latest one are kept. That tells in which block a time is first reached, however disordered the entries are: those of
+other regions, and of publishers whose clocks differ, are. And where a seek by time asks on which side of a moment an
+entry lies, it is an answer for all blocks but those that lie on both sides: of these the headers are read.
 """
 
 from __future__ import annotations
 
 from array import array
+from bisect import bisect_right
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final
 
 from meridian_broker.ledgers.entry import publish_time_ms
 from meridian_broker.positions.position import Position
 
 if TYPE_CHECKING:
-    from meridian_broker.ledgers.log import TopicLog
+    from meridian_broker.ledgers.reading import ReadableLog
 
-LEDGERS_MAX: Final = 4
-"""Kept in memory; of more ledgers those read longest ago go."""
-PAGE: Final = 1000
+BLOCK: Final = 512
+"""Entries."""
+BLOCKS_MAX: Final = 128
+"""Of which each time is kept in memory, of one subscription; of more those read longest ago go."""
 PAGE_BYTES: Final = 1 << 20
 """Read at a time."""
 
 
+class BlockTimes:
+    """Of each block of a ledger the earliest and the latest publish time, at worst a little more apart than they are.
+
+    Groups of entries are noted as a whole; one that lies in two blocks counts in both.
+    """
+
+    __slots__ = ("_earliest", "_latest")
+
+    def __init__(self) -> None:
+        self._earliest = array("Q")  # what a client says, up to the last millisecond there is
+        self._latest = array("Q")
+
+    def note(self, first: int, count: int, earliest_ms: int, latest_ms: int) -> None:
+        """The next ``count`` entries, from ``first`` on, were published between the two."""
+        earliest, latest = self._earliest, self._latest
+        earliest_ms, latest_ms = earliest_ms or 1, latest_ms or 1  # 0 stands for "not known"
+        for block in range(first // BLOCK, (first + count - 1) // BLOCK + 1):
+            if block == len(latest):
+                earliest.append(earliest_ms)
+                latest.append(latest_ms)
+            else:
+                if earliest_ms < earliest[block]:
+                    earliest[block] = earliest_ms
+                if latest_ms > latest[block]:
+                    latest[block] = latest_ms
+
+    @property
+    def latest_ms(self) -> int:
+        """Of all entries; 0: there are none."""
+        return max(self._latest, default=0)
+
+    def between(self, entry: int) -> tuple[int, int] | None:
+        """Between which times an entry was published; None: it is not known of."""
+        block = entry // BLOCK
+        return (self._earliest[block], self._latest[block]) if 0 <= block < len(self._latest) else None
+
+    def reaching(self, time_ms: int) -> Iterable[int]:
+        """The first entry of each block in which something may be published at ``time_ms`` or later."""
+        return (block * BLOCK for block, latest_ms in enumerate(self._latest) if latest_ms >= time_ms)
+
+
+async def first_since(log: ReadableLog, time_ms: int) -> Position | None:
+    """The first entry published at ``time_ms`` or later; None: there is none. Reads one block, in most cases.
+
+    A ledger of which nothing is known since the broker started is read once, unless its record tells that all of it
+    is earlier.
+
+    :raises LedgerError: the entries cannot be read.
+    """
+    for ledger, entries, _ in log.counts():
+        if not log.holds(Position(ledger, 0)) or 0 < log.latest_ms(ledger) < time_ms:
+            continue
+        for first in list((await log.load_times(ledger)).reaching(time_ms)):
+            at, end = first, min(first + BLOCK, entries)
+            while at < end and (found := await log.read_after(Position(ledger, at - 1), end - at, PAGE_BYTES)):
+                for position, entry in found:
+                    if publish_time_ms(entry) >= time_ms:
+                        return position
+                if found[0][0].ledger != ledger:
+                    break  # trimmed meanwhile
+                at += len(found)
+    return None
+
+
 class PublishTimes:
-    """Publish times by position, in milliseconds since 1970."""
+    """Tells of entries on which side of some moments they were published: those from which seeks by time rule."""
 
-    __slots__ = ("_ledgers", "_log")
+    __slots__ = ("_blocks", "_log", "_moments")
 
-    def __init__(self, log: TopicLog) -> None:
+    def __init__(self, log: ReadableLog, moments: Iterable[int]) -> None:
         self._log = log
-        self._ledgers: dict[int, array[int]] = {}
+        self._moments = sorted(moments)
+        self._blocks: dict[tuple[int, int], array[int]] = {}
 
     def of(self, position: Position) -> int:
-        """0: not in memory, ``load`` its ledger. Never 0 when it is."""
-        times = self._ledgers.get(position.ledger)
-        return 0 if times is None or position.entry >= len(times) else times[position.entry]
+        """A time that no moment parts from when the entry was published, in milliseconds since 1970.
 
-    async def load(self, ledger: int) -> None:
-        """Have the times of what is stored of a ledger by now. :raises LedgerError: it cannot be read."""
-        times = array("q", self._ledgers.get(ledger, ()))
-        while found := await self._log.read_after(Position(ledger, len(times) - 1), PAGE, PAGE_BYTES):
-            if found[0][0] != (ledger, len(times)):
+        0: that is not in memory, ``load`` it. Never 0 when it is. It is never earlier than the entry.
+        """
+        ledger, entry = position
+        known = self._log.times(ledger)
+        between = None if known is None else known.between(entry)
+        if between is not None:
+            moments, latest_ms = self._moments, between[1]
+            if bisect_right(moments, between[0]) == bisect_right(moments, latest_ms):
+                return latest_ms
+        times = self._blocks.get((ledger, entry // BLOCK))
+        at = entry % BLOCK
+        return 0 if times is None or at >= len(times) else times[at]
+
+    async def load(self, position: Position) -> None:
+        """Have what is stored by now of an entry's block. :raises LedgerError: it cannot be read."""
+        ledger = position.ledger
+        await self._log.load_times(ledger)
+        if self.of(position):
+            return
+        key = ledger, position.entry // BLOCK
+        times, first = array("Q", self._blocks.get(key, ())), key[1] * BLOCK
+        while len(times) < BLOCK:
+            at = first + len(times)
+            found = await self._log.read_after(Position(ledger, at - 1), BLOCK - len(times), PAGE_BYTES)
+            if not found or found[0][0] != (ledger, at):
                 break
             times.extend(publish_time_ms(entry) for _, entry in found)
-        self._ledgers.pop(ledger, None)
-        self._ledgers[ledger] = times
-        while len(self._ledgers) > LEDGERS_MAX:
-            del self._ledgers[next(iter(self._ledgers))]
+        self._blocks.pop(key, None)
+        self._blocks[key] = times
+        while len(self._blocks) > BLOCKS_MAX:
+            del self._blocks[next(iter(self._blocks))]

@@ -185,6 +185,8 @@ class LedgerRecord:
     """For each other region, the last origin stored before its first entry (R4)."""
     is_joined: bool = True
     """False: own entries after ``own_before`` may have been lost here, and be stored in another region (R5)."""
+    latest_ms: int = 0
+    """The latest publish time of its entries; known once it is sealed, 0 where an earlier version sealed it."""
 
     def to_json(self) -> Json:
         return {
@@ -195,16 +197,18 @@ class LedgerRecord:
             "ownBefore": str(self.own_before),
             "originsBefore": {region: str(position) for region, position in self.origins_before.items()},
             **({} if self.is_joined else {"isJoined": False}),
+            **({"latestMs": self.latest_ms} if self.latest_ms else {}),
         }
 
     @classmethod
     def from_json(cls, source: Any) -> LedgerRecord:
         """:raises Invalid: a field is not what it should be."""
         data = mapping(source, "a ledger")
-        ledger_id, entries, size, sealed = (take(data, key, int, 0) for key in ("id", "entries", "size", "sealedMs"))
+        numbers = (take(data, key, int, 0) for key in ("id", "entries", "size", "sealedMs", "latestMs"))
+        ledger_id, entries, size, sealed, latest = numbers
         own_before, origins_before = _position(data, "ownBefore"), positions(data, "originsBefore")
         is_joined = take(data, "isJoined", bool, True)
-        return cls(ledger_id, entries, size, sealed, own_before, origins_before, is_joined)
+        return cls(ledger_id, entries, size, sealed, own_before, origins_before, is_joined, latest)
 
 
 @dataclass(frozen=True, slots=True)

@@ -195,10 +195,9 @@ class Progress:
         is_bare = self._layers is None and self.beginning == UNKNOWN and not self.reports
         return is_bare and all(acks.is_empty for acks in self._base.values())
 
-    @property
-    def rules_by_time(self) -> bool:
-        """Whether there was a seek by time: then entries have to be judged by their publish times as well."""
-        return any(layer.publish_time_ms is not None for layer in self._layers or ())
+    def moments(self) -> set[int]:
+        """From which publish times on seeks by time rule. None: entries need not be judged by their times."""
+        return {layer.publish_time_ms for layer in self._layers or () if layer.publish_time_ms is not None}
 
     def is_acked(self, region: str, position: Position, publish_time_ms: int = 0) -> bool:
         """Whether an entry is acked. Give its publish time: seeks by time rule by it.
@@ -237,6 +236,15 @@ class Progress:
                 return None
             together |= left
         return together
+
+    def goes_beyond(self, places: Mapping[str, Position]) -> bool:
+        """Whether anything of these regions is acked behind these places, in whatever epoch."""
+        return any(
+            acks[region].goes_beyond(place)
+            for acks in self._all_acks()
+            for region, place in places.items()
+            if region in acks
+        ) or any(self.start(region) > place for region, place in places.items())
 
     def start(self, region: str) -> Position:
         """Everything of a region up to here lies before the subscription's beginning."""

@@ -175,6 +175,17 @@ class RunSet:
             return None
         return ((1 << size) - 1) & ~partial.acked
 
+    def goes_beyond(self, position: Position) -> bool:
+        """Whether anything behind a position is claimed, or some of a batch there."""
+        if (self._ledger, self._entry) > position:
+            return True
+        if not self._detail:
+            return False
+        ledger = max(self._detail)
+        claims = self._detail[ledger]
+        last = max(claims.bits.max() if claims.bits else -1, *(claims.partial or ()), -1)
+        return (ledger, last) > position
+
     def covers(self, after: Position, upto: Position) -> bool:
         """Whether all of ``(after, upto]`` is claimed."""
         start = self._start(upto[0], upto[1])

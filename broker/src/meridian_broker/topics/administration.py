@@ -107,7 +107,7 @@ async def _next(
         place = index.place(following.entry)
         times = subscription.times
         if place is not None and times is not None and not times.of(following):
-            await times.load(following.ledger)
+            await times.load(following)
         if place is not None and not subscription.is_settled(place.region, place.origin, following):
             found.append(following)
         after = following

@@ -14,7 +14,7 @@ from typing import Final
 
 from pyroaring import BitMap
 
-from meridian_broker.ledgers.log import Stored
+from meridian_broker.ledgers.reading import Stored
 from meridian_broker.ledgers.store import LedgerCorrupt, LedgerNotFound, LedgerStore, Reader
 from meridian_broker.metadata.records import CompactedRecord
 from meridian_broker.positions.position import Position

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from meridian_broker.ledgers.entry import BATCH, unpack
 from meridian_broker.ledgers.labels import Kind, Label
-from meridian_broker.ledgers.log import Stored
+from meridian_broker.ledgers.reading import Stored
 from meridian_broker.ledgers.store import LedgerDeleted, LedgerError, LedgerNotFound, LedgerStore
 from meridian_broker.metadata.store import MetadataError
 from meridian_broker.positions.position import EARLIEST, Position

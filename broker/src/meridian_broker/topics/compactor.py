@@ -15,7 +15,8 @@ from typing import Final, NamedTuple
 from pyroaring import BitMap
 
 from meridian_broker.ledgers.entry import CHUNK, MARKER, EntryFormatError, EntryHeader, unpack, with_kept
-from meridian_broker.ledgers.log import Stored, TopicLog
+from meridian_broker.ledgers.log import TopicLog
+from meridian_broker.ledgers.reading import Stored
 from meridian_broker.ledgers.scheduling import Scheduler
 from meridian_broker.ledgers.store import LedgerCorrupt, LedgerError, Writer
 from meridian_broker.metadata.records import CompactedRecord

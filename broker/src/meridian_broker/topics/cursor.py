@@ -3,13 +3,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Final
 
 from meridian_broker.ledgers.index import Place
 from meridian_broker.ledgers.log import TopicLog
 from meridian_broker.positions import ZERO, Dropped, Progress, Stamp
-from meridian_broker.positions.position import Position
+from meridian_broker.positions.position import EARLIEST, LATEST, Position
 
 if TYPE_CHECKING:
     from meridian_broker.topics.rewinding import Resent
@@ -42,32 +42,45 @@ def rewound(
 ) -> dict[str, tuple[Position, Position]]:
     """What a rewind to right behind ``upto`` rules (R12): per origin ``(prev of its first entry there, its last]``.
 
-    Empty when nothing there is acknowledged or dropped, for then there is nothing to take back. The indexes are in
-    memory.
+    Empty when nothing there is acknowledged or dropped, for then there is nothing to take back. The indexes of what
+    is stored there are in memory.
     """
     ranges: dict[str, tuple[Position, Position]] = {}
-    is_anything_settled = False
+    for region, low, high in _runs(log, upto, log.last_confirmed):
+        # What came back to its region late stands behind newer entries of it (R5).
+        known = ranges.get(region, (low, high))
+        ranges[region] = (min(low, known[0]), max(high, known[1]))
+    is_any_dropped = dropped is not None and not dropped.is_empty
+    if not is_any_dropped and not progress.goes_beyond({region: low for region, (low, _) in ranges.items()}):
+        return {}
     following = log.after(upto)
     while following is not None:
         place = log.place(following)
-        if place is not None:
-            # What came back to its region late stands behind newer entries of it (R5).
-            low, high = ranges.get(place.region, (place.prev, place.origin))
-            ranges[place.region] = (min(low, place.prev), max(high, place.origin))
-            if not is_anything_settled:  # a batch acknowledged in part counts
-                remaining = progress.remaining(place.region, place.origin, log.messages(following))
-                is_dropped = dropped is not None and dropped.contains(place.region, place.origin)
-                unsure = remaining is None and progress.depends_on_time(place.region, place.origin)
-                is_anything_settled = is_dropped or remaining is not None or unsure
+        if place is not None:  # a batch acknowledged in part counts
+            remaining = progress.remaining(place.region, place.origin, log.messages(following))
+            is_dropped = dropped is not None and dropped.contains(place.region, place.origin)
+            if is_dropped or remaining is not None or progress.depends_on_time(place.region, place.origin):
+                return ranges
         following = log.after(following)
-    return ranges if is_anything_settled else {}
+    return {}
 
 
-async def load_indexes(log: TopicLog) -> None:
-    """Have the indexes of all ledgers in memory."""
+async def load_indexes(log: TopicLog, after: Position = EARLIEST) -> None:
+    """Have the indexes of all ledgers in memory that hold anything behind a place."""
     for ledger, entries, _ in log.counts():
-        if entries:
+        if entries and ledger >= after.ledger:
             await log.load_index(ledger)
+
+
+def _runs(log: TopicLog, after: Position, upto: Position) -> Iterator[Place]:
+    """What acknowledging all of ``(after, upto]`` claims, in runs. The indexes are in memory."""
+    for ledger, entries, _ in log.counts():
+        if entries and after.ledger <= ledger <= upto.ledger:
+            index = log.index(ledger)
+            if index is None:
+                raise KeyError(ledger)
+            first = after.entry + 1 if ledger == after.ledger else 0
+            yield from index.runs(first, upto.entry if ledger == upto.ledger else entries - 1)
 
 
 def claim_part(log: TopicLog, delta: Progress, epoch: Stamp, position: Position, place: Place, remaining: int) -> None:
@@ -106,11 +119,25 @@ def claim_between(
     return claimed
 
 
+def claim_all(log: TopicLog, delta: Progress, epoch: Stamp, after: Position, upto: Position) -> None:
+    """Claim all of ``(after, upto]``. The indexes are in memory."""
+    for region, low, high in _runs(log, after, upto):
+        delta.ack(epoch, region, low, high)
+
+
+def ruled_from(log: TopicLog, rules: Mapping[str, tuple[Position, Position]]) -> Position:
+    """Up to this place nothing is ruled: no ledger up to here has an entry that is high enough."""
+    return log.below(log.region, {region: low for region, (low, _) in rules.items()}, LATEST)
+
+
 def claim_ruled(
     log: TopicLog, delta: Progress, epoch: Stamp, upto: Position, rules: Mapping[str, tuple[Position, Position]]
 ) -> None:
-    """Claim what stands before a rewind's place and is ruled by it: where entries of an origin are not in order."""
-    following = log.after(log.before(log.first))
+    """Claim what stands before a rewind's place and is ruled by it: where entries of an origin are not in order.
+
+    The indexes of what stands behind ``ruled_from`` are in memory.
+    """
+    following = log.after(ruled_from(log, rules))
     while following is not None and following <= upto:
         place = log.place(following)
         if place is not None and place.region in rules:

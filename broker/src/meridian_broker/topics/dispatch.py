@@ -25,7 +25,7 @@ from meridian_broker.topics.delayed import Delays
 from meridian_broker.topics.settling import Settling
 
 if TYPE_CHECKING:
-    from meridian_broker.ledgers.log import Stored
+    from meridian_broker.ledgers.reading import Stored
     from meridian_broker.ledgers.scheduling import Timer
     from meridian_broker.topics.subscription import Subscription
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final
 from meridian_broker.ledgers.entry import unpack
 from meridian_broker.ledgers.index import LedgerIndex
 from meridian_broker.ledgers.store import LedgerError
+from meridian_broker.ledgers.times import BLOCK
 from meridian_broker.positions import Cause, Dropped, Progress
 from meridian_broker.positions.position import EARLIEST, LATEST, Position
 from meridian_broker.topics.errors import TopicFenced
@@ -98,6 +99,7 @@ async def _drop(
 ) -> dict[str, int]:
     counts = dict.fromkeys((one.name for one in subscriptions), 0)
     async for index, entries in pages:
+        await _load_times(subscriptions, index.ledger_id, entries)
         if topic.failure is not None:
             raise TopicFenced(f"{topic.name} was closed meanwhile ({topic.failure}): look it up again")
         if entries:
@@ -107,6 +109,15 @@ async def _drop(
                     counts[one.name] += _drop_page(one, ranges, index, entries)
         await topic.scheduler.answer(lambda ready: topic.scheduler.defer(lambda: ready(None)))
     return counts
+
+
+async def _load_times(subscriptions: Collection[Subscription], ledger: int, entries: list[int]) -> None:
+    """After a seek by time it takes the time of an entry to know whether it is acknowledged."""
+    blocks = {entry // BLOCK: entry for entry in entries}
+    for one in subscriptions:
+        if one.times is not None:
+            for last in blocks.values():
+                await one.times.load(Position(ledger, last))
 
 
 def _ranges(cause: Cause, index: LedgerIndex, entries: Iterable[int]) -> Dropped:
@@ -133,7 +144,8 @@ def _drop_page(subscription: Subscription, ranges: Dropped, index: LedgerIndex, 
     owed = []
     for entry in entries:
         origin = index.origin(entry)
-        if origin is not None and (ledger, entry) > mark_delete and not subscription.is_settled(*origin):
+        at = Position(ledger, entry)
+        if origin is not None and at > mark_delete and not subscription.is_settled(*origin, at):
             owed.append(entry)
     if owed:
         record(subscription, ranges)

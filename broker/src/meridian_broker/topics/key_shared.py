@@ -25,7 +25,7 @@ from meridian_broker.topics.key_ranges import AutoSplit, KeySharedPolicy, Split,
 from meridian_broker.topics.ruling import UNLIMITED
 
 if TYPE_CHECKING:
-    from meridian_broker.ledgers.log import Stored
+    from meridian_broker.ledgers.reading import Stored
     from meridian_broker.topics.subscription import Subscription
 
 LOOK_AHEAD: Final = 20_000

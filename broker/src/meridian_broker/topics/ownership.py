@@ -195,6 +195,7 @@ def _ledger_record(span: Span) -> LedgerRecord:
         own_before=span.own_before,
         origins_before=span.origins_before,
         is_joined=span.is_joined,
+        latest_ms=span.latest_ms,
     )
 
 
@@ -207,4 +208,5 @@ def _span(record: LedgerRecord) -> Span:
         record.size,
         record.sealed_ms,
         record.is_joined,
+        record.latest_ms,
     )

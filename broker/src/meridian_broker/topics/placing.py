@@ -7,10 +7,12 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from meridian_broker.ledgers.log import TopicLog
+from meridian_broker.positions import Progress
 from meridian_broker.positions.position import EARLIEST, LATEST, Position
 from meridian_broker.topics import cursor, rewinding
 
 if TYPE_CHECKING:
+    from meridian_broker.topics.compacted_reading import CompactedReading
     from meridian_broker.topics.subscription import Subscription
 
 Ranges = dict[str, tuple[Position, Position]]
@@ -74,27 +76,73 @@ async def seek_to_time(subscription: Subscription, time_ms: int) -> None:
 
 
 async def _seek(subscription: Subscription, target: Position, time_ms: int | None) -> None:
-    log, compacted = subscription.topic.log, subscription.compacted
+    log = subscription.topic.log
     subscription.claims.flush()
     end = Position(log.last_confirmed.ledger, log.last_confirmed.entry + 1)
     upto = log.last_confirmed if target > log.last_confirmed else log.before(min(max(target, log.first), end))
-    await cursor.load_indexes(log)
     if not subscription.durable:
+        is_whole = subscription.compacted is None
         subscription.disconnect_consumers()
-        subscription.mark_delete = upto if compacted is None else _before_in_view(target, upto)
+        subscription.mark_delete = upto if is_whole else _before_in_view(target, upto)
         return
-    delta = subscription.progress.empty_delta()
-    seen = {} if compacted is None else await compacted.move(delta, target)
-    rules = _joined(seen, cursor.rewound(log, subscription.progress, subscription.dropped, upto))
-    cursor.claim_between(log, delta, subscription.progress.epoch, log.before(log.first), upto)
-    if rules:
-        epoch = subscription.topic.clock.next(subscription.progress.epoch)
-        if time_ms is None:
-            delta.rewind(epoch, rules)
-            cursor.claim_ruled(log, delta, epoch, upto, rules)
-        else:  # what stands before the place was published earlier: the rewind does not rule it
-            delta.rewind(epoch, {}, publish_time_ms=time_ms)
-    rewinding.take_back(subscription, delta)
+    delta, seen = subscription.progress.empty_delta(), Ranges()
+    if subscription.compacted is not None:
+        delta, seen = await _move_in_view(subscription, subscription.compacted, target)
+    while (missing := _index_missing(subscription, upto, time_ms)) is not None:
+        await log.load_index(missing)
+    progress = subscription.progress
+    delta.join(progress.empty_delta())  # others may have rewound it meanwhile
+    cursor.claim_all(log, delta, progress.epoch, _settled_upto(subscription), upto)
+    if time_ms is not None:
+        if seen or _takes_back(subscription, upto, time_ms):
+            # What stands before the place was published earlier: the rewind does not rule it.
+            delta.rewind(subscription.topic.clock.next(progress.epoch), {}, publish_time_ms=time_ms)
+    elif rules := _joined(seen, cursor.rewound(log, progress, subscription.dropped, upto)):
+        epoch = subscription.topic.clock.next(progress.epoch)
+        delta.rewind(epoch, rules)
+        cursor.claim_ruled(log, delta, epoch, upto, rules)
+    rewinding.take_back(subscription, delta, upto)
+
+
+async def _move_in_view(
+    subscription: Subscription, compacted: CompactedReading, target: Position
+) -> tuple[Progress, Ranges]:
+    """What the seek means for what only the compacted view has, see ``CompactedReading.move``."""
+    while True:
+        delta = subscription.progress.empty_delta()
+        seen = await compacted.move(delta, target)
+        if subscription.progress.epoch == delta.epoch:  # else another region rewound it meanwhile
+            return delta, seen
+
+
+def _settled_upto(subscription: Subscription) -> Position:
+    """Up to here every entry is acknowledged: a seek needs not claim it.
+
+    Nobody is owed what a cursor is past. But what was dropped, and what a compacted view left out, is acknowledged by
+    a seek over it all the same.
+    """
+    is_all_acked = subscription.compacted is None and (subscription.dropped is None or subscription.dropped.is_empty)
+    log = subscription.topic.log
+    return subscription.mark_delete if is_all_acked else log.below(log.region, subscription.progress.floors())
+
+
+def _takes_back(subscription: Subscription, upto: Position, time_ms: int | None) -> bool:
+    """Does a seek to behind ``upto`` take anything back? To go back by time is to do so: nothing has to be read."""
+    if time_ms is not None and upto < subscription.mark_delete:
+        return True
+    return bool(cursor.rewound(subscription.topic.log, subscription.progress, subscription.dropped, upto))
+
+
+def _index_missing(subscription: Subscription, upto: Position, time_ms: int | None) -> int | None:
+    """A ledger whose index has to be in memory for this seek and is not."""
+    log = subscription.topic.log
+    missing = cursor.index_missing(log, _settled_upto(subscription), upto)
+    if missing is None and (time_ms is None or upto >= subscription.mark_delete):
+        missing = cursor.index_missing(log, upto, log.last_confirmed)
+    if missing is None and time_ms is None:
+        rules = cursor.rewound(log, subscription.progress, subscription.dropped, upto)
+        missing = cursor.index_missing(log, cursor.ruled_from(log, rules), upto)
+    return missing
 
 
 def _joined(one: Ranges, other: Ranges) -> Ranges:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from meridian_broker.ledgers.times import PublishTimes
 from meridian_broker.positions import AckSet, Progress
-from meridian_broker.positions.position import Position
+from meridian_broker.positions.position import EARLIEST, Position
 from meridian_broker.topics import drops, floors
 from meridian_broker.topics.progress_log import Kind
 
@@ -75,7 +75,8 @@ def begin(subscription: Subscription) -> None:
     """The subscription was rewound, or comes back from disk and was rewound once: nothing is sent again yet."""
     log = subscription.topic.log
     subscription.resent = Resent(log.last_confirmed)
-    subscription.times = PublishTimes(log) if subscription.progress.rules_by_time else None
+    moments = subscription.progress.moments()
+    subscription.times = PublishTimes(log, moments) if moments else None
 
 
 def merge(subscription: Subscription, delta: Progress, done: Callable[[str | None], None]) -> None:
@@ -107,12 +108,15 @@ def merge(subscription: Subscription, delta: Progress, done: Callable[[str | Non
         floors.rise(subscription)
 
 
-def take_back(subscription: Subscription, delta: Progress) -> None:
-    """A seek: consumers come again, ``delta`` is joined, written and told, and the cursor begins anew."""
+def take_back(subscription: Subscription, delta: Progress, settled: Position = EARLIEST) -> None:
+    """A seek: consumers come again, ``delta`` is joined, written and told, and the cursor begins anew.
+
+    :param settled: up to here nothing is owed then, but for what a compacted view may show again.
+    """
     subscription.disconnect_consumers()
     before = subscription.progress.epoch
     drops.join(subscription.progress, subscription.dropped, delta)
     if subscription.progress.epoch != before:
         begin(subscription)
     subscription.claims.make_known(delta)
-    subscription.start_cursor()
+    subscription.start_cursor(settled)

@@ -441,7 +441,7 @@ class Subscription:
         while following is not None:
             index = log.index(following.ledger)
             if index is None:
-                self._load_soon(following.ledger)
+                self._load_soon(following)
                 break
             origin = index.origin(following.entry)
             if (
@@ -454,7 +454,7 @@ class Subscription:
                 following = log.after(position)
                 continue
             if times is not None and not times.of(following) and progress.depends_on_time(*origin):
-                self._load_soon(following.ledger)
+                self._load_soon(following)
             break
         self.mark_delete = position
         if self.resent is not None and dropped is None:  # what was dropped may be acknowledged yet
@@ -492,25 +492,31 @@ class Subscription:
         self.dispatch_soon()
         return is_any_held
 
-    def _load_soon(self, ledger: int) -> None:
+    def _load_soon(self, position: Position) -> None:
         if not self._loading:
             self._loading = True
-            self.topic.scheduler.spawn(self._load_and_advance(ledger), "load an index for a cursor")
+            self.topic.scheduler.spawn(self._load_and_advance(position), "load an index for a cursor")
 
-    async def _load_and_advance(self, ledger: int) -> None:
+    async def _load_and_advance(self, position: Position) -> None:
         try:
-            await self.topic.log.load_index(ledger)
+            await self.topic.log.load_index(position.ledger)
             if self.times is not None:
-                await self.times.load(ledger)
+                await self.times.load(position)
         finally:
             self._loading = False
         self.advance()
 
-    def start_cursor(self) -> None:
-        """Stand before the first entry stored, then go over what is acked (after opening and after a rewind)."""
+    def start_cursor(self, settled: Position = EARLIEST) -> None:
+        """Stand before the first entry that may be owed, then go over what is acked (at opening, after a rewind).
+
+        :param settled: up to here nothing is owed but what a compacted view may show again.
+        """
+        log = self.topic.log
+        self.mark_delete = log.below(log.region, self.progress.floors())
         if self.compacted is not None:
             self.compacted.reset()
-        self.mark_delete = self.topic.log.before(self.topic.log.first)
+        else:
+            self.mark_delete = max(self.mark_delete, settled)
         self.advance()
 
     async def seek(self, target: Position) -> None:

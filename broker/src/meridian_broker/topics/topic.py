@@ -12,9 +12,11 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Final, Protocol
 
 from meridian_broker.ledgers.entry import CHUNK, unpack
-from meridian_broker.ledgers.log import Stored, TopicLog
+from meridian_broker.ledgers.log import TopicLog
 from meridian_broker.ledgers.pending import OwnEntry
+from meridian_broker.ledgers.reading import Stored
 from meridian_broker.ledgers.scheduling import Scheduler
+from meridian_broker.ledgers.times import first_since
 from meridian_broker.metadata.rules import Rules
 from meridian_broker.positions import Beginning, HybridClock, Progress
 from meridian_broker.positions.position import EARLIEST, LATEST, Position
@@ -466,13 +468,8 @@ class Topic:
         """
         if read_compacted and (early := await self.compaction.first_at(time_ms)) is not None:
             return early
-        position = self.log.before(self.log.first)
-        while entries := await self.log.read_after(position, 1000, 1 << 20):
-            for found, entry in entries:
-                if unpack(entry).publish_time_ms >= time_ms:
-                    return found
-            position = entries[-1][0]
-        return Position(self.log.last_confirmed.ledger, self.log.last_confirmed.entry + 1)
+        found = await first_since(self.log, time_ms)
+        return found or Position(self.log.last_confirmed.ledger, self.log.last_confirmed.entry + 1)
 
     def check_open(self) -> None:
         """:raises TopicFenced: it is not served now."""
