@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """R4: entries trimmed behind a region that was away are fetched from a third one; those that nobody has are a gap at
-which replication stands still, with a sentence, until a person accepts it. Three regions in this process."""
+which replication stands still, with a sentence, until a person accepts it, or passes over when nobody there is owed
+them. Three regions in this process."""
 
 from __future__ import annotations
 
@@ -143,6 +144,7 @@ async def test_an_accepted_gap_survives_a_restart(tmp_path: Path) -> None:
     async with regions(tmp_path, "us", "eu") as (us, eu):
         await publish(us, 0, 3)
         await until(lambda: stored(eu) == 3)
+        await Consumer.subscribe(await eu.connect(), TOPIC, "s", replicated=False)
         await eu.stop()
         await publish(us, 3, 3)
         await lose(us)
@@ -164,3 +166,25 @@ async def test_an_accepted_gap_survives_a_restart(tmp_path: Path) -> None:
         await eu.start()
         topic = await eu.process.service.topic(topic_name.parse(TOPIC), create=False)
         assert topic.log.last_origin["us"] > gap.upto
+
+
+async def test_what_nobody_has_and_nobody_is_owed_is_passed_over(tmp_path: Path) -> None:
+    """A subscription that is shared acknowledged it elsewhere, while the region was away; nobody has to say so."""
+    async with regions(tmp_path, "us", "eu") as (us, eu):
+        reading = await Consumer.subscribe(await us.connect(), TOPIC, "shared", replicated=True)
+        await publish(us, 0, 3)
+        await until(lambda: stored(eu) == 3 and "shared" in topic_of(eu).subscriptions)
+        await eu.stop()
+        await publish(us, 3, 3)
+        for _ in range(6):
+            reading.acknowledge((await reading.receive()).position)
+        await until(lambda: topic_of(us).subscriptions["shared"].backlog() == 0)
+        await lose(us)
+        await publish(us, 6, 2)
+        await eu.start()
+        await until(lambda: stored(eu) == 5)
+        _, found = await ask(eu, "GET", GAPS)
+        (accepted,) = found["accepted"]
+        assert (found["missing"], accepted["origin"], accepted["by"]) == ([], "us", "nobody is owed them")
+        assert topic_of(eu).subscriptions["shared"].dropped is None, "nothing was lost to anybody"
+        await until(lambda: topic_of(eu).subscriptions["shared"].backlog() == 2)

@@ -9,6 +9,7 @@ from meridian_broker.metadata import keys
 from meridian_broker.positions.position import EARLIEST, Origin, Position
 from meridian_broker.topics.topic import Topic
 from meridian_broker.wire.pulsar import topic_name
+from simulation import passing
 from simulation.names import full_name
 
 if TYPE_CHECKING:
@@ -76,6 +77,8 @@ class Agreement:
                 lacks = {one for one in lacks if one not in given_to or target in given_to[one]}
                 if self._world.regions[target].restores:
                     lacks -= model.trimmed[source, topic]  # it had them once, and so they were given back
+                accepted = passing.accepted(self._opened(target, topic))
+                lacks -= {one for one in model.trimmed[source, topic] if passing.lies_in(accepted, one)}
                 if not lacks:
                     continue
                 hold = self.hold(source, target, topic)
@@ -112,13 +115,17 @@ class Agreement:
         """
         hold = self.hold(source, target, topic)
         if hold == "GAP":
-            return self._world.regions[target].restores > 0 or target in self._world.outside[topic]
+            has_reason = self._world.regions[target].restores > 0 or target in self._world.outside[topic]
+            return has_reason and not passing.goes_on(self._opened(target, topic), source)
         return hold == "ROLLED_BACK" and source in self._world.model.rolled_back and topic in self._world.told
+
+    def _opened(self, region: str, topic: str) -> Topic | None:
+        broker = self._world.regions[region].broker_of(topic)
+        return broker.topic(topic) if broker is not None else None
 
     def _begins(self, region: str, topic: str, origin: str) -> Position:
         """Where a region that joined begins to have entries of an origin."""
-        broker = self._world.regions[region].broker_of(topic)
-        opened = broker.topic(topic) if broker is not None else None
+        opened = self._opened(region, topic)
         return EARLIEST if opened is None else opened.log.joined.get(origin, EARLIEST)
 
     def _joined(self, source: str, target: str, topic: str) -> Position:

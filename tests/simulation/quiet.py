@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from meridian_broker.topics.subscription import Subscription, SubscriptionType
+from simulation import passing
 from simulation.consumers import SimConsumer
 from simulation.scopes import probe_shares
 
@@ -53,6 +54,7 @@ class Quiet:
                 opened = broker.topic(topic) if broker is not None else None
                 for subscription in opened.subscriptions.values() if opened is not None else ():
                     self._model.judging.check_record(topic, subscription)
+                    passing.check(self._world, home, subscription)
                     if subscription.replicated:
                         facts = self._model.facts_of(subscription)
                         self._model.confirming.all_know(facts, frozenset(self._world.homes_of(topic)))

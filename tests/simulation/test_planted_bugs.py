@@ -19,6 +19,7 @@ BY_STORIES = (
     "given-back-is-what-is-still-written",
     "half-a-deletion",
     "late-entries-dropped",
+    "owed-entries-passed-over",
     "renewal-not-fenced",
     "report-outlives-a-rewind",
     "set-aside-is-trimmed",

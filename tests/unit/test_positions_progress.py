@@ -13,8 +13,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from meridian_broker.positions import EARLIEST, ZERO, Beginning, Position, Progress, Stamp
 from progress_model import (
     ACKABLE,
+    LEDGERS,
     PLACES,
     REGIONS,
+    RUNS,
     SIZE,
     NaiveModel,
     build,
@@ -156,6 +158,23 @@ def test_without_the_publish_time_only_what_is_certain_counts(
                 assert left is None or (really is not None and left & really == really)
             else:
                 assert left == really
+
+
+@many
+@given(plans, histories, st.sampled_from(REGIONS), st.sampled_from(RUNS))
+def test_all_acked_holds_for_whatever_lies_there(
+    plan: list[tuple[Any, ...]], history: tuple[Any, ...], region: str, bounds: tuple[Position, Position]
+) -> None:
+    progress, _ = build(plan, history)
+    after, upto = bounds
+    if progress.all_acked(region, after, upto):
+        for place in ACKABLE:
+            if after < place <= upto:
+                assert all(progress.is_acked(region, place, time) for time in range(9))
+    progress.ack(progress.epoch, region, EARLIEST, Position(LEDGERS, 0))
+    assert progress.all_acked(region, after, upto) or progress.epoch != ZERO
+    progress.rewind(Stamp(9, 0, "a"), {region: (after, upto)}, {})
+    assert not progress.all_acked(region, after, upto)
 
 
 @many

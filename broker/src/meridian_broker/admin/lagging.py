@@ -133,11 +133,7 @@ def tail_json(found: Tail) -> Json:
 
 def gap_json(gap: Gap, topic: Topic) -> dict[str, Any]:
     """A gap, with a sentence that says what to do."""
-    owed = sorted(
-        one.name
-        for one in topic.subscriptions.values()
-        if one.durable and one.progress.floors().get(gap.origin, EARLIEST) < gap.upto
-    )
+    owed = topic.gaps.owed_to(gap, gap.upto)
     return {
         "origin": gap.origin,
         "after": str(gap.after),
@@ -156,7 +152,7 @@ def _gap_sentence(gap: Gap, topic: Topic, owed: list[str]) -> str:
     missing = f"{gap.origin}'s entries after {gap.after} up to {gap.upto}{count} are missing in {topic.region}"
     if not gap.is_judged:
         return f"{missing}; {gap.origin} does not store them any more, the other regions are being asked"
-    lost = f"owed to {', '.join(owed)}" if owed else "owed to no subscription here: all have acknowledged them"
+    lost = f"owed to {', '.join(owed)}" if owed else "owed to no subscription known here: all have acknowledged them"
     how = f"meridian topics accept-gap {topic.name} --origin {gap.origin} --up-to {gap.upto}"
     if gap.away:
         away = f"{', '.join(gap.away)} may have them and cannot be asked"

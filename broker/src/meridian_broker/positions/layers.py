@@ -7,6 +7,7 @@ both. What it rules is read from its layer, whatever older layers say; everythin
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Mapping
 
 from meridian_broker.positions.ackset import AckSet
@@ -158,6 +159,20 @@ def overruled(layer: Layer, newer: Iterable[Layer]) -> bool:
 # -- acks per region: what every layer has -----------------------------------------------------------------------------
 
 
+def acks_of(acks: dict[str, AckSet], region: str) -> AckSet:
+    """The region's, made when there are none."""
+    found = acks.get(region)
+    if found is None:
+        found = acks[sys.intern(region)] = AckSet()
+    return found
+
+
+def extract_acks(acks: Mapping[str, AckSet], wanted: Mapping[str, set[int]]) -> dict[str, AckSet]:
+    """What is acked in some ledgers of each region."""
+    parts = {region: acks[region].extract(ledgers) for region, ledgers in wanted.items() if region in acks}
+    return {region: part for region, part in parts.items() if not part.is_empty}
+
+
 def copy_acks(acks: Mapping[str, AckSet]) -> dict[str, AckSet]:
     return {region: one.copy() for region, one in acks.items()}
 
@@ -213,6 +228,27 @@ def take_acks(reader: Reader) -> dict[str, AckSet]:
         if not one.is_empty:
             acks[region] = one
     return acks
+
+
+def covered_over(
+    region: str, after: Position, upto: Position, base: AckSet | None, start: Position, newest_first: list[Layer]
+) -> bool:
+    """Whether all of ``(after, upto]`` is acked, whichever entries there are and whenever they were published.
+
+    Which entries of the origin lie there is not known, so one run of acks has to hold all of it (R3).
+    """
+    for layer in newest_first:
+        low, high = after, upto
+        if layer.publish_time_ms is None:
+            rule = layer.rules.get(region, (upto, upto))
+            low, high = max(after, rule[0]), min(upto, rule[1])
+        acks = layer.acks.get(region)
+        if low < high and (acks is None or not acks.covers(low, high)):
+            return False
+        if layer.rules_all(region, after, upto):
+            return True
+    low = max(after, start)
+    return low >= upto or (base is not None and base.covers(low, upto))
 
 
 def floor_over(region: str, base: AckSet | None, start: Position, newest_first: list[Layer]) -> Position:

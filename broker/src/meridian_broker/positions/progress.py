@@ -38,8 +38,11 @@ from meridian_broker.positions.layers import (
     Layer,
     Rules,
     acks_minus,
+    acks_of,
     acks_within,
     copy_acks,
+    covered_over,
+    extract_acks,
     floor_over,
     join_acks,
     overruled,
@@ -112,7 +115,7 @@ class Progress:
             return acks.claim(after, upto)
         changed = False
         for layer_acks in self._ruling(epoch, region, after, upto, publish_time_ms):
-            changed |= _acks_of(layer_acks, region).claim(after, upto)
+            changed |= acks_of(layer_acks, region).claim(after, upto)
         return changed
 
     def ack_batch(
@@ -133,7 +136,7 @@ class Progress:
         begin = Position(position[0], position[1] - 1) if after is None else after
         changed = False
         for layer_acks in self._ruling(epoch, region, begin, position, publish_time_ms):
-            changed |= _acks_of(layer_acks, region).claim_batch(position, size, acked, after)
+            changed |= acks_of(layer_acks, region).claim_batch(position, size, acked, after)
         return changed
 
     def rewind(
@@ -170,9 +173,9 @@ class Progress:
         """Everything of a region up to here is done with, in every epoch: forget the detail (R11)."""
         changed = False
         for layer in self._layers or ():
-            changed |= _acks_of(layer.acks, region).raise_floor(position)
+            changed |= acks_of(layer.acks, region).raise_floor(position)
         if self._base_counts():
-            changed |= _acks_of(self._base, region).raise_floor(position)
+            changed |= acks_of(self._base, region).raise_floor(position)
         return changed
 
     def state(self) -> int:
@@ -216,6 +219,10 @@ class Progress:
             return True
         places = self.beginning.places
         return bool(places) and position <= places.get(region, EARLIEST)
+
+    def all_acked(self, region: str, after: Position, upto: Position) -> bool:
+        """Whether all of ``(after, upto]`` is acked, whatever entries it has and whenever they were published."""
+        return covered_over(region, after, upto, self._base.get(region), self.start(region), (self._layers or [])[::-1])
 
     def depends_on_time(self, region: str, position: Position) -> bool:
         """Whether only its publish time can tell if an entry, or some of it, is acked."""
@@ -510,12 +517,12 @@ class Progress:
         whole = wanted.get(ZERO, {}).get("", ())
         result.beginning = self.beginning if FLOOR in whole else self.beginning.bare()
         result.reports = self.reports if REPORTS in whole else reports.NONE
-        result._base = _extract(self._base, wanted.get(ZERO, {}))
+        result._base = extract_acks(self._base, wanted.get(ZERO, {}))
         layers = []
         for layer in self._layers or ():
             if layer.epoch in wanted:
                 part = layer.head()
-                part.acks = _extract(layer.acks, wanted[layer.epoch])
+                part.acks = extract_acks(layer.acks, wanted[layer.epoch])
                 layers.append(part)
         result._layers = layers or None
         result._forget_overruled()
@@ -589,15 +596,3 @@ class Progress:
 
     def _all_acks(self) -> Iterator[dict[str, AckSet]]:
         return (acks for _, acks in self._by_epoch())
-
-
-def _acks_of(acks: dict[str, AckSet], region: str) -> AckSet:
-    found = acks.get(region)
-    if found is None:
-        found = acks[sys.intern(region)] = AckSet()
-    return found
-
-
-def _extract(acks: Mapping[str, AckSet], wanted: Mapping[str, set[int]]) -> dict[str, AckSet]:
-    parts = {region: acks[region].extract(ledgers) for region, ledgers in wanted.items() if region in acks}
-    return {region: part for region, part in parts.items() if not part.is_empty}

@@ -6,6 +6,19 @@ in no region any more, replication from there stands still, and status says whic
 silence. A person accepts the loss, by name: the missing entries are recorded as dropped with cause *lost* (R14) for
 every subscription here, and replication goes on behind them.
 
+No person is asked where nobody is owed them. That is so when
+
+* no region of the topic stores them: each was asked, and each answered;
+* every durable subscription here has them acknowledged, all of them, in whatever region that was. A region that stores
+  nothing of them delivers nothing of them either, so nothing is skipped that would have come;
+* no subscription is known to another region that is not known here: it might be owed them. The origin is asked, too;
+* the topic is not compacted here, for a compacted view is owed what everybody acknowledged.
+
+A subscription elsewhere that is still owed some keeps them stored there, and so they are fetched from there. What is
+acknowledged stays so unless somebody seeks back, and a seek brings again what is stored. So the gap is passed over, and
+that is written down as if a person had said so (``NOBODY``). It is how it goes with a disk that comes back after the
+others gave everything back, and with a region that was out of a topic for a while.
+
 What was accepted is kept in the topic's progress log for as long as it is the end of what is stored from that region.
 """
 
@@ -32,6 +45,8 @@ log = logging.getLogger(__name__)
 
 ACCEPTED_MAX: Final = 100
 """Accepted gaps that a topic remembers."""
+NOBODY: Final = "nobody is owed them"
+"""Who accepted a gap that concerns nobody."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +139,24 @@ class Gaps:
         if self._open.get(gap.origin) is not None:
             self._open[gap.origin] = replace(gap, is_judged=True, lost_upto=lost_upto, away=away)
 
+    def owed_to(self, gap: Gap, upto: Position) -> list[str]:
+        """Names of durable subscriptions here that may be owed some of what is missing up to a place."""
+        durable = [one for one in self._topic.subscriptions.values() if one.durable]
+        return sorted(one.name for one in durable if not one.progress.all_acked(gap.origin, gap.after, upto))
+
+    def concerns_nobody(self, origin: str) -> bool:
+        """What is missing of the origin is in no region any more, and nobody here is owed it."""
+        gap, compaction = self._open.get(origin), self._topic.compaction
+        if gap is None or not gap.is_judged or gap.away or gap.lost_upto <= gap.after:
+            return False
+        is_compacted = compaction.holds_from() is not None or self._topic.rules.compaction_threshold_bytes > 0
+        return not is_compacted and not self.owed_to(gap, gap.lost_upto)
+
+    async def pass_over(self, origin: str) -> None:
+        """Go on behind what ``concerns_nobody``. :raises TopicFenced: the topic was closed meanwhile."""
+        gap = self._open[origin]
+        await self._accept(Accepted(origin, gap.after, gap.lost_upto, self._topic.scheduler.now_ms(), NOBODY))
+
     def _last(self, origin: str) -> Position:
         return self._topic.log.last_origin.get(origin, EARLIEST)
 
@@ -161,11 +194,16 @@ class Gaps:
         # either nothing, or a gap that is asked about again.
         for name in names:
             drops.record(topic.subscriptions[name], lost)
-        topic.progress_log.append(Kind.GAP, origin, accepted.encode())
-        self._take(accepted)
-        log.warning("%s: %s accepts the loss of %s (%s..%s]", topic.name, by, origin, accepted.after, accepted.upto)
-        await drops.durable(topic)
+        await self._accept(accepted)
         return accepted, names
+
+    async def _accept(self, accepted: Accepted) -> None:
+        """Go on behind it. What the caller appended to the progress log in the same turn is durable with it."""
+        topic, one = self._topic, accepted
+        topic.progress_log.append(Kind.GAP, one.origin, one.encode())
+        self._take(one)
+        log.warning("%s: the loss of %s (%s..%s] is accepted: %s", topic.name, one.origin, one.after, one.upto, one.by)
+        await drops.durable(topic)
 
     # -- what is on record
 

@@ -273,16 +273,31 @@ class Recall:
         after = topic.log.last_origin.get(gap.origin, EARLIEST)
         if after >= gap.upto:
             return
-        away, lost_upto = [], gap.upto
-        for region in sorted(others):
-            try:
-                found = await self._peers.ask(region, Want(topic.name, topic.incarnation, gap.origin, after, before))
-            except PeerAway:
-                away.append(region)
-                continue
-            if found.entries:
+        want = Want(topic.name, topic.incarnation, gap.origin, after, before)
+        answers = {region: await self._answer(region, want) for region in sorted(others)}
+        lost_upto = gap.upto
+        for found in answers.values():
+            if found is not None and found.entries:
                 lost_upto = min(lost_upto, max(unpack(found.entries[0]).prev, after))
-        topic.gaps.judged(replace(gap, after=after), lost_upto, tuple(away))
+        away = tuple(region for region, found in answers.items() if found is None)
+        topic.gaps.judged(replace(gap, after=after), lost_upto, away)
+        if topic.gaps.concerns_nobody(gap.origin):
+            if gap.origin in self.others():
+                answers[gap.origin] = await self._answer(gap.origin, want)
+            if self._knows_all_of(answers.values()) and topic.gaps.concerns_nobody(gap.origin):
+                await topic.gaps.pass_over(gap.origin)
+
+    async def _answer(self, region: str, want: Want) -> Found | None:
+        """None: there is none."""
+        try:
+            return await self._peers.ask(region, want)
+        except PeerAway:
+            return None
+
+    def _knows_all_of(self, answers: Iterable[Found | None]) -> bool:
+        """Whether every region answered, and none has more replicated subscriptions than are known here."""
+        known = sum(one.durable and one.replicated for one in self._topic.subscriptions.values())
+        return all(one is not None and (one.feed is None or one.feed.subscriptions <= known) for one in answers)
 
     async def _fill(self, region: str, hole: Hole, others: set[str]) -> None:
         """What may be missing before an entry: its origin knows; when that one is gone for good, nobody does better."""
