@@ -6,10 +6,12 @@ from __future__ import annotations
 
 import json
 import subprocess
+import time
 from typing import Any
 
 import pytest
 from broker_process import MERIDIAN, HttpAnswer, RegionsProcess, wait_until
+from meridian_broker.cli.rest import TIMEOUT_SECONDS
 from region_clients import (
     EARLIEST,
     PATIENCE_MS,
@@ -120,13 +122,30 @@ def test_a_region_that_is_away_is_named_and_follows(regions: RegionsProcess) -> 
     topic = alone(regions, "away", {US: (0,), EU: (1,), AP: (2,)})
     regions.kill_region(AP)
     refused = mode(regions, US, topic, **{"replicated": True, "from": AP})
-    assert (refused.status, "ap" in refused.reason) == (503, True)
+    assert (refused.status, refused.reason.startswith("ap's progress cannot be taken: ap cannot be asked")) == (
+        503,
+        True,
+    )
+    assert "follows" not in refused.reason
     told = mode(regions, US, topic, replicated=True).json["regions"]
     assert told[US] == told[EU] == {"skips": 1, "again": 0}
     assert "it follows when it is back" in told[AP]["problem"]
     regions.bring_back(AP)
     for region in REGIONS:
         wait_for_backlog(regions, region, topic, 7)
+
+
+def test_a_region_that_hangs_is_named_before_anybody_gives_up_waiting(regions: RegionsProcess) -> None:
+    topic = alone(regions, "hangs", {US: (0,), EU: (1,), AP: (2,)})
+    regions.pause_region(AP)
+    try:
+        began = time.monotonic()
+        told = mode(regions, US, topic, replicated=True, dryRun=True).json["regions"]
+        assert time.monotonic() - began < TIMEOUT_SECONDS / 2
+    finally:
+        regions.resume_region(AP)
+    assert told[US] == told[EU] == {"skips": 1, "again": 0}
+    assert "ap cannot be asked" in told[AP]["problem"]
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 from collections.abc import Iterable
@@ -17,11 +18,15 @@ from meridian_broker.admin.state import AdminState
 
 SECONDS: Final = 30.0
 """How long another region may take: it may have a long backlog to go through."""
+QUESTION_SECONDS: Final = 5.0
+"""How long it may take to say what it has at hand: one that hangs is not waited for much longer than a person waits."""
 NOTHING_THERE: Final = (404, 409)
 """The other region has no such subscription, or nothing in its backlog: there is nothing to do."""
 
 
-async def ask(admin: AdminState, region: str, method: str, path: str, body: object = None) -> tuple[int, Any]:
+async def ask(
+    admin: AdminState, region: str, method: str, path: str, body: object = None, *, seconds: float = SECONDS
+) -> tuple[int, Any]:
     """One request to another region's admin REST; ``path`` is quoted already. Says the status and the JSON answer.
 
     :raises Refused: the region cannot be reached.
@@ -32,7 +37,7 @@ async def ask(admin: AdminState, region: str, method: str, path: str, body: obje
         raise Refused(503, f"{region} cannot be asked: it has no admin URL")
     url = URL(where.rstrip("/") + path, encoded=True)
     headers = {} if admin.peer_token is None else {"Authorization": f"Bearer {admin.peer_token}"}
-    timeout = aiohttp.ClientTimeout(total=SECONDS)
+    timeout = aiohttp.ClientTimeout(total=seconds)
     try:
         async with (
             aiohttp.ClientSession(timeout=timeout) as session,
@@ -40,17 +45,17 @@ async def ask(admin: AdminState, region: str, method: str, path: str, body: obje
         ):
             text = await response.read()
     except (aiohttp.ClientError, TimeoutError) as error:
-        raise Refused(503, f"{region} cannot be asked: {where} {_silence(error)}") from None
+        raise Refused(503, f"{region} cannot be asked: {where} {_silence(error, seconds)}") from None
     try:
         return response.status, json.loads(text) if text else None
     except ValueError:
         return response.status, None
 
 
-def _silence(error: Exception) -> str:
+def _silence(error: Exception, seconds: float) -> str:
     """Why nobody answered, for people: the library's own texts are for its authors."""
     if isinstance(error, TimeoutError):
-        return f"does not answer within {SECONDS:.0f} s"
+        return f"does not answer within {seconds:.0f} s"
     if isinstance(error, aiohttp.ClientConnectorError):
         number = error.os_error.errno
         return f"does not take connections: {os.strerror(number) if number and number > 0 else error.os_error}"
@@ -66,21 +71,20 @@ async def ask_all(
     *,
     may_be_away: bool = False,
 ) -> None:
-    """The same request to several regions. ``{region}`` in the path stands for the one that is asked.
+    """The same request to several regions at once. ``{region}`` in the path stands for the one that is asked.
 
     :param may_be_away: one that cannot be reached hears of it by other ways when it is back.
     :raises Refused: not all of them did it; it says which did not. Asking again does no harm.
     """
-    problems = []
-    for region in sorted(regions):
+
+    async def problem(region: str) -> str:
         try:
             status, said = await ask(admin, region, method, path.replace("{region}", quote(region, safe="")), body)
         except Refused as refused:
-            if not may_be_away:
-                problems.append(str(refused))
-            continue
-        if status >= 300 and status not in NOTHING_THERE:
-            problems.append(f"{region} answered {status}: {reason(said)}")
+            return "" if may_be_away else str(refused)
+        return f"{region} answered {status}: {reason(said)}" if status >= 300 and status not in NOTHING_THERE else ""
+
+    problems = [one for one in await asyncio.gather(*map(problem, sorted(regions))) if one]
     if problems:
         raise Refused(503, f"done in {admin.region}, but not everywhere: {'; '.join(problems)}; ask again")
 

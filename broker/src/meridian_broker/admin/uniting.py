@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from aiohttp import web
 
-from meridian_broker.admin.everywhere import ask, reason
+from meridian_broker.admin.everywhere import QUESTION_SECONDS, SECONDS, ask, reason
 from meridian_broker.admin.export_rows import effective
 from meridian_broker.admin.requests import Refused, answer, body, part, state, topic_of
 from meridian_broker.admin.state import AdminState
@@ -33,6 +33,7 @@ Json = dict[str, Any]
 
 SLICE: Final = 2000
 """Entries counted before others run."""
+FOLLOWS: Final = "; it follows when it is back"
 
 
 async def progress(request: web.Request) -> web.Response:
@@ -112,7 +113,8 @@ async def _plan(
     plan = _Plan()
     others = sorted(regions - {admin.region})
     base = request.rel_url.raw_path.removesuffix("/mode")
-    answers = await asyncio.gather(*(_asked(admin, region, "GET", f"{base}/progress") for region in others))
+    questions = (_asked(admin, region, "GET", f"{base}/progress", seconds=QUESTION_SECONDS) for region in others)
+    answers = await asyncio.gather(*questions)
     told: dict[str, Json] = {admin.region: _told(admin, found)}
     for region, said in zip(others, answers, strict=True):
         if isinstance(said, str):
@@ -120,7 +122,8 @@ async def _plan(
         else:
             told[region] = said
     if source is not None and source not in told:
-        raise Refused(503, f"{source}'s progress cannot be taken: {plan.counts[source]['problem']}")
+        problem = plan.counts[source]["problem"].removesuffix(FOLLOWS)
+        raise Refused(503, f"{source}'s progress cannot be taken: {problem}")
     united = {one.topic.name: _united(one, told) for one in found}
     if source is not None:
         for one in found:
@@ -137,12 +140,14 @@ async def _plan(
     return plan
 
 
-async def _asked(admin: AdminState, region: str, method: str, path: str, given: object = None) -> Json | str:
+async def _asked(
+    admin: AdminState, region: str, method: str, path: str, given: object = None, seconds: float = SECONDS
+) -> Json | str:
     """What another region answers, or why it does not."""
     try:
-        status, said = await ask(admin, region, method, path, given)
+        status, said = await ask(admin, region, method, path, given, seconds=seconds)
     except Refused as refused:
-        return f"{refused}; it follows when it is back"
+        return f"{refused}{FOLLOWS}"
     if status == 404:
         return "has no such subscription yet: it gets it"
     if status != 200 or not isinstance(said, dict):

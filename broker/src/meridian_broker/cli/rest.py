@@ -25,8 +25,9 @@ from typing import Any, Final
 REDIRECTS_MAX: Final = 5
 ANSWER_BYTES_MAX: Final = 64 * 1024 * 1024
 """An answer is held in memory whole; the longest real one lists the topics of a namespace."""
-TIMEOUT_SECONDS: Final = 30.0
-"""A deletion may wait for replicators and cursors to close, which takes seconds, not minutes."""
+TIMEOUT_SECONDS: Final = 45.0
+"""A deletion may wait for replicators and cursors to close, and the broker for another region that hangs: for half a
+minute at most, and then says so."""
 
 
 class AdminRefused(Exception):
