@@ -68,6 +68,9 @@ class Host:
     def regions_of(self, topic: str) -> frozenset[str]:  # noqa: ARG002
         return frozenset(REGIONS)
 
+    def when_durable(self, topic: str, done: Callable[[None], None]) -> None:  # noqa: ARG002
+        done(None)
+
     def merge(
         self,
         topic: str,

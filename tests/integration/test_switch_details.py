@@ -15,6 +15,7 @@ from meridian_broker.gateway.roles import Consumer, Producer
 from meridian_broker.metadata.view import Changed
 from meridian_broker.positions import Progress
 from meridian_broker.positions.position import Position
+from meridian_broker.topics.progress_log import WhenDurable
 from meridian_broker.topics.subscription import Subscription
 from meridian_broker.topics.topic import Topic
 from meridian_broker.wire.proto import pulsar_pb2 as pb
@@ -170,7 +171,7 @@ class HeldBarriers:
         passed()
 
     def local_change(
-        self, topic: str, subscription: str, delta: Progress, *, record_changed: bool = False, entries: int = 0
+        self, topic: str, subscription: str, delta: Progress, durable: WhenDurable, **changed: object
     ) -> None:
         pass
 
@@ -186,10 +187,9 @@ class Listening(HeldBarriers):
         self.heard: list[str] = []
 
     def local_change(
-        self, topic: str, subscription: str, delta: Progress, *, record_changed: bool = False, entries: int = 0
+        self, topic: str, subscription: str, delta: Progress, durable: WhenDurable, **changed: object
     ) -> None:
-        del topic, subscription, delta, record_changed, entries
-        self.heard.append("told")
+        durable(lambda _: self.heard.append("told"))
 
     def send_pending(self) -> None:
         self.heard.append("sent")

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from simulation.creations import Creations
     from simulation.deletions import Deletions
     from simulation.logs import Logs
+    from simulation.told import Told
     from simulation.world import World
 
 
@@ -27,6 +28,7 @@ class Crashes:
 
     facts: dict[Key, SubscriptionFacts]
     deletions: Deletions
+    told: Told
     receipts: dict[tuple[str, str], dict[Position, bytes]]
     logs: Logs
     creations: Creations
@@ -47,6 +49,7 @@ class Crashes:
         """The power is gone: look at what is left."""
         self.creations.crashed(home.name)
         self.check_replicas(home)
+        self.told.crashed(home)
         for topic in self._topics():
             self.check_known(home, *durable_progress(home, topic))
 
@@ -126,6 +129,7 @@ class Crashes:
                     del one.known[home.name]
                     if isinstance(one, Acked):
                         one.heard_by.pop(home.name, None)
+        self.told.restored(home.name)
         for (region, _), places in self._replicated.items():
             if region == home.name:
                 places.clear()

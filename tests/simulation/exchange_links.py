@@ -10,6 +10,7 @@ from meridian_broker.positions import Progress
 from meridian_broker.replication.exchange import ProgressExchange
 from meridian_broker.replication.exchange_messages import Hello, PeerMessage
 from meridian_broker.replication.exchange_waits import WaitResult
+from meridian_broker.topics.progress_log import WhenDurable
 from simulation.loop import Timer
 from simulation.network import Connection
 
@@ -32,6 +33,7 @@ class ExchangeLinks:
         self._dialling: set[str] = set()
         for region in self._others():
             core.add_peer(region)
+        core.set_wake(self._tick_soon)
         if core.leases is not None:
             core.leases.wake = self._tick_soon
 
@@ -45,11 +47,24 @@ class ExchangeLinks:
     # -- from topics
 
     def local_change(
-        self, topic: str, subscription: str, delta: Progress, *, record_changed: bool = False, entries: int = 0
+        self,
+        topic: str,
+        subscription: str,
+        delta: Progress,
+        durable: WhenDurable,
+        *,
+        record_changed: bool = False,
+        entries: int = 0,
     ) -> None:
-        now_ms = self._broker.mono_ms()
-        self.core.local_ack(topic, subscription, delta, now_ms, record_changed=record_changed, entries=entries)
-        self._tick_soon()
+        self.core.local_ack(
+            topic,
+            subscription,
+            delta,
+            self._broker.mono_ms(),
+            durable,
+            record_changed=record_changed,
+            entries=entries,
+        )
 
     def send_pending(self) -> None:
         self.core.send_pending(self._broker.mono_ms())
@@ -99,10 +114,14 @@ class ExchangeLinks:
             return
         connection = self._links[region] = self._world.network.connect(self._broker, target)
 
+        told = self._world.model.told
+
         def answer(message: PeerMessage) -> None:
+            told.heard(target, self._broker, message)
             self._put(connection, 1, message, lambda: self._take(region, message, send))
 
         def send(message: PeerMessage) -> None:
+            told.heard(self._broker, self._broker, message)
             self._put(connection, 0, message, lambda: target.exchange.heard(self._broker.region, message, answer))
 
         connection.on_closed[0] = lambda: self._down(region, connection)

@@ -215,6 +215,6 @@ def durable_progress(home: SimRegion, topic: str) -> tuple[str, dict[str, Progre
                 of_this_life = found.setdefault(name, Progress())
                 of_this_life.begin(Beginning(decode_record(stood.record).deleted, ZERO, {}))
                 of_this_life.join(Progress.decode(stood.progress))
-            elif kind in (Kind.ACKED, Kind.MERGED, Kind.PROGRESS):
+            elif kind in (Kind.ACKED, Kind.MERGED, Kind.PROGRESS, Kind.FLOORS):
                 found.setdefault(name, Progress()).join(Progress.decode(payload))
     return incarnation_of(topic, stored_record.incarnation), found

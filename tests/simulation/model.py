@@ -43,6 +43,7 @@ from simulation.facts import (
 )
 from simulation.judging import Judging
 from simulation.logs import Logs
+from simulation.told import Told
 
 if TYPE_CHECKING:
     from meridian_broker.metadata.records import TopicRecord
@@ -66,6 +67,7 @@ class Model(Crashes):
         self.deletions = Deletions()
         self.confirming = Confirming(world, self.facts, self.violate)
         self.judging = Judging(world, self)
+        self.told = Told(self.violate, self.deletions.is_ended)
         self.set_aside: dict[tuple[str, str], str] = {}
         """(region, name of a copy that was set aside) -> of which incarnation of which topic it is."""
         self._ledgers: dict[str, set[int]] = defaultdict(set)

@@ -11,18 +11,28 @@ advances it, and everything that happens, happens in an order that the seed alon
 from __future__ import annotations
 
 import heapq
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from random import Random
 from typing import Any
 
-from meridian_broker.positions.clock import HybridClock, Stamp
+from meridian_broker.ledgers.store import LedgerError
+from meridian_broker.positions.clock import ZERO, HybridClock, Stamp
 from meridian_broker.positions.position import EARLIEST, Origin, Position
 from meridian_broker.positions.progress import Progress
 from meridian_broker.replication import exchange_codec
 from meridian_broker.replication.exchange import ProgressExchange
-from meridian_broker.replication.exchange_messages import ExchangeLimits, PeerMessage
+from meridian_broker.replication.exchange_messages import (
+    Barrier,
+    BarrierDone,
+    Delta,
+    ExchangeLimits,
+    PeerMessage,
+    State,
+)
+from meridian_broker.topics.progress_log import Done
 from meridian_broker.wire.pulsar.frames import Command, FrameDecoder
 
 Key = tuple[str, str]
@@ -58,10 +68,20 @@ class Disk:
 
     progress: dict[Key, Progress] = field(default_factory=dict)
     records: dict[Key, bytes] = field(default_factory=dict)
+    own: dict[Key, Progress] = field(default_factory=dict)
+    """What clients here did, of ``progress``."""
 
     def write(self, key: Key, delta: Progress, record: bytes) -> None:
         self.progress.setdefault(key, Progress()).join(delta)
         self.records[key] = record
+
+    def check(self, key: Key, progress: bytes, record: bytes | None) -> None:
+        """What is told is what would be left if the power went now (R10, R60)."""
+        if progress:
+            have = self.progress.get(key, Progress()).copy()
+            assert not have.join(Progress.decode(progress)), f"{key}: progress is told that is not on disk"
+        is_kept = record is None or (key in self.records and min(record, self.records[key]) == self.records[key])
+        assert is_kept, f"{key}: a record is told that is not on disk"
 
 
 class WorldRegion:
@@ -76,6 +96,10 @@ class WorldRegion:
         self.refuses = ""
         """Not empty: every merge is refused with this reason."""
         self.disk_ms = 0
+        self._log: deque[tuple[bool, Callable[[], None]]] = deque()
+        """What is being written (True), and who waits for the writes before it."""
+        self._written = 0
+        """Writes whose time has come."""
         self.joins_when_durable = False
         """A merge shows only once it is on disk."""
         self.life = 0
@@ -116,6 +140,12 @@ class WorldRegion:
 
     def regions_of(self, topic: str) -> frozenset[str]:
         return self.world.regions_of.get(topic, frozenset(self.world.names))
+
+    def when_durable(self, topic: str, done: Done) -> None:
+        """One log for all topics, as they share the disk."""
+        del topic
+        self._log.append((False, lambda: done(LedgerError(self.refuses) if self.refuses else None)))
+        self._go_on()
 
     def merge(
         self,
@@ -159,31 +189,50 @@ class WorldRegion:
         delta, life = delta.copy(), self.life
 
         def write() -> None:
-            if life == self.life:
+            if not self.refuses:
                 self.disk.write(key, delta, record)
                 done()
 
+        def written() -> None:
+            if life == self.life:
+                self._written += 1
+                self._go_on()
+
+        self._log.append((True, write))
         if self.disk_ms:
-            self.world.later(self.disk_ms, write)
+            self.world.later(self.disk_ms, written)
         else:
-            write()
+            written()
+
+    def _go_on(self) -> None:
+        """A log keeps its order."""
+        while self._log and (self._written or not self._log[0][0]):
+            is_write, act = self._log.popleft()
+            self._written -= is_write
+            act()
 
     # -- what clients do
 
-    def _change(self, key: Key, delta: Progress, entries: int = 0) -> None:
+    def _change(self, key: Key, delta: Progress, entries: int = 0, on_disk: Callable[[], None] = lambda: None) -> None:
+        """As a topic does it: joined in memory, written, and told by whoever knows when it is on disk."""
         subscription = self.topics[key[0]].subscriptions[key[1]]
         subscription.progress.join(delta)
         self.world.facts.setdefault((self.region, *key), Progress()).join(delta)
-        # The client's own acks are on disk at once here; merges take their time. A crash then loses no ack.
-        self.disk.write(key, delta, subscription.record)
-        self.exchange.local_ack(*key, delta, self.world.now_ms, entries=entries)
+
+        def written() -> None:
+            self.disk.own.setdefault(key, Progress()).join(delta)
+            on_disk()
+
+        self._persist(key, delta, written)
+        durable = partial(self.when_durable, key[0])
+        self.exchange.local_ack(*key, delta, self.world.now_ms, durable, entries=entries)
 
     def subscribe(self, topic: str, name: str) -> None:
         found = self.topics.setdefault(topic, Topic(""))
         found.subscriptions[name] = Subscription(Progress(), f"{name} made in {self.region}".encode())
         self._change((topic, name), Progress())
 
-    def ack(self, topic: str, name: str, entries: Iterable[Entry]) -> None:
+    def ack(self, topic: str, name: str, entries: Iterable[Entry], on_disk: Callable[[], None] = lambda: None) -> None:
         """All ids of one ACK command in one delta (R18), in the epoch of their dispatch (R13)."""
         subscription = self.topics[topic].subscriptions[name]
         changed = subscription.progress.copy()
@@ -191,7 +240,15 @@ class WorldRegion:
         for entry in entries:
             epoch = subscription.held.pop(entry.origin, subscription.progress.epoch)
             changed.ack(epoch, entry.origin.region, entry.prev, entry.origin.position, entry.publish_time_ms)
-        self._change((topic, name), changed.minus(subscription.progress), len(entries))
+        self._change((topic, name), changed.minus(subscription.progress), len(entries), on_disk)
+
+    def know(self, topic: str, name: str, entry: Entry) -> None:
+        """It is acknowledged, on disk, and nobody heard of it: as a region finds it that was restored."""
+        delta = Progress()
+        delta.ack(ZERO, entry.origin.region, entry.prev, entry.origin.position)
+        subscription = self.topics[topic].subscriptions[name]
+        subscription.progress.join(delta)
+        self.disk.write((topic, name), delta, subscription.record)
 
     def take(self, topic: str, name: str, count: int) -> list[Entry]:
         """Dispatch to a consumer here."""
@@ -231,6 +288,11 @@ class WorldRegion:
     def crash(self) -> None:
         """Only what is on disk is left, and a new exchange starts."""
         self.life += 1
+        self._log.clear()
+        self._written = 0
+        for region, topic, name in self.world.facts:
+            if region == self.region:
+                self.world.facts[region, topic, name] = self.disk.own.get((topic, name), Progress()).copy()
         for found in self.topics.values():
             found.subscriptions.clear()
         for (topic, name), progress in self.disk.progress.items():
@@ -286,10 +348,12 @@ class World:
         self.sent_bytes: Counter[str] = Counter()
         self.on_message: Callable[[str, str, PeerMessage], None] | None = None
         """Told of every message that arrives: from, to, what."""
+        self._asked: dict[tuple[str, str, int], Key] = {}
+        """By whom who was asked, and the question's number."""
         self._queue: list[tuple[int, int, Callable[[], None]]] = []
         self._number = 0
         self.facts: dict[tuple[str, str, str], Progress] = {}
-        """Region, topic, subscription -> all that its own clients ever did there."""
+        """Region, topic, subscription -> all that its own clients ever did there, but for what a crash took."""
         self.links = {(a, b): Link(a, b) for a in self.names for b in self.names if a != b}
         self.regions = {name: make_region(name, self) for name in self.names}
 
@@ -386,6 +450,7 @@ class World:
     ) -> None:
         if not link.up or link.life != life:
             return
+        self._check(source, target, message)
         frame = exchange_codec.encode(message)
         self.sent[type(message).__name__] += 1
         self.sent_bytes[type(message).__name__] += len(frame)
@@ -407,6 +472,19 @@ class World:
         for _ in range(copies):
             delay = network.latency_ms + (self.random.randint(0, network.jitter_ms) if network.jitter_ms else 0)
             self.later(delay, deliver)
+
+    def _check(self, source: str, target: str, message: PeerMessage) -> None:
+        """No message says more than its sender has on disk."""
+        region = self.regions[source]
+        match message:
+            case Delta(items=items) | State(items=items):
+                for item in items:
+                    if item.incarnation == region.incarnation(item.topic):
+                        region.disk.check((item.topic, item.subscription), item.progress, item.record)
+            case Barrier():
+                self._asked[target, source, message.number] = message.topic, message.subscription
+            case BarrierDone():
+                region.disk.check(self._asked[source, target, message.number], message.progress, message.record)
 
     # -- entries
 

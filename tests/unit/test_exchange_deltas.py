@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 from exchange_world import World
 from meridian_broker.positions.clock import ZERO
@@ -351,6 +353,7 @@ def test_a_delta_given_to_two_peers_is_not_shared_while_it_waits() -> None:
     world.run(1)
     delta = delta_of(4)
     before = delta.encode()
-    here.exchange.local_ack(T, S, delta, world.now_ms)
-    here.exchange.local_ack(T, S, delta_of(6), world.now_ms)
+    durable = partial(here.when_durable, T)
+    here.exchange.local_ack(T, S, delta, world.now_ms, durable)
+    here.exchange.local_ack(T, S, delta_of(6), world.now_ms, durable)
     assert delta.encode() == before

@@ -9,7 +9,6 @@ import pytest
 from exchange_world import World
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from meridian_broker.positions.clock import ZERO
 from meridian_broker.positions.progress import Progress
 from meridian_broker.replication import exchange
 from meridian_broker.replication.exchange_digests import DigestBook
@@ -112,7 +111,7 @@ def test_of_what_differs_unseen_a_part_is_listed() -> None:
     entries = world.produce("us", "topic 7", 3)
     world.replicate_all("topic 7")
     world.cut("us", "eu")
-    here.topics["topic 7"].subscriptions[S].progress.ack(ZERO, "us", entries[0].prev, entries[0].origin.position)
+    here.know("topic 7", S, entries[0])
     here.exchange._context.book.mark("topic 7", S)
     heard = world.listen()
     world.sent_bytes.clear()
@@ -169,7 +168,7 @@ def test_of_many_topics_only_those_that_differ_are_listed() -> None:
     world.run(12_000)
     entries = world.produce("us", "topic 7", 3)
     world.replicate_all("topic 7")
-    here.topics["topic 7"].subscriptions[S].progress.ack(ZERO, "us", entries[0].prev, entries[0].origin.position)
+    here.know("topic 7", S, entries[0])
     here.exchange._context.book.mark("topic 7", S)  # nobody was told of it
     world.sent.clear()
     heard = world.listen()

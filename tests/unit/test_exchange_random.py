@@ -98,8 +98,7 @@ class Model:
     def do_ack(self, region: int, subscription: int, picks: list[int]) -> None:
         here, name = self._subscription(region, subscription)
         entries = [self.entries[pick % len(self.entries)] for pick in picks]
-        self.acked[name].update(entries)
-        here.ack(TOPIC, name, entries)
+        here.ack(TOPIC, name, entries, lambda: self.acked[name].update(entries))
 
     def do_take(self, region: int, subscription: int) -> None:
         here, name = self._subscription(region, subscription)

@@ -15,6 +15,7 @@ from meridian_broker.positions import Progress
 from meridian_broker.positions.position import EARLIEST, Position
 from meridian_broker.topics.consumer import Consumer
 from meridian_broker.topics.electorates import Electorates
+from meridian_broker.topics.progress_log import WhenDurable
 from meridian_broker.topics.scope import DRAIN_SECONDS, Lease, Stream
 from meridian_broker.topics.subscription import SubscriptionType
 from meridian_broker.topics.subscription_record import ORIGIN
@@ -61,9 +62,7 @@ class Leasing:
 class Exchange:
     """Other regions that know nothing new."""
 
-    def local_change(
-        self, topic: str, subscription: str, delta: Progress, *, record_changed: bool = False, entries: int = 0
-    ) -> None:
+    def local_change(self, topic: str, subscription: str, delta: Progress, durable: WhenDurable, **_: object) -> None:
         """Heard."""
 
     def send_pending(self) -> None:

@@ -17,6 +17,7 @@ from meridian_broker.engines.memory.ledgers import MemoryDisk, MemoryLedgerStore
 from meridian_broker.ledgers.chapters import CacheBudget, LogLimits
 from meridian_broker.ledgers.entry import EntryHeader
 from meridian_broker.ledgers.log import TopicLog
+from meridian_broker.ledgers.store import LedgerError
 from meridian_broker.positions import Cause, HybridClock, Progress
 from meridian_broker.positions.position import EARLIEST, Position
 from meridian_broker.server.loop import LoopScheduler
@@ -24,7 +25,7 @@ from meridian_broker.topics import cursor, drops, recovery, upkeep
 from meridian_broker.topics.administration import _Nobody
 from meridian_broker.topics.consumer import Consumer
 from meridian_broker.topics.limits import TopicLimits
-from meridian_broker.topics.progress_log import ProgressLog
+from meridian_broker.topics.progress_log import ProgressLog, WhenDurable
 from meridian_broker.topics.subscription import Subscription
 from meridian_broker.topics.topic import Topic
 from topic_record import TopicRecord
@@ -66,9 +67,12 @@ class Told:
         self.progress = {name: Progress() for name in NAMES}
 
     def local_change(
-        self, topic: str, subscription: str, delta: Progress, *, record_changed: bool = False, entries: int = 0
+        self, topic: str, subscription: str, delta: Progress, durable: WhenDurable, **changed: object
     ) -> None:
-        self.progress[subscription].join(delta)
+        def told(_: LedgerError | None) -> None:
+            self.progress[subscription].join(delta)
+
+        durable(told)
 
     def send_pending(self) -> None:
         pass

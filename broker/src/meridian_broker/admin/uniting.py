@@ -37,8 +37,12 @@ FOLLOWS: Final = "; it follows when it is back"
 
 
 async def progress(request: web.Request) -> web.Response:
-    """Progress of a subscription as it is encoded, per partition; for other regions."""
-    return answer(_told(state(request), await named(request)))
+    """Progress of a subscription as it is encoded, per partition; for other regions, so it is on disk first (R60)."""
+    found = await named(request)
+    told = _told(state(request), found)
+    for subscription in found:
+        await durable(subscription.topic)
+    return answer(told)
 
 
 async def preview(request: web.Request) -> web.Response:

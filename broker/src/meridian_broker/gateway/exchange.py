@@ -18,6 +18,7 @@ from meridian_broker.positions import Progress
 from meridian_broker.replication.exchange import PeerStatus, ProgressExchange
 from meridian_broker.replication.exchange_codec import command, decode, encode
 from meridian_broker.replication.exchange_messages import Hello, PeerMessage
+from meridian_broker.topics.progress_log import WhenDurable
 
 if TYPE_CHECKING:
     from meridian_broker.gateway.client_options import ClientOptions
@@ -49,6 +50,7 @@ class ExchangeShell:
         self._timer: asyncio.TimerHandle | None = None
         self._closed = False
         self.links = PeerLinks(resolve, options, jitter, on_up=self._up, on_down=self._down, on_command=self._came_back)
+        core.set_wake(self._tick_soon)
         if core.leases is not None:
             core.leases.wake = self._tick_soon
             core.leases.is_foreign = self.links.is_foreign
@@ -84,11 +86,17 @@ class ExchangeShell:
     # -- from topics ---------------------------------------------------------------------------------------------
 
     def local_change(
-        self, topic: str, subscription: str, delta: Progress, *, record_changed: bool = False, entries: int = 0
+        self,
+        topic: str,
+        subscription: str,
+        delta: Progress,
+        durable: WhenDurable,
+        *,
+        record_changed: bool = False,
+        entries: int = 0,
     ) -> None:
         now_ms = self._now_ms()
-        self.core.local_ack(topic, subscription, delta, now_ms, record_changed=record_changed, entries=entries)
-        self._tick_soon()
+        self.core.local_ack(topic, subscription, delta, now_ms, durable, record_changed=record_changed, entries=entries)
 
     def send_pending(self) -> None:
         self.core.send_pending(self._now_ms())

@@ -18,8 +18,12 @@ Links: per remote region one outgoing link, ours, carries our requests and their
 its requests, and ``received`` gets the way to answer them. Numbers of DELTA grow over all links to a region, so answers
 that outlive their link cannot be mistaken.
 
-Duties of the caller: call ``tick`` soon after ``local_ack`` (once per turn of the event loop is best: all acks of the
-turn become one DELTA) and at ``next_deadline``; call ``merge``'s ``done`` only once durable.
+Nothing is told that is not on disk here: deltas, states and answers to barriers are taken from memory, where they are
+newest, and leave once the topic's log has them (``ExchangeContext.told_once_durable``). Digests say of what they are
+not sure (``unsettled``).
+
+Duties of the caller: call ``tick`` soon after ``wake`` (once per turn of the event loop is best: all acks that became
+durable together become one DELTA) and at ``next_deadline``; call ``merge``'s ``done`` only once durable.
 """
 
 from __future__ import annotations
@@ -61,6 +65,7 @@ from meridian_broker.replication.lease_messages import (
     VotersAnswer,
     VotersAsk,
 )
+from meridian_broker.topics.progress_log import WhenDurable
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +136,10 @@ class ProgressExchange:
         if leases is not None:
             leases.roads = self
 
+    def set_wake(self, wake: Callable[[], None]) -> None:
+        """:param wake: asks for a ``tick`` soon, when something became durable in nobody's turn."""
+        self._context.wake = wake
+
     @property
     def counters(self) -> ExchangeCounters:
         return self._context.counters
@@ -188,21 +197,24 @@ class ProgressExchange:
         subscription: str,
         delta: Progress,
         now_ms: int,
+        durable: WhenDurable,
         *,
         record_changed: bool = False,
         entries: int = 0,
     ) -> None:
-        """Progress changed here: acks, a rewind, a new subscription. It leaves with the next ``tick``.
+        """Progress changed here: acks, a rewind, a new subscription. It leaves with the first ``tick`` after it is
+        durable.
 
         :param delta: what changed; kept, so it is not to be changed afterwards.
+        :param durable: asked when it is on disk: the log that it was written to says so.
         :param record_changed: the subscription's record changed too; new subscriptions are recognized without it.
         :param entries: how many entries were acknowledged, for those who ask how far another region is behind.
         """
         self._context.now_ms = now_ms
         key = (topic, subscription)
-        new = key not in self._context.book
-        self._context.book.mark(topic, subscription)
-        self._deltas.offer(key, delta, with_record=record_changed or new, entries=entries)
+        is_new = key not in self._context.book
+        record = self._host.record(*key) if record_changed or is_new else None
+        self._context.changed(key, durable, lambda: self._deltas.offer(key, delta, record=record, entries=entries))
 
     def send_pending(self, now_ms: int) -> None:
         """Send what waits for its neighbours, as far as windows allow: somebody is about to be told that it is done."""

@@ -7,7 +7,7 @@ Both ask the regions that can be reached, wait for them at most ``barrier_ms``, 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from meridian_broker.positions.ackset import FLOOR
 from meridian_broker.positions.clock import ZERO
@@ -54,17 +54,34 @@ class Barriers:
         wait = self._start(key, done)
         if wait is None:
             return
-        whole = self._context.host.progress(*key)
-        peers = self._reachable(wait)
+        host, peers = self._context.host, self._reachable(wait)
+        for peer in peers:
+            wait.waiting[peer.region] = set()
+        whole = host.progress(*key)
+        if whole is None:
+            self._push_to(wait, peers, None, None)
+            return
+        whole, record = whole.copy(), host.record(*key)
+
+        def shown(reason: str) -> None:
+            if reason:
+                for peer in peers:
+                    self._waits.settle(wait, peer.region, reason)
+            self._push_to(wait, peers, whole, record)
+
+        self._context.show(key[0], shown)
+
+    def _push_to(self, wait: Wait, peers: Iterable[Peer], whole: Progress | None, record: bytes | None) -> None:
+        """:param whole: durable here, and so is all that was offered so far."""
+        key, now_ms = wait.key, self._context.now_ms
+        peers = [peer for peer in peers if peer.region in wait.waiting]
         for peer in peers:
             # Something may have been given up before: only the whole is sure to be all.
-            whole_taken = (
-                key[0] in peer.even
-                or whole is None
-                or peer.offer((*key, False), whole.copy(), with_record=True, now_ms=self._context.now_ms)
+            is_offered = (
+                key[0] in peer.even or whole is None or peer.offer((*key, False), whole, now_ms=now_ms, record=record)
             )
-            if not whole_taken:
-                wait.missing[peer.region] = QUEUE_FULL
+            if not is_offered:
+                self._waits.settle(wait, peer.region, QUEUE_FULL)
                 continue
             numbers, queued = peer.carries(key)
             self._waits.watch_deltas(wait, peer.region, numbers, queued=queued)
@@ -101,7 +118,10 @@ class Barriers:
             reply(BarrierDone(question.number, reason=f"progress of {len(encoded)} bytes does not fit a message"))
             return
         record = host.record(topic, name) if wants_record else None
-        reply(BarrierDone(question.number, encoded, record))
+        answer = BarrierDone(question.number, encoded, record)
+        self._context.show(
+            topic, lambda reason: reply(BarrierDone(question.number, reason=reason) if reason else answer)
+        )
 
     def answered(self, peer: Peer, answer: BarrierDone) -> None:
         """A region told what it knows: the barrier passes it once that is durable here."""

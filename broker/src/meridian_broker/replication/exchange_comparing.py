@@ -14,7 +14,9 @@ left for the next time, at most ``digest_skips`` times in a row, so a topic that
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from functools import partial
 from itertools import chain
 from typing import Final
 
@@ -29,7 +31,6 @@ from meridian_broker.replication.exchange_messages import (
     Question,
     State,
     StateItem,
-    SubscriptionDigest,
     TopicDigest,
 )
 from meridian_broker.replication.exchange_peer import Peer
@@ -127,7 +128,6 @@ class Comparing:
         context, limits = self._context, self._context.limits
         listings: list[TopicDigest] = []
         items: list[StateItem] = []
-        size = 0
         if fetch.buckets:
             self._summing.answer_buckets(peer, fetch, reply)
         if fetch.parts:
@@ -139,21 +139,48 @@ class Comparing:
                 # Whoever asks has seen our incarnation and has no objection.
                 peer.forget_troubles(question.topic)
             if not question.state:
-                listings.extend(context.book.listing(question.topic, question.subscription))
+                listings.extend(self._listing(peer, question.topic, question.subscription))
                 continue
             item = self._state_item(peer, question)
-            if item is None:
-                continue
-            length = len(item.progress) + len(item.record)
-            if items and size + length > limits.message_bytes:
-                reply(State(tuple(items)))
-                items, size = [], 0
-            items.append(item)
-            size += length
-            context.counters.states_sent += 1
-        if items:
-            reply(State(tuple(items)))
+            if item is not None:
+                items.append(item)
+        self._show(peer, items, reply)
         self._tell(peer, listings, reply)
+
+    def _listing(self, peer: Peer, topic: str, subscription: str | None) -> Iterator[TopicDigest]:
+        for piece in self._context.book.listing(topic, subscription):
+            yield replace(piece, unsettled=self._context.unsettled(topic, peer.region))
+
+    def _show(self, peer: Peer, items: list[StateItem], reply: Reply) -> None:
+        """Send states, once all of them are durable here."""
+        durable: list[StateItem] = []
+        waiting = len(items)
+
+        def shown(item: StateItem, reason: str) -> None:
+            nonlocal waiting
+            waiting -= 1
+            if not reason:
+                durable.append(item)
+            if not waiting:
+                self._send_states(peer, durable, reply)
+
+        for item in items:
+            self._context.show(item.topic, partial(shown, item))
+
+    def _send_states(self, peer: Peer, items: Iterable[StateItem], reply: Reply) -> None:
+        batch: list[StateItem] = []
+        size = 0
+        for item in items:
+            length = len(item.progress) + len(item.record)
+            if batch and size + length > self._context.limits.message_bytes:
+                reply(State(tuple(batch)))
+                batch, size = [], 0
+            batch.append(item)
+            size += length
+            peer.lag.told((item.topic, item.subscription), self._context.now_ms)
+            self._context.counters.states_sent += 1
+        if batch:
+            reply(State(tuple(batch)))
 
     def _state_item(self, peer: Peer, question: Question) -> StateItem | None:
         host, topic, name = self._context.host, question.topic, question.subscription or ""
@@ -166,7 +193,6 @@ class Comparing:
             text = f"progress of {len(encoded)} bytes does not fit a message"
             peer.note_trouble((topic, name), Why.TOO_LARGE, text, self._context.now_ms)
             return None
-        peer.lag.told((topic, name), self._context.now_ms)
         return StateItem(topic, name, host.incarnation(topic), record, encoded)
 
     # -- their state, compared
@@ -187,7 +213,7 @@ class Comparing:
         questions: list[Question] = []
         for theirs in differing:
             if theirs.subscriptions is not None:
-                self._compare_listing(peer, theirs.topic, theirs.subscriptions)
+                self._compare_listing(peer, theirs)
             elif not self._moving(peer, digest, theirs, pending):
                 self._context.counters.topics_differing += 1
                 questions.append(Question(theirs.topic))
@@ -199,7 +225,7 @@ class Comparing:
             # No link of our own to say it on: the peer learns of our state on its own link.
             asked = {question.topic for question in questions}
             ours = [self._digest_of(peer, theirs.topic) for theirs in digest.topics if theirs.topic not in asked]
-            listings = (piece for topic in asked for piece in self._context.book.listing(topic, None))
+            listings = (piece for topic in asked for piece in self._listing(peer, topic, None))
             self._tell(peer, chain(ours, listings), reply, answer=True)
         elif peer.version >= PARTS_VERSION and not digest.answer:
             # What it could not tell us has come all the same: it is to know, for it may find no other quiet moment.
@@ -250,14 +276,15 @@ class Comparing:
             digest, reply = peer.incoming.held.popleft()
             self.compare(peer, digest, reply)
 
-    def _compare_listing(self, peer: Peer, topic: str, listed: tuple[SubscriptionDigest, ...]) -> None:
-        book, host = self._context.book, self._context.host
-        for theirs in listed:
+    def _compare_listing(self, peer: Peer, listing: TopicDigest) -> None:
+        book, host, topic = self._context.book, self._context.host, listing.topic
+        for theirs in listing.subscriptions or ():
             name = theirs.subscription
             asked = peer.fetching.pop((topic, name), None) is not None
             ours = book.subscription(topic, name)
             if ours is not None and ours.digest == theirs.digest:
-                peer.lag.same((topic, name))
+                if not listing.unsettled:
+                    peer.lag.same((topic, name))
                 continue
             progress = host.progress(topic, name)
             if ours is None or progress is None or (theirs.keys is None and asked):

@@ -6,8 +6,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Final, Protocol, TypeAlias
 
+from meridian_broker.ledgers.store import LedgerError
 from meridian_broker.positions.progress import Progress
 from meridian_broker.replication.exchange_digests import DigestBook
 from meridian_broker.replication.exchange_lag import Why
@@ -22,6 +24,7 @@ from meridian_broker.replication.exchange_messages import (
     SubscriptionKey,
 )
 from meridian_broker.replication.exchange_peer import Peer
+from meridian_broker.topics.progress_log import Done, WhenDurable
 
 Reply: TypeAlias = Callable[[PeerMessage], None]
 """Answers on the link a message came on. On a link that is gone it does nothing."""
@@ -44,6 +47,10 @@ class ProgressHost(Protocol):
 
     def record(self, topic: str, subscription: str) -> bytes | None:
         """The subscription's encoded record: equal bytes for equal records, on every region."""
+
+    def when_durable(self, topic: str, done: Done) -> None:
+        """``done(None)`` once all that is known now of an open topic is on disk, at once when it is; ``done(error)``
+        when it never will be."""
 
     def incarnation(self, topic: str) -> str:
         """Stamp of the topic's last deletion, empty when it never was deleted; for topics not known here too (R8)."""
@@ -129,7 +136,9 @@ class ExchangeContext:
         self._merged_at: dict[str, dict[str, int]] = {}
         """Topic -> region -> when something from there was last merged."""
         self._undurable: Counter[str] = Counter()
-        """Topic -> merges that the host holds and a crash would still lose."""
+        """Topic -> changes that the host holds and a crash would still lose."""
+        self.wake: Callable[[], None] = lambda: None
+        """Asks for a ``tick`` soon: things become durable in nobody's turn."""
 
     def others_of(self, topic: str) -> list[str]:
         """The topic's other regions, in a fixed order."""
@@ -155,6 +164,49 @@ class ExchangeContext:
                 "nothing is merged until both know of the same deletion"
             )
         return None
+
+    # -- what may be told (R10, R60)
+
+    def told_once_durable(self, durable: WhenDurable, tell: Callable[[str], None]) -> None:
+        """The one gate before whatever leaves: state that was taken from memory is told once it is on disk.
+
+        A broker that is killed in between, or was replaced and cannot write any more, would otherwise have told what
+        is on record nowhere, as acknowledged by a region that knows nothing of it. Where nothing is on its way to the
+        disk, and that is nearly always, it is told at once.
+
+        :param tell: called with why it never will be durable; with nothing when it is.
+        """
+
+        def settled(error: LedgerError | None) -> None:
+            tell("" if error is None else f"{self.host.region} cannot store it: {error}")
+            self.wake()
+
+        durable(settled)
+
+    def show(self, topic: str, tell: Callable[[str], None]) -> None:
+        """The same of what the host has just said about a topic."""
+        self.told_once_durable(partial(self.host.when_durable, topic), tell)
+
+    def changed(self, key: SubscriptionKey, durable: WhenDurable, tell: Callable[[], None]) -> None:
+        """The host changed something: ``tell`` it once it is durable. Until then the topic's digest is not the last
+        word."""
+        topic = key[0]
+        self._undurable[topic] += 1
+        self.book.mark(*key)
+
+        def settled(reason: str) -> None:
+            self._settled(topic)
+            if not reason:
+                tell()
+
+        self.told_once_durable(durable, settled)
+
+    def _settled(self, topic: str) -> None:
+        self._undurable[topic] -= 1
+        if not self._undurable[topic]:
+            del self._undurable[topic]
+
+    # -- what a region told
 
     def merge(
         self,
@@ -182,9 +234,7 @@ class ExchangeContext:
             return
 
         def durable(reason: str | None) -> None:
-            self._undurable[topic] -= 1
-            if not self._undurable[topic]:
-                del self._undurable[topic]
+            self._settled(topic)
             self.book.mark(topic, subscription)
             if reason is None:
                 settled("", "", delta)
@@ -204,7 +254,7 @@ class ExchangeContext:
             durable(str(error))
 
     def unsettled(self, topic: str, peer: str) -> bool:
-        """The topic's digest is not the last word: a merge is not durable yet, or a third region that is still
+        """The topic's digest is not the last word: something is not durable yet, or a third region that is still
         reachable told us something a moment ago, and is telling the peer too."""
         if topic in self._undurable:
             return True

@@ -10,6 +10,8 @@ that it travels no further. With all links up nothing is passed on, so an ack co
 
 from __future__ import annotations
 
+from functools import partial
+
 from meridian_broker.positions.progress import Progress
 from meridian_broker.replication.exchange_comparing import Comparing
 from meridian_broker.replication.exchange_context import ExchangeContext, Reply, why_of
@@ -41,19 +43,19 @@ class Deltas:
 
     # -- out
 
-    def offer(self, key: SubscriptionKey, delta: Progress, *, with_record: bool, entries: int = 0) -> None:
+    def offer(self, key: SubscriptionKey, delta: Progress, *, record: bytes | None, entries: int = 0) -> None:
         """Queue progress of ours for every peer of the topic."""
         for region in self._context.others_of(key[0]):
             peer = self._context.peers.get(region)
             if peer is not None:
                 now_ms = self._context.now_ms
-                peer.offer((*key, False), delta, with_record=with_record, now_ms=now_ms, entries=entries)
+                peer.offer((*key, False), delta, now_ms=now_ms, record=record, entries=entries)
 
     def offer_again(self, region: str, lost: list[tuple[PendingKey, Pending]]) -> None:
         """The link to the region broke with these on their way: the others may pass them on."""
         for (topic, subscription, passed_on), pending in lost:
             if not passed_on and region in self._context.host.regions_of(topic):
-                self.offer((topic, subscription), pending.delta, with_record=pending.with_record)
+                self.offer((topic, subscription), pending.delta, record=pending.record)
 
     def send_due(self, peer: Peer, *, at_once: bool = False) -> None:
         """Send what waits for the peer, as far as it is due and the window allows.
@@ -109,9 +111,10 @@ class Deltas:
             peer.note_trouble((topic, subscription), Why.TOO_LARGE, text, context.now_ms)
             peer.give_up(topic)
             return None
-        record = context.host.record(topic, subscription) if pending.with_record else None
         unreached = () if passed_on else tuple(r for r in context.others_of(topic) if not context.is_up(r))
-        return DeltaItem(topic, subscription, context.host.incarnation(topic), encoded, record, unreached, passed_on)
+        return DeltaItem(
+            topic, subscription, context.host.incarnation(topic), encoded, pending.record, unreached, passed_on
+        )
 
     def _encode(self, delta: Progress) -> bytes:
         """Peers without a queue get the same delta, which nobody changes: encode it once."""
@@ -138,15 +141,36 @@ class Deltas:
     def _refused(self, peer: Peer, key: PendingKey, pending: Pending, refusal: Refusal) -> None:
         """The peer did not merge an item: send the whole, wait for the topic, or leave it to digests."""
         topic, subscription, _ = key
+        host = self._context.host
         self._context.counters.refused_there += 1
-        if refusal.code == UNKNOWN_SUBSCRIPTION and not pending.with_record:
-            whole = self._context.host.progress(topic, subscription)
+        if refusal.code == UNKNOWN_SUBSCRIPTION and pending.record is None:
+            whole, record = host.progress(topic, subscription), host.record(topic, subscription)
             if whole is not None:
-                peer.lag.taken_back(key[:2], pending)
-                now, entries = self._context.now_ms, pending.entries
-                if peer.offer(key, whole.copy(), with_record=True, now_ms=now, entries=entries):
-                    self._waits.delta_requeued(peer.region, key[:2])
-                    return
+                self._waits.delta_requeued(peer.region, key[:2])
+                offer_whole = partial(self._offer_whole, peer, key, pending, refusal, whole.copy(), record)
+                self._context.show(topic, offer_whole)
+                return
+        self._leave_to_digests(peer, key, pending, refusal)
+
+    def _offer_whole(
+        self,
+        peer: Peer,
+        key: PendingKey,
+        pending: Pending,
+        refusal: Refusal,
+        whole: Progress,
+        record: bytes | None,
+        reason: str,
+    ) -> None:
+        """In place of a delta that was refused for want of it. :param reason: it is not on disk, and never will be."""
+        if not reason:
+            peer.lag.taken_back(key[:2], pending)
+            if peer.offer(key, whole, now_ms=self._context.now_ms, record=record, entries=pending.entries):
+                return
+        self._leave_to_digests(peer, key, pending, refusal)
+
+    def _leave_to_digests(self, peer: Peer, key: PendingKey, pending: Pending, refusal: Refusal) -> None:
+        topic = key[0]
         peer.lag.given_up(key[:2], pending)
         now_ms, why = self._context.now_ms, why_of(refusal.code)
         peer.note_trouble(key[:2], why, refusal.reason, now_ms)
@@ -202,7 +226,7 @@ class Deltas:
             if not context.is_up(region):
                 continue
             other = context.peers[region]
-            if other.offer(key, delta, with_record=item.record is not None, now_ms=context.now_ms):
+            if other.offer(key, delta, now_ms=context.now_ms, record=item.record):
                 context.counters.items_passed_on += 1
                 # At once: merges become durable in nobody's turn, so no ``tick`` may be near.
                 self.send_due(other, at_once=True)

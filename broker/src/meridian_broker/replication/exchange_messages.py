@@ -163,7 +163,7 @@ class TopicDigest:
     digest: int
     """Over all replicated subscriptions of the topic."""
     unsettled: bool = False
-    """A merge is not durable yet, or came from a third region a moment ago: a difference may be a race, and equality
+    """Something is not durable yet, or came from a third region a moment ago: a difference may be a race, and equality
     does not mean that the sender has all of it on disk."""
     forced: bool = False
     """The sender knows of progress it could not deliver: compare now, whatever is in motion."""

@@ -42,7 +42,8 @@ class Pending:
     """Progress of one subscription that waits to be sent."""
 
     delta: Progress
-    with_record: bool
+    record: bytes | None
+    """The subscription's, where the peer may lack it; durable here, as the delta is."""
     entries: int = 0
     """How many entries were acknowledged in it."""
     since_ms: int = 0
@@ -152,9 +153,11 @@ class Peer:
 
     # -- what is on its way there
 
-    def offer(self, key: PendingKey, delta: Progress, *, with_record: bool, now_ms: int, entries: int = 0) -> bool:
-        """Queue progress for the peer; the delta is not to be changed afterwards. False: not taken, the topic is
-        uneven now.
+    def offer(
+        self, key: PendingKey, delta: Progress, *, now_ms: int, record: bytes | None = None, entries: int = 0
+    ) -> bool:
+        """Queue progress that is durable here for the peer; the delta is not to be changed afterwards. False: not
+        taken, the topic is uneven now.
 
         :param entries: how many entries were acknowledged in it.
         """
@@ -165,7 +168,7 @@ class Peer:
             return False
         pending = self._pending.get(key)
         if pending is not None:
-            if self._join(topic, pending, delta, with_record):
+            if self._join(topic, pending, delta, record):
                 pending.entries += entries
                 return True
             self.lag.missed(key[:2], entries, now_ms)
@@ -176,14 +179,14 @@ class Peer:
             return False
         if not self._pending:
             self._pending_since_ms = now_ms
-        pending = self._pending[key] = Pending(delta, with_record, entries, now_ms)
+        pending = self._pending[key] = Pending(delta, record, entries, now_ms)
         self.lag.of(key[:2]).outstanding.append(pending)
         return True
 
-    def _join(self, topic: str, pending: Pending, delta: Progress, with_record: bool) -> bool:
+    def _join(self, topic: str, pending: Pending, delta: Progress, record: bytes | None) -> bool:
         if pending.shared:
             pending.delta, pending.shared = pending.delta.copy(), False
-        pending.with_record |= with_record
+        pending.record = record or pending.record
         try:
             pending.delta.join(delta)
         except ValueError:

@@ -76,24 +76,19 @@ class Claims:
         subscription.advance()
 
     def make_known(self, delta: Progress, confirmations: list[Confirmed] | None = None, entries: int = 0) -> None:
-        """Write what is joined already, and tell it to the other regions once it is durable: what they count as
-        acknowledged, this region has on record as received, also when it is killed in between (R60).
+        """Write what is joined already, and tell it to the other regions.
 
         :param entries: how many were acknowledged in it.
         """
         subscription = self._subscription
         topic = subscription.topic
-
-        def done(error: LedgerError | None) -> None:
-            is_there = topic.subscriptions.get(subscription.name) is subscription
-            if error is None and is_there and subscription.replicated and topic.exchange is not None:
-                topic.exchange.local_change(topic.name, subscription.name, delta, entries=entries)
-            self._confirm(confirmations or [], error)
-
-        topic.progress_log.append(Kind.ACKED, subscription.name, delta.encode(), done)
+        topic.progress_log.append(Kind.ACKED, subscription.name, delta.encode())
         if subscription.replicated:
             subscription.first_hand = subscription.first_hand or Progress()
             subscription.first_hand.join(delta)
+            topic.tell_others(subscription.name, delta, entries=entries)
+        if confirmations:
+            topic.progress_log.when_durable(lambda error: self._confirm(confirmations, error))
 
     def _confirm(self, confirmations: list[Confirmed], error: LedgerError | None) -> None:
         """Give clients their receipts. What they acknowledged leaves for the other regions before: a broker that is

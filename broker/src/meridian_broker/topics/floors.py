@@ -59,8 +59,7 @@ def rise(subscription: Subscription) -> None:
         delta.raise_floor(region, position)
     apply(subscription, delta)
     topic.progress_log.append(Kind.FLOORS, subscription.name, delta.encode())
-    if topic.exchange is not None:
-        topic.exchange.local_change(topic.name, subscription.name, delta)
+    topic.tell_others(subscription.name, delta)
     subscription.advance()
 
 
@@ -111,8 +110,7 @@ async def _report(subscription: Subscription) -> None:
     def durable(error: LedgerError | None) -> None:
         if error is None and topic.subscriptions.get(subscription.name) is subscription:
             progress.join(delta)
-            if topic.exchange is not None:
-                topic.exchange.local_change(topic.name, subscription.name, delta)
+            topic.tell_others(subscription.name, delta)
             rise(subscription)
 
     topic.progress_log.append(Kind.MERGED, subscription.name, delta.encode(), durable)

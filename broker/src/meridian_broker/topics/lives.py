@@ -77,8 +77,8 @@ class Lives:
 
     def _tell(self, name: str) -> None:
         progress = self.progress(name)
-        if progress is not None and self._topic.exchange is not None:
-            self._topic.exchange.local_change(self._topic.name, name, progress.copy(), record_changed=True)
+        if progress is not None:
+            self._topic.tell_others(name, progress.copy(), record_changed=True)
 
     # -- what happens here -------------------------------------------------------------------------------------------
 

@@ -137,6 +137,8 @@ def decode(record: bytes) -> Change:
 
 
 Done = Callable[[LedgerError | None], None]
+WhenDurable = Callable[[Done], None]
+"""Tells whoever asks once everything written before is on disk, or why it never will be."""
 
 
 class ProgressLog:

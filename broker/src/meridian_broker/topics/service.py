@@ -39,6 +39,7 @@ from meridian_broker.topics.lives import Lives
 from meridian_broker.topics.missing import Missing
 from meridian_broker.topics.non_persistent import NonPersistentTopic
 from meridian_broker.topics.non_persistent_service import NonPersistentTopics
+from meridian_broker.topics.progress_log import Done
 from meridian_broker.topics.recall import find
 from meridian_broker.topics.recalled import NOTHING_TO_SEND, Feed, Found, Peers, Want
 from meridian_broker.topics.schemas import SchemaBook
@@ -462,6 +463,14 @@ class TopicService:
 
     def record(self, topic: str, subscription: str) -> bytes | None:
         return None if (lives := self._lives(topic)) is None else lives.record(subscription)
+
+    def when_durable(self, topic: str, done: Done) -> None:
+        """``done`` once all that is known now of an open topic's subscriptions is on disk, or why it never will be."""
+        found = self.topics.get(topic)
+        if found is None:
+            done(LedgerError(f"{topic} is not open any more"))
+        else:
+            found.progress_log.when_durable(done)
 
     def incarnation(self, topic: str) -> str:
         found = self.topics.get(topic)

@@ -47,7 +47,7 @@ from meridian_broker.topics.lives import Lives
 from meridian_broker.topics.ownership import SET_ASIDE
 from meridian_broker.topics.pacing import Pacing
 from meridian_broker.topics.producer import Producer
-from meridian_broker.topics.progress_log import ProgressLog
+from meridian_broker.topics.progress_log import ProgressLog, WhenDurable
 from meridian_broker.topics.scope import Leasing
 from meridian_broker.topics.stored_metadata import foreign_header, own_entry
 from meridian_broker.topics.subscription import Subscription, SubscriptionType
@@ -71,10 +71,18 @@ class Exchange(Protocol):
     """The progress exchange, seen from a topic."""
 
     def local_change(
-        self, topic: str, subscription: str, delta: Progress, *, record_changed: bool = False, entries: int = 0
+        self,
+        topic: str,
+        subscription: str,
+        delta: Progress,
+        durable: WhenDurable,
+        *,
+        record_changed: bool = False,
+        entries: int = 0,
     ) -> None:
-        """Something was acked, rewound or made here: tell the other regions.
+        """Something was acked, rewound or made here: tell the other regions, once it is durable (R60).
 
+        :param durable: asked when that is.
         :param entries: how many entries were acked.
         """
         ...
@@ -515,6 +523,16 @@ class Topic:
         self.replicated_positions.pop(remote, None)
         if self.recall is not None:
             self.recall.left(remote)
+
+    def tell_others(
+        self, subscription: str, delta: Progress, *, record_changed: bool = False, entries: int = 0
+    ) -> None:
+        """Tell the other regions what changed, once it is on disk, with all that was written before it."""
+        if self.exchange is not None:
+            durable = self.progress_log.when_durable
+            self.exchange.local_change(
+                self.name, subscription, delta, durable, record_changed=record_changed, entries=entries
+            )
 
     @property
     def is_set_aside(self) -> bool:

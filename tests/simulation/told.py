@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What regions told each other about progress must be on their disks (R10, R60).
+
+Who tells what is in memory alone, and is killed then, has told what is on record nowhere: the others count as
+acknowledged what no region has ever received. So after each crash the disk is asked for everything that was told.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from meridian_broker.positions import Progress
+from meridian_broker.replication.exchange_messages import Barrier, BarrierDone, Delta, PeerMessage, State
+from simulation.facts import Key, durable_progress, incarnation_of
+
+if TYPE_CHECKING:
+    from simulation.broker import SimBroker, SimRegion
+
+
+class Told:
+    """See the module's text."""
+
+    def __init__(self, violate: Callable[[str, str], None], is_deleted: Callable[[str], bool]) -> None:
+        """:param is_deleted: somebody said that this incarnation of a topic goes."""
+        self._violate = violate
+        self._is_deleted = is_deleted
+        self._progress: dict[str, dict[Key, Progress]] = defaultdict(dict)
+        """Region -> incarnation of a topic and subscription -> everything it said to be acknowledged there."""
+        self._asked: dict[tuple[SimBroker, int], tuple[str, str, str]] = {}
+
+    def heard(self, teller: SimBroker, asker: SimBroker, message: PeerMessage) -> None:
+        """A broker puts a message on a link.
+
+        :param asker: who made the link, and asks on it.
+        """
+        match message:
+            case Delta(items=items) | State(items=items):
+                for item in items:
+                    self._note(teller, item.topic, item.incarnation, item.subscription, item.progress)
+            case Barrier():
+                self._asked[teller, message.number] = message.topic, message.incarnation, message.subscription
+            case BarrierDone(progress=progress) if progress:
+                self._note(teller, *self._asked[asker, message.number], progress)
+
+    def _note(self, teller: SimBroker, topic: str, incarnation: str, name: str, progress: bytes) -> None:
+        told = self._progress[teller.region].setdefault((incarnation_of(topic, incarnation), name), Progress())
+        told.join(Progress.decode(progress))
+
+    def crashed(self, home: SimRegion) -> None:
+        """The power is gone: what it told is on its disk."""
+        topics = {incarnation.partition(" since ")[0] for incarnation, _ in self._progress[home.name]}
+        for topic in topics:
+            found, have = durable_progress(home, topic)
+            for (incarnation, name), told in self._progress[home.name].items():
+                if incarnation != found or self._is_deleted(incarnation):
+                    continue
+                if have.get(name, Progress()).copy().join(told):
+                    self._violate("told too early", f"{home.name} told more of {topic}/{name} than it has on its disk")
+
+    def restored(self, region: str) -> None:
+        """It went back to an older copy: what it told since may be gone."""
+        self._progress.pop(region, None)

@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: Apache-2.0
+"""No region is told what would be gone if the power went now (R10, R60).
+
+``exchange_world`` looks at every message of every test: it says nothing that its sender has not on disk. Here each way
+on which something is told is taken while an acknowledgement is in memory and not yet on disk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from exchange_world import World
+from meridian_broker.positions.progress import Progress
+from meridian_broker.replication.exchange_messages import BarrierDone, Delta, Digest, PeerMessage, State
+from meridian_broker.replication.exchange_waits import WaitResult
+
+T, S = "t", "sub"
+DISK_MS = 100
+
+
+def world_of(*names: str) -> World:
+    """Ten messages of the first region, a subscription known everywhere, nothing on its way; then its disk is slow."""
+    world = World(names)
+    world.connect_all()
+    world.produce(names[0], T, 10)
+    world.replicate_all(T)
+    world.regions[names[0]].subscribe(T, S)
+    world.run(12_000)
+    world.regions[names[0]].disk_ms = DISK_MS
+    return world
+
+
+def ack(world: World, region: str, *numbers: int) -> None:
+    here = world.regions[region]
+    here.ack(T, S, [here.topics[T].entries[number] for number in numbers])
+
+
+def acked(world: World, region: str) -> int:
+    return 10 - len(world.regions[region].unacked(T, S))
+
+
+def ask(world: World) -> None:
+    """eu is about to dispatch."""
+    world.regions["eu"].exchange.barrier(T, S, world.now_ms, lambda _: None)
+
+
+def reconnect(world: World) -> None:
+    world.cut("us", "eu")
+    world.connect_all()
+
+
+def close(world: World) -> None:
+    """us has something that it may never have told eu, and a consumer closes there."""
+    world.regions["us"].exchange._peers["eu"].even.clear()
+    world.regions["us"].exchange.flush(T, S, world.now_ms, lambda _: None)
+
+
+def forget(world: World) -> None:
+    """eu was restored to a time when it had no such subscription: it refuses the delta for want of the whole."""
+    ack(world, "us", 0)
+    world.run(DISK_MS)
+    eu = world.regions["eu"]
+    del eu.topics[T].subscriptions[S], eu.disk.progress[T, S], eu.disk.records[T, S]
+    eu.exchange._context.book.mark(T, S)
+    ack(world, "us", 1)
+    world.run(1)
+
+
+def make(world: World) -> None:
+    world.regions["us"].subscribe(T, "new")
+
+
+def of_sub(message: PeerMessage) -> bool:
+    return isinstance(message, Delta | State) and any(item.subscription == S for item in message.items)
+
+
+WAYS: dict[str, tuple[Callable[[World], None], Callable[[PeerMessage], bool]]] = {
+    "the answer to a barrier": (ask, lambda message: isinstance(message, BarrierDone) and bool(message.progress)),
+    "what a digest found": (reconnect, of_sub),
+    "the whole, before a close": (close, of_sub),
+    "the whole, for who lacks the subscription": (forget, of_sub),
+    "the record of a new one": (make, lambda message: isinstance(message, Delta)),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_it_is_told_once_it_is_on_disk(way: str) -> None:
+    world = world_of("us", "eu")
+    take, is_it = WAYS[way]
+    began, heard = world.now_ms, world.listen()
+    ack(world, "us", 2, 3)
+    take(world)
+    world.run(250)
+    told = [at - began for at, source, _, message in heard if source == "us" and is_it(message)]
+    assert told and min(told) > DISK_MS, "it left before the disk had it"
+    world.run(6000)
+    assert world.regions["eu"].progress(T, S) == world.regions["us"].progress(T, S)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_who_is_killed_in_between_told_nobody(way: str) -> None:
+    world = world_of("us", "eu")
+    ack(world, "us", 2, 3)
+    WAYS[way][0](world)
+    world.run(DISK_MS // 2)
+    world.crash("us")
+    world.connect_all()
+    world.run(6000)
+    on_disk = 3 if way == "the whole, for who lacks the subscription" else 0
+    assert acked(world, "us") == acked(world, "eu") == on_disk
+
+
+def test_what_never_gets_to_the_disk_is_said_to_whoever_waits() -> None:
+    """A broker that was replaced cannot write any more."""
+    world = world_of("us", "eu")
+    us, ends = world.regions["us"], list[WaitResult]()
+    us.refuses = "another broker has it"
+    ack(world, "us", 2)
+    world.regions["eu"].exchange.barrier(T, S, world.now_ms, ends.append)
+    us.exchange.flush(T, S, world.now_ms, ends.append)
+    world.run(DISK_MS + 20)
+    assert [reason for end in ends for reason in end.missing.values()] == [
+        "us cannot store it: another broker has it"
+    ] * 2
+    assert acked(world, "eu") == 0
+
+
+def test_a_digest_says_that_it_is_not_the_last_word() -> None:
+    """Equal numbers do not mean that the other has it on disk: a flush would promise too much."""
+    world = world_of("us", "eu")
+    eu = world.regions["eu"]
+    us_at_eu = eu.exchange._peers["us"]
+    us_at_eu.even.clear()
+    ack(world, "eu", 5)
+    world.network.deaf.add(("eu", "us"))  # us has the same from a client of its own, and not on disk yet
+    world.regions["us"].disk_ms = 30_000
+    ack(world, "us", 5)
+    heard = world.listen()
+    world.run(6000)
+    assert any(isinstance(message, Digest) for *_, message in heard)
+    assert T not in us_at_eu.even
+    (status,) = eu.exchange.status(T, S, world.now_ms)
+    assert status.lag_entries == 1, "nobody said that it is there"
+
+
+def test_nothing_waits_while_the_disk_is_idle() -> None:
+    world = world_of("us", "eu")
+    eu, began = world.regions["eu"], world.now_ms
+    times: list[int] = []
+    eu.exchange.barrier(T, S, world.now_ms, lambda _: times.append(world.now_ms - began))
+    world.run(10)
+    assert times == [2], "there and back"
+    assert eu.progress(T, S) == Progress()
