@@ -14,6 +14,7 @@ from meridian_broker.engines.memory.ledgers import MemoryReader
 from meridian_broker.ledgers import times
 from meridian_broker.ledgers.chapters import LogLimits
 from meridian_broker.ledgers.entry import publish_time_ms
+from meridian_broker.ledgers.pending import OwnEntry
 from meridian_broker.ledgers.times import BLOCK, BlockTimes, first_since
 from meridian_broker.positions.position import EARLIEST, Position
 from meridian_broker.topics import cursor, drops
@@ -125,7 +126,8 @@ class LongWorld(World):
     async def fill(self) -> None:
         for first in range(0, self.LEDGER * self.LEDGERS, 250):
             moves = 300 * (first // 1000 % 2)
-            entries = [(0, 1, 0, 0, START_MS + n + moves * (n % 2), b"", b"x") for n in range(first, first + 250)]
+            numbers = range(first, first + 250)
+            entries: list[OwnEntry] = [(0, 1, 0, 0, START_MS + n + moves * (n % 2), b"", b"x") for n in numbers]
             self.topic.log.append_own(entries, lambda *_: None, [0] * 250)
             await self.settle()
         self.topic.log.drop_tail()

@@ -1,0 +1,243 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Acks in layers: what is acked of which origin in which epoch, how it gets there, and which layer an entry reads.
+
+The base layer, epoch ``ZERO``, rules everything. Each rewind is a layer above it that rules some of the entries
+(``layers.py``). What regions merge and tell each other of it is ``Progress``.
+
+* An entry reads the newest layer that rules it.
+* An ack counts in the epoch under which its message was dispatched (R13): in the newest layer, not newer than that,
+  that rules the entry. Where only the publish time could tell which one that is, it is noted in all that may be.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping
+
+from meridian_broker.positions.ackset import AckSet
+from meridian_broker.positions.beginning import UNKNOWN, Beginning
+from meridian_broker.positions.claims import BATCH_LIMIT
+from meridian_broker.positions.clock import ZERO, Stamp
+from meridian_broker.positions.layers import Layer, Rules, acks_of, covered_over, floor_over
+from meridian_broker.positions.position import EARLIEST, Position
+
+
+class LayeredAcks:
+    """Acks of all origins and all epochs: noting them and asking for them. Changed in place."""
+
+    __slots__ = ("_base", "_layers", "beginning")
+
+    def __init__(self) -> None:
+        self.beginning: Beginning = UNKNOWN
+        """Where the subscription began, and which of its lives this is. Changed by ``Progress`` only."""
+        self._base: dict[str, AckSet] = {}
+        self._layers: list[Layer] | None = None
+        """Rewinds, oldest first. None for nearly every subscription there is."""
+
+    # -- acks ----------------------------------------------------------------------------------------------------------
+
+    def ack(self, epoch: Stamp, region: str, after: Position, upto: Position, publish_time_ms: int = 0) -> bool:
+        """Ack ``(after, upto]`` of an origin's stream: one entry and its ``prev``, or a run of them.
+
+        :param epoch: the epoch under which the messages were dispatched (R13).
+        :param publish_time_ms: of the entry acked. Leave it out for a run, whose entries have times of their own.
+        :returns: whether anything was new.
+        :raises ValueError: no such interval, see ``AckSet.claim``; or an epoch this progress has not heard of.
+
+        What reaches over the border of what a rewind rules is noted in the older layer too. There it says nothing wrong
+        of the part that the newer one rules: those entries *are* acked, in an epoch at least as new.
+        """
+        if self._layers is None:
+            if epoch is not ZERO:
+                self._check_epoch(epoch)
+            acks = self._base.get(region)
+            if acks is None:
+                acks = self._base[sys.intern(region)] = AckSet()
+            return acks.claim(after, upto)
+        changed = False
+        for layer_acks in self._ruling(epoch, region, after, upto, publish_time_ms):
+            changed |= acks_of(layer_acks, region).claim(after, upto)
+        return changed
+
+    def ack_batch(
+        self,
+        epoch: Stamp,
+        region: str,
+        position: Position,
+        size: int,
+        acked: int,
+        after: Position | None,
+        publish_time_ms: int = 0,
+    ) -> bool:
+        """Ack some messages of a batch of ``size``: those whose bits are set (R18).
+
+        :param after: the entry's ``prev``, when known.
+        :raises ValueError: bits the batch does not have, or an epoch this progress has not heard of.
+        """
+        begin = Position(position[0], position[1] - 1) if after is None else after
+        changed = False
+        for layer_acks in self._ruling(epoch, region, begin, position, publish_time_ms):
+            changed |= acks_of(layer_acks, region).claim_batch(position, size, acked, after)
+        return changed
+
+    def raise_floor(self, region: str, position: Position) -> bool:
+        """Everything of a region up to here is done with, in every epoch: forget the detail (R11)."""
+        changed = False
+        for layer in self._layers or ():
+            changed |= acks_of(layer.acks, region).raise_floor(position)
+        if self._base_counts():
+            changed |= acks_of(self._base, region).raise_floor(position)
+        return changed
+
+    # -- questions -----------------------------------------------------------------------------------------------------
+
+    @property
+    def epoch(self) -> Stamp:
+        """The newest rewind's stamp; ``ZERO`` when there was none. Messages are dispatched under it."""
+        return ZERO if self._layers is None else self._layers[-1].epoch
+
+    def moments(self) -> set[int]:
+        """From which publish times on seeks by time rule. None: entries need not be judged by their times."""
+        return {layer.publish_time_ms for layer in self._layers or () if layer.publish_time_ms is not None}
+
+    def is_acked(self, region: str, position: Position, publish_time_ms: int = 0) -> bool:
+        """Whether an entry is acked. Give its publish time: seeks by time rule by it.
+
+        Of an entry whose time is not known (0) only what is certain is said: it is acked whatever its time is.
+        """
+        if self._layers is not None:
+            for layer in reversed(self._layers):
+                if layer.rules_entry(region, position, publish_time_ms):
+                    acks = layer.acks.get(region)
+                    return acks is not None and acks.contains(position)
+                if not publish_time_ms and layer.publish_time_ms is not None:
+                    return self.remaining(region, position, BATCH_LIMIT) == 0
+        acks = self._base.get(region)
+        if acks is not None and acks.contains(position):
+            return True
+        places = self.beginning.places
+        return bool(places) and position <= places.get(region, EARLIEST)
+
+    def all_acked(self, region: str, after: Position, upto: Position) -> bool:
+        """Whether all of ``(after, upto]`` is acked, whatever entries it has and whenever they were published."""
+        return covered_over(region, after, upto, self._base.get(region), self.start(region), (self._layers or [])[::-1])
+
+    def depends_on_time(self, region: str, position: Position) -> bool:
+        """Whether only its publish time can tell if an entry, or some of it, is acked."""
+        found = [self._left(layer, region, position, 1) for layer in self._deciding(region, position, 0)]
+        return len(found) > 1 and any(left is not None for left in found)
+
+    def remaining(self, region: str, position: Position, size: int, publish_time_ms: int = 0) -> int | None:
+        """Which messages of a batch are *not* acked, as bits: 0 = the whole entry is acked, None = none of it is.
+
+        Without the publish time, as ``is_acked``.
+        """
+        if self._layers is None:
+            return self._left(self._base, region, position, size)
+        together = 0
+        for layer in self._deciding(region, position, publish_time_ms):
+            left = self._left(layer, region, position, size)
+            if left is None:
+                return None
+            together |= left
+        return together
+
+    def goes_beyond(self, places: Mapping[str, Position]) -> bool:
+        """Whether anything of these regions is acked behind these places, in whatever epoch."""
+        return any(
+            acks[region].goes_beyond(place)
+            for acks in self._all_acks()
+            for region, place in places.items()
+            if region in acks
+        ) or any(self.start(region) > place for region, place in places.items())
+
+    def start(self, region: str) -> Position:
+        """Everything of a region up to here lies before the subscription's beginning."""
+        return self.beginning.places.get(region, EARLIEST)
+
+    def regions(self) -> frozenset[str]:
+        """Origins of which anything is acked, lies before the beginning, or is ruled by a rewind."""
+        names = {region for acks in self._all_acks() for region, one in acks.items() if not one.is_empty}
+        return frozenset(names.union(self.beginning.places, *(layer.rules for layer in self._layers or ())))
+
+    def floors(self) -> dict[str, Position]:
+        """Per origin: every entry up to here is acked. Seeks by time can only make it lower than it might be."""
+        base, places = self._base, self.beginning.places
+        if self._layers is None:
+            none = AckSet()
+            names = base if not places else base.keys() | places
+            return {region: base.get(region, none).reach(self.start(region)) for region in names}
+        newest_first = self._layers[::-1]
+        return {
+            region: floor_over(region, base.get(region), self.start(region), newest_first)
+            for region in sorted(self.regions())
+        }
+
+    def acks(self, epoch: Stamp, region: str) -> AckSet | None:
+        """The acks of one layer, to look at; None when there are none."""
+        for layer in self._layers or ():
+            if layer.epoch == epoch:
+                return layer.acks.get(region)
+        return self._base.get(region) if epoch == ZERO else None
+
+    def rewinds(self) -> list[tuple[Stamp, Rules, int | None]]:
+        """All rewinds that still matter, oldest first: epoch, what it rules, from which publish time on."""
+        return [(layer.epoch, dict(layer.rules), layer.publish_time_ms) for layer in self._layers or ()]
+
+    def count_detail(self) -> int:
+        """Entry ids and partly acked batches remembered above the floors, all layers."""
+        return sum(one.count_detail() for acks in self._all_acks() for one in acks.values())
+
+    # -- layers --------------------------------------------------------------------------------------------------------
+
+    def _deciding(self, region: str, position: Position, publish_time_ms: int) -> Iterator[dict[str, AckSet]]:
+        """The acks of the newest layer that rules an entry; while its time is not known, of all that may be the one."""
+        for layer in reversed(self._layers or ()):
+            if layer.rules_entry(region, position, publish_time_ms):
+                yield layer.acks
+                return
+            if not publish_time_ms and layer.publish_time_ms is not None:
+                yield layer.acks
+        yield self._base
+
+    def _left(self, layer: dict[str, AckSet], region: str, position: Position, size: int) -> int | None:
+        if layer is self._base and position <= self.start(region):
+            return 0
+        acks = layer.get(region)
+        return None if acks is None else acks.remaining(position, size)
+
+    def _ruling(
+        self, epoch: Stamp, region: str, after: Position, upto: Position, publish_time_ms: int
+    ) -> Iterator[dict[str, AckSet]]:
+        """The layers, newest first and not newer than ``epoch``, that may be the newest to rule some of an interval.
+
+        :raises ValueError: an epoch this progress has not heard of.
+        """
+        self._check_epoch(epoch)
+        for layer in reversed(self._layers or ()):
+            if layer.epoch <= epoch:
+                if layer.may_rule(region, after, upto, publish_time_ms):
+                    yield layer.acks
+                if layer.rules_all(region, after, upto):
+                    return
+        if self._base_counts():
+            yield self._base
+
+    def _base_counts(self) -> bool:
+        """Whether the base layer may ever be read."""
+        return self._layers is None or not any(layer.rules_all_by_time for layer in self._layers)
+
+    def _check_epoch(self, epoch: Stamp) -> None:
+        if epoch > self.epoch:
+            raise ValueError(
+                f"an ack of epoch {epoch}, but the newest rewind known here is {self.epoch}: it would be lost in an "
+                "older layer. Collect acks in progress.empty_delta(), not in a new Progress()"
+            )
+
+    def _by_epoch(self) -> Iterator[tuple[Stamp, dict[str, AckSet]]]:
+        yield ZERO, self._base
+        for layer in self._layers or ():
+            yield layer.epoch, layer.acks
+
+    def _all_acks(self) -> Iterator[dict[str, AckSet]]:
+        return (acks for _, acks in self._by_epoch())
