@@ -9,6 +9,7 @@ Such metadata do not know the ledgers that were begun since, nor the topics; but
 - Progress ledgers, newer ones likewise (``ProgressLog.open``): what was acknowledged in them counts.
 - Compacted views, newer ones likewise (``Compaction.open``), as far as they were finished.
 - Ledgers of a later incarnation: the topic was deleted and made again meanwhile, and what the record says is of before.
+  So too where the record says that the topic was just being deleted when the copy was made (``removal.claimed``).
   Ledgers of an earlier incarnation than the record's, or than the last deletion on record, are of a topic that is gone.
 
 A ledger that somebody began and could not put on record has no entries, for none is stored before it is on record: it
@@ -93,7 +94,7 @@ class Labels:
         return self._by_topic
 
 
-def _stamp(incarnation: str) -> Stamp:
+def stamp_of(incarnation: str) -> Stamp:
     """Of the deletion before; what cannot be read counts as none."""
     try:
         return Stamp.parse(incarnation) if incarnation else ZERO
@@ -101,9 +102,9 @@ def _stamp(incarnation: str) -> Stamp:
         return ZERO
 
 
-def _newest(ledgers: Iterable[Labelled]) -> str:
+def newest(ledgers: Iterable[Labelled]) -> str:
     """The latest incarnation of a topic that its ledgers know."""
-    return max((one.label.belonging.incarnation for one in ledgers), key=_stamp, default="")
+    return max((one.label.belonging.incarnation for one in ledgers), key=stamp_of, default="")
 
 
 async def make_topics(service: TopicService) -> None:
@@ -120,13 +121,13 @@ async def make_topics(service: TopicService) -> None:
             on_record[namespace] = set(await service.catalog.topics.names(namespace))
         if name in on_record[namespace]:
             continue
-        incarnation = _newest(await service.labels.of(topic))
+        incarnation = newest(await service.labels.of(topic))
         known = await service.catalog.topics.incarnation(name)
-        if _stamp(incarnation) < _stamp(known):
+        if stamp_of(incarnation) < stamp_of(known):
             continue  # deleted
         try:
             if incarnation != known:
-                await service.catalog.topics.mark_deleted(name, _stamp(incarnation))
+                await service.catalog.topics.mark_deleted(name, stamp_of(incarnation))
             await service.catalog.topics.create(name, TopicRecord(joining=service.is_shared(name)))
         except (AlreadyExists, NotFound) as error:
             log.warning("ledgers of %s are on the volume, and it cannot be put on record: %s", topic, error)
@@ -156,9 +157,9 @@ async def adopt(service: TopicService, name: TopicName, metadata: TopicMetadata)
     :raises MetadataError: that the record is of an earlier incarnation cannot be written.
     """
     ledgers = await service.labels.of(str(name))
-    incarnation = _newest(ledgers)
-    if _stamp(incarnation) > _stamp(metadata.record.incarnation):
-        await service.catalog.topics.mark_deleted(name, _stamp(incarnation))
+    incarnation = newest(ledgers)
+    if stamp_of(incarnation) > stamp_of(metadata.record.incarnation):
+        await service.catalog.topics.mark_deleted(name, stamp_of(incarnation))
         await metadata.begin_again(incarnation, joining=service.is_shared(name))
     record = metadata.record
     named = {*record.progress_ledgers, *record.compaction_scraps, *(one.ledger_id for one in record.ledgers)}

@@ -146,17 +146,15 @@ class TopicMetadata:
         async with self._lock:
             await self._write(replace(self.record, properties=properties))
 
-    async def begin_deletion(
-        self, stamp: Stamp | None, last_own: Position, last_origins: Mapping[str, Position]
-    ) -> None:
+    async def begin_deletion(self, stamp: Stamp, last_own: Position, last_origins: Mapping[str, Position]) -> None:
         """From here on the topic is deleted, whatever happens to whoever does it.
 
-        :param stamp: of the same deletion in another region.
+        :param stamp: the deletion's, however often it is begun anew: regions know it by that.
         :raises MetadataError: it is not written, and nothing is deleted.
         """
-        told = "" if stamp is None else str(stamp)
+        ends = dict(last_origins)
         async with self._lock:
-            await self._write(replace(self.record, deleting=told, last_own=last_own, last_origins=dict(last_origins)))
+            await self._write(replace(self.record, deleting=str(stamp), last_own=last_own, last_origins=ends))
 
     async def _write(self, record: TopicRecord) -> None:
         """Write, patiently: while the store is away publishing waits, and nobody else can take the topic either."""

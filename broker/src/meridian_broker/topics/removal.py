@@ -20,6 +20,7 @@ from meridian_broker.metadata.policy_values import CAUGHT_UP
 from meridian_broker.metadata.store import MetadataError
 from meridian_broker.positions import ZERO, Stamp
 from meridian_broker.positions.position import EARLIEST, Position
+from meridian_broker.topics import adoption
 from meridian_broker.topics.administration import remove_subscription
 from meridian_broker.topics.errors import TopicError, TopicFenced, TopicInUse, TopicNotFound
 from meridian_broker.topics.ownership import TopicMetadata
@@ -151,8 +152,13 @@ async def _remove(service: TopicService, topics: list[Topic], check: Check, stam
 async def destroy(service: TopicService, topic: Topic, stamp: Stamp | None) -> Stamp:
     """Delete all that is stored of a topic that is closed for good; the caller holds its lock.
 
-    The record says first that it is deleted: a copy of which half is gone would be taken for a whole one.
+    The record says first that it is deleted: a copy of which half is gone would be taken for a whole one. It says with
+    which stamp, too: whoever finishes the deletion, be it on metadata restored from a copy of this very moment, means
+    the one that all regions know, and no later one that would take what was made since.
     """
+    if stamp is None:
+        known = await service.catalog.topics.deletion(topic_name.parse(topic.name))
+        stamp = service.clock.next(None if known is None else known.stamp)
     ends = {**topic.log.last_origin, topic.region: topic.log.last_own}
     if topic.metadata is not None:
         await topic.metadata.begin_deletion(stamp, topic.log.last_own, topic.log.last_origin)
@@ -162,7 +168,7 @@ async def destroy(service: TopicService, topic: Topic, stamp: Stamp | None) -> S
     return await _forget(service, topic_name.parse(topic.name), stamp, ends)
 
 
-async def _forget(service: TopicService, name: TopicName, stamp: Stamp | None, ends: Mapping[str, Position]) -> Stamp:
+async def _forget(service: TopicService, name: TopicName, stamp: Stamp, ends: Mapping[str, Position]) -> Stamp:
     known = {region: end for region, end in ends.items() if end > EARLIEST}
     deleted = await service.catalog.topics.delete(name, stamp, known)
     service.forget(str(name))
@@ -172,7 +178,9 @@ async def _forget(service: TopicService, name: TopicName, stamp: Stamp | None, e
 async def claimed(service: TopicService, name: TopicName) -> tuple[TopicMetadata, bool]:
     """The topic's record, this broker's now, and whether there is one; the caller holds its lock.
 
-    One whose deletion was begun and not finished, because a broker died or its disk was full, is deleted now.
+    One whose deletion was begun and not finished, because a broker died or its disk was full, is deleted now. Metadata
+    that are an older copy may say so of a topic that was made again since: then its new ledgers are on the volume, and
+    it is on record again (R5).
 
     :raises TopicFenced: a later owner has it.
     :raises LedgerError: what is left of it cannot be deleted.
@@ -186,10 +194,18 @@ async def claimed(service: TopicService, name: TopicName) -> tuple[TopicMetadata
     ledgers = (one.ledger_id for one in record.ledgers)
     for ledger in (*record.progress_ledgers, *ledgers, *view, *record.compaction_scraps):
         await service.store.delete(ledger)
-    stamp = Stamp.parse(record.deleting) if record.deleting else None
+    newest = adoption.stamp_of(adoption.newest(await service.labels.of(str(name))))
+    is_made_again = newest > adoption.stamp_of(record.incarnation)
+    # An earlier version did not say which deletion it had begun.
+    began = Stamp.parse(record.deleting) if record.deleting else None
+    stamp = began or (newest if is_made_again else service.clock.next())
     await _forget(service, name, stamp, {**record.last_origins, service.region: record.last_own})
     log.info("topic %s: its deletion, which had begun earlier, is finished", name)
-    return TopicMetadata(service.catalog, name, service.new_lock(), service.scheduler), False
+    metadata = TopicMetadata(service.catalog, name, service.new_lock(), service.scheduler)
+    if is_made_again:
+        log.warning("%s was made again on the volume, and the metadata, an older copy, do not know it", name)
+        await metadata.create(service.fence, joining=service.is_shared(name))
+    return metadata, is_made_again
 
 
 # -- unused topics -------------------------------------------------------------------------------------------------
