@@ -11,16 +11,25 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 
 import pytest
 from broker_process import BrokerProcess, RegionsProcess
 from hypothesis import HealthCheck, settings
+from logged_errors import no_errors_but
 
 signal.signal(signal.SIGTERM, signal.default_int_handler)
 settings.register_profile("ci", derandomize=True, print_blob=True, suppress_health_check=[HealthCheck.too_slow])
 if os.environ.get("CI"):
     settings.load_profile("ci")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, None, None]:
+    """A mistake that was caught and logged in a test's own process fails it, unless it is marked
+    ``logs_error("its text")``: a client may wait for an answer that never comes."""
+    with no_errors_but(str(mark.args[0]) for mark in item.iter_markers("logs_error")):
+        yield
 
 
 @pytest.fixture(scope="module")

@@ -181,7 +181,8 @@ async def test_junk_ends_the_connection_and_names_the_culprit(junk: bytes) -> No
         await connection.close()
 
 
-async def test_a_callback_that_raises_ends_only_its_connection(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.logs_error("RuntimeError: boom")
+async def test_a_callback_that_raises_ends_only_its_connection() -> None:
     def explode(kind: int, message: Any) -> None:
         raise RuntimeError("boom")
 

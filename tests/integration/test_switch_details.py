@@ -213,6 +213,33 @@ async def test_a_receipt_follows_the_acknowledgement_on_its_way_to_the_others(tm
         await connection.close()
 
 
+class Broken(HeldBarriers):
+    """Makes a mistake of its own."""
+
+    def local_change(
+        self, topic: str, subscription: str, delta: Progress, *, record_changed: bool = False, entries: int = 0
+    ) -> None:
+        raise ValueError("the exchange has a mistake")
+
+
+@pytest.mark.logs_error("the exchange has a mistake")
+async def test_an_acknowledgement_that_cannot_be_told_is_answered(tmp_path: Path) -> None:
+    """A mistake is told at once to whoever waits, and keeps nobody else waiting."""
+    async with regions(tmp_path, "us-east") as (east,):
+        await publish(east, 4)
+        connection = await east.connect()
+        consumer = await Consumer.subscribe(connection, TOPIC, "s", kind=SHARED, replicated=True)
+        places = await take(consumer, 4)
+        topic = east.process.service.topics[TOPIC]
+        right, topic.exchange = topic.exchange, Broken()
+        answer = await acknowledge(connection, consumer._consumer_id, places[0], 0)
+        assert "other regions were not told" in answer.message
+        topic.exchange = right
+        assert not (await acknowledge(connection, consumer._consumer_id, places[1], 0)).HasField("error")
+        await consumer.close()
+        await connection.close()
+
+
 async def test_each_barrier_opens_for_its_own_consumers_only(tmp_path: Path) -> None:
     """R20: consumers that left and came again wait for the answers to their own question."""
     async with regions(tmp_path, "us-east") as (east,):

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Final
 
 from meridian_broker.ledgers.chapters import CacheBudget, Chapter, LogLimits, LogMetadata, Span
@@ -22,6 +23,7 @@ from meridian_broker.ledgers.reading import ReadableLog
 from meridian_broker.ledgers.restored import standing
 from meridian_broker.ledgers.scheduling import Scheduler
 from meridian_broker.ledgers.store import LedgerError, LedgerStore, Writer
+from meridian_broker.ledgers.telling import tell_each
 from meridian_broker.ledgers.times import BlockTimes
 from meridian_broker.positions.position import EARLIEST, Position
 
@@ -277,7 +279,8 @@ class TopicLog(ReadableLog):
             self._scheduler.defer(self._wake)
 
     def _take_durable(self) -> None:
-        """Make visible what became durable, then tell those who wait for it."""
+        """Make visible what became durable, then tell all who wait for it: a mistake of one comes behind the others."""
+        mistake: Exception | None = None
         told: list[Pending] = []
         while self._pending and self._pending[0].first <= self._durable:
             count = self._durable + 1 - self._pending[0].first
@@ -298,15 +301,19 @@ class TopicLog(ReadableLog):
             self.last_confirmed = Position(chapter.ledger_id, self._durable)
             for group in told:
                 self._settled += len(group.entries)
-                group.done(group.tokens, Position(chapter.ledger_id, group.first))
+                try:
+                    group.done(group.tokens, Position(chapter.ledger_id, group.first))
+                except Exception as raised:
+                    mistake = raised
         if self._refusal is not None:
             refusal = self._refusal
             self._fail(refusal)
             failed, self._pending = self._pending, deque()
-            for group in failed:
-                group.done(group.tokens, refusal)
+            tell_each([partial(group.done, group.tokens) for group in failed], refusal)
         if self._settling:
             self._settle()
+        if mistake is not None:
+            raise mistake
 
     def when_durable(self, callback: Callable[[LedgerError | None], None]) -> None:
         """``callback`` hears once everything appended so far is durable, at once when it is, or that it never will."""
@@ -314,19 +321,22 @@ class TopicLog(ReadableLog):
         self._settle()
 
     def _settle(self) -> None:
+        due: list[Callable[[], None]] = []
         while self._settling and (self._settling[0][0] <= self._settled or self.failure is not None):
             asked, callback = self._settling.popleft()
-            callback(None if asked <= self._settled else self.failure)
+            due.append(partial(callback, None if asked <= self._settled else self.failure))
+        tell_each(due)
 
     def _wake(self) -> None:
         self._waking = False
-        self._take_durable()
-        if self._tail_bytes > self._limits.tail_bytes:
-            self._shrink_tail(self._limits.tail_bytes)
-        if self._cache.used > self._cache.limit:
-            self._shrink_tail(max(0, self._tail_bytes - (self._cache.used - self._cache.limit)))
-        for watcher in tuple(self._watchers):
-            watcher()
+        try:
+            self._take_durable()
+        finally:
+            if self._tail_bytes > self._limits.tail_bytes:
+                self._shrink_tail(self._limits.tail_bytes)
+            if self._cache.used > self._cache.limit:
+                self._shrink_tail(max(0, self._tail_bytes - (self._cache.used - self._cache.limit)))
+            tell_each(tuple(self._watchers))
 
     def watch(self, callback: Callable[[], None]) -> Callable[[], None]:
         """``callback`` runs, once per turn of the loop, after entries became durable. Returns how to stop it."""
@@ -345,13 +355,11 @@ class TopicLog(ReadableLog):
             self._forget_tail()
             self._scheduler.defer(lambda: self._fail_held(error))
             self._settle()
-            for watcher in tuple(self._watchers):
-                watcher()
+            tell_each(tuple(self._watchers))
 
     def _fail_held(self, error: LedgerError) -> None:
         held, self._held = self._held, deque()
-        for each in held:
-            each.done(each.tokens, error)
+        tell_each([partial(each.done, each.tokens) for each in held], error)
 
     # -- roll-over -----------------------------------------------------------------------------------------------
 

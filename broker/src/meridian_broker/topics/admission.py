@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
+from meridian_broker.ledgers.telling import tell_each
 from meridian_broker.metadata.store import MetadataError
 from meridian_broker.topics.access import AccessMode, Asked, Present, Verdict, decide, next_epoch
 from meridian_broker.topics.errors import ProducerBusy, ProducerFenced, TopicFenced, TopicTerminated
@@ -128,8 +129,8 @@ class Admission:
     def _fence_others(self, producer: Producer) -> None:
         waiting, self._waiting = self._waiting, deque()
         self._exclusive = producer  # nobody else may slip in while the others go
-        for one in waiting:
-            one.told(ProducerFenced(f"producer {producer.name!r} took {self._topic.name} for itself alone"))
+        taken = ProducerFenced(f"producer {producer.name!r} took {self._topic.name} for itself alone")
+        tell_each([one.told for one in waiting], taken)
         for other in list(self._topic.producers.values()):
             if other.remote_region is None:
                 self._topic.remove_producer(other)
@@ -206,5 +207,4 @@ class Admission:
     def _turn_away(self, error: Exception) -> None:
         waiting, self._waiting = self._waiting, deque()
         self._exclusive = None
-        for one in waiting:
-            one.told(error)
+        tell_each([one.told for one in waiting], error)

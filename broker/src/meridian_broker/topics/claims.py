@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from meridian_broker.ledgers.store import LedgerError
+from meridian_broker.ledgers.telling import tell_each
 from meridian_broker.positions import Progress
 from meridian_broker.topics import drops
 from meridian_broker.topics.progress_log import Kind
@@ -86,15 +87,19 @@ class Claims:
         if subscription.replicated:
             subscription.first_hand = subscription.first_hand or Progress()
             subscription.first_hand.join(delta)
-            topic.tell_others(subscription.name, delta, entries=entries)
-        if confirmations:
-            topic.progress_log.when_durable(lambda error: self._confirm(confirmations, error))
+        try:
+            if subscription.replicated:
+                topic.tell_others(subscription.name, delta, entries=entries)
+        finally:
+            if confirmations:
+                topic.progress_log.when_durable(lambda error: self._confirm(confirmations, error))
 
     def _confirm(self, confirmations: list[Confirmed], error: LedgerError | None) -> None:
         """Give clients their receipts. What they acknowledged leaves for the other regions before: a broker that is
         killed right afterwards repeats none of it there, as long as its links hold (R19)."""
         subscription = self._subscription
-        if subscription.replicated and subscription.topic.exchange is not None:
-            subscription.topic.exchange.send_pending()
-        for confirmed in confirmations:
-            confirmed(error)
+        try:
+            if subscription.replicated and subscription.topic.exchange is not None:
+                subscription.topic.exchange.send_pending()
+        finally:
+            tell_each(confirmations, error)

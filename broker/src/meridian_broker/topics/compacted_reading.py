@@ -18,6 +18,7 @@ from pyroaring import BitMap
 
 from meridian_broker.ledgers.entry import NO_ORIGIN, EntryHeader, unpack
 from meridian_broker.ledgers.store import LedgerError, LedgerNotFound
+from meridian_broker.ledgers.telling import tell_each
 from meridian_broker.positions import ZERO, Stamp
 from meridian_broker.positions.position import EARLIEST, Position
 from meridian_broker.topics import acknowledging
@@ -206,8 +207,7 @@ class CompactedReading:
                 job.close()
             self._jobs.clear()
             resolved, self._resolved = self._resolved, []
-            for callback in resolved:
-                callback()
+            tell_each(resolved)
 
     async def _acknowledge(
         self, epochs: Epochs, positions: list[Position], batches: dict[Position, int], confirmed: Confirmed | None

@@ -20,6 +20,7 @@ from meridian_broker.ledgers.entry import BATCH, unpack
 from meridian_broker.ledgers.labels import Kind, Label
 from meridian_broker.ledgers.reading import Stored
 from meridian_broker.ledgers.store import LedgerDeleted, LedgerError, LedgerNotFound, LedgerStore
+from meridian_broker.ledgers.telling import tell_each
 from meridian_broker.metadata.store import MetadataError
 from meridian_broker.positions.position import EARLIEST, Position
 from meridian_broker.topics.compacted_view import CompactedView, survey
@@ -163,8 +164,7 @@ class Compaction:
             self.last_error = "" if error is None else f"{error}" or type(error).__name__
             self.status = Status.SUCCESS if error is None else Status.ERROR
             waiting, self._waiting = self._waiting, []
-            for ready in waiting:
-                ready(None)
+            tell_each(waiting, None)
 
     def _ready(self) -> tuple[Workshop, TopicMetadata]:
         if self._workshop is None or self._metadata is None:

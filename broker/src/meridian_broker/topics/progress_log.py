@@ -21,6 +21,7 @@ from meridian_broker.ledgers.labels import Belonging, Label
 from meridian_broker.ledgers.labels import Kind as LedgerKind
 from meridian_broker.ledgers.scheduling import Scheduler
 from meridian_broker.ledgers.store import LedgerError, LedgerNotFound, LedgerStore, Writer
+from meridian_broker.ledgers.telling import tell_each
 
 FORMAT_VERSION: Final = 1
 _HEAD: Final = struct.Struct(">BBHQ")
@@ -236,18 +237,22 @@ class ProgressLog:
         self._settle()
 
     def _settle(self) -> None:
+        due: list[Done] = []
         while self._settling and (self._settling[0][0] <= self._settled or self.failure is not None):
-            self._settling.popleft()[1](self.failure)
+            due.append(self._settling.popleft()[1])
+        tell_each(due, self.failure)
 
     def _write(self, writer: Writer, record: bytes, done: Done | None) -> None:
         def finished(result: int | LedgerError) -> None:
             error = None if isinstance(result, int) else result
             if error is not None:
                 self._fail(error)
-            if done is not None:
-                done(error)
-            self._settled += 1
-            self._settle()
+            try:
+                if done is not None:
+                    done(error)
+            finally:
+                self._settled += 1
+                self._settle()
 
         writer.append(record, finished)
 
@@ -269,10 +274,8 @@ class ProgressLog:
             self._fail(failure)
             self._settle()
             held, self._held = self._held, []
-            for _, done in held:
-                if done is not None:
-                    done(failure)
             self._rolling = False
+            tell_each([done for _, done in held if done is not None], failure)
             if not isinstance(error, LedgerError):
                 raise
             return

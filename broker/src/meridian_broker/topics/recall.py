@@ -24,6 +24,7 @@ from meridian_broker.ledgers.entry import EntryFormatError, EntryHeader, pack_fo
 from meridian_broker.ledgers.finding import origins_between, stored_at
 from meridian_broker.ledgers.holes import Hole, is_break
 from meridian_broker.ledgers.store import LedgerError
+from meridian_broker.ledgers.telling import tell_each
 from meridian_broker.metadata.store import MetadataError
 from meridian_broker.positions.position import EARLIEST, LATEST, Position
 from meridian_broker.topics.errors import NotAllowed, OriginConflict, TopicError
@@ -229,8 +230,7 @@ class Recall:
     def _told_ready(self) -> None:
         self._is_tried = True
         waiting, self._waiting = self._waiting, []
-        for told in waiting:
-            told(None)
+        tell_each(waiting, None)
 
     # -- our own entries (R5)
 

@@ -188,7 +188,10 @@ class TopicService:
 
     async def _reopen(self, topic: Topic) -> None:
         if self.topics.get(topic.name) is topic and not self.closing and topic.reopen:
-            await self.topic(topic_name.parse(topic.name), create=False)
+            try:
+                await self.topic(topic_name.parse(topic.name), create=False)
+            except (TopicError, LedgerError, MetadataError) as error:
+                log.warning("topic %s is not open, and whoever asks for it next opens it: %s", topic.name, error)
 
     async def drop(self, topic: Topic) -> None:
         """It is not open any more."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 from meridian_broker.ledgers.store import (
     LABEL_BYTES_MAX,
@@ -22,6 +23,7 @@ from meridian_broker.ledgers.store import (
     LedgerNotFound,
     LedgerWriteFailed,
 )
+from meridian_broker.ledgers.telling import tell_each
 
 Schedule = Callable[[Callable[[], None]], object]
 """Runs a callback soon, never at once: `loop.call_soon`, or the simulator's own."""
@@ -155,14 +157,16 @@ class MemoryLedgerStore:
         if self._stopped is not None:
             return 0
         part, self._queue = (self._queue, []) if writes is None else (self._queue[:writes], self._queue[writes:])
-        for write in part:
-            self.pending_bytes -= write.size
-            if write.refusal is None and self._failure is None:
-                write.apply()
-                write.done(None)
-            else:
-                write.done(write.refusal or LedgerWriteFailed(f"the memory disk refused a write: {self._failure}"))
+        tell_each([partial(self._settle, write) for write in part])
         return len(part)
+
+    def _settle(self, write: _Write) -> None:
+        self.pending_bytes -= write.size
+        if write.refusal is None and self._failure is None:
+            write.apply()
+            write.done(None)
+        else:
+            write.done(write.refusal or LedgerWriteFailed(f"the memory disk refused a write: {self._failure}"))
 
     def fail_writes(self, reason: str) -> None:
         """The disk refuses everything that is queued or comes, until `repair`."""

@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Exceptions that were caught and logged while a test ran: somebody's mistake that did not reach the test.
+
+Situations have errors of their own (``LedgerError``, ``OSError`` ...), and may be logged: a full disk, a region gone.
+Anything else that is logged with a traceback, a ``TypeError`` or ``KeyError``, is a mistake.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+
+
+class LoggedErrors(logging.Handler):
+    """Collects the mistakes that a process logs."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.ERROR)
+        self.found: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.exc_info and (error := record.exc_info[1]) is not None and not is_situation(error):
+            self.found.append(f"{record.name}: {self.format(record)}")
+
+
+def is_situation(error: BaseException) -> bool:
+    """Is it an error that was made for what happened?"""
+    return isinstance(error, OSError) or type(error).__module__.startswith("meridian")
+
+
+@contextmanager
+def no_errors_but(expected: Iterable[str]) -> Iterator[None]:
+    """:raises AssertionError: a mistake was logged that has none of the expected texts, or one of these was not."""
+    logged, awaited = LoggedErrors(), list(expected)
+    logging.getLogger().addHandler(logged)
+    try:
+        yield
+    finally:
+        logging.getLogger().removeHandler(logged)
+    missing = [text for text in awaited if not any(text in one for one in logged.found)]
+    assert not missing, f"never logged: {missing}"
+    surprises = [one for one in logged.found if not any(text in one for text in awaited)]
+    assert not surprises, "logged, and nobody was told:\n" + "\n".join(surprises)
