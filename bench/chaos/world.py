@@ -187,7 +187,7 @@ class World(Wired):
 
         :returns: how many gaps there were.
         """
-        path, accepted = f"/meridian/v1/topics/{topic.partition('://')[2]}/gaps", 0
+        path, accepted = f"/meridian/v1/topics/{topic.replace('://', '/')}/gaps", 0
         status, said = self.http(region, "GET", path)
         for gap in said["missing"] if status == 200 else ():
             if gap["asked"] and not gap["away"]:

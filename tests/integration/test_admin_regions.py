@@ -67,7 +67,7 @@ def test_a_message_id_is_translated_by_its_origin(regions: RegionsProcess, clien
     wait_until(lambda: entries(regions, "west", "carried") == 3, "east's messages in west")
     there = publish(clients["west"], "carried", 2)
     wait_until(lambda: entries(regions, "east", "carried") == 5, "west's messages in east")
-    path = f"{OWN}/topics/public/default/carried/messageid/translate"
+    path = f"{OWN}/topics/persistent/public/default/carried/messageid/translate"
 
     def translate(at: str, source: str, message: str) -> dict[str, Any]:
         answer = regions.http(at, "GET", f"{path}?from={source}&id={message}")
@@ -92,10 +92,10 @@ def test_a_message_id_is_translated_by_its_origin(regions: RegionsProcess, clien
     assert regions.http("west", "GET", f"{path}?from=east&id=1:1").status == 404
     assert regions.http("west", "GET", f"{path}?from=nowhere&id=1:1").status == 404
     assert regions.http("west", "GET", f"{path}?from=east&id=first").status == 412
-    assert (
-        regions.http("west", "GET", f"{OWN}/topics/public/default/none/messageid/translate?from=east&id=1:1").status
-        == 404
-    )
+    absent = path.replace("carried", "none")
+    assert regions.http("west", "GET", f"{absent}?from=east&id=1:1").status == 404
+    volatile = path.replace("persistent", "non-persistent")
+    assert "stores no messages" in regions.http("west", "GET", f"{volatile}?from=east&id=1:1").reason
 
 
 def test_a_subscription_is_followed_in_every_region(regions: RegionsProcess, clients: dict[str, pulsar.Client]) -> None:

@@ -21,7 +21,7 @@ from meridian_broker.topics.topic import Topic
 from meridian_broker.wire.pulsar import topic_name
 
 TOPIC = "persistent://public/default/t"
-GAPS = "/meridian/v1/topics/public/default/t/gaps"
+GAPS = "/meridian/v1/topics/persistent/public/default/t/gaps"
 
 
 def topic_of(region: Region) -> Topic:

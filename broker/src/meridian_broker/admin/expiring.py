@@ -19,6 +19,7 @@ from meridian_broker.positions.position import EARLIEST, LATEST, Position
 from meridian_broker.topics import drops
 from meridian_broker.topics.subscription import Subscription
 from meridian_broker.topics.topic import Topic
+from meridian_broker.wire.pulsar.topic_name import in_path
 
 ALL_REGIONS = "allRegions"
 
@@ -85,8 +86,7 @@ async def _elsewhere(request: web.Request, topic: Topic) -> None:
 async def _id_elsewhere(request: web.Request, topic: Topic, place: Position, *, excluded: bool) -> None:
     """The message has another id in every region: ask for it, then let everything up to it go there."""
     admin = state(request)
-    domain, _, below = topic.name.partition("://")
-    path = "/".join(quote(name, safe="") for name in below.split("/", 2))
+    path = in_path(topic.name)
     name = quote(part(request, "subscription"), safe="")
     problems = []
     for region in sorted(admin.service.regions_of(topic.name) - {admin.region}):
@@ -101,7 +101,7 @@ async def _id_elsewhere(request: web.Request, topic: Topic, place: Position, *, 
                     problems.append(f"{region} does not know the message ({status}: {reason(there)})")
                     continue
             wanted = {"ledgerId": there["ledgerId"], "entryId": there["entryId"], "isExcluded": excluded}
-            where = f"/admin/v2/{domain}/{path}/subscription/{name}/expireMessages"
+            where = f"/admin/v2/{path}/subscription/{name}/expireMessages"
             status, said = await ask(admin, region, "POST", where, wanted)
         except Refused as refused:
             problems.append(str(refused))

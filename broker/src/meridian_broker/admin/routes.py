@@ -72,9 +72,9 @@ _SCHEMAS: Final = "/admin/v2/schemas/{tenant}/{namespace}/{topic}"
 _LOOKUP: Final = "/lookup/v2/topic/{domain:persistent|non-persistent}/{tenant}/{namespace}/{topic}"
 _BROKERS: Final = "/admin/v2/brokers"
 _OWN: Final = "/meridian/v1"
-_OWN_SUBSCRIPTION: Final = (
-    f"{_OWN}/subscriptions/{{domain:persistent|non-persistent}}/{{tenant}}/{{namespace}}/{{topic}}/{{subscription}}"
-)
+_NAMED: Final = "{domain:persistent|non-persistent}/{tenant}/{namespace}/{topic}"
+_OWN_TOPIC: Final = f"{_OWN}/topics/{_NAMED}"
+_OWN_SUBSCRIPTION: Final = f"{_OWN}/subscriptions/{_NAMED}/{{subscription}}"
 
 
 def _policies(level: str, base: str) -> list[Route]:
@@ -173,9 +173,9 @@ ROUTES: Final[tuple[Route, ...]] = (
     Route("POST", f"{_OWN}/export", exporting.take),
     _get(f"{_OWN}/export/{{snapshot}}/{{table}}", exporting.table, CONTENT_TYPE),
     _get(f"{_OWN}/regions", regions.regions),
-    _get(f"{_OWN}/topics/{{tenant}}/{{namespace}}/{{topic}}/messageid/translate", translating.translate),
-    _get(f"{_OWN}/topics/{{tenant}}/{{namespace}}/{{topic}}/gaps", gaps.listed),
-    Route("POST", f"{_OWN}/topics/{{tenant}}/{{namespace}}/{{topic}}/gaps/accept", gaps.accept),
+    _get(f"{_OWN_TOPIC}/messageid/translate", translating.translate),
+    _get(f"{_OWN_TOPIC}/gaps", gaps.listed),
+    Route("POST", f"{_OWN_TOPIC}/gaps/accept", gaps.accept),
     _get(f"{_OWN_SUBSCRIPTION}/status", syncing.status),
     Route("POST", f"{_OWN_SUBSCRIPTION}/mode", uniting.mode),
     _get(f"{_OWN_SUBSCRIPTION}/progress", uniting.progress),

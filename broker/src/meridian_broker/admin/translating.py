@@ -13,6 +13,7 @@ from meridian_broker.admin.topics import opened_one
 from meridian_broker.metadata.errors import Invalid, NotFound
 from meridian_broker.positions.position import EARLIEST, Origin, Position, parse_position
 from meridian_broker.topics.topic import Topic
+from meridian_broker.wire.pulsar.topic_name import in_path
 
 
 async def translate(request: web.Request) -> web.Response:
@@ -79,9 +80,9 @@ async def _ask(request: web.Request, topic: Topic, region: str, position: Positi
 
     :raises Refused: it cannot be asked, or does not know.
     """
-    path = "/".join(quote(part, safe="") for part in topic.name.partition("://")[2].split("/", 2))
+    path = f"/meridian/v1/topics/{in_path(topic.name)}/messageid/translate"
     query = f"from={quote(region, safe='')}&id={position}&here=true"
-    status, said = await ask(state(request), region, "GET", f"/meridian/v1/topics/{path}/messageid/translate?{query}")
+    status, said = await ask(state(request), region, "GET", f"{path}?{query}")
     if status != 200:
         raise Refused(status, f"{region} says: {reason(said)}")
     return Origin(str(said["origin"]["region"]), *parse_position(str(said["origin"]["id"])))

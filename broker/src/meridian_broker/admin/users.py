@@ -12,6 +12,7 @@ from urllib.parse import quote
 from meridian_broker.admin.everywhere import ask
 from meridian_broker.admin.requests import Refused
 from meridian_broker.admin.state import AdminState
+from meridian_broker.wire.pulsar.topic_name import in_path
 
 SECONDS: Final = 5.0
 """A region that takes longer to answer cannot be asked."""
@@ -30,11 +31,8 @@ async def used_elsewhere(admin: AdminState, topic: str, subscription: str, withi
 
 
 async def _reasons(admin: AdminState, topic: str, subscription: str, count: Callable[[Mapping[str, Any]], int]) -> str:
-    below = topic.replace("://", "/", 1)
-    domain, tenant, namespace, local = below.split("/", 3)
-    path = f"/meridian/v1/subscriptions/{domain}/{tenant}/{namespace}/{quote(local, safe='')}"
+    path = f"/meridian/v1/subscriptions/{in_path(topic)}/{quote(subscription, safe='')}/status"
     others = sorted(admin.service.regions_of(topic) - {admin.region})
-    path += f"/{quote(subscription, safe='')}/status"
     said = await asyncio.gather(*(_asked(admin, region, path, count, "consumers") for region in others))
     return "; ".join(one for one in said if one)
 

@@ -193,8 +193,8 @@ def topics_translate_id(console: Console, topic: TopicName, message_id: str, sou
     \b
       meridian topics translate-id orders 890635205029889:7 --from us-east --url http://127.0.0.1:8090
     """
-    path = f"/meridian/v1/topics/{part(topic.tenant)}/{part(topic.namespace)}/{part(topic.topic)}"
-    answer = console.admin.get(f"{path}/messageid/translate", {"from": source, "id": message_id})
+    path = f"/meridian/v1/topics/{topic.below}/messageid/translate"
+    answer = console.admin.get(path, {"from": source, "id": message_id})
     console.tree({"id": answer["id"], "region": answer["region"], "origin": answer["origin"]})
 
 
@@ -214,7 +214,7 @@ def topics_accept_gap(console: Console, topic: TopicName, origin: str, upto: str
       meridian topics status orders
       meridian topics accept-gap orders --origin us-east --up-to 890635205029889:7
     """
-    path = f"/meridian/v1/topics/{part(topic.tenant)}/{part(topic.namespace)}/{part(topic.topic)}/gaps/accept"
+    path = f"/meridian/v1/topics/{topic.below}/gaps/accept"
     told = console.admin.request("POST", path, body={"origin": origin, "upto": upto, "force": force})
     if console.as_json:
         console.tree(told)

@@ -16,6 +16,7 @@ import aiohttp
 
 from meridian_broker.gateway.client_errors import ClientError
 from meridian_broker.gateway.tls import ContextSource
+from meridian_broker.wire.pulsar.topic_name import in_path
 
 TIMEOUT: Final = 10.0
 """Seconds for one request."""
@@ -82,9 +83,7 @@ class RemoteAdmin:
         place = self._resolve(region)
         if place is None or place[1] is None:
             raise RemoteAdminFailed(f"no admin URL is known for region {region}: {topic} cannot be prepared there")
-        domain, _, rest = topic.partition("://")
-        path = "/".join(quote(part, safe="") for part in rest.split("/", 2))
-        url = f"{place[1].rstrip('/')}/admin/v2/{domain}/{path}/partitions"
+        url = f"{place[1].rstrip('/')}/admin/v2/{in_path(topic)}/partitions"
         status, body = await self._ask("GET", url, None)
         count = _count(body) if status == 200 else 0
         if status not in (200, 404):

@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from functools import lru_cache
 from typing import Final, NamedTuple
+from urllib.parse import quote
 
 from meridian_broker.wire.pulsar.errors import InvalidTopicNameError
 from meridian_broker.wire.pulsar.limits import MAX_TOPIC_NAME_CHARACTERS
@@ -127,3 +128,9 @@ def parse_namespace(text: str) -> tuple[str, str]:
     if not separator or not _ENTITY.fullmatch(tenant) or not _ENTITY.fullmatch(namespace):
         raise InvalidTopicNameError(f"{text!r} is no namespace: write tenant/namespace")
     return tenant, namespace
+
+
+def in_path(topic: str) -> str:
+    """A full name as URLs of the admin API have it: ``domain/tenant/namespace/topic``, each part quoted."""
+    domain, _, below = topic.partition("://")
+    return "/".join(quote(part, safe="") for part in (domain, *below.split("/", 2)))
