@@ -15,7 +15,6 @@ from meridian_broker.ledgers import times
 from meridian_broker.ledgers.chapters import CacheBudget, LogLimits, Span
 from meridian_broker.ledgers.entry import EntryHeader, unpack
 from meridian_broker.ledgers.log import TopicLog
-from meridian_broker.ledgers.pending import OwnEntry
 from meridian_broker.ledgers.store import LedgerError, LedgerNotFound
 from meridian_broker.ledgers.times import PublishTimes, first_since
 from meridian_broker.metadata.store import MetadataUnavailable
@@ -59,7 +58,7 @@ class Writing:
     def own(self, count: int) -> None:
         tokens = list(range(len(self.given), len(self.given) + count))
         self.given += tokens
-        entries: list[OwnEntry] = [(0, 1 + t % 3, t, 0, t * 7 % 5, b"", b"body %d" % t) for t in tokens]
+        entries = [(0, 1 + t % 3, t, 0, t * 7 % 5, b"", b"body %d" % t) for t in tokens]
         self.log.append_own(entries, self.told, tokens)
 
     def foreign(self, count: int) -> None:

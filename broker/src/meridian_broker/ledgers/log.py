@@ -176,7 +176,7 @@ class TopicLog(ReadableLog):
 
     # -- appending -----------------------------------------------------------------------------------------------
 
-    def append_own(self, entries: list[OwnEntry], done: AppendedToLog, tokens: list[Any]) -> None:
+    def append_own(self, entries: Sequence[OwnEntry], done: AppendedToLog, tokens: list[Any]) -> None:
         """Append entries first stored here. ``done`` hears of all their tokens, in order, in one or more calls."""
         writer = self._writer
         if writer is None or self._rolling or self._own_waits:

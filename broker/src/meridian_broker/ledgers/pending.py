@@ -6,7 +6,7 @@ Publishing is paid per message, so whatever can be done once per group is.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,7 +29,7 @@ class Held:
 
     done: AppendedToLog
     tokens: list[Any]
-    entries: list[OwnEntry]
+    entries: Sequence[OwnEntry]
     header: EntryHeader | None = None
     body: bytes | memoryview = b""
     """Instead of ``entries``: one entry of another region."""
