@@ -84,11 +84,10 @@ class Claims:
         subscription = self._subscription
         topic = subscription.topic
         topic.progress_log.append(Kind.ACKED, subscription.name, delta.encode())
-        if subscription.replicated:
-            subscription.first_hand = subscription.first_hand or Progress()
-            subscription.first_hand.join(delta)
         try:
             if subscription.replicated:
+                subscription.first_hand = subscription.first_hand or Progress()
+                subscription.first_hand.join(delta)
                 topic.tell_others(subscription.name, delta, entries=entries)
         finally:
             if confirmations:
