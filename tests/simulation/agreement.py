@@ -38,10 +38,8 @@ class Agreement:
 
     def _topic_differs(self, topic: str) -> str:
         opened: dict[str, Topic] = {}
-        for name, home in self._world.homes_of(topic).items():
-            broker = home.broker_of(topic)
-            found = broker.topic(topic) if broker is not None else None
-            if found is None:
+        for name in self._world.homes_of(topic):
+            if (found := self._opened(name, topic)) is None:
                 return f"{name} does not serve {topic}"
             opened[name] = found
         if difference := self._logs_differ(topic):
@@ -116,17 +114,18 @@ class Agreement:
         hold = self.hold(source, target, topic)
         if hold == "GAP":
             has_reason = self._world.regions[target].restores > 0 or target in self._world.outside[topic]
-            return has_reason and not passing.goes_on(self._opened(target, topic), source)
+            goes_on = self._world.accepts_gaps or passing.goes_on(self._opened(target, topic), source)
+            return has_reason and not goes_on
         return hold == "ROLLED_BACK" and source in self._world.model.rolled_back and topic in self._world.told
-
-    def _opened(self, region: str, topic: str) -> Topic | None:
-        broker = self._world.regions[region].broker_of(topic)
-        return broker.topic(topic) if broker is not None else None
 
     def _begins(self, region: str, topic: str, origin: str) -> Position:
         """Where a region that joined begins to have entries of an origin."""
         opened = self._opened(region, topic)
         return EARLIEST if opened is None else opened.log.joined.get(origin, EARLIEST)
+
+    def _opened(self, region: str, topic: str) -> Topic | None:
+        broker = self._world.regions[region].broker_of(topic)
+        return broker.topic(topic) if broker is not None else None
 
     def _joined(self, source: str, target: str, topic: str) -> Position:
         """Where a region that had nothing of the source began: what was trimmed before, it does not get."""

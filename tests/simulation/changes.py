@@ -10,6 +10,11 @@ homes      regions are removed from a topic, told or not, alive or dead; they co
 deletions  topics are deleted while a region is away, and made again by whoever publishes
 flags      a subscription's replicated flag goes off and on, also in two regions that do not hear of it
 lost       a region dies for good
+absences   a region is away for minutes or hours, while the others let go of what they have; or it does, alone
+rewinds    seeks, most by time, where a region does not hear of them, or in two regions that do not
+again      a subscription is deleted and made again while a region is away
+gaps       a region goes back, or is out of a topic, while the others give back what they have; people accept gaps
+late       batches are acked in part, and late, after the consumer was elsewhere or everything was sent again
 =========  =============================================================================================
 """
 
@@ -21,23 +26,28 @@ from typing import Final
 
 PERIOD: Final = 32
 """Kinds are given out by a seed's remainder."""
+SOME: Final = ("parts", "homes", "deletions", "flags", "lost")
 KINDS: Final[dict[int, int]] = {8: 1, 10: 1, 12: 1, 14: 1, 24: 1, 26: 1, 28: 1, 30: 1, 0: 2, 16: 3, 21: 1}
-"""Remainder -> how many kinds are in the seed. 21 has dispatch scopes as well."""
+"""Remainder -> how many of those are in the seed. 21 has dispatch scopes as well."""
+OTHERS: Final = ("absences", "rewinds", "again", "gaps", "late")
+OTHER_KINDS: Final[dict[int, int]] = {2: 1, 4: 1, 6: 1, 11: 1, 18: 1, 19: 1, 20: 2, 22: 1, 27: 2, 29: 1, 16: 1}
+"""The same of the others. 29 has dispatch scopes, 16 has some of both."""
 
 
 def with_changes(seed: int, lines: list[str]) -> list[str]:
     """The story with what is drawn for its seed; most stories stay as they are."""
-    count = KINDS.get(seed % PERIOD, 0)
-    if not count:
-        return lines
-    return _Changes(seed, lines).drawn(count)
+    place = seed % PERIOD
+    for kinds, count in ((SOME, KINDS.get(place, 0)), (OTHERS, OTHER_KINDS.get(place, 0))):
+        if count:
+            lines = _Changes(Random(f"{'changes' if kinds is SOME else 'others'} {seed}"), lines).drawn(kinds, count)
+    return lines
 
 
 class _Changes:
     """What happens to one story."""
 
-    def __init__(self, seed: int, lines: list[str]) -> None:
-        self._random = Random(f"changes {seed}")
+    def __init__(self, random: Random, lines: list[str]) -> None:
+        self._random = random
         self._begin = next(at for at, line in enumerate(lines) if line.startswith("regions")) + 1
         self._regions = lines[self._begin - 1].split()[1:]
         words = [line.split() for line in lines]
@@ -45,16 +55,10 @@ class _Changes:
         self._consumers = [line[1] for line in words if line[0] == "consumer"]
         self._head, self._rest = lines[: self._begin], lines[self._begin :]
 
-    def drawn(self, count: int) -> list[str]:
-        kinds: dict[str, Callable[[], None]] = {
-            "parts": self._parts,
-            "homes": self._homes,
-            "deletions": self._deletions,
-            "flags": self._flags,
-            "lost": self._lost,
-        }
+    def drawn(self, kinds: tuple[str, ...], count: int) -> list[str]:
         for kind in self._random.sample(sorted(kinds), k=count):
-            kinds[kind]()
+            draw: Callable[[], None] = getattr(self, "_" + kind)
+            draw()
         return [*self._head, *self._rest]
 
     # -- where
@@ -190,3 +194,115 @@ class _Changes:
         if random.random() < 0.3:
             lines += [f"tick {random.choice((1000, 9000))}", f"trim {random.choice(kept)}"]
         self._insert([(at, lines)])
+
+    def _letting_go(self, region: str, topic: str) -> list[str]:
+        """The region drops what is old, and gives back what nobody needs."""
+        lines = []
+        if self._random.random() < 0.6:
+            lines.append(f"expire {region} {topic} {self._random.choice((0, 500, 5000))}")
+        elif self._random.random() < 0.5:
+            lines.append(f"evict {region} {topic} x{self._random.randint(1, 6)}")
+        return [*lines, "tick 100", f"trim {region}"]
+
+    def _absences(self) -> None:
+        random = self._random
+        region, topic = self._region(), self._topic()
+        others = [one for one in self._regions if one != region]
+        gone, back = self._away(region)
+        long = random.choice(("tick 60000", "tick 300000", "tick 1200000", "tick 1200000", "hours 1"))
+        busy = [region] if random.random() < 0.2 else random.sample(others, random.randint(1, len(others)))
+        lines = [*gone, *self._life(), *(["tick 40000"] if random.random() < 0.5 else [])]
+        for one in busy:
+            lines += self._letting_go(one, topic)
+        lines += [*self._life(), long, *self._life()]
+        for one in random.sample(busy, random.randint(0, len(busy))):
+            lines += self._letting_go(one, topic)
+        (at,) = self._places(1)
+        self._insert([(at, [*lines, *back, *self._life()])])
+
+    def _rewinds(self) -> None:
+        random = self._random
+        drawn: list[tuple[int, list[str]]] = []
+        for at in self._places(random.choice((1, 2, 3))):
+            topic, name = random.choice(self._subscriptions)
+            gone, back = self._away(self._region())
+            lines = [*gone, *self._life()]
+            for _ in range(random.choice((1, 1, 2, 3))):
+                place = random.choice(("time 0", "time 50", "time 500", "time 3000", "time 60000", "0%", "50%", "100%"))
+                lines += [f"seek {self._region()} {topic} {name} {place}", *self._life()]
+            drawn.append((at, [*lines, *back, *self._life()]))
+        self._insert(drawn)
+
+    def _again(self) -> None:
+        random = self._random
+        drawn: list[tuple[int, list[str]]] = []
+        for at in self._places(random.choice((1, 1, 2))):
+            topic, name = random.choice(self._subscriptions)
+            gone, back = self._away(self._region())
+            lines = [*gone, *self._life()]
+            for _ in range(random.choice((1, 1, 2))):
+                lines += [f"unsubscribe {self._region()} {topic} {name}" + " force" * (random.random() < 0.8)]
+                lines += [
+                    *self._life(),
+                    f"tick {random.choice((1, 100, 31_000))}",
+                ]  # a forced one is closed for a while
+                if random.random() < 0.8:
+                    latest = " latest" * (random.random() < 0.4)
+                    lines += [f"subscribe {self._region()} {topic} {name}{latest}", *self._life()]
+            if random.random() < 0.2:
+                lines.append(f"seek {self._region()} {topic} {name} time {random.choice((50, 3000))}")
+            drawn.append((at, [*lines, *back, *self._life()]))
+        self._insert(drawn)
+
+    def _gaps(self) -> None:
+        """Acked or dropped everywhere and given back: who goes back, or was out, finds a gap."""
+        random = self._random
+        self._rest = [line for line in self._rest if not line.startswith("clock")]
+        region, (topic, name) = self._region(), random.choice(self._subscriptions)
+        others = [one for one in self._regions if one != region]
+        lines = [f"save {region}"]
+        is_out = random.random() < 0.4
+        if is_out:
+            lines.append(f"live {topic} {' '.join(others)}")
+        lines += [f"produce {one} {topic} x{random.randint(1, 9)}" for one in self._regions]
+        lines += [*self._life(), "tick 1000"]
+        if random.random() < 0.5:
+            lines += [f"skip {random.choice(others)} {topic} {name}", "tick 6000"]
+        for one in others:
+            if random.random() < 0.9:
+                lines += [f"expire {one} {topic} 0", "tick 100", f"trim {one}"]
+        lines += self._life()
+        if is_out:
+            lines.append(f"live {topic} {' '.join(self._regions)}")
+        else:
+            lines.append(random.choice((f"restore {region}", f"restore {region}", f"wipe {region}")))
+        (at,) = self._places(1)
+        self._insert([(at, [*lines, *self._life()])])
+        self._head = [line for line in self._head if not line.startswith("ledgers of")]
+        self._head = [f"ledgers of {random.choice((2, 3))}", *self._head, "acceptance"]
+
+    def _late(self) -> None:
+        random = self._random
+        drawn: list[tuple[int, list[str]]] = []
+        for at in self._places(random.choice((2, 3, 5))):
+            if not self._consumers:
+                break
+            one, topic, name = random.choice(self._consumers), *random.choice(self._subscriptions)
+            numbers = " ".join(map(str, sorted(random.sample(range(4), random.randint(1, 3)))))
+            lines = [
+                f"produce {self._region()} {topic} x{random.randint(1, 3)} batch {random.randint(2, 4)}",
+                "tick 50",
+            ]
+            if random.random() < 0.6:
+                lines.append(f"part {one} x{random.randint(1, 3)} {numbers}")
+            how = random.random()
+            if how < 0.4:
+                lines.append(f"seek {self._region()} {topic} {name} {random.choice(('0%', '50%', 'time 3000'))}")
+            elif how < 0.7:
+                lines += [f"move {one} {self._region()}"]
+            else:
+                lines += [f"crash {(region := self._region())}", f"start {region}"]
+            lines.append(f"tick {random.choice((10, 600, 3000))}")
+            lines.append(f"late {one} x{random.randint(1, 3)}" + f" {numbers}" * (random.random() < 0.7))
+            drawn.append((at, [*lines, *self._life()]))
+        self._insert(drawn)

@@ -10,7 +10,7 @@ narrow c1                   on its next connection it has room for one message
 ack c1 x3 [newest|every2]   one ACK of some of what it holds; or ``ack c1 us/1:2 ...``
 ack us t sub us/1:2 ...     one ACK of a consumer that is just there
 cumulative c1 x3            everything up to the third it holds; or ``cumulative c1 us/1:2``
-late c1 x3                  one ACK of what it still holds from before it was sent away
+late c1 x3 [0 2]            one ACK of what it still holds from before it was sent away; or of some messages of batches
 part c1 us/1:2 0 2          some messages of a batch; or ``part c1 x1 0 2`` of the first it holds
 nack c1 x2
 seek us t sub us/1:0        so that this message is the next; or ``seek us t sub 50%`` of what is stored
@@ -134,10 +134,10 @@ class ClientSteps(Teller):
         if consumer is not None:
             consumer.is_narrow = True
 
-    def do_late(self, name: str, count: str) -> None:
+    def do_late(self, name: str, count: str, *numbers: str) -> None:
         consumer = self._consumer(name)
         if consumer is not None:
-            consumer.ack_late(_count(count))
+            consumer.ack_late(_count(count), sum(1 << int(number) for number in set(numbers)) if numbers else -1)
 
     def _choose(self, consumer: SimConsumer, words: tuple[str, ...]) -> list[Position]:
         if words[0].startswith("x"):

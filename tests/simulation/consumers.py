@@ -185,14 +185,23 @@ class SimConsumer:
             whole[held.position] = bits
         server.ack([held.position for held in chosen], batches, {h.position: h.messages for h in chosen})
 
-    def ack_late(self, count: int) -> None:
-        """One ACK of the oldest it has from before it was sent away, whatever came again meanwhile."""
+    def ack_late(self, count: int, bits: int = -1) -> None:
+        """One ACK of the oldest it has from before it was sent away, whatever came again meanwhile.
+
+        :param bits: which messages of each batch; all that it has not acked yet.
+        """
         server = self.server
-        chosen = [self.late.pop(position) for position in list(self.late)[:count]] if server is not None else []
-        if server is not None and chosen:
-            for held in chosen:
+        chosen = [self.late[position] for position in list(self.late)[:count]] if server is not None else []
+        batches: dict[Position, int] = {}
+        for held in chosen:
+            held.missing &= ~bits
+            if held.missing:
+                batches[held.position] = held.missing
+            else:
+                del self.late[held.position]
                 self.held.pop(held.position, None)
-            server.ack([held.position for held in chosen], {}, {h.position: h.messages for h in chosen})
+        if server is not None and chosen:
+            server.ack([held.position for held in chosen], batches, {h.position: h.messages for h in chosen})
 
     def ack_cumulative(self, position: Position) -> None:
         server, held = self.server, self.held.get(position)

@@ -33,6 +33,7 @@ class Crashes:
     logs: Logs
     creations: Creations
     trimmed: dict[tuple[str, str], set[Origin]]
+    given_up: dict[tuple[str, str], dict[str, Position]]
     rolled_back: set[str]
     lost_once: set[Origin]
     violate: Callable[[str, str], None]
@@ -109,7 +110,7 @@ class Crashes:
                         self.violate("a replicator was told too much", text)
 
     def _durable_origins(self, home: SimRegion, topic: str) -> dict[str, Position]:
-        last: dict[str, Position] = {}
+        last = dict(self.given_up[home.name, topic])
         for origin in self.trimmed[home.name, topic]:
             last[origin.region] = max(last.get(origin.region, EARLIEST), origin.position)
         for ledger in home.volume.disk.ledgers:
@@ -133,6 +134,9 @@ class Crashes:
         for (region, _), places in self._replicated.items():
             if region == home.name:
                 places.clear()
+        for (region, _), given_up in self.given_up.items():
+            if region == home.name:
+                given_up.clear()
         self.logs.forget(home.name)
         for topic, origins in lost.items():
             self.trimmed[home.name, topic] -= origins

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from meridian_broker.positions.position import EARLIEST, Origin, Position
 from meridian_broker.topics.subscription import Subscription
-from simulation.facts import later
+from simulation.facts import SubscriptionFacts, later
 
 if TYPE_CHECKING:
     from simulation.broker import SimRegion
@@ -77,6 +77,12 @@ class Judging:
             facts.perhaps_dropped(origin, region, self._model.logs.published[origin]) for region in self._world.names
         )
 
+    def _let_go_elsewhere(self, home: SimRegion, topic: str, facts: SubscriptionFacts, origin: Origin) -> bool:
+        """All other regions of the topic may have dropped it."""
+        others = self._world.homes_of(topic).keys() - {home.name}
+        published_ms = self._model.logs.published[origin]
+        return bool(others) and all(facts.perhaps_dropped(origin, other, published_ms) for other in others)
+
     def check_delivered(
         self, home: SimRegion, topic: str, subscription: Subscription, got: dict[Position, int]
     ) -> None:
@@ -112,6 +118,8 @@ class Judging:
             return 0
         if topic in self._world.told and origin in self._model.lost_once:
             return 0  # who has it was perhaps not asked, for it was no region of the topic then
+        if home.name in self._world.outside[topic] and self._let_go_elsewhere(home, topic, facts, origin):
+            return 0  # who is added back takes over the floors of those who stayed
         was_named, _, _ = self._model.key(subscription)[0].partition(" since ")  # before it was set aside
         if self._model.creations.may_begin_behind(was_named, subscription.name, origin):
             return 0

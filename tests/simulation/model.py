@@ -47,6 +47,7 @@ from simulation.told import Told
 
 if TYPE_CHECKING:
     from meridian_broker.metadata.records import TopicRecord
+    from meridian_broker.topics.gaps import Gap
     from meridian_broker.topics.topic import Topic
     from simulation.broker import SimRegion
     from simulation.world import World
@@ -77,6 +78,8 @@ class Model(Crashes):
         """(region, topic) -> given back, with reason."""
         self.given_to: dict[tuple[str, str], dict[Origin, frozenset[str]]] = defaultdict(dict)
         """(region, topic) -> of what was given back: the topic's regions then, for which it had been kept."""
+        self.given_up: dict[tuple[str, str], dict[str, Position]] = defaultdict(dict)
+        """(region, topic) -> origin region -> up to here it goes on without entries that no region has."""
         self.rolled_back: set[str] = set()
         """Regions restored from a copy that lacked entries of their own."""
         self.lost_once: set[Origin] = set()
@@ -188,6 +191,12 @@ class Model(Crashes):
         places = self._replicated[home.name, topic]
         places[region] = max(places.get(region, EARLIEST), origin)
 
+    def going_on(self, home: SimRegion, topic: Topic) -> None:
+        """It says to a replicator how far it has everything, or goes on without."""
+        places = self.given_up[home.name, topic.name.rpartition("/")[2]]
+        for one in topic.gaps.accepted:
+            places[one.origin] = max(one.upto, places.get(one.origin, EARLIEST))
+
     def replica_place(self, home: SimRegion, remote: str, topic: str, last: Position) -> None:
         """A remote said that it has everything of ours up to there."""
         places = self._replicated[remote, topic]
@@ -250,16 +259,23 @@ class Model(Crashes):
         )
         return [self._acked(home, topic, subscription, epoch, bits) for epoch, bits in parts if bits]
 
-    def expiring(self, home: SimRegion, topic: str, some: list[Subscription], before_ms: int) -> None:
+    def expiring(self, home: SimRegion, some: list[Subscription], before_ms: int) -> None:
         """A region begins to drop what is older."""
-        self._dropping(home, topic, some, Dropping(self._world.loop.now_us, before_ms))
+        self._dropping(home, some, Dropping(self._world.loop.now_us, before_ms))
 
     def evicting(self, home: SimRegion, topic: str, some: list[Subscription], upto: Position) -> None:
         """A region begins to drop everything up to there."""
         origins = frozenset(origin for place, origin, _ in self.logs.of(home, topic) if place <= upto)
-        self._dropping(home, topic, some, Dropping(self._world.loop.now_us, 0, origins))
+        self._dropping(home, some, Dropping(self._world.loop.now_us, 0, origins))
 
-    def _dropping(self, home: SimRegion, topic: str, some: list[Subscription], what: Dropping) -> None:
+    def accepting(self, home: SimRegion, topic: Topic, gap: Gap) -> None:
+        """A region begins to give up what is in no region any more."""
+        origin, after, upto = gap.origin, gap.after, gap.lost_upto
+        some = [one for one in topic.subscriptions.values() if one.durable]
+        lost = frozenset(one for one in self.logs.published if one.region == origin and after < one.position <= upto)
+        self._dropping(home, some, Dropping(self._world.loop.now_us, 0, lost))
+
+    def _dropping(self, home: SimRegion, some: list[Subscription], what: Dropping) -> None:
         for one in some:
             self.facts[self.key(one)].dropping.setdefault(home.name, []).append(what)
 

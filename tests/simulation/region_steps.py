@@ -9,6 +9,7 @@ delete us t                 delete a topic, with all its regions that can be rea
 lose us                     power cut, and the region never comes back
 hours 3                     let so much time pass
 accept eu t us              accept in eu the loss of what us can no longer send (R4)
+acceptance                  once all is quiet, a person accepts each loss of which every region was asked
 expect gaps eu t            what is missing there, who may have it, and what was accepted
 expect regions us t         where the topic lives, as us has it, and whether us is filled (R21)
 expect topics us            which topics there are
@@ -28,14 +29,13 @@ from meridian_broker.positions.position import Origin
 from meridian_broker.topics import removal
 from meridian_broker.topics.errors import TopicError
 from meridian_broker.wire.pulsar import topic_name
+from simulation.acceptance import accept
 from simulation.facts import incarnation_of
 from simulation.living import live_in
 from simulation.names import full_name
 from simulation.teller import Teller
 
 if TYPE_CHECKING:
-    from meridian_broker.topics.gaps import Gap
-    from meridian_broker.topics.topic import Topic
     from simulation.broker import SimBroker
 
 HOUR_MS = 3_600_000
@@ -126,13 +126,10 @@ class RegionSteps(Teller):
         if broker is None or opened is None or gap is None:
             self.say("nothing is missing")
             return
-        self.world.loop.spawn(broker, self._accept(opened, gap), "accept a gap")
+        accept(broker, opened, gap, self.say)
 
-    async def _accept(self, topic: Topic, gap: Gap) -> None:
-        try:
-            await topic.gaps.accept(gap.origin, gap.upto, "somebody", forced=False)
-        except (TopicError, NotFound) as error:
-            self.say(f"refused: {type(error).__name__}")
+    def do_acceptance(self) -> None:
+        self.world.accepts_gaps = True
 
     def expect_gaps(self, region: str, topic: str) -> None:
         broker = self._broker(region)

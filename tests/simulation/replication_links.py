@@ -304,6 +304,7 @@ class ReplicationServer:
         self._producer = made
 
         last = topic.log.last_origin.get(source.region, EARLIEST)
+        self._broker.world.model.going_on(self._broker.home, topic)
 
         def answer(error: LedgerError | None) -> None:
             if error is not None:

@@ -150,7 +150,7 @@ class TroubleSteps(Teller):
         expiring, home = opened, self.world.regions[region]
         before_ms = home.wall_ms() - int(age_ms)
         some = list(opened.subscriptions.values())
-        self.world.model.expiring(home, topic, some, before_ms)
+        self.world.model.expiring(home, some, before_ms)
         self._drop(home, lambda: drops.drop_old(expiring, some, before_ms))
 
     def do_evict(self, region: str, topic: str, count: str) -> None:

@@ -70,6 +70,8 @@ class World:
         """Topics of which somebody said in some region where they live."""
         self.outside: dict[str, set[str]] = defaultdict(set)
         """Topic -> regions that were none of its at some time, as somebody was told."""
+        self.accepts_gaps = False
+        """In the end a person accepts what is lost everywhere."""
         self.gone: set[str] = set()
         """Regions that never come back."""
         self.topic_of_ledger: dict[tuple[str, int], str] = {}
