@@ -197,7 +197,7 @@ class ClientSteps(Teller):
             if not chosen.progress.is_acked(origin.region, origin.position, times[origin])
         }
         bits = dict(list(owed.items())[: _count(count) if count else None])
-        heard = self.world.model.acking(home, topic, consumer, bits, consumer.epoch)
+        heard = self.world.model.skipping(home, topic, consumer, bits)
 
         async def work() -> None:
             try:

@@ -259,6 +259,16 @@ class Model(Crashes):
         )
         return [self._acked(home, topic, subscription, epoch, bits) for epoch, bits in parts if bits]
 
+    def skipping(self, home: SimRegion, topic: str, consumer: Consumer, bits: dict[Position, int]) -> Heard:
+        """An operator acknowledges the next ones. What may have been dropped is none of them, and others are instead."""
+        facts = self.facts_of(subscription_of(consumer))
+        origins = {place: origin for place in bits if (origin := self.logs.origin_at(home, place)) is not None}
+        if any(facts.perhaps_dropped(origin, home.name, self.logs.published[origin]) for origin in origins.values()):
+            every = {origin: (1 << messages) - 1 for _, origin, messages in self.logs.of(home, topic)}
+            facts.add(Acked(consumer.epoch, every))
+            return lambda _: None
+        return self.acking(home, topic, consumer, bits, consumer.epoch)
+
     def expiring(self, home: SimRegion, some: list[Subscription], before_ms: int) -> None:
         """A region begins to drop what is older."""
         self._dropping(home, some, Dropping(self._world.loop.now_us, before_ms))
