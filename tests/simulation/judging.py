@@ -34,6 +34,7 @@ class Judging:
                 self._model.check_replicas(home)
 
     def _check_order(self, home: SimRegion, topic: str) -> None:
+        begins = self._world.agreement.begins
         last: dict[str, Position] = {}
         seen: set[Origin] = set()
         for position, origin, _ in self._model.logs.of(home, topic):
@@ -41,8 +42,12 @@ class Judging:
             if origin in seen:
                 self._model.violate("stored twice", f"{what} once more")
             seen.add(origin)
-            # What a region lost and got back may come late, but then too in its order.
-            key = f"{origin.region}/{origin.ledger}" if origin.region in self._model.rolled_back else origin.region
+            # What a region lost and got back may come late, and what lies before the place where a copy began because
+            # the origin could not be asked: but then too in its order.
+            is_late = origin.region in self._model.rolled_back or origin.position <= begins(
+                home.name, topic, origin.region
+            )
+            key = f"{origin.region}/{origin.ledger}" if is_late else origin.region
             if origin.position <= last.get(key, EARLIEST):
                 self._model.violate("order of an origin", f"{what}, not in order")
             last[key] = origin.position

@@ -260,7 +260,7 @@ class Model(Crashes):
         return [self._acked(home, topic, subscription, epoch, bits) for epoch, bits in parts if bits]
 
     def skipping(self, home: SimRegion, topic: str, consumer: Consumer, bits: dict[Position, int]) -> Heard:
-        """An operator acknowledges the next ones. What may have been dropped is none of them, and others are instead."""
+        """An operator acknowledges the next ones. What may have been dropped is not among them."""
         facts = self.facts_of(subscription_of(consumer))
         origins = {place: origin for place in bits if (origin := self.logs.origin_at(home, place)) is not None}
         if any(facts.perhaps_dropped(origin, home.name, self.logs.published[origin]) for origin in origins.values()):

@@ -337,7 +337,7 @@ class Recall:
                 continue
             if not chained and having and (joins or (may_skip and not away)):
                 first = min(having, key=lambda region: _first(having[region]))
-                if joins and away:
+                if joins and (away or (origin not in found and origin in self.others())):
                     topic.log.holes.open(origin, after, _first(having[first]))
                 if not joins:
                     log.warning(
