@@ -309,13 +309,16 @@ class Model(Crashes):
         :param time_ms: it is one by time, and ``target`` the first entry published then or later.
         """
         facts = self.facts_of(subscription)
-        before = [(origin, messages) for place, origin, messages in self.logs.of(home, topic) if place < target]
+        before = {o: (1 << messages) - 1 for place, o, messages in self.logs.of(home, topic) if place < target}
+        begun = subscription.progress.beginning.places
+        # What lies before its beginning here nobody acks: an earlier creation, still to be heard of, takes that back.
+        passed = {origin for origin in before if origin.position <= begun.get(origin.region, EARLIEST)}
         after_surely = {origin for place, origin, _ in self.logs.of(home, topic) if place >= target}
 
         def done(old: Stamp, new: Stamp, progress: Progress) -> Heard:
-            bits = {origin: (1 << messages) - 1 for origin, messages in before}
-            ack = Acked(old, bits, rewinds_of(progress))
+            ack = Acked(old, {o: bits for o, bits in before.items() if o not in passed}, rewinds_of(progress))
             facts.add(ack)
+            facts.add(Acked(old, {origin: before[origin] for origin in passed}))
             rewind: Rewound | None = None
             if new != old:
                 perhaps = {origin for place, origin, _ in self.logs.of(home, topic) if place >= target} | self.lost_once
