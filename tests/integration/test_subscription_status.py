@@ -109,6 +109,42 @@ def test_a_region_that_is_away_is_named_and_its_lag_grows(regions: RegionsProces
         take_numbers(consumer, range(10, 14))
 
 
+def test_the_lag_of_a_region_that_is_away_outlives_a_restart(regions: RegionsProcess) -> None:
+    """That is when one looks at it: neither the number nor the age begins anew with this broker."""
+    topic = new_topic("watched-over-a-restart")
+
+    def lag() -> dict[str, Any]:
+        one: dict[str, Any] = stats(regions, EAST, topic)["subscriptions"]["s"]["meridian"]["regions"][WEST]
+        return one
+
+    with client(regions, EAST) as east:
+        publish(east, topic, numbered(range(10)))
+        consumer = subscribe(east, topic)
+        messages = [consumer.receive(PATIENCE_MS) for _ in range(10)]
+        consumer.acknowledge(messages[0])
+        wait_for_backlog(regions, WEST, topic, 9)
+        wait_until(lambda: status(regions, EAST, topic)[0] == 0, "both regions to be in step")
+        regions.kill_region(WEST)
+        for number in (2, 3, 5):
+            consumer.acknowledge(messages[number])
+        wait_until(lambda: lag()["lagMs"] > 3000, "three acknowledgements that west lacks, since a while")
+    before = lag()["lagMs"]
+    regions.kill_region(EAST)
+    regions.bring_back(EAST)
+    wait_until(lambda: lag()["lagEntries"] == 3, "what west lacked before the restart")
+    assert lag()["lagMs"] > before and lag()["reason"] == "LinkDown"
+    assert metric(regions, EAST, "meridian_progress_lag_entries", topic) == 3
+    seen = command(regions, EAST, "subscriptions", "status", topic, "s")
+    assert "west cannot be reached from east since 20" in seen.stdout, "since it went, not since this start"
+    with client(regions, EAST) as east:
+        consumer = subscribe(east, topic)
+        consumer.acknowledge(consumer.receive(PATIENCE_MS))
+        wait_until(lambda: lag()["lagEntries"] == 4, "one more")
+    regions.bring_back(WEST)
+    wait_until(lambda: status(regions, EAST, topic)[0] == 0, "west to catch up")
+    assert (lag()["lagEntries"], lag()["lagMs"]) == (0, 0)
+
+
 @pytest.mark.parametrize("kind", [SHARED, KEY_SHARED], ids=["shared", "key-shared"])
 def test_what_another_region_acknowledged_does_not_hold_a_consumer_up(
     regions: RegionsProcess, kind: pulsar.ConsumerType

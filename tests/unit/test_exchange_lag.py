@@ -178,3 +178,42 @@ def test_every_message_kind_is_enough_to_be_heard_of() -> None:
     ack(world, "us", 0, 1)
     world.run(20_000)
     assert seen(world).reason == Why.REFUSED
+
+
+def test_what_a_region_lacked_before_a_restart_is_in_the_figure() -> None:
+    world = world_of("us", "eu")
+    world.crash("us")
+    us, now = world.regions["us"].exchange, world.now_ms
+    us.was_away("eu", now - 5000)
+    assert us.behind_for(now) == {"eu": 5000}
+    us.was_behind("eu", (T, S), 7, now - 4000)
+    us.was_behind("eu", (T, S), 7, now - 4000)  # opened once more
+    ack(world, "us", 0, 2)
+    status = seen(world)
+    assert (status.lag_entries, status.lag_ms) == (9, 4000)
+    assert (status.reason, status.for_ms) == (Why.LINK_DOWN, 5000)
+    world.connect_all()
+    world.run(12_000)
+    status = seen(world)
+    assert (status.lag_entries, status.lag_ms, status.reason) == (0, 0, "")
+    assert us.behind_for(world.now_ms) == {}
+    us.was_behind("eu", (T, S), 7, now - 4000)
+    assert seen(world).lag_entries == 0, "a region that is there is compared with"
+
+
+def test_since_when_a_region_may_lack_something_is_since_the_first_that_it_did_not_confirm() -> None:
+    world = world_of("us", "eu")
+    us = world.regions["us"].exchange
+    assert us.behind_for(world.now_ms) == {}
+    world.regions["eu"].disk_ms = 10_000
+    ack(world, "us", 0, 2)
+    world.run(700)
+    world.disconnect("us", "eu")
+    world.run(300)
+    assert us.behind_for(world.now_ms) == {"eu": 1000}
+    world.connect("us", "eu")
+    world.run(10)
+    assert us.behind_for(world.now_ms) == {"eu": 1010}, "it is back, and still lacks it"
+    world.regions["eu"].disk_ms = 0
+    world.run(30_000)
+    assert us.behind_for(world.now_ms) == {}

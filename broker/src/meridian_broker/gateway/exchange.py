@@ -118,6 +118,18 @@ class ExchangeShell:
         """``(topic, region)`` -> entries and milliseconds that the region's progress is behind."""
         return self.core.lags(self._now_ms())
 
+    def behind_for(self) -> dict[str, int]:
+        """Region -> for how many milliseconds it may lack something that was acknowledged here."""
+        return self.core.behind_for(self._now_ms())
+
+    def was_away(self, region: str, ago_ms: int) -> None:
+        """It went so long ago, and was not back before this broker started."""
+        self.core.was_away(region, self._now_ms() - ago_ms)
+
+    def was_behind(self, region: str, topic: str, subscription: str, entries: int, ago_ms: int) -> None:
+        """It lacks so many entries that were acknowledged before this broker started, since so long ago."""
+        self.core.was_behind(region, (topic, subscription), entries, self._now_ms() - ago_ms)
+
     def compare_ends(self, origins: Collection[str]) -> None:
         """Compare with the other regions how far each has the entries of regions that are away."""
         self.core.compare_ends(origins, self._now_ms())

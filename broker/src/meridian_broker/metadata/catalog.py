@@ -14,6 +14,7 @@ from typing import Any
 
 from meridian_broker.metadata import keys
 from meridian_broker.metadata.access import Access
+from meridian_broker.metadata.behind import BehindRecord
 from meridian_broker.metadata.counters import BrokerEpochs, LedgerIds
 from meridian_broker.metadata.errors import AlreadyExists, Invalid, NotFound
 from meridian_broker.metadata.policies import NamespaceRecord
@@ -58,6 +59,7 @@ class Catalog:
         self.topics = Topics(self._access, deletions)
         self.topic_policies = PoliciesOfTopics(self._access)
         self.schemas = Schemas(self._access)
+        self.behind = BehindRecord(self._access)
 
     @property
     def region(self) -> str:

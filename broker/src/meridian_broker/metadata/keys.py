@@ -115,6 +115,11 @@ def broker_epoch(broker_id: str) -> str:
     return f"{BROKERS}/{escape(broker_id)}/epoch"
 
 
+def behind(broker_id: str) -> str:
+    """Since when other regions may lack what was acknowledged here."""
+    return f"{BROKERS}/{escape(broker_id)}/behind"
+
+
 def _namespace(name: str) -> str:
     tenant_name, _, short = name.partition("/")
     return f"{escape(tenant_name)}/{escape(short)}"

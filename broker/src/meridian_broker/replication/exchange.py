@@ -81,7 +81,8 @@ class PeerStatus:
     pending: int
     """DELTA with this subscription's progress that are queued or unconfirmed."""
     lag_entries: int = 0
-    """Entries acknowledged here, since this broker started, that the region has not confirmed as durable."""
+    """Entries acknowledged here that the region has not confirmed as durable; of those before this broker started at
+    least so many (``topics/unconfirmed.py``)."""
     lag_ms: int = 0
     """Age of the oldest change that it has not confirmed."""
     reason: str = ""
@@ -182,6 +183,8 @@ class ProgressExchange:
         peer.send = peer.next_digest_ms = None
         peer.down_since_ms = now_ms
         lost = peer.drop()
+        if peer.behind_since_ms is None:
+            peer.behind_since_ms = min((pending.since_ms for _, pending in lost), default=now_ms)
         self._waits.region_gone(region)
         self._deltas.offer_again(region, lost)
         for other in self._peers.values():
@@ -376,6 +379,29 @@ class ProgressExchange:
                 entries, oldest = found.get((topic, region), (0, 0))
                 found[topic, region] = entries + book.entries, max(oldest, now_ms - (book.since() or now_ms))
         return found
+
+    # -- how far others were behind before this broker started
+
+    def behind_for(self, now_ms: int) -> dict[str, int]:
+        """Region -> for how long it may lack something that was acknowledged here. Called every second."""
+        found = {region: peer.look_behind(now_ms) for region, peer in self._peers.items()}
+        return {region: now_ms - since for region, since in found.items() if since is not None}
+
+    def was_away(self, region: str, since_ms: int) -> None:
+        """The region went at that time and was not back before this broker started."""
+        self.add_peer(region)
+        if (peer := self._peers.get(region)) is not None:
+            peer.behind_since_ms = peer.down_since_ms = since_ms
+
+    def was_behind(self, region: str, key: SubscriptionKey, entries: int, since_ms: int) -> None:
+        """It lacks what was acknowledged before this broker started. Of no effect when that is known, or when the
+        region is back: then what it lacks is found by comparison."""
+        peer = self._peers.get(region)
+        if peer is None or peer.up:
+            return
+        book = peer.lag.get(key)
+        if book is None or book.missed_since_ms is None:
+            peer.lag.missed(key, entries, since_ms)
 
     def _status(self, region: str, key: SubscriptionKey, now_ms: int) -> PeerStatus:
         peer = self._peers.get(region)

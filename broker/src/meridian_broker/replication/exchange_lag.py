@@ -7,7 +7,7 @@ with the peer's confirmation. What was missed is healed by digests, which name n
 the peer equals ours, or until the peer, having been sent the state it asked for, confirms a delta that is newer.
 
 The price is a few attribute writes per delta and peer, not per acknowledgement, and a record per subscription of which
-anything was ever sent. Counting begins with the broker's start.
+anything was ever sent. What was missed before the broker started is said by ``topics/unconfirmed.py``.
 """
 
 from __future__ import annotations

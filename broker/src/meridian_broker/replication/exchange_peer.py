@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 from meridian_broker.positions.progress import Progress
 from meridian_broker.replication.exchange_lag import Lag, Trouble, Why
@@ -32,6 +32,9 @@ from meridian_broker.replication.exchange_messages import (
     SubscriptionKey,
     Summary,
 )
+
+HEALED_MS: Final = 60_000
+"""So long after a link is back, what was missed before was compared often enough."""
 
 PendingKey: TypeAlias = tuple[str, str, bool]
 """``(topic, subscription, passed on)``: what a third region told us is kept apart, it travels no further (R19)."""
@@ -103,6 +106,8 @@ class Peer:
         self.down_since_ms: int | None = None
         """Since when our own link is down, or the peer not spoken to; None: it never was up."""
         self.up_since_ms = 0
+        self.behind_since_ms: int | None = None
+        """Since when it may lack something; None: it was found to have all, or to be about to get it."""
         self.heard_ms = 0
         """When the region last said anything, on whatever link."""
         self.waiting: dict[str, Trouble] = {}
@@ -146,6 +151,16 @@ class Peer:
     def up(self) -> bool:
         """Requests may be sent on our own link."""
         return self.send is not None and not self.incompatible
+
+    def look_behind(self, now_ms: int) -> int | None:
+        """Since when the region may lack something. It is looked at every second, and only then ends: a region that
+        is back and still lacks something after a while is busy, and gets it by comparisons."""
+        if self.up:
+            if not self.lag.has_missed or now_ms - self.up_since_ms >= HEALED_MS:
+                self.behind_since_ms = None
+        elif self.behind_since_ms is None:
+            self.behind_since_ms = now_ms
+        return self.behind_since_ms
 
     @property
     def idle(self) -> bool:

@@ -56,6 +56,7 @@ from meridian_broker.replication.exchange import ProgressExchange
 from meridian_broker.replication.lease_desk import LeaseDesk
 from meridian_broker.replication.leases import LeaseTimes
 from meridian_broker.server.anew import begin_anew
+from meridian_broker.server.behind import BehindBook
 from meridian_broker.server.doors import Doors, client_tls
 from meridian_broker.server.loop import LoopScheduler
 from meridian_broker.server.regions_file import clusters_in
@@ -164,6 +165,7 @@ class BrokerProcess:
         self.scheduler = LoopScheduler()
         self.service: TopicService
         self.exchange: ExchangeShell
+        self.behind: BehindBook
         self.leases: LeaseDesk
         self.runner: ReplicatorRunner
         self.catalog: Catalog
@@ -207,6 +209,7 @@ class BrokerProcess:
         await process._open_doors(stack)
         await process._bootstrap()
         await process.service.make_topics()
+        await process.behind.open()
         await process.doors.serve()
         process._speak_with_regions()
         await process.exchange.first_contact(CONTACT_SECONDS)
@@ -293,6 +296,7 @@ class BrokerProcess:
         self.exchange = ExchangeShell(core, self._resolve, options, jitter, _monotonic_ms, self.runner.nudge)
         self.service.exchange = self.service.missing.exchange = self.exchange
         self.service.leasing = self.leases = shares
+        self.service.before = self.behind = BehindBook(self.catalog, "broker-0", self.exchange, self.scheduler.now_ms)
         self.service.replication = self.runner
         self.gateway = Broker(
             region=self.region,
@@ -371,6 +375,7 @@ class BrokerProcess:
             self.service.follow_policies()
             self.service.recall_missing()
             self._cooling.look(self.service)
+            await self.behind.follow()
 
     async def _trim(self) -> None:
         while True:

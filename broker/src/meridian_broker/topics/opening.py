@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from meridian_broker.ledgers.log import TopicLog
-from meridian_broker.topics import adoption, incarnations, recovery, removal
+from meridian_broker.topics import adoption, incarnations, recovery, removal, unconfirmed
 from meridian_broker.topics.errors import LimitReached, NotAllowed, TopicFenced, TopicNotFound
 from meridian_broker.topics.ownership import TopicMetadata
 from meridian_broker.topics.progress_log import ProgressLog
@@ -86,7 +86,10 @@ async def _open(service: TopicService, name: TopicName, metadata: TopicMetadata,
     await topic.compaction.open(metadata, service.workshop, adopted.views)
     if record.terminated is not None:
         ended(topic, record.terminated)
-    recovery.recover(topic, await topic.progress_log.open(list(record.progress_ledgers), adopted.progress))
+    changes = await topic.progress_log.open(list(record.progress_ledgers), adopted.progress)
+    recovery.recover(topic, changes)
+    if service.before is not None:
+        await unconfirmed.recall(topic, changes, service.regions_of(topic.name), service.before)
     return topic
 
 

@@ -47,6 +47,7 @@ from meridian_broker.topics.scope import Leasing
 from meridian_broker.topics.subscription import Subscription
 from meridian_broker.topics.throttling import Throttle
 from meridian_broker.topics.topic import Exchange, Topic
+from meridian_broker.topics.unconfirmed import Before
 from meridian_broker.topics.watching import TopicWatchers
 from meridian_broker.wire.proto import pulsar_pb2 as pb
 from meridian_broker.wire.pulsar import topic_name
@@ -95,6 +96,8 @@ class TopicService:
     """They are enforced."""
     exchange: Exchange | None = None
     leasing: Leasing | None = None
+    before: Before | None = None
+    """What other regions lacked before this broker started; None: nobody asks."""
     replication: GeoReplication | None = None
     used_elsewhere: Callable[[str, str, int], Awaitable[str | None]] = _cannot_say
     """Why a subscription of a topic may have been used in another region within so many milliseconds; None: it was not

@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How far other regions are behind, over restarts: who looks at that figure does so while a region is away.
+
+What a region lacks is counted in memory (``replication/exchange_lag.py``). On record is one number per region: since
+when it may lack anything, written when its link breaks and when it was found to have all again, so twice an outage
+whatever is acknowledged meanwhile. The next life counts what the progress logs hold since then
+(``topics/unconfirmed.py``).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+
+from meridian_broker.gateway.exchange import ExchangeShell
+from meridian_broker.metadata.catalog import Catalog
+from meridian_broker.metadata.store import MetadataError
+
+log = logging.getLogger(__name__)
+
+
+class BehindBook:
+    """``topics.unconfirmed.Before`` of a broker, and what keeps it on record."""
+
+    def __init__(self, catalog: Catalog, broker_id: str, exchange: ExchangeShell, wall_ms: Callable[[], int]) -> None:
+        self._catalog = catalog
+        self._broker_id = broker_id
+        self._exchange = exchange
+        self._wall_ms = wall_ms
+        self._before: dict[str, int] = {}
+        self._on_record: dict[str, int] = {}
+
+    async def open(self) -> None:
+        """Before any topic is opened, and before a region is spoken with."""
+        try:
+            self._on_record = await self._catalog.behind.read(self._broker_id)
+        except MetadataError as error:
+            log.warning("which regions were behind before this start is not known: %s", error)
+        known = self._catalog.known_clusters()
+        self._before = {region: since for region, since in self._on_record.items() if region in known}
+        for region, since_ms in self._before.items():
+            self._exchange.was_away(region, self._ago(since_ms))
+
+    @property
+    def since_ms(self) -> Mapping[str, int]:
+        return self._before
+
+    def found(self, topic: str, subscription: str, region: str, entries: int, since_ms: int) -> None:
+        self._exchange.was_behind(region, topic, subscription, entries, self._ago(since_ms))
+
+    def _ago(self, since_ms: int) -> int:
+        return max(0, self._wall_ms() - since_ms)
+
+    async def follow(self) -> None:
+        """Called every second: put on record which regions went, and which have all again."""
+        now_ms, behind = self._wall_ms(), self._exchange.behind_for()
+        self._before = {region: since for region, since in self._before.items() if region in behind}
+        if behind.keys() == self._on_record.keys():
+            return
+        wanted = {region: self._on_record.get(region, now_ms - ago_ms) for region, ago_ms in behind.items()}
+        try:
+            await self._catalog.behind.write(self._broker_id, wanted)
+        except MetadataError as error:
+            log.warning("which regions are behind is not on record, next try in a moment: %s", error)
+            return
+        self._on_record = wanted
