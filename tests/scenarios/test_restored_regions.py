@@ -68,7 +68,7 @@ class Copied:
         self.regions = regions
         self.copy = root / "copy"
         self.data = regions.data_dir / EAST / "data"
-        self.topics = {what: new_topic("restored") for what in (*RESTORES, "alone")}
+        self.topics = {what: new_topic("restored") for what in (*RESTORES, "alone", "outside")}
         with client(regions, EAST) as east:
             for topic in self.topics.values():
                 publish(east, topic, numbered(range(20)))
@@ -145,6 +145,36 @@ def test_the_metadata_are_restored_and_nobody_can_give_anything_back(copied: Cop
         assert stored(regions, region, topic, 45) == list(range(45))
         assert stored(regions, region, later, 5) == list(range(5))
         wait_for_backlog(regions, region, topic, 0)
+
+
+def test_a_region_that_was_taken_out_gives_back(copied: Copied) -> None:
+    """R5: only a region that is none of the topic's any more has what the restored one lost. It is asked all the same,
+    before anything is published, and when it is a region of the topic again all have the same."""
+    regions, topic = copied.regions, copied.topics["outside"]
+    policy = f"/admin/v2/{topic.replace('://', '/')}/replication"
+
+    def live(told: str, *in_regions: str) -> None:
+        answer = regions.http(told, "POST", policy, list(in_regions))
+        assert answer.status == 204, answer.text
+
+    regions.kill_region(CENTRAL)
+    with client(regions, EAST) as east:
+        publish(east, topic, numbered(range(20, 40)))
+        assert stored(regions, WEST, topic, 40) == list(range(40))
+        live(WEST, WEST)
+        live(EAST, EAST, CENTRAL)
+        regions.kill_region(EAST)
+    regions.bring_back(CENTRAL)
+    live(CENTRAL, EAST, CENTRAL)
+    assert stored(regions, CENTRAL, topic, 20) == list(range(20))
+    the_volume(copied.data, copied.copy)
+    regions.bring_back(EAST)
+    with client(regions, EAST) as east:
+        publish(east, topic, numbered(range(40, 45)))
+    for region in REGIONS:
+        live(region, *REGIONS)
+    for region in REGIONS:
+        assert stored(regions, region, topic, 45) == list(range(45)), region
 
 
 def test_the_living_help_each_other_while_a_region_is_down(copied: Copied) -> None:

@@ -53,6 +53,9 @@ class ReplicationLinks:
             if region == remote:
                 run.nudge()
 
+    def regions(self) -> list[str]:
+        return [name for name in self._broker.world.names if name != self._broker.region]
+
     def is_reachable(self, region: str) -> bool:
         target = self._broker.world.regions[region].broker_of("")
         return target is not None and self._broker.world.network.can_dial(self._broker.region, region)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Coroutine, Iterable
 from typing import TYPE_CHECKING, Final
 
 from meridian_broker.gateway.client import MAX_REDIRECTS, PulsarClientConnection
@@ -91,6 +91,7 @@ class ReplicatorRunner:
         self._admin = RemoteAdmin(resolve, admin_token, options.tls)
         self._remotes: dict[str, _Remote] = {}
         self._running: dict[str, dict[str, _Run]] = {}
+        self._linked: frozenset[str] = frozenset()
         self._ending: set[asyncio.Future[None]] = set()
 
     def start(self, topic: ReplicationSource, remote: str) -> None:
@@ -98,10 +99,7 @@ class ReplicatorRunner:
         runs = self._running.setdefault(topic.name, {})
         if remote in runs:
             return
-        place = self._remotes.get(remote)
-        if place is None:
-            place = self._remotes[remote] = _Remote(remote, self._resolve, self._options, self._jitter)
-        place.users += 1
+        place = self._used(remote)
         core = Replicator(
             topic.name,
             topic.region,
@@ -118,10 +116,20 @@ class ReplicatorRunner:
         ending = [runs.pop(name) for name in ([remote] if remote is not None else list(runs)) if name in runs]
         if not runs:
             self._running.pop(topic_name, None)
-        task = asyncio.get_running_loop().create_task(self._end(ending))
-        self._ending.add(task)
-        task.add_done_callback(self._ending.discard)
-        return task
+        return self._spawn(self._end(ending))
+
+    def set_regions(self, regions: Iterable[str]) -> None:
+        """Those that may be asked, whether a topic is replicated there or not."""
+        wanted = frozenset(regions)
+        for region in wanted - self._linked:
+            self._used(region)
+        gone = [self._remotes[region] for region in self._linked - wanted]
+        self._linked = wanted
+        if gone:
+            self._spawn(self._let_go(gone))
+
+    def regions(self) -> Collection[str]:
+        return self._linked
 
     def is_reachable(self, region: str) -> bool:
         """Not known to be away: there is a connection, or the first one is being made."""
@@ -164,7 +172,8 @@ class ReplicatorRunner:
                 Position(said.end_ledger, said.end_entry),
             )
             feed = Feed(confirmed, end, said.behind, said.held, said.subscriptions)
-        return Found(tuple(answer.entries), answer.chained, answer.settled, last, frozenset(answer.origins), feed)
+        origins = frozenset(answer.origins)
+        return Found(tuple(answer.entries), answer.chained, answer.settled, last, origins, feed, answer.outside)
 
     def feed(self, topic_name: str, remote: str) -> Feed | None:
         """How far the replicator is; None: there is none. The end of the log is the caller's to say."""
@@ -204,11 +213,28 @@ class ReplicatorRunner:
 
     async def _end(self, runs: list[_Run]) -> None:
         await asyncio.gather(*(run.end() for run in runs))
-        for run in runs:
-            run.place.users -= 1
-            if run.place.users == 0 and self._remotes.get(run.place.region) is run.place:
-                del self._remotes[run.place.region]
-                await run.place.close()
+        await self._let_go(run.place for run in runs)
+
+    def _used(self, region: str) -> _Remote:
+        """The connections to a region, of one user more."""
+        place = self._remotes.get(region)
+        if place is None:
+            place = self._remotes[region] = _Remote(region, self._resolve, self._options, self._jitter)
+        place.users += 1
+        return place
+
+    async def _let_go(self, places: Iterable[_Remote]) -> None:
+        for place in places:
+            place.users -= 1
+            if place.users == 0 and self._remotes.get(place.region) is place:
+                del self._remotes[place.region]
+                await place.close()
+
+    def _spawn(self, ending: Coroutine[None, None, None]) -> asyncio.Future[None]:
+        task = asyncio.get_running_loop().create_task(ending)
+        self._ending.add(task)
+        task.add_done_callback(self._ending.discard)
+        return task
 
 
 class _Remote:

@@ -366,7 +366,9 @@ class BrokerProcess:
         return cluster.broker_service_url, cluster.service_url or None
 
     def _speak_with_regions(self) -> None:
-        self.exchange.set_regions(name for name in self.catalog.known_clusters() if name != self.region)
+        others = [name for name in self.catalog.known_clusters() if name != self.region]
+        self.exchange.set_regions(others)
+        self.runner.set_regions(others)
 
     async def _follow_policies(self) -> None:
         while True:

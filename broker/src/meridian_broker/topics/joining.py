@@ -108,6 +108,9 @@ class Joining:
                 continue
             except PeerAway:
                 continue
+            if found.is_outside:
+                feeds[region] = OUTSIDE
+                continue
             self.origins |= found.origins - {topic.region}
             feeds[region] = feed = found.feed
             if feed is not None:

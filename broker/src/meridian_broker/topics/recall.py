@@ -5,6 +5,8 @@ A region that was restored from an older copy of its volume has lost entries tha
 replicated. So before the first producer of a topic is let in, every region that can be reached is asked for entries of
 ours beyond our end, and what they have is taken back. A region that cannot be asked holds nobody up: publishing goes
 on, but the first entry then claims no predecessor (``ledgers/holes.py``), and it is asked as soon as it is there.
+Regions that are none of the topic's are asked as well: one may have been taken out of it with what we lost, or the copy
+that we were restored from may not know that it is in it. Those of them that cannot be reached are not waited for.
 
 In the same way, while a region cannot be reached, or is gone for good, the others ask each other for its entries.
 
@@ -152,11 +154,21 @@ class Recall:
     @property
     def is_settled(self) -> bool:
         """Every region of the topic was asked for our own entries."""
-        return self.others() <= self._asked
+        return self.others() <= self._asked and (self._is_tried or not self._outsiders())
 
     def others(self) -> set[str]:
         """The topic's other regions, now."""
         return set(self._regions()) - {self._topic.region}
+
+    def _outsiders(self) -> set[str]:
+        """Regions that are none of the topic's and may have entries of ours all the same.
+
+        Of a topic that never had another region, as far as is known here, nobody is asked.
+        """
+        others = self.others()
+        if not others and not self._topic.log.last_origin:
+            return set()
+        return set(self._peers.regions()) - {self._topic.region} - others
 
     async def ask(self, region: str, want: Want) -> Found:
         """:raises PeerAway: there is no answer, or the region cannot say."""
@@ -236,11 +248,11 @@ class Recall:
 
     async def _ask_for_own(self) -> None:
         topic, others = self._topic, self.others()
-        if others <= self._asked:
+        if self.is_settled:
             return
-        away: set[str] = set()
+        asked, away = others | self._outsiders(), set[str]()
         for after, before in ((topic.log.last_own, LATEST), *topic.log.holes.of(topic.region)):
-            away |= await self._fetch(topic.region, (after, before), others, may_skip=True)
+            away |= await self._fetch(topic.region, (after, before), asked, may_skip=True)
         self._asked = others - away
         if not away:
             topic.log.join()
@@ -309,13 +321,13 @@ class Recall:
     # -- fetching
 
     async def _fetch(self, origin: str, hole: Hole, regions: Iterable[str], *, may_skip: bool) -> set[str]:
-        """Take what lies there, from whoever has it. Says which regions could not give all they have.
+        """Take what lies there, from whoever has it. Says which regions of the topic could not give all they have.
 
         :param may_skip: when nobody has the next entry, go on with the first one that somebody has. A region that joins
             begins with that in any case (R21); should somebody who is away have earlier ones, they find a hole.
         """
         topic, (after, before) = self._topic, hole
-        asking = sorted(regions)
+        asking, others = sorted(regions), self.others()
         source: str | None = None  # asked alone for the next ones while it has any: the others would give the same
         while topic.failure is None:
             found: dict[str, Found] = {}
@@ -326,8 +338,9 @@ class Recall:
                 try:
                     found[region] = await self._peers.ask(region, want)
                 except PeerAway as error:
-                    away.add(region)
-                    self.problem = str(error)
+                    if region in others:
+                        away.add(region)
+                        self.problem = str(error)
             if origin in found and origin != topic.region and not found[origin].is_settled:
                 away.add(origin)  # it may yet get more back itself
             having = {region: one for region, one in found.items() if one.entries}

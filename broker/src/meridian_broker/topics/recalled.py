@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Final, NamedTuple, Protocol
 
 from meridian_broker.positions.position import EARLIEST, Position
@@ -52,6 +53,8 @@ class Found(NamedTuple):
     """Every region of which entries were ever stored there."""
     feed: Feed | None = None
     """How far it is with sending its own entries to the asker; None: it does not."""
+    is_outside: bool = False
+    """The region does not count the asker among the topic's regions: it gives it its own entries, and nothing else."""
 
 
 class PeerAway(Exception):
@@ -64,6 +67,10 @@ class NotWanted(PeerAway):
 
 class Peers(Protocol):
     """The other regions' brokers."""
+
+    def regions(self) -> Collection[str]:
+        """All that can be asked, whether they have a topic or not."""
+        ...
 
     def is_reachable(self, region: str) -> bool: ...
 

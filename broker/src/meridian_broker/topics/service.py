@@ -406,7 +406,8 @@ class TopicService:
             topic = await self.topic(name, create=False)
         except TopicNotFound:
             return Found((), is_chained=True, is_settled=False, feed=NOTHING_TO_SEND)
-        if asker not in self.regions_of(topic.name):
+        is_outside = asker not in self.regions_of(topic.name)
+        if is_outside and want.origin != asker:
             raise NotAllowed(f"{asker} is not a region of {topic.name} here")
         if topic.incarnation != want.incarnation:
             raise TopicFenced(f"{asker} speaks of another incarnation of {topic.name}: wait until both know it (R8)")
@@ -416,7 +417,8 @@ class TopicService:
             shared = sum(one.durable and one.replicated for one in topic.subscriptions.values())
             feed = feed._replace(end=topic.log.last_confirmed, subscriptions=shared)
         own = {self.region} if topic.log.last_own > EARLIEST else set()
-        return found._replace(origins=frozenset(topic.log.last_origin.keys() | own), feed=feed)
+        origins = frozenset(topic.log.last_origin.keys() | own)
+        return found._replace(origins=origins, feed=feed, is_outside=is_outside)
 
     def rules(self, name: TopicName) -> Rules:
         """What holds for a topic, as last seen in the metadata. An open topic keeps it as ``topic.rules``."""

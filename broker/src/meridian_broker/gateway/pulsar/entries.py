@@ -40,6 +40,7 @@ async def _answer(connection: Connection, asked: peer_pb2.EntriesWanted) -> None
         settled=found.is_settled,
         last_ledger=found.last.ledger,
         last_entry=found.last.entry,
+        outside=found.is_outside,
     )
     answer.origins.extend(sorted(found.origins))
     if found.feed is not None:

@@ -96,7 +96,7 @@ class EntriesWanted(_message.Message):
     def __init__(self, request_id: _Optional[int] = ..., region: _Optional[str] = ..., topic: _Optional[str] = ..., incarnation: _Optional[str] = ..., origin: _Optional[str] = ..., after_ledger: _Optional[int] = ..., after_entry: _Optional[int] = ..., before_ledger: _Optional[int] = ..., before_entry: _Optional[int] = ...) -> None: ...
 
 class EntriesFound(_message.Message):
-    __slots__ = ("request_id", "entries", "chained", "settled", "last_ledger", "last_entry", "origins", "feed")
+    __slots__ = ("request_id", "entries", "chained", "settled", "last_ledger", "last_entry", "origins", "feed", "outside")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     ENTRIES_FIELD_NUMBER: _ClassVar[int]
     CHAINED_FIELD_NUMBER: _ClassVar[int]
@@ -105,6 +105,7 @@ class EntriesFound(_message.Message):
     LAST_ENTRY_FIELD_NUMBER: _ClassVar[int]
     ORIGINS_FIELD_NUMBER: _ClassVar[int]
     FEED_FIELD_NUMBER: _ClassVar[int]
+    OUTSIDE_FIELD_NUMBER: _ClassVar[int]
     request_id: int
     entries: _containers.RepeatedScalarFieldContainer[bytes]
     chained: bool
@@ -113,7 +114,8 @@ class EntriesFound(_message.Message):
     last_entry: int
     origins: _containers.RepeatedScalarFieldContainer[str]
     feed: Feed
-    def __init__(self, request_id: _Optional[int] = ..., entries: _Optional[_Iterable[bytes]] = ..., chained: bool = ..., settled: bool = ..., last_ledger: _Optional[int] = ..., last_entry: _Optional[int] = ..., origins: _Optional[_Iterable[str]] = ..., feed: _Optional[_Union[Feed, _Mapping[str, object]]] = ...) -> None: ...
+    outside: bool
+    def __init__(self, request_id: _Optional[int] = ..., entries: _Optional[_Iterable[bytes]] = ..., chained: bool = ..., settled: bool = ..., last_ledger: _Optional[int] = ..., last_entry: _Optional[int] = ..., origins: _Optional[_Iterable[str]] = ..., feed: _Optional[_Union[Feed, _Mapping[str, object]]] = ..., outside: bool = ...) -> None: ...
 
 class Feed(_message.Message):
     __slots__ = ("confirmed_ledger", "confirmed_entry", "end_ledger", "end_entry", "behind", "held", "subscriptions")
