@@ -22,6 +22,7 @@ from meridian_broker.wire.proto import pulsar_pb2 as pb
 from meridian_broker.wire.pulsar import encode, topic_name
 from meridian_broker.wire.pulsar.errors import ServerError
 from meridian_broker.wire.pulsar.topic_name import TopicName
+from raw_connection import RawConnection
 
 TOPIC = "persistent://public/default/flights"
 EXCLUSIVE, SHARED, FAILOVER = pb.CommandSubscribe.Exclusive, pb.CommandSubscribe.Shared, pb.CommandSubscribe.Failover
@@ -321,3 +322,29 @@ async def test_new_partitions_have_their_subscriptions_before_anybody_hears_of_t
 def subscriptions_of(topics: dict[str, Topic], name: TopicName) -> dict[str, Subscription]:
     topic = topics.get(str(name))
     return {} if topic is None else topic.subscriptions
+
+
+async def test_r18_a_cumulative_acknowledgement_covers_chunked_messages_whole_or_not_at_all(tmp_path: Path) -> None:
+    """Chunks of two producers are interleaved. What ends behind the acknowledged message comes whole, wherever."""
+    async with regions(tmp_path, "us-east", "us-west") as (east, west):
+        connection = await east.connect()
+        consumer = await Consumer.subscribe(connection, TOPIC, "s", kind=EXCLUSIVE, replicated=True)
+        wire = await RawConnection.open(east.port)
+        for number, name in enumerate("xyz"):
+            await wire.producer(TOPIC, number, producer_name=name)
+        sent = [("x", 0, 3), ("y", 0, 2), ("y", 1, 2), ("x", 1, 3), ("z", 0, 2), ("x", 2, 3), ("z", 1, 2)]
+        for name, number, of in sent:
+            wire.send(name, 0, b"%d" % number, producer_id="xyz".index(name), chunk=(number, of))
+            await wire.receipt()
+        await wire.close()
+        places = await take(consumer, len(sent))
+        await acknowledge(connection, consumer._consumer_id, places[2], True)
+        assert subscription(east).backlog() == 5, "all but y, x as a whole"
+        await acknowledge(connection, consumer._consumer_id, places[5], True)
+        assert subscription(east).backlog() == 2, "z, as a whole"
+        await connection.close()
+        there = await west.connect()
+        other = await Consumer.subscribe(there, TOPIC, "s", kind=EXCLUSIVE, replicated=True)
+        async with asyncio.timeout(20):
+            assert [(await other.receive()).payloads for _ in range(2)] == [[b"0"], [b"1"]]
+        await there.close()

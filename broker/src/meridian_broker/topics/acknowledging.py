@@ -96,7 +96,9 @@ def up_to(
     if subscription.compacted is not None:
         after = max(after, subscription.compacted.horizon)
     upto = position if part is None else log.before(position)
-    ledger = cursor.index_missing(log, after, position)
+    pieces = consumer.pieces
+    withheld, chunks = (frozenset(), []) if pieces is None else pieces.acknowledged(position)
+    ledger = cursor.index_missing(log, min([after, *chunks]), position)
     if ledger is not None:
         as_now = None if resent is None else resent.copy()
         work = _load_then_up_to(ledger, subscription, consumer, position, part, confirmed, as_now, behind)
@@ -104,7 +106,12 @@ def up_to(
         return
     delta = subscription.claims.open()
     only = _covered(subscription, position)
-    claimed = cursor.claim_between(log, delta, consumer.epoch, after, upto, subscription.dropped, resent, only)
+    claimed = cursor.claim_between(
+        log, delta, consumer.epoch, after, upto, subscription.dropped, resent, only, withheld=withheld
+    )
+    if pieces is not None:
+        pieces.forget(position)
+        claimed += _chunks(subscription, consumer, delta, chunks, resent, only)
     if subscription.dropped is not None and only is None:  # of what was dropped it has seen the one that it names
         _late(subscription, delta, consumer.epoch if resent is None or resent.holds(position) else ZERO, position, part)
     if part is not None and position > after and log.holds(position):
@@ -114,6 +121,25 @@ def up_to(
             cursor.claim_part(log, delta, epoch, position, place, part)
             claimed += 1
     subscription.claims.changed(confirmed, claimed)
+
+
+def _chunks(
+    subscription: Subscription,
+    consumer: Consumer,
+    delta: Progress,
+    chunks: list[Position],
+    resent: Resent | None,
+    only: frozenset[str] | None,
+) -> int:
+    """All of messages that are acknowledged whole now, also what earlier acknowledgements did not cover; how many."""
+    log, claimed = subscription.topic.log, 0
+    for position in chunks:
+        place = log.place(position) if log.holds(position) else None
+        if place is not None and (only is None or place.region in only):
+            epoch = consumer.epoch if resent is None or resent.holds(position) else ZERO
+            delta.ack(epoch, place.region, place.prev, place.origin)
+            claimed += 1
+    return claimed
 
 
 def _covered(subscription: Subscription, position: Position) -> frozenset[str] | None:

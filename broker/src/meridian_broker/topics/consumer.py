@@ -10,6 +10,7 @@ from meridian_broker.positions.position import EARLIEST, Position
 from meridian_broker.topics.key_ranges import KeySharedPolicy
 
 if TYPE_CHECKING:
+    from meridian_broker.topics.chunks import Pieces
     from meridian_broker.topics.non_persistent import NonPersistentSubscription
     from meridian_broker.topics.subscription import Subscription
 
@@ -57,6 +58,7 @@ class Consumer:
         "metadata",
         "name",
         "permits",
+        "pieces",
         "port",
         "priority",
         "read_compacted",
@@ -94,6 +96,8 @@ class Consumer:
         self.consumer_epoch = 0
         self.acked_to: Position = EARLIEST
         """Up to where it acknowledged cumulatively, also before it was sent away and came again."""
+        self.pieces: Pieces | None = None
+        """Exclusive, Failover: which entries it was sent are chunks, once there was one."""
         self.permits = 0
         self.unacked: dict[Position, int] | None = None
         """Shared: messages of each entry sent and not yet acked."""

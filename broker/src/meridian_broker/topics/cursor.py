@@ -99,18 +99,20 @@ def claim_between(
     unless: Dropped | None = None,
     resent: Resent | None = None,
     only: frozenset[str] | None = None,
+    withheld: frozenset[Position] = frozenset(),
 ) -> int:
     """Claim each entry of ``(after, upto]`` in this region's order; says how many. The indexes are in memory.
 
     :param unless: but not what was dropped: the consumer was never sent it, and other regions may owe it still.
     :param resent: but what was not sent since the newest rewind counts before all of them (R13).
     :param only: and only what began in these regions; None: in any.
+    :param withheld: and not these.
     """
     claimed = 0
     following = log.after(after)
     while following is not None and following <= upto:
         place = log.place(following)
-        is_meant = place is not None and (only is None or place.region in only)
+        is_meant = place is not None and (only is None or place.region in only) and following not in withheld
         if place is not None and is_meant and (unless is None or not unless.contains(place.region, place.origin)):
             counted = epoch if resent is None or resent.holds(following) else ZERO
             delta.ack(counted, place.region, place.prev, place.origin)

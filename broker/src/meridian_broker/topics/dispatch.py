@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final
 from meridian_broker.ledgers.entry import CHUNK, HEADER, deliver_at_ms
 from meridian_broker.ledgers.store import LedgerError
 from meridian_broker.positions.position import EARLIEST, Position
-from meridian_broker.topics.chunks import ChunkKeepers
+from meridian_broker.topics.chunks import ChunkKeepers, Pieces
 from meridian_broker.topics.consumer import Consumer
 from meridian_broker.topics.delayed import Delays
 from meridian_broker.topics.settling import Settling
@@ -239,6 +239,10 @@ class SingleDispatcher(Dispatcher):
             self.read = position
             if not subscription.is_done(position, entry):
                 subscription.send(active, position, entry, 0)
+                if entry[1] & CHUNK:
+                    if active.pieces is None:
+                        active.pieces = Pieces()
+                    active.pieces.sent(position, entry, active.acked_to)
 
 
 def preferred(consumers: list[Consumer], partition: int) -> Consumer | None:
