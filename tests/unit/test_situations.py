@@ -27,5 +27,6 @@ def test_every_situation_has_its_rule_its_story_and_its_test() -> None:
         assert "`" in stories or stories == "the three above", situation
         assert "::" in tests or tests == ALONE, situation
         for module, name in re.findall(r"`([^`]+\.py)::([^`]+)`", tests):
-            source = (ROOT / "tests/scenarios" / module).read_text(encoding="utf-8")
-            assert f"def {name}(" in source, f"{situation}: {module} has no {name}"
+            places = [ROOT / "tests" / room / module for room in ("scenarios", "integration")]
+            sources = [place.read_text(encoding="utf-8") for place in places if place.exists()]
+            assert any(f"def {name}(" in source for source in sources), f"{situation}: {module} has no {name}"
