@@ -49,6 +49,8 @@ class SubscriptionType(IntEnum):
     KEY_SHARED = 3
 
 
+WALK: Final = 5000
+"""Entries that a cursor passes in one turn of the loop: some milliseconds."""
 _SHARING: Final = (SubscriptionType.SHARED, SubscriptionType.KEY_SHARED)
 """Types of which the broker keeps in mind who has what."""
 
@@ -434,14 +436,18 @@ class Subscription:
     # -- the cursor ----------------------------------------------------------------------------------------------
 
     def advance(self) -> None:
-        """Move mark-delete over what is settled; loads an index when the way leads through one not in memory."""
+        """Move mark-delete over what is settled, ``WALK`` entries in one turn of the loop.
+
+        It goes on by itself, also once an index is loaded when the way leads through one not in memory. Until then
+        entries before mark-delete's right place are passed over one by one, as those behind it are.
+        """
         log, progress, dropped, compacted = self.topic.log, self.progress, self.dropped, self.compacted
         times, position = self.times, self.mark_delete
-        following = log.after(position)
+        following, left = log.after(position), WALK
         while following is not None:
-            index = log.index(following.ledger)
-            if index is None:
-                self._load_soon(following)
+            index, left = log.index(following.ledger), left - 1
+            if index is None or left < 0:
+                self._go_on_soon(following)
                 break
             origin = index.origin(following.entry)
             if (
@@ -454,7 +460,7 @@ class Subscription:
                 following = log.after(position)
                 continue
             if times is not None and not times.of(following) and progress.depends_on_time(*origin):
-                self._load_soon(following)
+                self._go_on_soon(following)
             break
         self.mark_delete = position
         if self.resent is not None and dropped is None:  # what was dropped may be acknowledged yet
@@ -492,12 +498,12 @@ class Subscription:
         self.dispatch_soon()
         return is_any_held
 
-    def _load_soon(self, position: Position) -> None:
+    def _go_on_soon(self, position: Position) -> None:
         if not self._loading:
             self._loading = True
-            self.topic.scheduler.spawn(self._load_and_advance(position), "load an index for a cursor")
+            self.topic.scheduler.spawn(self._go_on(position), "move a cursor on")
 
-    async def _load_and_advance(self, position: Position) -> None:
+    async def _go_on(self, position: Position) -> None:
         try:
             await self.topic.log.load_index(position.ledger)
             if self.times is not None:

@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A cursor that has far to go lets others run on its way."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from meridian_broker.topics import subscription
+from topic_of_one_region import Region, region
+
+STEP = 3
+
+
+async def turns(one: Region) -> list[int]:
+    """How many entries the cursor passes in each turn of the loop, until it is where it belongs."""
+    found: list[int] = []
+    cursor = one.topic.subscriptions["s"]
+    while cursor.mark_delete != one.stored[-1]:
+        before = cursor.mark_delete
+        await asyncio.sleep(0)
+        found.append(sum(before < place <= cursor.mark_delete for place in one.stored))
+    return found
+
+
+@pytest.fixture(autouse=True)
+def short_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(subscription, "WALK", STEP)
+
+
+def test_the_missing_acknowledgement_comes_last() -> None:
+    async def story() -> None:
+        one = await region(s=True)
+        await one.ack("s", range(1, 12), 100)
+        cursor = one.topic.subscriptions["s"]
+        assert cursor.mark_delete < one.stored[0]
+        one.acknowledge("s", [0])
+        assert max(await turns(one)) <= STEP
+
+    asyncio.run(story())
+
+
+def test_what_it_has_not_passed_yet_is_not_sent() -> None:
+    async def story() -> None:
+        one = await region(s=True)
+        await one.ack("s", range(1, 12), 100)
+        cursor = one.topic.subscriptions["s"]
+        one.acknowledge("s", [0])
+        await asyncio.sleep(0)
+        assert cursor.mark_delete < one.stored[-1] and cursor.backlog() == 0
+        for place in one.stored:
+            entry = await one.topic.log.read_one(place)
+            assert cursor.is_done(place, entry)
+
+    asyncio.run(story())
