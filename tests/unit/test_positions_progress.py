@@ -22,6 +22,7 @@ from progress_model import (
     build,
     histories,
     many,
+    pick,
     plans,
     publish_time,
     reads,
@@ -175,6 +176,95 @@ def test_all_acked_holds_for_whatever_lies_there(
     assert progress.all_acked(region, after, upto) or progress.epoch != ZERO
     progress.rewind(Stamp(9, 0, "a"), {region: (after, upto)}, {})
     assert not progress.all_acked(region, after, upto)
+
+
+def done_in(progress: Progress) -> dict[str, Position]:
+    """Per origin the end of what is acked without a hole, every entry judged by its own publish time."""
+    found = {}
+    for region in REGIONS:
+        for place in ACKABLE:
+            if not progress.is_acked(region, place, publish_time(region, place)):
+                break
+            found[region] = place
+    return found
+
+
+def merged(progress: Progress, done: dict[str, Position]) -> Progress:
+    result = progress.copy()
+    delta = progress.merge_rewinds(done)
+    if delta is not None:
+        assert result.join(Progress.decode(delta.encode()))
+        assert result.count_rewinds() < progress.count_rewinds()
+        assert result.epoch == progress.epoch
+    return result
+
+
+all_acks = pick([(region, EARLIEST, upto) for region in REGIONS for upto in ACKABLE])
+
+
+@many
+@given(plans, st.lists(all_acks, max_size=3), plans, plans, histories, st.integers(0, 7))
+def test_merged_rewinds_read_as_before_and_regions_agree(
+    plan: list[tuple[Any, ...]],
+    acked: list[tuple[Any, ...]],
+    here: list[tuple[Any, ...]],
+    there: list[tuple[Any, ...]],
+    history: tuple[Any, ...],
+    part: int,
+) -> None:
+    """R12, R13: one region merges, another one something else or nothing; both go on in the newest epoch, then meet.
+
+    Consumers of older epochs were sent away, so nothing is acknowledged in those any more.
+    """
+    progress, _ = build(plan, history)
+    newest = progress.epoch
+    for run_of_acks in acked:
+        progress.ack(newest, *run_of_acks)
+    done = done_in(progress)
+    one, two = merged(progress, done), progress
+    if part:
+        two = merged(progress, {region: end for n, (region, end) in enumerate(done.items()) if part & 1 << n})
+    assert reads(one) == reads(two) == reads(progress)
+    plain = progress.copy()
+    for changes, region_progress in ((here, one), (there, two)):
+        for step in changes:
+            if step[0] == "ack":
+                plain.ack(newest, *step[2:])
+                region_progress.ack(newest, *step[2:])
+    left, right = one.copy(), two.copy()
+    assert left.join(two) or one == left
+    right.join(one)
+    assert left == right
+    assert left.digests() == right.digests()
+    assert left.encode() == right.encode()
+    assert reads(left) == reads(plain)
+    late = plain.copy()
+    late.join(one)
+    late.join(two)
+    left.join(late)
+    assert left == late, "who never merged ends where the others are"
+    assert reads(left) == reads(plain)
+
+
+@pytest.mark.parametrize("by_time", [False, True])
+def test_rewinds_that_come_every_hour_do_not_pile_up(by_time: bool) -> None:
+    progress = Progress()
+    for hour in range(300):
+        end, place = Position(1, 10 * hour + 9), Position(1, max(10 * hour - 5, 0))
+        progress.ack(progress.epoch, "us", Position(1, 10 * hour - 1) if hour else EARLIEST, end)
+        epoch = Stamp(1000 + hour, 0, "us")
+        if by_time:
+            progress.rewind(epoch, {}, publish_time_ms=place.entry + 2)
+        else:
+            progress.rewind(epoch, {"us": (place, end)})
+        assert not progress.is_acked("us", end, end.entry + 1)
+        progress.ack(epoch, "us", place, end)
+        delta = progress.merge_rewinds({"us": end})
+        if delta is not None:
+            progress.join(delta)
+        assert progress.count_rewinds() <= 2
+        assert all(progress.is_acked("us", Position(1, n), n + 1) for n in range(end.entry))
+        assert not progress.is_acked("us", Position(1, end.entry + 1), end.entry + 2)
 
 
 @many

@@ -17,7 +17,8 @@ from meridian_broker.ledgers.entry import publish_time_ms
 from meridian_broker.ledgers.pending import OwnEntry
 from meridian_broker.ledgers.times import BLOCK, BlockTimes, first_since
 from meridian_broker.positions.position import EARLIEST, Position
-from meridian_broker.topics import cursor, drops
+from meridian_broker.topics import cursor, drops, floors
+from meridian_broker.topics.subscription import Subscription
 from test_topic_drops import NAMES, START_MS, STEPS, World
 
 steps = st.lists(
@@ -76,6 +77,7 @@ class TimedWorld(World):
             subscription, owed = self.topic.subscriptions[name], self.owed(name)
             assert self.topic.log.after(subscription.mark_delete) == (owed[0] if owed else None)
             await cursor.load_indexes(self.topic.log)
+            self.check_reports(subscription, owed)
             for entry in self.entries:
                 acked = (entry.region, entry.origin, entry.published_ms)
                 is_acked = entry.place in self.acked[name]
@@ -86,6 +88,22 @@ class TimedWorld(World):
                         await subscription.times.load(entry.place)
                     is_settled = subscription.is_settled(entry.region, entry.origin, entry.place)
                     assert is_settled == (entry.place not in owed)
+
+    def check_reports(self, subscription: Subscription, owed: list[Position]) -> None:
+        """However few entries are looked at one by one: nothing owed is reported to be owed nowhere (R11)."""
+        most = floors.owed_nothing_upto(subscription)
+        for walk in (0, 2):
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(floors, "WALK", walk)
+                upto = floors.owed_nothing_upto(subscription)
+            assert all(end <= most[region] for region, end in upto.items())
+            for entry in self.entries:
+                assert entry.place not in owed or entry.origin > upto.get(entry.region, EARLIEST)
+            if len(owed) == 0:
+                continue
+            behind = self.entries[[entry.place for entry in self.entries].index(owed[0]) :]
+            if all(entry.place in owed for entry in behind):
+                assert upto == most, "nothing was to be found by looking on"
 
 
 async def run(story: list[tuple[str, int]]) -> None:

@@ -87,6 +87,14 @@ class AckSet(RunSet):
             result._settle()
         return result
 
+    def upto(self, position: Position) -> AckSet:
+        """What is claimed up to a position, without batches of which some messages are acked."""
+        result = AckSet(min(self.floor, position))
+        for after, end in self.runs():
+            if after < position and (last := min(end, position)).entry >= 0:
+                result.claim(after, last)
+        return result
+
     def copy(self) -> AckSet:
         other = AckSet(Position(self._ledger, self._entry))
         if self._cold is not None:

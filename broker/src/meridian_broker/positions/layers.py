@@ -173,6 +173,11 @@ def extract_acks(acks: Mapping[str, AckSet], wanted: Mapping[str, set[int]]) -> 
     return {region: part for region, part in parts.items() if not part.is_empty}
 
 
+def acks_upto(acks: Mapping[str, AckSet], ends: Mapping[str, Position]) -> dict[str, AckSet]:
+    """What is acked of these regions up to their ends."""
+    return {region: acks[region].upto(end) for region, end in ends.items() if region in acks}
+
+
 def copy_acks(acks: Mapping[str, AckSet]) -> dict[str, AckSet]:
     return {region: one.copy() for region, one in acks.items()}
 

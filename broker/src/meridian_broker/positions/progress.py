@@ -38,6 +38,7 @@ from meridian_broker.positions.layers import (
     Layer,
     Rules,
     acks_minus,
+    acks_upto,
     acks_within,
     copy_acks,
     extract_acks,
@@ -47,7 +48,7 @@ from meridian_broker.positions.layers import (
     same_acks,
     take_acks,
 )
-from meridian_broker.positions.position import EARLIEST
+from meridian_broker.positions.position import EARLIEST, Position
 from meridian_broker.positions.varints import Reader, put_number
 
 FORMAT_VERSION: Final = 4
@@ -117,6 +118,64 @@ class Progress(LayeredAcks):
         one.beginning = self.beginning.bare()
         one._layers = [layer]
         return self.join(one)
+
+    def merge_rewinds(self, done: Mapping[str, Position]) -> Progress | None:
+        """What to join to this progress, so that some of its rewinds are overruled by newer ones and forgotten.
+
+        :param done: per origin up to where nothing is owed in any region, as of these very rewinds, and all regions
+            know them all. So no rewind that is older than the newest one will ever be heard of.
+        :returns: None: none of them would be forgotten.
+
+        The newest rewind comes to rule all that is done, and to know that it is acked. The newest seek by time comes to
+        rule as much as older ones did, once it knows all that was acked under those. What any entry reads stays the
+        same. It is a change as others are: what a rewind rules and what is acked under it only grow, so regions that
+        hear of it early, late or never, or do the same themselves, agree.
+        """
+        if self._layers is None or len(self._layers) < 2:
+            return None
+        delta = self.empty_delta()
+        heads = delta._layers
+        assert heads is not None
+        acked = {region: AckSet(min(self.start(region), end)) for region, end in done.items()}
+        for acks in self._all_acks():
+            join_acks(acked, acks_upto(acks, done))
+        newest = heads[-1]
+        newest.acks = copy_acks(acked)
+        for region, end in done.items():
+            low, high = newest.rules.get(region, (EARLIEST, EARLIEST))
+            if EARLIEST < end >= low:  # else it would come to rule what lies in between
+                newest.rules[region] = EARLIEST, max(high, end)
+        self._absorb_times(heads, done, acked)
+        after = self.copy()
+        after.join(delta)
+        return delta if len(after._layers or ()) < len(self._layers) else None
+
+    def _absorb_times(self, heads: list[Layer], done: Mapping[str, Position], acked: Mapping[str, AckSet]) -> None:
+        """Let the newest seek by time rule as much as older ones, as long as the same is acked under both.
+
+        :param acked: of what is done.
+        """
+        layers = self._layers or []
+        at = max((number for number, layer in enumerate(layers) if layer.publish_time_ms is not None), default=0)
+        newest = layers[at].copy()
+        if newest.publish_time_ms is None:
+            return
+        join_acks(newest.acks, acked)
+        join_acks(heads[at].acks, acked)
+        for older in reversed(layers[:at]):
+            if any(high > done.get(region, EARLIEST) for region, (_, high) in older.rules.items()):
+                return
+            if older.publish_time_ms is not None:
+                also = older.copy()
+                join_acks(also.acks, acked)
+                if not same_acks(also.acks, newest.acks):
+                    return
+                times = [one.publish_time_ms for one in (heads[at], older) if one.publish_time_ms is not None]
+                heads[at].publish_time_ms = min(times)
+
+    def count_rewinds(self) -> int:
+        """How many rewinds are remembered."""
+        return len(self._layers or ())
 
     def state(self) -> int:
         """A digest of what makes entries owed that were not: the beginning and the rewinds. Reports go by it (R11)."""

@@ -70,15 +70,23 @@ def vouched(reports: Reports, regions: Iterable[str], state: int, acked: Mapping
 
     :param acked: per origin: acked without a gap up to here; that is true in every region.
     """
+    found = agreed(reports, regions, state) or {}
+    return {origin: position for origin, position in found.items() if position > acked.get(origin, EARLIEST)}
+
+
+def agreed(reports: Reports, regions: Iterable[str], state: int) -> dict[str, Position] | None:
+    """Per origin up to where none of these regions owes anything; None: not all of them report of this state."""
     found: dict[str, Position] | None = None
     for region in regions:
         report = reports.get(region)
-        upto = report.upto if report is not None and report.state == state else {}
+        if report is None or report.state != state:
+            return None
+        upto = report.upto
         if found is None:
             found = dict(upto)
         else:
             found = {origin: min(found[origin], upto[origin]) for origin in found.keys() & upto.keys()}
-    return {origin: position for origin, position in (found or {}).items() if position > acked.get(origin, EARLIEST)}
+    return found
 
 
 def digest(reports: Reports) -> int:

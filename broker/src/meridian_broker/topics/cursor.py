@@ -46,7 +46,7 @@ def rewound(
     is stored there are in memory.
     """
     ranges: dict[str, tuple[Position, Position]] = {}
-    for region, low, high in _runs(log, upto, log.last_confirmed):
+    for region, low, high in runs(log, upto, log.last_confirmed):
         # What came back to its region late stands behind newer entries of it (R5).
         known = ranges.get(region, (low, high))
         ranges[region] = (min(low, known[0]), max(high, known[1]))
@@ -72,7 +72,7 @@ async def load_indexes(log: TopicLog, after: Position = EARLIEST) -> None:
             await log.load_index(ledger)
 
 
-def _runs(log: TopicLog, after: Position, upto: Position) -> Iterator[Place]:
+def runs(log: TopicLog, after: Position, upto: Position) -> Iterator[Place]:
     """What acknowledging all of ``(after, upto]`` claims, in runs. The indexes are in memory."""
     for ledger, entries, _ in log.counts():
         if entries and after.ledger <= ledger <= upto.ledger:
@@ -123,7 +123,7 @@ def claim_between(
 
 def claim_all(log: TopicLog, delta: Progress, epoch: Stamp, after: Position, upto: Position) -> None:
     """Claim all of ``(after, upto]``. The indexes are in memory."""
-    for region, low, high in _runs(log, after, upto):
+    for region, low, high in runs(log, after, upto):
         delta.ack(epoch, region, low, high)
 
 

@@ -22,6 +22,7 @@ from meridian_broker.ledgers.store import LedgerError
 from meridian_broker.positions import Position, Progress
 from meridian_broker.positions.position import EARLIEST
 from meridian_broker.positions.reports import Report, vouched
+from meridian_broker.topics import cursor, old_rewinds
 from meridian_broker.topics.progress_log import Kind
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from meridian_broker.topics.topic import Topic
 
 WALK: Final = 20_000
-"""Entries behind a cursor that are looked at. With a longer backlog nothing is reported until it is shorter."""
+"""Entries behind a cursor that are looked at one by one; those behind them count as owed."""
 
 
 async def look_after(topic: Topic) -> None:
@@ -40,9 +41,13 @@ async def look_after(topic: Topic) -> None:
     """
     for subscription in list(topic.subscriptions.values()):
         _forget_drops(subscription)
-        if _is_of_many(subscription) and subscription.progress.count_detail():
-            await _report(subscription)
-            rise(subscription)
+        has_old_rewinds = old_rewinds.are_many(subscription)
+        if _is_of_many(subscription):
+            if has_old_rewinds or subscription.progress.count_detail():
+                await _report(subscription)
+                rise(subscription)
+        elif has_old_rewinds and not old_rewinds.are_kept(subscription) and await _are_indexes_here(subscription):
+            old_rewinds.merge_done(subscription, owed_nothing_upto(subscription))
 
 
 def rise(subscription: Subscription) -> None:
@@ -51,16 +56,17 @@ def rise(subscription: Subscription) -> None:
         return
     topic, progress = subscription.topic, subscription.progress
     floors = vouched(progress.reports, _regions(topic), progress.state(), progress.floors())
-    if not floors:
-        return
-    subscription.claims.flush_pending()
-    delta = progress.empty_delta()
-    for region, position in floors.items():
-        delta.raise_floor(region, position)
-    apply(subscription, delta)
-    topic.progress_log.append(Kind.FLOORS, subscription.name, delta.encode())
-    topic.tell_others(subscription.name, delta)
-    subscription.advance()
+    if floors:
+        subscription.claims.flush_pending()
+        delta = progress.empty_delta()
+        for region, position in floors.items():
+            delta.raise_floor(region, position)
+        apply(subscription, delta)
+        topic.progress_log.append(Kind.FLOORS, subscription.name, delta.encode())
+        topic.tell_others(subscription.name, delta)
+        subscription.advance()
+    if old_rewinds.are_many(subscription):
+        old_rewinds.merge(subscription, _regions(topic))
 
 
 def apply(subscription: Subscription, delta: Progress) -> None:
@@ -86,13 +92,22 @@ def _regions(topic: Topic) -> Collection[str]:
     return {topic.region} if topic.recall is None else {topic.region, *topic.recall.others()}
 
 
-async def _report(subscription: Subscription) -> None:
-    """Tell how far nothing is owed here, where that is more than acks say and was not told yet."""
+async def _are_indexes_here(subscription: Subscription) -> bool:
+    """Load the indexes of all ledgers from the cursor's on. False: the subscription is gone by then."""
     topic = subscription.topic
     for ledger, entries, _ in topic.log.counts():
         if entries and ledger >= subscription.mark_delete.ledger:
             await topic.log.load_index(ledger)
-    if topic.failure is not None or topic.subscriptions.get(subscription.name) is not subscription:
+    return topic.failure is None and topic.subscriptions.get(subscription.name) is subscription
+
+
+async def _report(subscription: Subscription) -> None:
+    """Tell how far nothing is owed here, where that is more than acks say and was not told yet.
+
+    Where old rewinds are to be merged, that this region knows them is to be told as well.
+    """
+    topic = subscription.topic
+    if not await _are_indexes_here(subscription):
         return
     progress, acked = subscription.progress, subscription.progress.floors()
     upto = {
@@ -101,7 +116,8 @@ async def _report(subscription: Subscription) -> None:
         if position > acked.get(region, EARLIEST)
     }
     known, state = progress.reports.get(topic.region), progress.state()
-    if not upto or (known is not None and known.state == state and known.upto == upto):
+    is_worth_it = upto or old_rewinds.are_many(subscription)
+    if not is_worth_it or (known is not None and known.state == state and known.upto == upto):
         return
     stamp = topic.clock.next() if known is None else topic.clock.next(after=known.stamp)
     delta = progress.empty_delta()
@@ -119,24 +135,29 @@ async def _report(subscription: Subscription) -> None:
 def owed_nothing_upto(subscription: Subscription) -> dict[str, Position]:
     """Per origin: every entry up to here is settled, or is not stored in this region and will not come.
 
-    The indexes of all ledgers from the cursor's on are in memory. Empty when the backlog is too long to be looked at,
-    or when a compacted view is read, which passes over what is not settled.
+    The indexes of all ledgers from the cursor's on are in memory. Empty when a compacted view is read, which passes
+    over what is not settled.
     """
     log = subscription.topic.log
-    cursor = subscription.mark_delete
-    if subscription.compacted is not None or log.distance(cursor, log.last_confirmed) > WALK:
+    if subscription.compacted is not None:
         return {}
-    reached = _stored_upto(log, cursor)
+    looked = subscription.mark_delete
+    reached = _stored_upto(log, looked)
     owed: dict[str, Position] = {}
-    following = log.after(cursor)
-    while following is not None:
+    for _ in range(WALK):
+        following = log.after(looked)
+        if following is None:
+            break
+        looked = following
         place = log.place(following)
         if place is not None:
             reached[place.region] = max(reached.get(place.region, EARLIEST), place.origin)
             if not subscription.is_settled(place.region, place.origin, following):
                 # Entries that came late stand behind later ones of their origin.
                 owed[place.region] = min(owed.get(place.region, place.prev), place.prev)
-        following = log.after(following)
+    for region, prev, end in cursor.runs(log, looked, log.last_confirmed):
+        reached[region] = max(reached.get(region, EARLIEST), end)
+        owed[region] = min(owed.get(region, prev), prev)
     for region, prev in owed.items():
         reached[region] = min(reached[region], prev)
     for region in reached:

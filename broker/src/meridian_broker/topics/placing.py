@@ -7,9 +7,11 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from meridian_broker.ledgers.log import TopicLog
-from meridian_broker.positions import Progress
+from meridian_broker.positions import Progress, Stamp
+from meridian_broker.positions.layers import LAYERS_MAX
 from meridian_broker.positions.position import EARLIEST, LATEST, Position
 from meridian_broker.topics import cursor, rewinding
+from meridian_broker.topics.errors import LimitReached
 
 if TYPE_CHECKING:
     from meridian_broker.topics.compacted_reading import CompactedReading
@@ -58,6 +60,7 @@ async def seek(subscription: Subscription, target: Position) -> None:
     """Stand so that ``target`` is the next entry: what is before it counts as acked, what is after as not (R12).
 
     :raises LedgerError: the entries' headers cannot be read.
+    :raises LimitReached: it was rewound too often lately.
     """
     await _seek(subscription, target, None)
 
@@ -69,6 +72,7 @@ async def seek_to_time(subscription: Subscription, time_ms: int) -> None:
     An entry that stands behind that place although it was published earlier keeps what is known of it.
 
     :raises LedgerError: the entries' headers cannot be read.
+    :raises LimitReached: it was rewound too often lately.
     """
     time_ms, is_compacted = max(time_ms, 0), subscription.compacted is not None
     target = await subscription.topic.position_at(time_ms, read_compacted=is_compacted)
@@ -96,12 +100,23 @@ async def _seek(subscription: Subscription, target: Position, time_ms: int | Non
     if time_ms is not None:
         if seen or _takes_back(subscription, upto, time_ms):
             # What stands before the place was published earlier: the rewind does not rule it.
-            delta.rewind(subscription.topic.clock.next(progress.epoch), {}, publish_time_ms=time_ms)
+            delta.rewind(_next_epoch(subscription), {}, publish_time_ms=time_ms)
     elif rules := _joined(seen, cursor.rewound(log, progress, subscription.dropped, upto)):
-        epoch = subscription.topic.clock.next(progress.epoch)
+        epoch = _next_epoch(subscription)
         delta.rewind(epoch, rules)
         cursor.claim_ruled(log, delta, epoch, upto, rules)
     rewinding.take_back(subscription, delta, upto)
+
+
+def _next_epoch(subscription: Subscription) -> Stamp:
+    """:raises LimitReached: there are too many rewinds that cannot be merged yet."""
+    progress = subscription.progress
+    if progress.count_rewinds() >= LAYERS_MAX:
+        raise LimitReached(
+            f"subscription {subscription.name!r} was rewound {LAYERS_MAX} times since its regions were last in touch: "
+            "seek again once all of them can be reached, for then old rewinds are merged"
+        )
+    return subscription.topic.clock.next(progress.epoch)
 
 
 async def _move_in_view(

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 from meridian_broker.ledgers.times import PublishTimes
 from meridian_broker.positions import AckSet, Progress
 from meridian_broker.positions.position import EARLIEST, Position
-from meridian_broker.topics import drops, floors
+from meridian_broker.topics import drops, floors, old_rewinds
 from meridian_broker.topics.progress_log import Kind
 
 if TYPE_CHECKING:
@@ -87,6 +87,7 @@ def merge(subscription: Subscription, delta: Progress, done: Callable[[str | Non
     subscription.claims.flush_pending()
     progress, log = subscription.progress, subscription.topic.progress_log
     rewinds, beginning = progress.rewinds(), progress.beginning
+    known = {epoch for epoch, _, _ in rewinds}
     if not drops.join(progress, subscription.dropped, delta):
         log.when_durable(lambda error: done(None if error is None else str(error)))
         return
@@ -94,12 +95,15 @@ def merge(subscription: Subscription, delta: Progress, done: Callable[[str | Non
         Kind.MERGED, subscription.name, delta.encode(), lambda error: done(None if error is None else str(error))
     )
     # An older rewind may come after a newer one, and rules other entries.
-    if progress.rewinds() != rewinds or progress.beginning != beginning:
+    is_rewound = any(epoch not in known for epoch, _, _ in progress.rewinds())
+    if is_rewound or progress.beginning != beginning:
         subscription.disconnect_consumers()
-        if progress.rewinds() != rewinds:
+        if is_rewound:
             begin(subscription)
         subscription.start_cursor()
     else:
+        if progress.rewinds() != rewinds:
+            old_rewinds.merged_elsewhere(subscription)
         subscription.advance()
         if subscription.dispatcher is not None:
             subscription.dispatcher.acked_elsewhere()

@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A job that seeks back again and again: old rewinds are merged once all regions agree on them, and none is lost."""
+
+from __future__ import annotations
+
+import pytest
+from meridian_broker.positions import Progress
+from meridian_broker.positions.position import EARLIEST, Position
+from meridian_broker.positions.reports import Report
+from meridian_broker.topics import floors, old_rewinds, placing, rewinding, upkeep
+from meridian_broker.topics.errors import LimitReached
+from meridian_broker.topics.subscription import Subscription
+from test_topic_drops import World
+
+TIMES = 15
+
+
+async def opened() -> tuple[World, Subscription]:
+    world = World()
+    await world.open()
+    await world.own(4)
+    await world.settle()
+    return world, world.subscription(0)
+
+
+async def ack_all(world: World, subscription: Subscription) -> None:
+    last = world.entries[-1].place
+    subscription.acknowledge_cumulative(world._nobody(subscription, last), last)
+    await world.settle()
+    assert world.topic.log.after(subscription.mark_delete) is None
+
+
+async def seek_back(world: World, subscription: Subscription, *, by_time: bool) -> None:
+    """Some entries come, all are acknowledged, and the last ones are to come again; then they are acknowledged."""
+    for _ in range(3):
+        world.scheduler.ms += 100
+        await world.own(4)
+    await world.settle()
+    await ack_all(world, subscription)
+    again = world.entries[-5:]
+    if by_time:
+        await subscription.seek_to_time(again[0].published_ms)
+    else:
+        await subscription.seek(again[0].place)
+    assert world.topic.log.after(subscription.mark_delete) == again[0].place
+    await ack_all(world, subscription)
+
+
+@pytest.mark.parametrize("by_time", [False, True])
+async def test_where_no_other_region_knows_the_subscription(by_time: bool) -> None:
+    world, _ = await opened()
+    subscription = world.topic.create_subscription("own", EARLIEST, replicated=False)
+    world.told.progress["own"] = Progress()
+    for _ in range(TIMES):
+        await seek_back(world, subscription, by_time=by_time)
+        await upkeep.trim(world.topic)
+        assert subscription.progress.count_rewinds() < old_rewinds.WORTH
+    await world._open_topic()
+    await world.settle()
+    again = world.topic.subscriptions["own"]
+    assert again.progress == subscription.progress
+    assert world.topic.log.after(again.mark_delete) is None
+
+
+@pytest.mark.parametrize("by_time", [False, True])
+async def test_where_other_regions_do_they_all_have_to_agree(by_time: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(floors, "_regions", lambda _: {"here", "there"})
+    world, subscription = await opened()
+    for _ in range(TIMES):
+        await seek_back(world, subscription, by_time=by_time)
+        await upkeep.trim(world.topic)
+        await world.settle()
+    progress = subscription.progress
+    assert progress.count_rewinds() == TIMES, "the other region has said nothing"
+    mine = progress.reports["here"]
+    assert mine.state == progress.state()
+    report = progress.empty_delta()
+    report.reports = {"there": Report(world.topic.clock.next(), mine.state ^ 1, mine.upto)}
+    rewinding.merge(subscription, report, lambda _: None)
+    assert progress.count_rewinds() == TIMES, "it knows of others"
+    report.reports = {"there": Report(world.topic.clock.next(), mine.state, mine.upto)}
+    epoch = progress.epoch
+    rewinding.merge(subscription, report, lambda _: None)
+    await world.settle()
+    assert (progress.count_rewinds(), progress.epoch) == (1, epoch)
+    for entry in world.entries:
+        assert progress.is_acked("here", entry.origin, entry.published_ms)
+        assert world.told.progress["one"].is_acked("here", entry.origin, entry.published_ms)
+    assert subscription.first_hand is not None
+    assert subscription.first_hand.count_rewinds() == 1
+    assert world.told.progress["one"].count_rewinds() == 1
+
+
+async def test_a_region_that_is_told_keeps_its_consumers_and_forgets_as_much() -> None:
+    world, subscription = await opened()
+    for _ in range(TIMES):
+        await seek_back(world, subscription, by_time=True)
+    resent = subscription.resent
+    delta = subscription.progress.merge_rewinds({"here": world.entries[-1].origin})
+    assert delta is not None
+    rewinding.merge(subscription, delta, lambda _: None)
+    await world.settle()
+    assert subscription.resent is resent
+    assert subscription.progress.count_rewinds() == 1
+    assert subscription.first_hand is not None
+    assert subscription.first_hand.count_rewinds() == 1
+    before = subscription.first_hand.copy()
+    await world._open_topic()
+    assert world.topic.subscriptions["one"].first_hand == before
+
+
+async def test_too_many_rewinds_are_refused_with_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(placing, "LAYERS_MAX", 3)
+    world, subscription = await opened()
+    for _ in range(3):
+        await seek_back(world, subscription, by_time=True)
+    with pytest.raises(LimitReached, match="was rewound 3 times"):
+        await subscription.seek_to_time(0)
+    with pytest.raises(LimitReached, match="was rewound 3 times"):
+        await subscription.seek(Position(0, 0))
