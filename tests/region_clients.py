@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any, Protocol
 
 import pulsar
+from admin_paths import topic_path
 from broker_process import HttpAnswer, wait_until
 
 EAST, WEST, CENTRAL = ("us-east", "us-west", "eu-central")
@@ -149,7 +150,7 @@ def stored(regions: Regions, region: str, topic: str, count: int) -> list[int]:
 
 def stats(regions: Regions, region: str, topic: str) -> dict[str, Any]:
     """A region's statistics of a topic; empty while it does not have the topic."""
-    answer = regions.http(region, "GET", f"/admin/v2/{topic.replace('://', '/')}/stats")
+    answer = regions.http(region, "GET", f"{topic_path(topic)}/stats")
     if answer.status == 404:
         return {}
     assert answer.status == 200, answer.text

@@ -10,6 +10,7 @@ from typing import Any
 
 import pulsar
 import pytest
+from admin_paths import subscription_path, topic_path
 from broker_process import MERIDIAN, RegionsProcess, wait_until
 from meridian_broker.gateway.client import PulsarClientConnection
 from meridian_broker.gateway.client_options import peer_options
@@ -23,7 +24,7 @@ SETTINGS = {"dispatchLeaseSeconds": "2"}
 
 
 def path(topic: str, name: str = "s") -> str:
-    return f"/meridian/v1/subscriptions/{topic.replace('://', '/')}/{name}/scope"
+    return f"{subscription_path(topic, name)}/scope"
 
 
 def shown(regions: RegionsProcess, region: str, topic: str) -> dict[str, Any]:
@@ -133,7 +134,7 @@ def test_what_the_dispatching_region_dropped_is_seen_and_taken_over(regions: Reg
 
         wait_until(lambda: owed() == {EAST: 5, WEST: 5}, "all of it in both")
         upto = {"ledgerId": ids[2].ledger_id(), "entryId": ids[2].entry_id()}
-        expire = f"/admin/v2/{topic.replace('://', '/')}/subscription/s/expireMessages"
+        expire = f"{topic_path(topic)}/subscription/s/expireMessages"
         for _ in range(5):
             message = consumers[EAST].receive(20_000)
             if int(message.data()) > 2:

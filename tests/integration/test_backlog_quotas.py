@@ -9,6 +9,7 @@ from typing import Any
 
 import pulsar
 import pytest
+from admin_paths import topic_path
 from broker_process import BrokerProcess, wait_until
 from region_clients import PATIENCE_MS, connected
 
@@ -39,13 +40,13 @@ def set_quota(broker: BrokerProcess, space: str, quota: dict[str, Any], kind: st
 
 
 def subscription(broker: BrokerProcess, topic: str, name: str = "s") -> dict[str, Any]:
-    answer = broker.http("GET", f"/admin/v2/{topic.replace('://', '/')}/stats")
+    answer = broker.http("GET", f"{topic_path(topic)}/stats")
     found: dict[str, Any] = answer.json["subscriptions"][name]
     return found
 
 
 def publishers(broker: BrokerProcess, topic: str) -> int:
-    return len(broker.http("GET", f"/admin/v2/{topic.replace('://', '/')}/stats").json["publishers"])
+    return len(broker.http("GET", f"{topic_path(topic)}/stats").json["publishers"])
 
 
 def consume(client: pulsar.Client, topic: str, name: str = "s") -> list[bytes]:

@@ -10,6 +10,7 @@ from typing import Any
 import pulsar
 import pyarrow as pa
 import pytest
+from admin_paths import topic_path
 from broker_process import BrokerProcess, wait_until
 from region_clients import PATIENCE_MS, connected
 
@@ -55,16 +56,12 @@ def rest(consumer: pulsar.Consumer, count: int = 0) -> list[bytes]:
         consumer.acknowledge(message)
 
 
-def path(topic: str) -> str:
-    return f"/admin/v2/{topic.replace('://', '/')}"
-
-
 def expire(broker: BrokerProcess, topic: str, subscription: str, what: str, body: Any = ...) -> int:
-    return broker.http("POST", f"{path(topic)}/subscription/{subscription}/expireMessages{what}", body).status
+    return broker.http("POST", f"{topic_path(topic)}/subscription/{subscription}/expireMessages{what}", body).status
 
 
 def backlog(broker: BrokerProcess, topic: str, subscription: str) -> int:
-    return int(broker.http("GET", f"{path(topic)}/stats").json["subscriptions"][subscription]["msgBacklog"])
+    return int(broker.http("GET", f"{topic_path(topic)}/stats").json["subscriptions"][subscription]["msgBacklog"])
 
 
 def set_ttl(broker: BrokerProcess, space: str, seconds: int) -> None:
@@ -100,7 +97,7 @@ def test_what_is_older_than_the_ttl_goes_and_the_rest_stays(
     assert rest(half) == []
     idle = client.subscribe(topic, "idle", consumer_type=SHARED)
     assert rest(idle, 1) == [b"young"]
-    stats = broker.http("GET", f"{path(topic)}/stats").json["subscriptions"]
+    stats = broker.http("GET", f"{topic_path(topic)}/stats").json["subscriptions"]
     assert {name: one["totalMsgExpired"] for name, one in stats.items()} == {"idle": 3, "half": 2}
     assert {name: one["unackedMessages"] for name, one in stats.items()} == {"idle": 0, "half": 0}
     assert sorted(dropped(broker, topic)) == [("half", "ttl", -1, 2), ("idle", "ttl", -1, 2)]
@@ -119,7 +116,7 @@ def test_a_late_acknowledgement_and_a_reader_of_expired_messages(
     assert expire(broker, topic, "s", "", last) == 204
     consumer.acknowledge(message)  # counts as an acknowledgement, and moves nothing
     assert reader.read_next(PATIENCE_MS).data() == b"1", "a reader has its own place"
-    assert broker.http("POST", f"{path(topic)}/all_subscription/expireMessages/0").status == 204
+    assert broker.http("POST", f"{topic_path(topic)}/all_subscription/expireMessages/0").status == 204
     wait_until(lambda: backlog(broker, topic, "s") == 0, "everything to expire")
     publish(client, topic, b"4")
     found = [reader.read_next(PATIENCE_MS).data()]
@@ -139,12 +136,12 @@ def test_drops_survive_kill_9_and_a_seek_takes_them_back(broker: BrokerProcess, 
     restart(broker)
     assert backlog(broker, topic, "s") == 5
     back = {"ledgerId": ids[15].ledger_id(), "entryId": ids[15].entry_id()}
-    assert broker.http("POST", f"{path(topic)}/subscription/s/resetcursor", back).status == 204
+    assert broker.http("POST", f"{topic_path(topic)}/subscription/s/resetcursor", back).status == 204
     with connected(broker.service_url) as client:
         assert rest(client.subscribe(topic, "s"), 10) == [b"%d" % number for number in range(15, 25)]
     restart(broker)
     assert backlog(broker, topic, "s") == 0
-    assert broker.http("POST", f"{path(topic)}/subscription/s/resetcursor/0").status == 204
+    assert broker.http("POST", f"{topic_path(topic)}/subscription/s/resetcursor/0").status == 204
     assert dropped(broker, topic) == []
     with connected(broker.service_url) as client:
         assert rest(client.subscribe(topic, "s"), 25) == [b"%d" % number for number in range(25)]
@@ -165,13 +162,13 @@ def test_expiring_by_hand(broker: BrokerProcess, client: pulsar.Client, space: s
     assert expire(broker, topic, "a", "/0") == 409, "there is no backlog"
     assert expire(broker, topic, "nobody", "/0") == 404
     assert expire(broker, topic, "b", "/many") == 400
-    assert broker.http("POST", f"{path(topic)}/all_subscription/expireMessages/0").status == 204
+    assert broker.http("POST", f"{topic_path(topic)}/all_subscription/expireMessages/0").status == 204
     assert backlog(broker, topic, "b") == 0
 
 
 def test_partitions_expire_together(broker: BrokerProcess, client: pulsar.Client, space: str) -> None:
     topic = f"persistent://{space}/parts"
-    assert broker.http("PUT", f"{path(topic)}/partitions", 2).status == 204
+    assert broker.http("PUT", f"{topic_path(topic)}/partitions", 2).status == 204
     client.subscribe(topic, "s").close()
     publish(client, topic, *(b"%d" % number for number in range(6)))
     where = {"ledgerId": 1, "entryId": 1, "partitionIndex": -1}
@@ -187,7 +184,7 @@ def test_expired_messages_give_their_space_back(broker: BrokerProcess, client: p
     publish(client, topic, *(b"%d" % number for number in range(40)))
 
     def ledgers() -> int:
-        return len(broker.http("GET", f"{path(topic)}/internalStats").json["ledgers"])
+        return len(broker.http("GET", f"{topic_path(topic)}/internalStats").json["ledgers"])
 
     assert ledgers() >= 4
     assert expire(broker, topic, "s", "/0") == 204
@@ -208,9 +205,9 @@ def test_truncating_empties_a_topic_whatever_is_retained(
         producer.send(b"%d" % number)
     held = [consumer.receive(PATIENCE_MS) for _ in range(3)]
     consumer.acknowledge(held[1])
-    assert broker.http("POST", f"{path(topic)}/trim").status == 204
+    assert broker.http("POST", f"{topic_path(topic)}/trim").status == 204
     assert entries(broker, topic) == 25, "retention keeps everything, and so does the backlog"
-    assert broker.http("DELETE", f"{path(topic)}/truncate").status == 204
+    assert broker.http("DELETE", f"{topic_path(topic)}/truncate").status == 204
     assert entries(broker, topic) == 0
     assert [backlog(broker, topic, name) for name in ("busy", "idle")] == [0, 0]
     producer.send(b"new")
@@ -219,7 +216,7 @@ def test_truncating_empties_a_topic_whatever_is_retained(
     assert causes == {("busy", "truncated"), ("idle", "truncated")}
     reader = client.create_reader(topic, pulsar.MessageId.earliest)
     assert reader.read_next(PATIENCE_MS).data() == b"new"
-    assert broker.http("DELETE", f"{path(topic)}-nobody-knows/truncate").status == 404
+    assert broker.http("DELETE", f"{topic_path(topic)}-nobody-knows/truncate").status == 404
 
 
 def test_a_truncated_topic_goes_on_after_kill_9(broker: BrokerProcess, space: str) -> None:
@@ -227,10 +224,10 @@ def test_a_truncated_topic_goes_on_after_kill_9(broker: BrokerProcess, space: st
     with connected(broker.service_url) as client:
         client.subscribe(topic, "s").close()
         publish(client, topic, *(b"%d" % number for number in range(15)))
-    before = broker.http("GET", f"{path(topic)}/internalStats").json["lastOwn"]
-    assert broker.http("DELETE", f"{path(topic)}/truncate").status == 204
+    before = broker.http("GET", f"{topic_path(topic)}/internalStats").json["lastOwn"]
+    assert broker.http("DELETE", f"{topic_path(topic)}/truncate").status == 204
     restart(broker)
-    after = broker.http("GET", f"{path(topic)}/internalStats").json
+    after = broker.http("GET", f"{topic_path(topic)}/internalStats").json
     assert (after["lastOwn"], after["numberOfEntries"]) == (before, 0)
     with connected(broker.service_url) as client:
         publish(client, topic, b"new")
@@ -243,9 +240,9 @@ def test_trimming_at_once(broker: BrokerProcess, client: pulsar.Client) -> None:
     publish(client, topic, *(b"%d" % number for number in range(35)))
     assert len(rest(consumer, 35)) == 35
     wait_until(lambda: backlog(broker, topic, "s") == 0, "the acknowledgements")
-    assert broker.http("POST", f"{path(topic)}/trim").status == 204
+    assert broker.http("POST", f"{topic_path(topic)}/trim").status == 204
     assert entries(broker, topic) <= 10, "the ledger that is being written stays"
 
 
 def entries(broker: BrokerProcess, topic: str) -> int:
-    return int(broker.http("GET", f"{path(topic)}/internalStats").json["numberOfEntries"])
+    return int(broker.http("GET", f"{topic_path(topic)}/internalStats").json["numberOfEntries"])

@@ -11,6 +11,7 @@ from datetime import timedelta
 from typing import Any
 
 import pulsar
+from admin_paths import topic_path
 from broker_process import RegionsProcess, wait_until
 from region_clients import (
     EAST,
@@ -40,7 +41,7 @@ def sticky(low: int, high: int) -> pulsar.ConsumerKeySharedPolicy:
 
 def admin(regions: RegionsProcess, region: str, topic: str, what: str, method: str = "POST", body: Any = ...) -> None:
     """One request about a topic."""
-    answer = regions.http(region, method, f"/admin/v2/{topic.replace('://', '/')}/{what}", body)
+    answer = regions.http(region, method, f"{topic_path(topic)}/{what}", body)
     assert answer.status == 204, answer.text
 
 

@@ -10,6 +10,7 @@ import time
 from typing import Any
 
 import pytest
+from admin_paths import subscription_path, topic_path
 from broker_process import MERIDIAN, HttpAnswer, RegionsProcess, wait_until
 from meridian_broker.cli.rest import TIMEOUT_SECONDS
 from region_clients import (
@@ -29,7 +30,7 @@ US, EU, AP = REGIONS = ("us", "eu", "ap")
 
 
 def mode(regions: RegionsProcess, region: str, topic: str, **wanted: Any) -> HttpAnswer:
-    path = f"/meridian/v1/subscriptions/{topic.replace('://', '/')}/s/mode"
+    path = f"{subscription_path(topic)}/mode"
     return regions.http(region, "POST", path, wanted)
 
 
@@ -85,7 +86,7 @@ def test_on_unites_and_says_what_each_region_skips(regions: RegionsProcess) -> N
     assert mode(regions, US, topic, replicated=False).json["done"]
 
     def is_off(region: str) -> bool:
-        path = f"/admin/v2/{topic.replace('://', '/')}/subscription/s/replicatedSubscriptionStatus"
+        path = f"{topic_path(topic)}/subscription/s/replicatedSubscriptionStatus"
         return not regions.http(region, "GET", path).json[topic]
 
     for region in REGIONS:
@@ -154,7 +155,7 @@ def test_a_region_that_hangs_is_named_before_anybody_gives_up_waiting(regions: R
 )
 def test_what_makes_no_sense_is_refused(regions: RegionsProcess, wanted: dict[str, Any]) -> None:
     topic = new_topic("refused")
-    path = f"/admin/v2/{topic.replace('://', '/')}"
+    path = topic_path(topic)
     assert regions.http(US, "PUT", path).status == 204
     assert regions.http(US, "PUT", f"{path}/subscription/s", "earliest").status == 204
     assert mode(regions, US, topic, **wanted).status == 412

@@ -9,6 +9,7 @@ from typing import Any
 
 import pulsar
 import pytest
+from admin_paths import topic_path
 from broker_process import MERIDIAN, RegionsProcess, wait_until
 from prometheus_client.parser import text_string_to_metric_families
 from region_clients import (
@@ -44,7 +45,7 @@ def status(regions: RegionsProcess, region: str, topic: str) -> tuple[int, dict[
 
 
 def stats(regions: RegionsProcess, region: str, topic: str) -> dict[str, Any]:
-    found: dict[str, Any] = regions.http(region, "GET", f"/admin/v2/{topic.replace('://', '/')}/stats").json
+    found: dict[str, Any] = regions.http(region, "GET", f"{topic_path(topic)}/stats").json
     return found
 
 
@@ -177,7 +178,7 @@ def test_what_another_region_acknowledged_does_not_hold_a_consumer_up(
 def test_policies_say_which_new_subscriptions_are_replicated(regions: RegionsProcess, level: str) -> None:
     """PIP-398: what the consumer says, else the topic's policy, else the namespace's; all regions hear of it."""
     topic = new_topic("policy")
-    base = f"/admin/v2/{topic.replace('://', '/')}"
+    base = topic_path(topic)
     path = f"{base}/replicateSubscriptionState"
     namespace = "/admin/v2/namespaces/public/default/replicateSubscriptionState"
     with client(regions, EAST) as east, client(regions, WEST) as west:
@@ -208,7 +209,7 @@ def test_policies_say_which_new_subscriptions_are_replicated(regions: RegionsPro
 
 def test_a_person_can_say_no_where_the_policy_says_yes(regions: RegionsProcess) -> None:
     topic = new_topic("no")
-    base = f"/admin/v2/{topic.replace('://', '/')}"
+    base = topic_path(topic)
     assert regions.http(EAST, "PUT", base).status == 204
     assert regions.http(EAST, "POST", f"{base}/replicateSubscriptionState", True).status == 204
     wait_until(lambda: regions.http(EAST, "GET", f"{base}/replicateSubscriptionState?applied=true").json, "the policy")

@@ -31,6 +31,7 @@ import re
 
 import pulsar
 import pytest
+from admin_paths import subscription_path, topic_path
 from broker_process import RegionsProcess, wait_until
 from region_clients import (
     CENTRAL,
@@ -58,13 +59,9 @@ HOUR_MS = 3_600_000
 pytestmark = pytest.mark.slow
 
 
-def path(topic: str) -> str:
-    return f"/admin/v2/{topic.replace('://', '/')}"
-
-
 def entries(regions: RegionsProcess, region: str, topic: str) -> int:
     """Everything that is stored of a topic, whatever it is."""
-    return int(regions.http(region, "GET", f"{path(topic)}/internalStats").json["numberOfEntries"])
+    return int(regions.http(region, "GET", f"{topic_path(topic)}/internalStats").json["numberOfEntries"])
 
 
 def digests_sent(regions: RegionsProcess, region: str) -> float:
@@ -146,7 +143,7 @@ def test_6437_22926_22572_12759_nothing_but_messages_is_stored(regions: RegionsP
         consumer.close()
     for region in REGIONS:
         assert entries(regions, region, topic) == 10, f"{region} stores nothing but the messages while it is idle"
-        internal = regions.http(region, "GET", f"{path(topic)}/internalStats").json
+        internal = regions.http(region, "GET", f"{topic_path(topic)}/internalStats").json
         assert internal["cursors"]["s"]["totalNonContiguousDeletedMessagesRange"] == 0, region
         assert stats(regions, region, topic)["backlogSize"] == 0, region
         with client(regions, region) as one:
@@ -168,7 +165,7 @@ def test_6464_an_idle_topic_can_go(regions: RegionsProcess) -> None:
             consumer.acknowledge(message)
         consumer.close()
     wait_for_backlog(regions, CENTRAL, topic, 0)
-    assert regions.http(WEST, "DELETE", path(topic)).status == 204, "without force: nobody uses it"
+    assert regions.http(WEST, "DELETE", topic_path(topic)).status == 204, "without force: nobody uses it"
     before = digests_sent(regions, EAST)
     wait_until(lambda: digests_sent(regions, EAST) > before, "a comparison")
     for region in REGIONS:
@@ -178,7 +175,7 @@ def test_6464_an_idle_topic_can_go(regions: RegionsProcess) -> None:
 def test_9341_partitions_and_key_shared(regions: RegionsProcess) -> None:
     """Of a partitioned topic with Key_Shared consumers nothing was replicated."""
     topic = new_topic("keys")
-    assert regions.http(EAST, "PUT", f"{path(topic)}/partitions", 3).status == 204
+    assert regions.http(EAST, "PUT", f"{topic_path(topic)}/partitions", 3).status == 204
     with client(regions, EAST) as east, client(regions, WEST) as west:
         producer = east.create_producer(topic)
         consumer = subscribe(east, topic, kind=KEY_SHARED)
@@ -195,7 +192,7 @@ def test_9341_partitions_and_key_shared(regions: RegionsProcess) -> None:
 
 
 def partitioned_backlog(regions: RegionsProcess, region: str, topic: str) -> int:
-    answer = regions.http(region, "GET", f"{path(topic)}/partitioned-stats")
+    answer = regions.http(region, "GET", f"{topic_path(topic)}/partitioned-stats")
     found = answer.json.get("subscriptions", {}) if answer.status == 200 else {}
     return int(found.get("s", {"msgBacklog": -1})["msgBacklog"])
 
@@ -204,13 +201,13 @@ def test_16017_a_one_way_set_up_says_that_nothing_is_synced(regions: RegionsProc
     """Active and standby, replicated in one direction only: subscriptions were not replicated, in silence."""
     topic = new_topic("oneway")
     for region, lives in ((WEST, [WEST]), (EAST, [EAST, WEST])):
-        assert regions.http(region, "PUT", path(topic)).status in (204, 409)
-        assert regions.http(region, "POST", f"{path(topic)}/replication", lives).status == 204
+        assert regions.http(region, "PUT", topic_path(topic)).status in (204, 409)
+        assert regions.http(region, "POST", f"{topic_path(topic)}/replication", lives).status == 204
     with client(regions, EAST) as east:
         subscribe(east, topic).close()
         publish(east, topic, numbered(range(5)))
     assert stored(regions, WEST, topic, 5) == list(range(5)), "messages go one way"
-    status = f"/meridian/v1/subscriptions/{topic.replace('://', '/')}/s/status"
+    status = f"{subscription_path(topic)}/status"
 
     def reason() -> str:
         (peer,) = regions.http(EAST, "GET", status).json["peers"]
@@ -220,7 +217,7 @@ def test_16017_a_one_way_set_up_says_that_nothing_is_synced(regions: RegionsProc
     assert not regions.http(EAST, "GET", status).json["synced"]
     with client(regions, EAST) as east:  # and what is consumed here is given back, as nobody else is waited for
         take_numbers(subscribe(east, topic), range(5))
-    trim = f"{path(topic)}/truncate"
+    trim = f"{topic_path(topic)}/truncate"
     wait_until(lambda: not regions.http(EAST, "DELETE", trim).text and entries(regions, EAST, topic) == 0, "space")
 
 

@@ -9,6 +9,7 @@ from collections import Counter
 from typing import Any
 
 import pulsar
+from admin_paths import subscription_path
 from broker_process import RegionsProcess, wait_until
 from region_clients import (
     CENTRAL,
@@ -47,7 +48,7 @@ class Listener:
 
 
 def scope_of(regions: RegionsProcess, region: str, topic: str) -> dict[str, Any]:
-    answer = regions.http(region, "GET", f"/meridian/v1/subscriptions/{topic.replace('://', '/')}/s/scope")
+    answer = regions.http(region, "GET", f"{subscription_path(topic)}/scope")
     assert answer.status == 200, answer.text
     found: dict[str, Any] = answer.json
     return found
@@ -59,7 +60,7 @@ def dispatchers(regions: RegionsProcess, region: str, topic: str) -> dict[str, s
 
 
 def set_scope(regions: RegionsProcess, region: str, topic: str, body: dict[str, Any]) -> None:
-    path = f"/meridian/v1/subscriptions/{topic.replace('://', '/')}/s/scope"
+    path = f"{subscription_path(topic)}/scope"
     answer = regions.http(region, "POST", path, body)
     assert answer.status == 204, answer.text
 
@@ -121,7 +122,7 @@ def test_of_two_regions_one_takes_over_by_itself_when_a_third_one_votes(regions:
     topic = f"persistent://{namespace}/witnessed"
     with client(regions, EAST) as east, client(regions, WEST) as west:
         listening = {EAST: Listener(east, topic), WEST: Listener(west, topic)}
-        scope = f"/meridian/v1/subscriptions/{topic.replace('://', '/')}/s/scope"
+        scope = f"{subscription_path(topic)}/scope"
         answer = regions.http(EAST, "POST", scope, {"witness": CENTRAL})
         assert answer.status == 412
         assert "scope local" in answer.text

@@ -7,6 +7,7 @@ from typing import Any
 
 import pulsar
 import pytest
+from admin_paths import topic_path
 from broker_process import RegionsProcess, wait_until
 from region_clients import (
     EAST,
@@ -37,12 +38,8 @@ REGIONS = (EAST, WEST)
 pytestmark = pytest.mark.slow
 
 
-def path(topic: str) -> str:
-    return f"/admin/v2/{topic.replace('://', '/')}"
-
-
 def expire(regions: RegionsProcess, region: str, topic: str, what: str = "/0", body: Any = ...) -> int:
-    return regions.http(region, "POST", f"{path(topic)}/subscription/s/expireMessages{what}", body).status
+    return regions.http(region, "POST", f"{topic_path(topic)}/subscription/s/expireMessages{what}", body).status
 
 
 def prepared(regions: RegionsProcess, topic: str, count: int) -> list[pulsar.MessageId]:
@@ -111,7 +108,7 @@ def test_all_regions_drop_when_asked(regions: RegionsProcess) -> None:
 def test_a_truncated_region_and_all_of_them(regions: RegionsProcess) -> None:
     topic = new_topic("truncated")
     prepared(regions, topic, 25)
-    assert regions.http(EAST, "DELETE", f"{path(topic)}/truncate").status == 204
+    assert regions.http(EAST, "DELETE", f"{topic_path(topic)}/truncate").status == 204
     assert [backlog(regions, region, topic) for region in REGIONS] == [0, 25]
     with client(regions, WEST) as west:
         publish(west, topic, numbered(range(25, 30)))
@@ -121,7 +118,7 @@ def test_a_truncated_region_and_all_of_them(regions: RegionsProcess) -> None:
     with client(regions, EAST) as east:
         publish(east, topic, numbered(range(30, 35)))
     wait_for_backlog(regions, WEST, topic, 5)
-    assert regions.http(WEST, "DELETE", f"{path(topic)}/truncate?allRegions=true").status == 204
+    assert regions.http(WEST, "DELETE", f"{topic_path(topic)}/truncate?allRegions=true").status == 204
     wait_for_backlog(regions, EAST, topic, 0)
     wait_for_backlog(regions, WEST, topic, 0)
     with client(regions, EAST) as east:
@@ -134,7 +131,7 @@ def test_a_quota_holds_replication_and_nothing_is_lost(regions: RegionsProcess) 
     topic = new_topic("held")
     prepared(regions, topic, 5)
     quota = {"limitSize": 20_000, "policy": "producer_request_hold"}
-    assert regions.http(WEST, "POST", f"{path(topic)}/backlogQuota", quota).status == 204
+    assert regions.http(WEST, "POST", f"{topic_path(topic)}/backlogQuota", quota).status == 204
     with client(regions, EAST) as east:
         publish(east, topic, [b"%d" % number + b" " * 1000 for number in range(5, 45)])
         wait_until(lambda: "backlog quota" in str(replication(regions, topic)["lastError"]), "replication to be held")
@@ -158,7 +155,7 @@ def test_a_region_that_cannot_be_asked_is_named(regions: RegionsProcess) -> None
     prepared(regions, topic, 3)
     regions.kill_region(WEST)
     try:
-        answer = regions.http(EAST, "POST", f"{path(topic)}/subscription/s/expireMessages/0?allRegions=true")
+        answer = regions.http(EAST, "POST", f"{topic_path(topic)}/subscription/s/expireMessages/0?allRegions=true")
         assert answer.status == 503
         assert "done in us-east, but not everywhere: us-west cannot be asked" in answer.reason
         assert backlog(regions, EAST, topic) == 0

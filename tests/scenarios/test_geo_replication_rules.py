@@ -10,6 +10,7 @@ from typing import Any
 import pulsar
 import pytest
 import pytest_asyncio
+from admin_paths import topic_path
 from broker_process import RegionsProcess, wait_until
 from meridian_broker.gateway.client import PulsarClientConnection
 from meridian_broker.gateway.client_errors import ConnectFailed, RequestRefused
@@ -306,7 +307,7 @@ def test_withheld_entries_are_not_claimed(regions: RegionsProcess) -> None:
 
 def test_partitions_follow_and_grow(regions: RegionsProcess) -> None:
     topic = new_topic("partitioned")
-    path = f"/admin/v2/{topic.replace('://', '/')}/partitions"
+    path = f"{topic_path(topic)}/partitions"
     made = regions.http(EAST, "PUT", path, 3)
     assert made.status == 204, made.text
     with client(regions, EAST) as east, client(regions, WEST) as west:

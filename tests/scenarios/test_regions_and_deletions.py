@@ -5,6 +5,7 @@ set aside where it holds messages that nobody else ever got (R8). And where a to
 from __future__ import annotations
 
 import pytest
+from admin_paths import topic_path
 from broker_process import RegionsProcess, wait_until
 from region_clients import (
     CENTRAL,
@@ -25,23 +26,19 @@ REGIONS = (EAST, WEST, CENTRAL)
 pytestmark = pytest.mark.slow
 
 
-def path(topic: str) -> str:
-    return f"/admin/v2/{topic.replace('://', '/')}"
-
-
 def topics(regions: RegionsProcess, region: str) -> set[str]:
     return set(regions.http(region, "GET", "/admin/v2/persistent/public/default").json)
 
 
 def incarnation(regions: RegionsProcess, region: str, topic: str) -> str:
-    return str(regions.http(region, "GET", f"{path(topic)}/internalStats").json["incarnation"])
+    return str(regions.http(region, "GET", f"{topic_path(topic)}/internalStats").json["incarnation"])
 
 
 def test_a_region_was_away_while_topics_were_deleted(regions: RegionsProcess) -> None:
     """R8: one copy holds nothing of its own, one holds messages that the others never got, one topic is made again,
     and one has partitions."""
     plain, ahead, again, parts = (new_topic(name) for name in ("plain", "ahead", "again", "parts"))
-    assert regions.http(EAST, "PUT", f"{path(parts)}/partitions", 2).status == 204
+    assert regions.http(EAST, "PUT", f"{topic_path(parts)}/partitions", 2).status == 204
     with client(regions, EAST) as east:
         for topic in (plain, ahead, again, parts):
             subscribe(east, topic).close()
@@ -52,9 +49,9 @@ def test_a_region_was_away_while_topics_were_deleted(regions: RegionsProcess) ->
         assert stored(regions, WEST, topic, 10) == list(range(10))
     regions.kill_region(WEST)
     for topic in (plain, ahead, again):
-        assert regions.http(EAST, "DELETE", path(topic)).status == 412, "not without force"
-        assert regions.http(EAST, "DELETE", f"{path(topic)}?force=true").status == 204
-    assert regions.http(EAST, "DELETE", f"{path(parts)}/partitions?force=true").status == 204
+        assert regions.http(EAST, "DELETE", topic_path(topic)).status == 412, "not without force"
+        assert regions.http(EAST, "DELETE", f"{topic_path(topic)}?force=true").status == 204
+    assert regions.http(EAST, "DELETE", f"{topic_path(parts)}/partitions?force=true").status == 204
     with client(regions, EAST) as east:
         publish(east, again, numbered(range(20, 23)))
     regions.pause_region(EAST)
@@ -73,12 +70,12 @@ def test_a_region_was_away_while_topics_were_deleted(regions: RegionsProcess) ->
     wait_until(settled, "the deleted topics to go")
     for region in REGIONS:
         assert stored(regions, region, again, 3) == [20, 21, 22], f"{region} has the topic that was made again"
-        assert regions.http(region, "GET", f"{path(parts)}/partitions").status == 404, f"{region} made it again"
+        assert regions.http(region, "GET", f"{topic_path(parts)}/partitions").status == 404, f"{region} made it again"
         assert not topics(regions, region) & {plain, ahead}, region
     assert len({incarnation(regions, region, again) for region in REGIONS}) == 1
     (aside,) = [name for name in topics(regions, WEST) if name.startswith(prefix)]
-    assert "never got" in regions.http(WEST, "GET", f"{path(aside)}/properties").json["meridian.setAside"]
+    assert "never got" in regions.http(WEST, "GET", f"{topic_path(aside)}/properties").json["meridian.setAside"]
     with client(regions, WEST) as west:
         take_numbers(subscribe(west, aside), range(15))
     assert not any(name.startswith(prefix) for region in (EAST, CENTRAL) for name in topics(regions, region))
-    assert regions.http(WEST, "DELETE", path(aside)).status == 204
+    assert regions.http(WEST, "DELETE", topic_path(aside)).status == 204

@@ -10,6 +10,7 @@ from typing import Any
 
 import pyarrow.ipc
 import pytest
+from admin_paths import topic_path
 from broker_process import wait_until
 from linked_regions import LinkedRegions
 from region_clients import (
@@ -40,14 +41,10 @@ def regions(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LinkedRegions]
         up.heal()
 
 
-def path(topic: str) -> str:
-    return f"/admin/v2/{topic.replace('://', '/')}"
-
-
 def live(regions: LinkedRegions, topic: str, in_regions: tuple[str, ...], told: tuple[str, ...]) -> None:
     """Say in each of ``told`` where a topic lives."""
     for region in told:
-        answer = regions.http(region, "POST", f"{path(topic)}/replication", list(in_regions))
+        answer = regions.http(region, "POST", f"{topic_path(topic)}/replication", list(in_regions))
         assert answer.status == 204, answer.text
 
 
@@ -97,7 +94,7 @@ def test_a_region_joins_is_removed_for_good_and_comes_back(regions: LinkedRegion
         regions.cut(other, WEST)
         regions.cut(WEST, other)
     for region in (EAST, CENTRAL):
-        assert regions.http(region, "PUT", path(topic)).status == 204
+        assert regions.http(region, "PUT", topic_path(topic)).status == 204
     live(regions, topic, (EAST, CENTRAL), (EAST, CENTRAL))
     with client(regions, EAST) as east:
         here = subscribe(east, topic)
@@ -109,7 +106,7 @@ def test_a_region_joins_is_removed_for_good_and_comes_back(regions: LinkedRegion
         for region in (EAST, CENTRAL):
             wait_for(regions, region, topic, 17)
             wait_until(lambda region=region: trimmed(regions, region, topic), f"{region} to give back two ledgers")
-    assert regions.http(WEST, "PUT", path(topic)).status == 204
+    assert regions.http(WEST, "PUT", topic_path(topic)).status == 204
     live(regions, topic, REGIONS, REGIONS)
     waiting = fill(regions, WEST, topic)
     assert (waiting["ready"], waiting["reason"]) == (False, "no other region could be asked yet")
@@ -131,7 +128,7 @@ def test_a_region_joins_is_removed_for_good_and_comes_back(regions: LinkedRegion
         take_numbers(subscribe(central, topic), [*range(24, 41), *range(45, 50)])
         subscribe(east, topic, "other").close()
     wait_until(lambda: "other" in stats(regions, CENTRAL, topic)["subscriptions"], "the other subscription")
-    assert regions.http(EAST, "DELETE", f"{path(topic)}/subscription/other").status == 204, "nobody is missed"
+    assert regions.http(EAST, "DELETE", f"{topic_path(topic)}/subscription/other").status == 204, "nobody is missed"
     # It comes back on its own: it was told that it is out, and what happens there stays there.
     regions.bring_back(WEST)
     live(regions, topic, (WEST,), (WEST,))
@@ -155,8 +152,8 @@ def test_a_region_joins_is_removed_for_good_and_comes_back(regions: LinkedRegion
 
 
 def trimmed(regions: LinkedRegions, region: str, topic: str) -> bool:
-    assert regions.http(region, "POST", f"{path(topic)}/trim").status == 204
-    return int(regions.http(region, "GET", f"{path(topic)}/internalStats").json["numberOfEntries"]) == 25
+    assert regions.http(region, "POST", f"{topic_path(topic)}/trim").status == 204
+    return int(regions.http(region, "GET", f"{topic_path(topic)}/internalStats").json["numberOfEntries"]) == 25
 
 
 def exported(regions: LinkedRegions, region: str, topic: str) -> dict[str, str]:

@@ -13,6 +13,7 @@ from typing import Any
 
 import pulsar
 import pytest
+from admin_paths import subscription_path, topic_path
 from broker_process import RegionsProcess, wait_until
 from meridian_broker.gateway.client import PulsarClientConnection
 from meridian_broker.gateway.client_errors import ConnectFailed
@@ -64,7 +65,7 @@ def with_etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RegionsProce
 
 def status(regions: RegionsProcess, region: str, topic: str, name: str = "s") -> dict[str, Any]:
     """How a subscription stands; empty while the region does not have it."""
-    answer = regions.http(region, "GET", f"/meridian/v1/subscriptions/{topic.replace('://', '/')}/{name}/status")
+    answer = regions.http(region, "GET", f"{subscription_path(topic, name)}/status")
     found: dict[str, Any] = answer.json if answer.status == 200 else {}
     return found
 
@@ -205,12 +206,12 @@ def test_acknowledgements_come_before_their_messages(regions: RegionsProcess) ->
             consumer.acknowledge(message)
         consumer.close()
     wait_for_backlog(regions, WEST, topic, 0)
-    shown = regions.http(WEST, "GET", f"/admin/v2/{topic.replace('://', '/')}/internalStats").json
+    shown = regions.http(WEST, "GET", f"{topic_path(topic)}/internalStats").json
     assert shown["cursors"]["s"]["markDeletePosition"] == shown["lastConfirmedEntry"]
 
 
 def entries(regions: RegionsProcess, region: str, topic: str) -> int:
-    shown = regions.http(region, "GET", f"/admin/v2/{topic.replace('://', '/')}/internalStats").json
+    shown = regions.http(region, "GET", f"{topic_path(topic)}/internalStats").json
     return int(shown["numberOfEntries"])
 
 
@@ -287,7 +288,7 @@ def test_a_region_that_is_drained_tells_the_others_first(regions: RegionsProcess
         regions.bring_back(EAST)
         producer.send(b"100")
         take_numbers(consumer, [*numbers(messages[70:]), 100])
-    shown = regions.http(EAST, "GET", f"/admin/v2/{topic.replace('://', '/')}/internalStats").json
+    shown = regions.http(EAST, "GET", f"{topic_path(topic)}/internalStats").json
     assert shown["numberOfEntries"] == 101
     assert len(shown["ledgers"]) == 2, "a broker never appends to a ledger it finds (R1)"
 
@@ -318,7 +319,7 @@ def test_a_restart_of_all_regions_goes_on(tmp_path: Path) -> None:
             for region in regions.regions:
                 assert ledgers_of(regions, region, topic)[: len(ledgers[region])] == ledgers[region]
             before = ledgers_of(regions, EAST, topic)[-1]
-            path = f"/admin/v2/{topic.replace('://', '/')}"
+            path = topic_path(topic)
             deleted = regions.http(EAST, "DELETE", f"{path}?force=true")
             assert deleted.status == 204, deleted.text
             publish(east, topic, numbered(range(10)))
@@ -333,5 +334,5 @@ def test_a_restart_of_all_regions_goes_on(tmp_path: Path) -> None:
 
 
 def ledgers_of(regions: RegionsProcess, region: str, topic: str) -> list[int]:
-    shown = regions.http(region, "GET", f"/admin/v2/{topic.replace('://', '/')}/internalStats").json
+    shown = regions.http(region, "GET", f"{topic_path(topic)}/internalStats").json
     return [int(ledger["ledgerId"]) for ledger in shown["ledgers"]]

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import pulsar
 import pytest
+from admin_paths import topic_path
 from broker_process import HttpAnswer, RegionsProcess, wait_until
 from region_clients import (
     EARLIEST,
@@ -41,7 +42,7 @@ def test_r15_a_new_subscription_begins_at_the_same_message_everywhere(regions: R
         subscribe(east, topic, "latest", initial=LATEST).close()
         ids = publish(east, topic, numbered(range(20, 25)))
     place = {"ledgerId": ids[2].ledger_id(), "entryId": ids[2].entry_id()}
-    path = f"/admin/v2/{topic.replace('://', '/')}/subscription/placed?replicated=true"
+    path = f"{topic_path(topic)}/subscription/placed?replicated=true"
     assert regions.http(EAST, "PUT", path, place).status == 204
     wait_for_backlog(regions, WEST, topic, 5, "latest")
     wait_for_backlog(regions, WEST, topic, 3, "placed")
@@ -73,7 +74,7 @@ def test_r15_of_two_creations_the_earlier_one_counts(regions: RegionsProcess) ->
 
 def delete(regions: RegionsProcess, region: str, topic: str, *, force: bool = False) -> HttpAnswer:
     query = "?force=true" if force else ""
-    return regions.http(region, "DELETE", f"/admin/v2/{topic.replace('://', '/')}/subscription/s{query}")
+    return regions.http(region, "DELETE", f"{topic_path(topic)}/subscription/s{query}")
 
 
 def gone(regions: RegionsProcess, region: str, topic: str) -> None:
@@ -100,7 +101,7 @@ def test_r16_what_has_consumers_elsewhere_stays_unless_forced(regions: RegionsPr
             with pytest.raises(pulsar.PulsarException):
                 subscribe(one, topic)
         assert backlog(regions, EAST, topic) is backlog(regions, WEST, topic) is None
-        path = f"/admin/v2/{topic.replace('://', '/')}/subscription/s?replicated=true"
+        path = f"{topic_path(topic)}/subscription/s?replicated=true"
         assert regions.http(WEST, "PUT", path, {"ledgerId": -1, "entryId": -1}).status == 204
         wait_for_backlog(regions, EAST, topic, 3)
         take_numbers(subscribe(east, topic), range(3))
@@ -129,7 +130,7 @@ def test_r17_switched_off_and_on_again(regions: RegionsProcess) -> None:
     topic = new_topic("switched")
     publish_in(regions, EAST, topic, range(6))
     stored(regions, WEST, topic, 6)
-    path = f"/admin/v2/{topic.replace('://', '/')}/subscription/s/replicatedSubscriptionStatus"
+    path = f"{topic_path(topic)}/subscription/s/replicatedSubscriptionStatus"
 
     def status(region: str) -> bool:
         return bool(regions.http(region, "GET", path).json[topic])
@@ -156,7 +157,7 @@ def test_r17_switched_off_and_on_again(regions: RegionsProcess) -> None:
 @pytest.mark.parametrize("partitions", [0, 2])
 def test_r8_a_topic_is_deleted_in_all_regions_and_made_again(regions: RegionsProcess, partitions: int) -> None:
     topic = new_topic("deleted")
-    rest = f"/admin/v2/{topic.replace('://', '/')}"
+    rest = topic_path(topic)
     if partitions:
         assert regions.http(EAST, "PUT", f"{rest}/partitions", partitions).status == 204
         rest += "/partitions"

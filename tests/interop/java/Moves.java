@@ -81,6 +81,16 @@ final class Moves extends Checks {
                 .get(PATIENCE_SECONDS, TimeUnit.SECONDS);
     }
 
+    /** Exactly these come, in this order; each is acknowledged with all before it. */
+    private static void takeInOrder(Consumer<byte[]> consumer, Collection<Integer> numbers) throws Exception {
+        for (int number : numbers) {
+            Message<byte[]> message = receive(consumer);
+            equal(number(message), number);
+            consumer.acknowledgeCumulative(message);
+        }
+        nothingComes(consumer);
+    }
+
     static List<Story> stories(String suffix) {
         return List.of(new Delayed(suffix), new Shared(suffix), new KeyShared(suffix), new Failover(suffix),
                 new Exclusive(suffix), new Batch(suffix), new Chunks(suffix));
@@ -203,12 +213,7 @@ final class Moves extends Checks {
         @Override
         void goOn(PulsarClient there) throws Exception {
             Consumer<byte[]> active = opened(builder(there, SubscriptionType.Failover).consumerName("a").subscribe());
-            for (int number : List.of(8, 9, 11, 13, 14, 15, 16, 17, 18, 19)) {
-                Message<byte[]> message = receive(active);
-                equal(number(message), number);
-                active.acknowledgeCumulative(message);
-            }
-            nothingComes(active);
+            takeInOrder(active, List.of(8, 9, 11, 13, 14, 15, 16, 17, 18, 19));
         }
     }
 
@@ -230,13 +235,7 @@ final class Moves extends Checks {
 
         @Override
         void goOn(PulsarClient there) throws Exception {
-            Consumer<byte[]> consumer = subscribe(there, SubscriptionType.Exclusive);
-            for (int number = 13; number < 20; number++) {
-                Message<byte[]> message = receive(consumer);
-                equal(number(message), number);
-                consumer.acknowledgeCumulative(message);
-            }
-            nothingComes(consumer);
+            takeInOrder(subscribe(there, SubscriptionType.Exclusive), IntStream.range(13, 20).boxed().toList());
         }
     }
 

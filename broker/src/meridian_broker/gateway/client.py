@@ -2,40 +2,36 @@
 """One outgoing connection that speaks the client's side of the Pulsar protocol.
 
 Replicators and peer links use it to reach another region, ``meridian produce`` and ``consume`` to reach their own. It
-pairs requests with answers, keeps the connection alive, and hands everything else that arrives to whoever it concerns:
-a producer, a consumer, or ``on_command``. It starts no task: bytes are handled in ``data_received``, time in loop
-timers, and a waiting caller owns its wait. Callbacks run on the loop and must not block; one that raises ends the
-connection. The errors are in ``client_errors``.
+pairs requests with answers and hands everything else that arrives to whoever it concerns: a producer, a consumer, or
+``on_command``. A waiting caller owns its wait. Callbacks run on the loop and must not block; one that raises ends the
+connection. The bytes and the connection's life are in ``client_wire``, the errors in ``client_errors``.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
 import ssl
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, cast
 
 from meridian_broker.gateway.client_errors import (
     ClientError,
     ConnectFailed,
     ConnectionLost,
-    MisbehavedPeer,
     RequestRefused,
     RequestTimedOut,
     code_name,
 )
 from meridian_broker.gateway.client_options import ClientOptions, split_url
+from meridian_broker.gateway.client_wire import ClientWire
+from meridian_broker.ledgers.telling import tell_each
 from meridian_broker.wire.proto import peer_pb2
 from meridian_broker.wire.proto import pulsar_pb2 as pb
 from meridian_broker.wire.pulsar import encode
-from meridian_broker.wire.pulsar.frames import MESSAGE, FrameDecoder, FrameError, Message
-from meridian_broker.wire.pulsar.limits import FRAME_PADDING_BYTES, PEER_PROTOCOL_VERSION, PROTOCOL_VERSION
+from meridian_broker.wire.pulsar.frames import MESSAGE, Message
 
 if TYPE_CHECKING:
     from google.protobuf.message import Message as ProtoMessage
-
-logger = logging.getLogger(__name__)
 
 MAX_REDIRECTS: Final = 20
 """As Pulsar's own clients."""
@@ -100,7 +96,7 @@ class OpenedProducer(NamedTuple):
     replication: peer_pb2.ReplicationState | None
 
 
-class PulsarClientConnection(asyncio.Protocol):
+class PulsarClientConnection(ClientWire):
     """A connection to one broker. Make it with ``connect``; end it with ``close``."""
 
     def __init__(
@@ -110,35 +106,16 @@ class PulsarClientConnection(asyncio.Protocol):
         on_command: Callable[[int, Any], None] | None = None,
         on_lost: Callable[[str], None] | None = None,
     ) -> None:
-        self.url = url
-        self.options = options
-        self.server_version = ""
-        self.protocol_version = 0
-        self.max_message_size = 0
-        self.peer_version = 0
-        """Version of the peer protocol the other side announced; 0: it is no Meridian broker."""
-        self.failure: ClientError | None = None
-        """Why the connection is over; None while it is not."""
+        super().__init__(url, options)
         self._on_command = on_command
         self._on_lost = on_lost
-        self._loop = asyncio.get_running_loop()
-        self._transport: asyncio.Transport | None = None
-        self._decoder = FrameDecoder()
-        self._outbox: list[bytes] = []
-        self._connected: asyncio.Future[None] = self._loop.create_future()
-        self._over = asyncio.Event()
-        self._writable = asyncio.Event()
-        self._writable.set()
         self._slots = asyncio.Semaphore(options.max_pending_requests)
         self._requests: dict[int, asyncio.Future[Any]] = {}
         self._producers: dict[int, ProducerEvents] = {}
         self._consumers: dict[int, ConsumerEvents] = {}
         self._last_id = 0
-        self._heard = True
-        self._pinged = False
-        self._timer: asyncio.TimerHandle | None = None
 
-    # -- opening and closing ----------------------------------------------------------------------------------------
+    # -- opening ----------------------------------------------------------------------------------------------------
 
     @classmethod
     async def connect(
@@ -179,45 +156,9 @@ class PulsarClientConnection(asyncio.Protocol):
             problems.append(str(connection.failure))
         raise ConnectFailed("; ".join(problems))
 
-    async def close(self) -> None:
-        """End the connection and wait until it is gone. What was written before is still sent, for a second at most."""
-        if self._transport is None:
-            return
-        if self.failure is None:
-            self.failure = ConnectionLost(f"the connection to {self.url} was closed on this side")
-        self._flush()
-        self._transport.close()
-        try:
-            async with asyncio.timeout(1.0):
-                await self._over.wait()
-        except TimeoutError:
-            self._transport.abort()
-            await self._over.wait()
-
-    async def wait_lost(self) -> str:
-        """Wait for the end of the connection and say why."""
-        await self._over.wait()
-        return str(self.failure)
-
-    @property
-    def is_open(self) -> bool:
-        return self.failure is None and self._connected.done()
-
-    def fail(self, error: ClientError) -> None:
-        """End the connection at once, for a reason."""
-        if self.failure is None:
-            self.failure = error
-        if self._transport is not None:
-            self._transport.abort()
-
     def _give_up(self, error: ClientError) -> None:
-        """Of a connection nobody ever got."""
         self._on_lost = None
-        self.failure = error
-        if self._connected.done() and not self._connected.cancelled():
-            self._connected.exception()
-        if self._transport is not None:
-            self._transport.abort()
+        super()._give_up(error)
 
     # -- requests ---------------------------------------------------------------------------------------------------
 
@@ -330,130 +271,6 @@ class PulsarClientConnection(asyncio.Protocol):
         if self._consumers.pop(consumer_id, None) is not None:
             await self.request(_T.CLOSE_CONSUMER, pb.CommandCloseConsumer(consumer_id=consumer_id, request_id=0))
 
-    # -- writing ----------------------------------------------------------------------------------------------------
-
-    def write(self, frames: Sequence[bytes]) -> None:
-        """Write buffers that make up complete frames. All writes of one turn of the loop leave in one piece.
-
-        Wait for ``drain`` before writing much.
-
-        :raises ConnectionLost: there is no connection any more.
-        """
-        if self.failure is not None or self._transport is None:
-            raise self._lost()
-        if not self._outbox:
-            self._loop.call_soon(self._flush)
-        self._outbox += frames
-
-    def _flush(self) -> None:
-        outbox, self._outbox = self._outbox, []
-        if outbox and self._transport is not None and not self._transport.is_closing():
-            self._transport.writelines(outbox)
-
-    @property
-    def unsent_bytes(self) -> int:
-        """Bytes that wait for the socket."""
-        return 0 if self._transport is None else self._transport.get_write_buffer_size()
-
-    @property
-    def writable(self) -> bool:
-        """False while ``drain`` would wait."""
-        return self._writable.is_set()
-
-    async def drain(self) -> None:
-        """Wait until the socket has room again.
-
-        :raises ConnectionLost: there is no connection any more.
-        """
-        if not self._writable.is_set():
-            await self._writable.wait()
-        if self.failure is not None:
-            raise self._lost()
-
-    def _lost(self) -> ClientError:
-        failure = self.failure or ConnectionLost(f"there is no connection to {self.url}")
-        return type(failure)(str(failure)) if not isinstance(failure, RequestRefused) else ConnectionLost(str(failure))
-
-    # -- what the loop calls ----------------------------------------------------------------------------------------
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast("asyncio.Transport", transport)
-        self._transport.set_write_buffer_limits(high=self.options.write_buffer)
-        connect = pb.CommandConnect(
-            client_version=self.options.client_version,
-            protocol_version=PROTOCOL_VERSION,
-            feature_flags=pb.FeatureFlags(
-                supports_get_partitioned_metadata_without_auto_creation=True,
-                peer_protocol_version=PEER_PROTOCOL_VERSION if self.options.peer else None,
-            ),
-        )
-        if self.options.auth_method is not None:
-            connect.auth_method_name = self.options.auth_method
-            connect.auth_data = self.options.auth_data or b""
-        self._transport.write(encode.simple(_T.CONNECT, connect))
-        self._timer = self._loop.call_later(self.options.keep_alive, self._tick)
-
-    def data_received(self, data: bytes) -> None:
-        self._heard = True
-        broken: FrameError | None = None
-        try:
-            commands = self._decoder.feed(data)
-        except FrameError as error:
-            commands, broken = error.before, error
-        try:
-            for command in commands:
-                if self.failure is not None:
-                    return
-                self._dispatch(command)
-        except Exception as error:
-            logger.exception("%s: handling a command failed; the connection ends", self.url)
-            self.fail(ConnectionLost(f"handling a command of {self.url} failed: {error!r}"))
-        if broken is not None:
-            self.fail(MisbehavedPeer(f"{self.url} sent what is no Pulsar frame: {broken}"))
-
-    def pause_writing(self) -> None:
-        self._writable.clear()
-
-    def resume_writing(self) -> None:
-        self._writable.set()
-
-    def eof_received(self) -> bool:
-        return False
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        if self.failure is None:
-            self.failure = ConnectionLost(f"{self.url} closed the connection{f': {exc}' if exc else ''}")
-        reason = str(self.failure)
-        if self._timer is not None:
-            self._timer.cancel()
-        self._over.set()
-        self._writable.set()
-        if not self._connected.done():
-            self._connected.set_exception(self.failure)
-        for answer in self._requests.values():
-            if not answer.done():
-                answer.set_exception(self._lost())
-        producers, self._producers = self._producers, {}
-        consumers, self._consumers = self._consumers, {}
-        for producer in producers.values():
-            producer.producer_closed(reason)
-        for consumer in consumers.values():
-            consumer.consumer_closed(reason)
-        if self._on_lost is not None:
-            self._on_lost(reason)
-
-    def _tick(self) -> None:
-        """Twice in a row nothing heard, the second time in spite of a PING: nobody is there."""
-        if self._heard:
-            self._heard = self._pinged = False
-        elif self._pinged:
-            self.fail(ConnectionLost(f"{self.url} has been silent for {2 * self.options.keep_alive:g} s"))
-            return
-        if not self._pinged and self.failure is None and self._transport is not None:
-            self._pinged = True
-            self._transport.write(encode.PING)
-        self._timer = self._loop.call_later(self.options.keep_alive, self._tick)
-
     # -- commands ---------------------------------------------------------------------------------------------------
 
     def _dispatch(self, command: Any) -> None:
@@ -510,12 +327,12 @@ class PulsarClientConnection(asyncio.Protocol):
         elif error.request_id == _NO_REQUEST or not self._connected.done():
             self.fail(ConnectionLost(f"{self.url} ended the connection: {error.message} ({code_name(error.error)})"))
 
-    def _shake(self, connected: pb.CommandConnected) -> None:
-        self.server_version = connected.server_version
-        self.protocol_version = connected.protocol_version
-        if connected.max_message_size > 0:
-            self.max_message_size = connected.max_message_size
-            self._decoder.max_frame_bytes = connected.max_message_size + FRAME_PADDING_BYTES
-        self.peer_version = min(connected.feature_flags.peer_protocol_version, PEER_PROTOCOL_VERSION)
-        if not self._connected.done():
-            self._connected.set_result(None)
+    def _ended(self, reason: str) -> None:
+        for answer in self._requests.values():
+            if not answer.done():
+                answer.set_exception(self._lost())
+        producers, self._producers = self._producers, {}
+        consumers, self._consumers = self._consumers, {}
+        told = [producer.producer_closed for producer in producers.values()]
+        told += [consumer.consumer_closed for consumer in consumers.values()]
+        tell_each([*told, *([] if self._on_lost is None else [self._on_lost])], reason)

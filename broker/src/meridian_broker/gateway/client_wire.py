@@ -1,0 +1,221 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The bytes of one outgoing connection, and its life: the handshake, keep-alive, what is written, the end.
+
+It starts no task: bytes are handled in ``data_received``, time in loop timers. What is said over it is ``client``'s.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import Any, cast
+
+from meridian_broker.gateway.client_errors import ClientError, ConnectionLost, MisbehavedPeer, RequestRefused
+from meridian_broker.gateway.client_options import ClientOptions
+from meridian_broker.wire.proto import pulsar_pb2 as pb
+from meridian_broker.wire.pulsar import encode
+from meridian_broker.wire.pulsar.frames import FrameDecoder, FrameError
+from meridian_broker.wire.pulsar.limits import FRAME_PADDING_BYTES, PEER_PROTOCOL_VERSION, PROTOCOL_VERSION
+
+logger = logging.getLogger(__name__)
+
+
+class ClientWire(asyncio.Protocol):
+    """A connection to one broker, below requests and answers."""
+
+    def __init__(self, url: str, options: ClientOptions) -> None:
+        self.url = url
+        self.options = options
+        self.server_version = ""
+        self.protocol_version = 0
+        self.max_message_size = 0
+        self.peer_version = 0
+        """Version of the peer protocol the other side announced; 0: it is no Meridian broker."""
+        self.failure: ClientError | None = None
+        """Why the connection is over; None while it is not."""
+        self._loop = asyncio.get_running_loop()
+        self._transport: asyncio.Transport | None = None
+        self._decoder = FrameDecoder()
+        self._outbox: list[bytes] = []
+        self._connected: asyncio.Future[None] = self._loop.create_future()
+        self._over = asyncio.Event()
+        self._writable = asyncio.Event()
+        self._writable.set()
+        self._heard = True
+        self._pinged = False
+        self._timer: asyncio.TimerHandle | None = None
+
+    @abstractmethod
+    def _dispatch(self, command: Any) -> None:
+        """A command came."""
+
+    @abstractmethod
+    def _ended(self, reason: str) -> None:
+        """Nothing comes any more."""
+
+    # -- the end ----------------------------------------------------------------------------------------------------
+
+    async def close(self) -> None:
+        """End the connection and wait until it is gone. What was written before is still sent, for a second at most."""
+        if self._transport is None:
+            return
+        if self.failure is None:
+            self.failure = ConnectionLost(f"the connection to {self.url} was closed on this side")
+        self._flush()
+        self._transport.close()
+        try:
+            async with asyncio.timeout(1.0):
+                await self._over.wait()
+        except TimeoutError:
+            self._transport.abort()
+            await self._over.wait()
+
+    async def wait_lost(self) -> str:
+        """Wait for the end of the connection and say why."""
+        await self._over.wait()
+        return str(self.failure)
+
+    @property
+    def is_open(self) -> bool:
+        return self.failure is None and self._connected.done()
+
+    def fail(self, error: ClientError) -> None:
+        """End the connection at once, for a reason."""
+        if self.failure is None:
+            self.failure = error
+        if self._transport is not None:
+            self._transport.abort()
+
+    def _give_up(self, error: ClientError) -> None:
+        """Of a connection nobody ever got."""
+        self.failure = error
+        if self._connected.done() and not self._connected.cancelled():
+            self._connected.exception()
+        if self._transport is not None:
+            self._transport.abort()
+
+    # -- writing ----------------------------------------------------------------------------------------------------
+
+    def write(self, frames: Sequence[bytes]) -> None:
+        """Write buffers that make up complete frames. All writes of one turn of the loop leave in one piece.
+
+        Wait for ``drain`` before writing much.
+
+        :raises ConnectionLost: there is no connection any more.
+        """
+        if self.failure is not None or self._transport is None:
+            raise self._lost()
+        if not self._outbox:
+            self._loop.call_soon(self._flush)
+        self._outbox += frames
+
+    def _flush(self) -> None:
+        outbox, self._outbox = self._outbox, []
+        if outbox and self._transport is not None and not self._transport.is_closing():
+            self._transport.writelines(outbox)
+
+    @property
+    def unsent_bytes(self) -> int:
+        """Bytes that wait for the socket."""
+        return 0 if self._transport is None else self._transport.get_write_buffer_size()
+
+    @property
+    def writable(self) -> bool:
+        """False while ``drain`` would wait."""
+        return self._writable.is_set()
+
+    async def drain(self) -> None:
+        """Wait until the socket has room again.
+
+        :raises ConnectionLost: there is no connection any more.
+        """
+        if not self._writable.is_set():
+            await self._writable.wait()
+        if self.failure is not None:
+            raise self._lost()
+
+    def _lost(self) -> ClientError:
+        failure = self.failure or ConnectionLost(f"there is no connection to {self.url}")
+        return type(failure)(str(failure)) if not isinstance(failure, RequestRefused) else ConnectionLost(str(failure))
+
+    # -- what the loop calls ----------------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+        self._transport.set_write_buffer_limits(high=self.options.write_buffer)
+        connect = pb.CommandConnect(
+            client_version=self.options.client_version,
+            protocol_version=PROTOCOL_VERSION,
+            feature_flags=pb.FeatureFlags(
+                supports_get_partitioned_metadata_without_auto_creation=True,
+                peer_protocol_version=PEER_PROTOCOL_VERSION if self.options.peer else None,
+            ),
+        )
+        if self.options.auth_method is not None:
+            connect.auth_method_name = self.options.auth_method
+            connect.auth_data = self.options.auth_data or b""
+        self._transport.write(encode.simple(pb.BaseCommand.CONNECT, connect))
+        self._timer = self._loop.call_later(self.options.keep_alive, self._tick)
+
+    def data_received(self, data: bytes) -> None:
+        self._heard = True
+        broken: FrameError | None = None
+        try:
+            commands = self._decoder.feed(data)
+        except FrameError as error:
+            commands, broken = error.before, error
+        try:
+            for command in commands:
+                if self.failure is not None:
+                    return
+                self._dispatch(command)
+        except Exception as error:
+            logger.exception("%s: handling a command failed; the connection ends", self.url)
+            self.fail(ConnectionLost(f"handling a command of {self.url} failed: {error!r}"))
+        if broken is not None:
+            self.fail(MisbehavedPeer(f"{self.url} sent what is no Pulsar frame: {broken}"))
+
+    def pause_writing(self) -> None:
+        self._writable.clear()
+
+    def resume_writing(self) -> None:
+        self._writable.set()
+
+    def eof_received(self) -> bool:
+        return False
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self.failure is None:
+            self.failure = ConnectionLost(f"{self.url} closed the connection{f': {exc}' if exc else ''}")
+        reason = str(self.failure)
+        if self._timer is not None:
+            self._timer.cancel()
+        self._over.set()
+        self._writable.set()
+        if not self._connected.done():
+            self._connected.set_exception(self.failure)
+        self._ended(reason)
+
+    def _tick(self) -> None:
+        """Twice in a row nothing heard, the second time in spite of a PING: nobody is there."""
+        if self._heard:
+            self._heard = self._pinged = False
+        elif self._pinged:
+            self.fail(ConnectionLost(f"{self.url} has been silent for {2 * self.options.keep_alive:g} s"))
+            return
+        if not self._pinged and self.failure is None and self._transport is not None:
+            self._pinged = True
+            self._transport.write(encode.PING)
+        self._timer = self._loop.call_later(self.options.keep_alive, self._tick)
+
+    def _shake(self, connected: pb.CommandConnected) -> None:
+        self.server_version = connected.server_version
+        self.protocol_version = connected.protocol_version
+        if connected.max_message_size > 0:
+            self.max_message_size = connected.max_message_size
+            self._decoder.max_frame_bytes = connected.max_message_size + FRAME_PADDING_BYTES
+        self.peer_version = min(connected.feature_flags.peer_protocol_version, PEER_PROTOCOL_VERSION)
+        if not self._connected.done():
+            self._connected.set_result(None)

@@ -1,0 +1,14 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where the admin APIs have what a test means by its full name."""
+
+from __future__ import annotations
+
+
+def topic_path(topic: str) -> str:
+    """Of a topic, in Pulsar's API."""
+    return f"/admin/v2/{topic.replace('://', '/')}"
+
+
+def subscription_path(topic: str, subscription: str = "s") -> str:
+    """Of a subscription, in Meridian's own API."""
+    return f"/meridian/v1/subscriptions/{topic.replace('://', '/')}/{subscription}"
