@@ -255,6 +255,8 @@ def test_a_subscription_is_moved(broker: BrokerProcess, client: pulsar.Client) -
     consumer.close()
     assert broker.http("POST", f"{BASE}/moved/subscription/none/resetcursor/0").status == 404
     assert broker.http("POST", f"{path}/resetcursor", [1]).status == 412
+    peeked = broker.http("GET", f"{path}/position/1")
+    assert (peeked.status, "--no-ack" in peeked.reason) == (501, True)
 
 
 def test_entries_are_skipped_and_consumers_go_on(broker: BrokerProcess, client: pulsar.Client) -> None:

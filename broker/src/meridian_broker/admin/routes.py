@@ -144,6 +144,7 @@ ROUTES: Final[tuple[Route, ...]] = (
     _write("DELETE", _SUBSCRIPTION, subscriptions.delete),
     _write("POST", f"{_SUBSCRIPTION}/resetcursor", subscriptions.reset_to_id),
     _write("POST", f"{_SUBSCRIPTION}/resetcursor/{{timestamp}}", subscriptions.reset_to_time),
+    _get(f"{_SUBSCRIPTION}/position/{{number}}", subscriptions.peek),
     _write("POST", f"{_SUBSCRIPTION}/skip_all", subscriptions.skip_all),
     _write("POST", f"{_SUBSCRIPTION}/skip/{{count}}", subscriptions.skip_some),
     _write("POST", f"{_SUBSCRIPTION}/expireMessages", expiring.by_id),

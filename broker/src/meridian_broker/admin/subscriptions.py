@@ -146,6 +146,11 @@ async def reset_to_id(request: web.Request) -> web.Response:
     return done()
 
 
+async def peek(_: web.Request) -> web.Response:
+    """Refused: there is no peeking yet. Pulsar's tools would take 404 for an empty backlog, and say nothing."""
+    raise Refused(501, "messages cannot be peeked at yet: use a reader, or `meridian consume --no-ack`")
+
+
 async def skip_all(request: web.Request) -> web.Response:
     """Acknowledge everything stored so far."""
     for subscription in await named(request):
