@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A topic, or one partition of it, in this region: its log, its producers, its subscriptions.
 
-A message from a client becomes an entry whose origin is here; a message from another region's replicator keeps its
-origin and is stored once, in its origin's order (R3, R4). Everything that cannot go on - a failed disk, a lost ledger -
-fences the topic: clients are told to look it up again, and it is opened anew from what is durable.
+How messages get into its log is told in ``publishing.py``. Everything that cannot go on - a failed disk, a lost
+ledger - fences the topic: clients are told to look it up again, and it is opened anew from what is durable.
 """
 
 from __future__ import annotations
@@ -11,28 +10,22 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Final, Protocol
 
-from meridian_broker.ledgers.entry import CHUNK, unpack
+from meridian_broker.ledgers.entry import unpack
 from meridian_broker.ledgers.log import TopicLog
-from meridian_broker.ledgers.pending import OwnEntry
 from meridian_broker.ledgers.reading import Stored
 from meridian_broker.ledgers.scheduling import Scheduler
 from meridian_broker.ledgers.times import first_since
 from meridian_broker.metadata.rules import Rules
 from meridian_broker.positions import Beginning, HybridClock, Progress
 from meridian_broker.positions.position import EARLIEST, LATEST, Position
-from meridian_broker.topics import placing, ruling, termination
+from meridian_broker.topics import placing, ruling
 from meridian_broker.topics.admission import Admission
 from meridian_broker.topics.claims import Confirmed
 from meridian_broker.topics.compaction import COMPACTION_SUBSCRIPTION, Compaction
 from meridian_broker.topics.consumer import Consumer, ConsumerPort
 from meridian_broker.topics.dedup import Deduplication
 from meridian_broker.topics.errors import (
-    NO_TRANSACTIONS,
-    NOT_FROM_CLIENTS,
-    MessageTooLarge,
     NotAllowed,
-    OriginConflict,
-    ReplicationGap,
     SubscriptionExists,
     SubscriptionNotFound,
     TopicError,
@@ -48,12 +41,11 @@ from meridian_broker.topics.ownership import SET_ASIDE
 from meridian_broker.topics.pacing import Pacing
 from meridian_broker.topics.producer import Producer
 from meridian_broker.topics.progress_log import ProgressLog, WhenDurable
+from meridian_broker.topics.publishing import store_foreign, store_own
 from meridian_broker.topics.scope import Leasing
-from meridian_broker.topics.stored_metadata import foreign_header, own_entry
 from meridian_broker.topics.subscription import Subscription, SubscriptionType
 from meridian_broker.topics.throttling import Rate
 from meridian_broker.wire.proto import pulsar_pb2 as pb
-from meridian_broker.wire.pulsar import metadata as message_metadata
 from meridian_broker.wire.pulsar.frames import Send
 
 if TYPE_CHECKING:
@@ -222,92 +214,12 @@ class Topic:
         self.last_used_ms = self.scheduler.now_ms()
 
     def publish(self, producer: Producer, sends: list[Send]) -> int:
-        """Store messages of a client, in order. The producer's port hears the outcome of each.
-
-        Returns how many bytes of them are on their way to the disk.
-
-        They come as one read of the connection brought them: what is paid per call is paid once for all of them.
-        """
-        if self.is_ended:
-            for send in sends:
-                producer.port.refused(producer, send, termination.refusal(self))
-            return 0
-        largest, longest_delay = self.bounds.body_bytes, self.bounds.delay_ms
-        entries: list[OwnEntry] = []
-        taken: list[Send] = []
-        messages = size = 0
-        for send in sends:
-            _, _, _, _, count, is_chunk, marker, message_id, origin, transactional, _, body = send
-            facts = message_metadata.plain_facts(body, producer.plain_start)
-            try:
-                if marker or message_id is not None or origin is not None:
-                    raise NotAllowed(NOT_FROM_CLIENTS)
-                if transactional:
-                    raise NotAllowed(NO_TRANSACTIONS)
-                if len(body) > largest:
-                    text = f"{len(body)} bytes with its metadata; {largest} is the most"
-                    raise MessageTooLarge(text)
-                flags = CHUNK if is_chunk else 0
-                if facts is not None:
-                    entries.append((flags, count, 0, facts[1], facts[0], b"", body))
-                else:
-                    entries.append(own_entry(flags, count, body, longest_delay))
-            except (TopicError, message_metadata.BodyError) as error:
-                producer.port.refused(producer, send, error)
-                continue
-            taken.append(send)
-            messages += count
-            size += len(body)
-        done = producer.done
-        if producer.gate is not None:
-            entries, taken = producer.gate.sift(entries, taken)
-            messages, size = sum(send.num_messages for send in taken), sum(len(send.body) for send in taken)
-            done = producer.gate.done
-        if not taken:
-            return 0
-        producer.messages_in += messages
-        producer.bytes_in += size
-        self.messages_in += messages
-        self.bytes_in += size
-        self.log.append_own(entries, done, taken)
-        if self.pacing.publish:
-            self.pacing.published(producer, messages, size)
-        return size
+        """Store messages of a client, see ``publishing.store_own``."""
+        return store_own(self, producer, sends)
 
     def publish_foreign(self, producer: Producer, send: Send) -> None:
-        """Store an entry of another region, once and in its origin's order.
-
-        :raises NotAllowed: the sender is no replicator, or speaks for a region it is not (R7).
-        :raises ReplicationGap: it is not the next one of its origin (R4).
-        :raises OriginConflict: its bytes are not those its origin stored (R7).
-        :raises TopicTerminated: the topic takes no more messages.
-        """
-        stamp = send.origin
-        if stamp is None or producer.remote_region is None or stamp.region != producer.remote_region:
-            raise NotAllowed("only the replicator of a region may send that region's entries")
-        if stamp.region == self.region:
-            raise NotAllowed(f"{self.region} cannot be told its own entries by a replicator")
-        origin, prev = Position(stamp.ledger, stamp.entry), Position(stamp.prev_ledger, stamp.prev_entry)
-        if not EARLIEST <= prev < origin or origin.entry < 0:
-            raise NotAllowed(f"{stamp.region} says that its entry {origin} comes after {prev}: no such chain (R3)")
-        last = self.log.last_origin.get(stamp.region, EARLIEST)
-        if origin <= last:
-            self.log.when_durable(lambda error: producer.done([send], last if error is None else error))
-            return
-        if self.is_ended:
-            raise termination.refusal(self)
-        if Position(stamp.sent_prev_ledger, stamp.sent_prev_entry) != last:
-            raise ReplicationGap(
-                f"{stamp.region} sent {origin} after {stamp.sent_prev_ledger}:{stamp.sent_prev_entry}, "
-                f"but the last entry stored from there is {last}: resume from it"
-            )
-        if message_metadata.origin_checksum(send.body, stamp.appended_metadata_bytes) != stamp.checksum:
-            raise OriginConflict(f"entry {stamp.region}/{origin} arrived with other bytes than its origin stored")
-        header = foreign_header(send, stamp, prev, origin, self.scheduler.now_ms())
-        producer.messages_in += stamp.messages
-        producer.bytes_in += len(send.body)
-        self.messages_replicated_in += stamp.messages
-        self.log.append_foreign(header, send.body, producer.done, send)
+        """Store an entry of another region, see ``publishing.store_foreign``."""
+        store_foreign(self, producer, send)
 
     # -- subscriptions -------------------------------------------------------------------------------------------
 
