@@ -35,6 +35,8 @@ TOPIC = "persistent://public/default/flights"
 SUBSCRIPTION = "departures"
 MERIDIAN = [sys.executable, "-m", "meridian_broker.server.main"]
 """The command `meridian`, of the very environment this runs in."""
+KEEP_EVERYTHING = ("defaultRetentionTimeInMinutes=-1", "defaultRetentionSizeInMB=-1")
+"""At the end each delivery is looked up by its place: on a slow machine what is acknowledged would be gone by then."""
 CONSUMERS = 4
 KILL_SHARE = (0.15, 0.35)
 """Between these shares of all flights, counted as processed, the region is killed."""
@@ -84,6 +86,7 @@ class Demo:
         command = [
             *MERIDIAN, "up", "--regions", ",".join(flights.AIRPORT_OF_REGION),
             "--data-dir", str(self.data), "--metadata", "etcd", "--base-port", str(base), "--base-http-port", str(web),
+            *(part for setting in KEEP_EVERYTHING for part in ("--set", setting)),
         ]  # fmt: skip
         self.up_log = (self.directory / "up.log").open("wb")
         self.spawn(command, stdout=self.up_log, stderr=subprocess.STDOUT)

@@ -56,6 +56,7 @@ def test_nothing_wrong_is_aligned() -> None:
     assert (verdict.state, verdict.exit_code) == (State.ALIGNED, 0)
     assert len(verdict.pairs) == 4
     assert all(one.state is State.ALIGNED for one in verdict.pairs)
+    assert verdict.summary == "1 subscription over 2 region pairs, nothing lost, nothing missing"
 
 
 def test_a_finding_makes_its_pair_misaligned_and_no_other() -> None:

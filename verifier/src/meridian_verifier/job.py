@@ -15,7 +15,7 @@ from typing import Final
 from pyspark.sql import SparkSession
 
 from meridian_verifier.align.facts import World
-from meridian_verifier.align.verdicts import Verdict, judge, rewound
+from meridian_verifier.align.verdicts import Verdict, counted, judge, rewound
 from meridian_verifier.examine import Outcome, examine
 from meridian_verifier.session import start_session
 from meridian_verifier.source.client import RegionClient, read_token
@@ -80,7 +80,7 @@ def verify_in(spark: SparkSession, request: Request, tell: Tell) -> tuple[Verdic
     outcome = Outcome()
     if topics:
         subscriptions = sum(len(world.subscriptions(topic)) for topic in topics)
-        tell(f"comparing {len(topics)} topics, {subscriptions} replicated subscriptions")
+        tell(f"comparing {counted(len(topics), 'topic')}, {counted(subscriptions, 'replicated subscription')}")
         snapshots = {name: [first.taken[name], second.taken[name]] for name in world.later}
         outcome = examine(spark, request.regions, snapshots, world, request.token_file)
     for problem in outcome.problems.values():

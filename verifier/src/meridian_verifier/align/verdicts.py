@@ -199,7 +199,14 @@ def _overall(world: World, pairs: Sequence[PairVerdict], findings: Sequence[Find
     if not pairs:
         return State.UNKNOWN, "nothing to compare: no topic of that name in two regions"
     subscriptions = len({(pair.topic, pair.subscription) for pair in pairs if pair.subscription})
-    return State.ALIGNED, f"{subscriptions} subscriptions over {len(pairs)} region pairs, nothing lost, nothing missing"
+    regions = len({(pair.source, pair.target) for pair in pairs})
+    compared = f"{counted(subscriptions, 'subscription')} over {counted(regions, 'region pair')}"
+    return State.ALIGNED, f"{compared}, nothing lost, nothing missing"
+
+
+def counted(count: int, what: str) -> str:
+    """``1 topic``, ``2,000 topics``."""
+    return f"{count:,} {what}{'' if count == 1 else 's'}"
 
 
 def rewound(world: World) -> bool:

@@ -10,7 +10,7 @@ from itertools import groupby
 from typing import Final
 
 from meridian_verifier.align.findings import Strip
-from meridian_verifier.align.verdicts import PairVerdict, State, Verdict
+from meridian_verifier.align.verdicts import PairVerdict, State, Verdict, counted
 from meridian_verifier.report.plots import chip, lag_curves, matrix, strip_rows
 from meridian_verifier.report.words import MEANINGS, ranges_text, short_topic, when
 
@@ -64,7 +64,8 @@ def _banner(verdict: Verdict) -> str:
     topics = verdict.world.topics()
     count = len({(pair.topic, pair.subscription) for pair in verdict.pairs if pair.subscription})
     held = sum(flow.entries for flow in verdict.flows)
-    facts.append(f"{len(topics)} topics, {count} replicated subscriptions, {held:,} entries in all regions together")
+    compared = f"{counted(len(topics), 'topic')}, {counted(count, 'replicated subscription')}"
+    facts.append(f"{compared}, {held:,} entries in all regions together")
     unreachable = "".join(
         f'<p class="warn">{escape(region)} could not be asked: {escape(problem)}</p>'
         for region, problem in sorted(verdict.world.unreachable.items())
