@@ -39,7 +39,7 @@ def test_all_chunks_of_a_message_count_or_none(messages: list[tuple[str, int]], 
         number, piece, of = waiting[producer].pop(0)
         position, entry = Position(LEDGER, entry), entry + 1
         where.setdefault(number, []).append(position)
-        pieces.sent(position, chunk(producer, number, piece, of), EARLIEST)
+        pieces.sent(position, chunk(producer, number, piece, of), EARLIEST, EARLIEST)
         if data.draw(st.booleans()):
             before, upto = upto, Position(LEDGER, data.draw(st.integers(max(upto.entry, 0), position.entry)))
             withheld, covered = pieces.acknowledged(upto)
@@ -54,19 +54,27 @@ def test_all_chunks_of_a_message_count_or_none(messages: list[tuple[str, int]], 
 def test_a_message_that_its_producer_left_off_is_waited_for_no_more() -> None:
     pieces = Pieces()
     for number, (message, piece) in enumerate([(0, 0), (0, 1), (1, 0), (1, 1)]):
-        pieces.sent(Position(LEDGER, number), chunk("x", message, piece, 3), EARLIEST)
+        pieces.sent(Position(LEDGER, number), chunk("x", message, piece, 3), EARLIEST, EARLIEST)
     assert pieces.acknowledged(Position(LEDGER, 9)) == (frozenset({Position(LEDGER, 2), Position(LEDGER, 3)}), [])
 
 
 def test_what_the_client_drops_is_not_acknowledged_with_what_comes_behind_it() -> None:
     pieces = Pieces()
     for number in range(3):
-        pieces.sent(Position(LEDGER, number), chunk("x", 0, number, 3), Position(LEDGER, 1))
+        pieces.sent(Position(LEDGER, number), chunk("x", 0, number, 3), Position(LEDGER, 1), EARLIEST)
     assert pieces.acknowledged(Position(LEDGER, 9)) == (frozenset(Position(LEDGER, number) for number in range(3)), [])
 
 
 def test_a_message_of_which_the_beginning_was_not_sent_is_nobodys() -> None:
     pieces = Pieces()
     for number in (1, 2):
-        pieces.sent(Position(LEDGER, number), chunk("x", 0, number, 3), EARLIEST)
+        pieces.sent(Position(LEDGER, number), chunk("x", 0, number, 3), EARLIEST, EARLIEST)
     assert pieces.acknowledged(Position(LEDGER, 9)) == (frozenset(), [])
+
+
+def test_what_is_acknowledged_one_by_one_is_not_kept() -> None:
+    pieces = Pieces()
+    for number in range(6):
+        settled = Position(LEDGER, number - number % 3 - 1) if number >= 3 else EARLIEST
+        pieces.sent(Position(LEDGER, number), chunk("x", number // 3, number % 3, 3), EARLIEST, settled)
+    assert pieces.acknowledged(Position(LEDGER, 9)) == (frozenset(), [Position(LEDGER, at) for at in (3, 4, 5)])

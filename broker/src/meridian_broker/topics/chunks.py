@@ -95,8 +95,10 @@ class Pieces:
         self._sent: deque[_Message] = deque(maxlen=OPEN_MESSAGES_MAX)
         """To their last chunk, and not acknowledged cumulatively."""
 
-    def sent(self, position: Position, entry: bytes, acked_to: Position) -> None:
-        """:param acked_to: clients drop what comes up to here, so they do not have it."""
+    def sent(self, position: Position, entry: bytes, acked_to: Position, mark_delete: Position) -> None:
+        """:param acked_to: clients drop what comes up to here, so they do not have it.
+        :param mark_delete: up to here everything is acknowledged, one by one perhaps.
+        """
         view = stored_metadata.view(entry)
         producer = view.producer_name
         if view.chunk_id == 0:
@@ -112,6 +114,8 @@ class Pieces:
             return
         if (view.chunk_id or 0) + 1 >= view.num_chunks:
             message.is_whole = message.pieces[0] > acked_to
+            while self._sent and self._sent[0].pieces[-1] <= mark_delete:
+                self._sent.popleft()
             self._sent.append(self._under_way.pop(producer))
 
     def acknowledged(self, upto: Position) -> tuple[frozenset[Position], list[Position]]:

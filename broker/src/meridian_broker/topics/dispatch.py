@@ -239,10 +239,10 @@ class SingleDispatcher(Dispatcher):
             self.read = position
             if not subscription.is_done(position, entry):
                 subscription.send(active, position, entry, 0)
-                if entry[1] & CHUNK:
+                if entry[1] & CHUNK and subscription.durable:
                     if active.pieces is None:
                         active.pieces = Pieces()
-                    active.pieces.sent(position, entry, active.acked_to)
+                    active.pieces.sent(position, entry, active.acked_to, subscription.mark_delete)
 
 
 def preferred(consumers: list[Consumer], partition: int) -> Consumer | None:
