@@ -11,7 +11,7 @@ from itertools import permutations
 
 from world import OLD, REGIONS, World
 
-KINDS = ("kill", "kill", "kill twice", "freeze", "cut", "cut", "cut one way", "old disk")
+KINDS = ("kill", "kill", "kill twice", "drain", "unload", "freeze", "cut", "cut", "cut one way", "old disk")
 
 
 class Trouble:
@@ -51,6 +51,11 @@ class Trouble:
         elif kind == "kill":
             self._world.die(region)
             self._later(0.1, 2.5, lambda: self._world.live(region), {region})
+        elif kind == "drain":
+            self._world.drain(region)
+            self._later(0.1, 2.5, lambda: self._world.live(region), {region})
+        elif kind == "unload":
+            self._world.unload(region)
         elif kind == "freeze":
             self._world.freeze(region)
             self._later(0.3, 4, lambda: self._world.thaw(region), {region})

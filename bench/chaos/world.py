@@ -76,6 +76,20 @@ class World(Wired):
         self._dead.add(region)
         self.brokers[region].kill()
 
+    def drain(self, region: str) -> None:
+        """SIGTERM: it tells the others what they lack, and ends."""
+        self.disturbed.begin(region)
+        self.journal.write("drained", region)
+        self._dead.add(region)
+        self.brokers[region].stop()
+
+    def unload(self, region: str) -> None:
+        """Close all its topics and open them again; clients and links come back by themselves."""
+        self.disturbed.begin(region)
+        self.journal.write("unloaded", region)
+        self.http(region, "PUT", "/admin/v2/namespaces/public/default/unload", seconds=30)
+        self.disturbed.end(region)
+
     def live(self, region: str) -> None:
         """Start it again."""
         self.brokers[region].start()

@@ -23,6 +23,8 @@ PROGRAM = (sys.executable, "-P", "-m", "meridian_broker.server.main")
 TICKS = os.sysconf("SC_CLK_TCK")
 START_SECONDS = 60.0
 PORTS = range(30_001, 32_700)
+_given: set[int] = set()
+"""Ports that were given, whether or not somebody listens there by now."""
 
 
 def wait(condition: Callable[[], bool], what: str, seconds: float = START_SECONDS) -> None:
@@ -37,10 +39,15 @@ def free_ports(count: int) -> list[int]:
     """Below those that the kernel gives to clients, so that none has the port of a broker that is down for a moment."""
     found: list[int] = []
     first = random.randrange(PORTS.start, PORTS.stop)
+    if len(_given) > len(PORTS) // 2:  # of those that were given so long ago nobody is left
+        _given.clear()
     for port in (*range(first, PORTS.stop), *range(PORTS.start, first)):
+        if port in _given:
+            continue
         with suppress(OSError), socket.socket() as probe:
             probe.bind(("127.0.0.1", port))
             found.append(port)
+            _given.add(port)
         if len(found) == count:
             return found
     raise SystemExit(f"bench: no {count} ports of {PORTS} are free")
