@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from meridian_broker.positions.ackset import FLOOR, AckSet
 from meridian_broker.positions.position import EARLIEST, LATEST, Position
+from set_laws import check_within_and_minus
 
 LEDGERS, ENTRIES = 4, 5
 UNIVERSE = [EARLIEST] + [Position(ledger, entry) for ledger in range(LEDGERS) for entry in range(-1, ENTRIES + 2)]
@@ -203,18 +204,7 @@ def test_join_is_idempotent(plan: list[tuple[Any, ...]]) -> None:
 @many
 @given(plans, plans)
 def test_within_and_minus(one: list[tuple[Any, ...]], two: list[tuple[Any, ...]]) -> None:
-    a, b = build(one), build(two)
-    union = b.copy()
-    changed = union.join(a)
-    assert a.within(b) == (not changed)
-    assert a.within(union)
-    assert b.within(union)
-    rest = a.minus(b)
-    assert rest.within(a)
-    assert rest.is_empty == a.within(b)
-    again = b.copy()
-    again.join(rest)
-    assert again == union
+    check_within_and_minus(build(one), build(two))
 
 
 @many

@@ -29,6 +29,7 @@ from progress_model import (
     run,
     steps,
 )
+from set_laws import check_within_and_minus
 
 
 @many
@@ -85,18 +86,7 @@ def test_join_is_idempotent(plan: list[tuple[Any, ...]], history: tuple[Any, ...
 @many
 @given(plans, plans, histories)
 def test_within_and_minus(one: list[tuple[Any, ...]], two: list[tuple[Any, ...]], history: tuple[Any, ...]) -> None:
-    a, b = build(one, history)[0], build(two, history)[0]
-    union = b.copy()
-    changed = union.join(a)
-    assert a.within(b) == (not changed)
-    assert a.within(union)
-    assert b.within(union)
-    rest = a.minus(b)
-    assert rest.within(a)
-    assert rest.is_empty == a.within(b)
-    again = b.copy()
-    again.join(rest)
-    assert again == union
+    check_within_and_minus(build(one, history)[0], build(two, history)[0])
 
 
 @many

@@ -16,6 +16,7 @@ from meridian_operator.api.shared import (
     DeletionPolicy,
     Kind,
     Model,
+    Plan,
     PrinterColumn,
     RegionName,
     Regions,
@@ -178,7 +179,7 @@ class GeoTopicStatus(Status):
         default_factory=list,
         description="Policies that this object has set; one that leaves the spec is taken back. Others are left alone.",
     )
-    plan: Annotated[list[Annotated[str, Field(max_length=512)]], Field(max_length=64)] = Field(
+    plan: Plan = Field(
         default_factory=list, description="What would be done, while annotation meridian.dev/dry-run is true."
     )
 

@@ -16,6 +16,7 @@ from meridian_operator.api.shared import (
     DeletionPolicy,
     Kind,
     Model,
+    Plan,
     PrinterColumn,
     RegionName,
     Regions,
@@ -112,7 +113,7 @@ class ReplicatedSubscriptionStatus(Status):
     ] = Field(default_factory=list)
     backlog: int = Field(default=0, description="Largest backlog of any region.")
     verification: Verdict = Field(default_factory=Verdict)
-    plan: Annotated[list[Annotated[str, Field(max_length=512)]], Field(max_length=64)] = Field(default_factory=list)
+    plan: Plan = Field(default_factory=list)
 
 
 REPLICATED_SUBSCRIPTION = Kind(

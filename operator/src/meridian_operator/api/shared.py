@@ -26,6 +26,8 @@ TopicName = Annotated[
     Field(pattern=TOPIC_PATTERN, max_length=600, description="Full name, persistent://tenant/namespace/name."),
 ]
 SubscriptionName = Annotated[str, Field(min_length=1, max_length=256, pattern=r"^[^/\s]+$")]
+Plan = Annotated[list[Annotated[str, Field(max_length=512)]], Field(max_length=64)]
+"""Sentences that say what would be done."""
 Regions = Annotated[
     list[RegionName],
     Field(max_length=16, json_schema_extra={"x-kubernetes-list-type": "set"}),
