@@ -209,6 +209,8 @@ def peer_messages() -> list[peer.PeerMessage]:
                 lease.AnswerItem((TOPIC, "audit", "us-west"), 2, False, 5, 4711, "us-west#7", lease.HELD),
             ),
         ),
+        lease.LeaseRenewal(9, "us-east#12", ((3, 2**127 + 17), (127, 4711))),
+        lease.LeaseRenewed(9, (127,)),
         lease.LeaseRelease("us-east#12", (((TOPIC, "billing", "us-west"), 3),)),
         lease.VotersAsk((lease.VotersItem(TOPIC, "billing", VOTERS, REGIONS), lease.VotersItem(TOPIC, "audit", FIRST))),
         lease.VotersAnswer((lease.VotersItem(TOPIC, "billing", VOTERS, REGIONS, is_clean=True),)),

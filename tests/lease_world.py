@@ -17,6 +17,8 @@ from meridian_broker.replication.lease_messages import (
     LeaseAsk,
     LeaseMessage,
     LeaseRelease,
+    LeaseRenewal,
+    LeaseRenewed,
     Stream,
     VotersAnswer,
     VotersAsk,
@@ -29,6 +31,17 @@ TIMES = LeaseTimes(duration=3000, step=200, linger=500)
 EAGER = LeaseTimes(duration=2000, step=25, linger=100)
 """Nobody waits for anybody longer than the protocol must, so that what it must is seen."""
 SUBJECT = ("t", "s")
+
+
+class Ground:
+    """What a node votes on."""
+
+    def __init__(self, node: LeaseNode, stream: Stream) -> None:
+        self._node, self._stream, self._disk = node, stream, node.disk
+        self._known = node.electorates(stream)
+
+    def bears(self) -> bool:
+        return self._node.electorates(self._stream) == self._known and self._node.disk is self._disk
 
 
 class LeaseNode:
@@ -62,10 +75,15 @@ class LeaseNode:
     def now_ms(self) -> int:
         return self.began_ms + int(self.world.now_us * self.rate) // 1000
 
+    def true_us(self, ms: int) -> float:
+        """When this node's clock shows it."""
+        return (ms - self.began_ms) * 1000 / self.rate
+
     def start(self) -> None:
         self.life += 1
         self.alive, self.paused = True, False
         self.inbox.clear()
+        self._writing: list[list[tuple[Stream, tuple[str, int, int]]]] = []
         self.voter = Voter(self)
         self.leases = Leases(self, self.name, f"{self.name}#{self.life}", self.world.times)
         self.electorates_now = self.known_on_disk
@@ -189,6 +207,9 @@ class LeaseNode:
     def can_ask(self, voter: str) -> bool:
         return voter == self.name or (voter in self.world.nodes and self.world.is_open(self.name, voter))
 
+    def can_renew(self, voter: str) -> bool:
+        return {voter, self.name}.isdisjoint(self.world.old)
+
     def send(self, voter: str, message: LeaseMessage) -> None:
         if voter == self.name and isinstance(message, LeaseRelease):
             self.voter.released(message)
@@ -221,7 +242,10 @@ class LeaseNode:
         return self.electorates_now, self.home(stream)
 
     def has(self, stream: Stream, vote: Vote) -> bool:
-        return self.disk.get(stream) == (vote.holder, vote.term, vote.duration_ms)
+        return self.disk.get(stream) == vote.ballot
+
+    def ground(self, stream: Stream) -> Ground:
+        return Ground(self, stream)
 
     def confirm(self, confirmed: Callable[[], None]) -> None:
         life = self.life
@@ -234,11 +258,15 @@ class LeaseNode:
 
     def write(self, votes: list[tuple[Stream, Vote]], durable: Callable[[list[Stream]], None]) -> None:
         life = self.life
-        written = [(stream, (vote.holder, vote.term, vote.duration_ms)) for stream, vote in votes]
+        written = [(stream, vote.ballot) for stream, vote in votes]
+
+        writing = self._writing
+        writing.append(written)
 
         def synced() -> None:
             if self.alive and self.life == life:
-                self.disk.update(written)
+                while any(one is written for one in writing):  # it is a log: what was written before is there, too
+                    self.disk.update(writing.pop(0))
                 self.do(lambda: durable([stream for stream, _ in written]))
 
         self.world.after_us(self.world.random.randrange(100, self.world.disk_ms * 1000), synced)
@@ -246,14 +274,22 @@ class LeaseNode:
     def received(self, region: str, message: LeaseMessage, reply: Callable[[LeaseMessage], None]) -> None:
         match message:
             case LeaseAsk():
+                self.world.named += len(message.items)
                 self.leases.others_asked(region, message, self.now_ms())
                 self.voter.asked(message, reply, self.now_ms())
+            case LeaseRenewal():
+                self.voter.renew(message, reply, self.now_ms())
+            case LeaseRenewed():
+                self.leases.renewed(region, message, self.now_ms())
+                self.world.renewed += 1
+                for stream in self.world.streams:
+                    self.world.check(stream)
             case LeaseRelease():
                 self.voter.released(message)
                 self.leases.freed(message, self.now_ms())
             case LeaseAnswer():
                 self.leases.answered(region, message, self.now_ms())
-                for item in message.items:  # nothing else makes a lease longer
+                for item in message.items:
                     self.world.check(item.stream)
                 if any(item.reason in (OTHER_VOTERS, NOT_SERVED) for item in message.items):
                     self.electing.tell(region, {SUBJECT})
@@ -286,6 +322,10 @@ class LeaseWorld:
         self.names = names
         self.cuts: set[frozenset[str]] = set()
         self.wins: dict[Stream, int] = {}
+        self.renewed = self.named = 0
+        """Answers to renewals without names; streams that were asked for by name."""
+        self.old: set[str] = set()
+        """Nodes that renew by name only."""
         self.streams: list[Stream] = [("t", "s", name) for name in names]
         self._events: list[tuple[int, int, Callable[[], None]]] = []
         self._counter = 0
@@ -342,3 +382,19 @@ class LeaseWorld:
     def check(self, stream: Stream) -> None:
         holders = self.holders(stream)
         assert len(holders) <= 1, f"at {self.now_us} us {holders} hold {stream} at once"
+        for node in self.nodes.values():
+            claim = node.leases.claims.get(stream) if node.alive else None
+            for voter, asked_ms in claim.asked_ms.items() if claim is not None else ():
+                self._check_promise(node, claim, self.nodes[voter], asked_ms)
+
+    def _check_promise(self, node: LeaseNode, claim: Claim | None, voter: LeaseNode, asked_ms: int) -> None:
+        """What a holder believes that a voter promised, the voter knows, and for longer."""
+        believed_us = node.true_us(asked_ms + node.leases.times.usable)
+        if claim is None or not voter.alive or believed_us <= self.now_us:
+            return
+        what = f"at {self.now_us} us {node.leases.holder} believes that {voter.name} promised {claim.stream}"
+        vote = voter.voter.votes.get(claim.stream)
+        assert vote is not None, what
+        assert vote.holder == node.leases.holder, f"{what}: {vote}"
+        assert vote.term <= claim.term, f"{what}: {vote}"
+        assert believed_us <= voter.true_us(vote.until_ms), f"{what} for longer: {vote}"

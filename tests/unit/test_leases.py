@@ -10,7 +10,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from lease_world import EAGER, TIMES, LeaseWorld
-from meridian_broker.replication.lease_messages import HELD, AnswerItem, AskItem, LeaseAnswer, LeaseAsk, Stream
+from meridian_broker.replication.lease_messages import (
+    HELD,
+    AnswerItem,
+    AskItem,
+    LeaseAnswer,
+    LeaseAsk,
+    LeaseRenewed,
+    Stream,
+)
 from meridian_broker.replication.lease_votes import Vote, Voter
 from meridian_broker.replication.leases import CLOCK_RATE, LeaseTimes, State
 from meridian_broker.topics.electorates import Electorates
@@ -256,10 +264,12 @@ def test_a_voter_that_comes_back_counts_its_votes_for_their_whole_length(three: 
     three.run_ms(TIMES.duration - 1000)
     ap.crash()
     ap.start()
-    answers: list[LeaseAnswer] = []
+    answers: list[LeaseAnswer | LeaseRenewed] = []
     ask = LeaseAsk(1, "eu#9", TIMES.duration, (AskItem(us, 99, Electorates.of("ap", "eu", "us").mark, "us"),))
     ap.voter.asked(ask, answers.append, ap.now_ms())
-    (item,) = answers[0].items
+    (answer,) = answers
+    assert isinstance(answer, LeaseAnswer)
+    (item,) = answer.items
     assert (item.granted, item.holder, item.left_ms) == (False, "us#1", TIMES.duration)
 
 
@@ -303,15 +313,20 @@ def test_a_vote_is_durable_before_it_is_given() -> None:
         def has(self, stream: Stream, vote: Vote) -> bool:
             return self.has_it
 
+        def ground(self, stream: Stream) -> None:
+            return None
+
         def confirm(self, confirmed: Callable[[], None]) -> None:
             self.confirming.append(confirmed)
 
-    slow, answers, stream = Slow(), list[LeaseAnswer](), ("t", "s", "us")
+    slow, answers, stream = Slow(), list[LeaseAnswer | LeaseRenewed](), ("t", "s", "us")
     voter = Voter(slow)
     voter.asked(LeaseAsk(7, "us#1", 1000, (AskItem(stream, 1, THREE.mark, "us"),)), answers.append, 0)
     assert answers == []
     voter.asked(LeaseAsk(3, "eu#1", 1000, (AskItem(stream, 2, THREE.mark, "us"),)), answers.append, 10)
-    assert [item.reason for item in answers.pop().items] == [HELD], "what is being written binds already"
+    refused = answers.pop()
+    assert isinstance(refused, LeaseAnswer)
+    assert [item.reason for item in refused.items] == [HELD], "what is being written binds already"
     renewal = LeaseAsk(8, "us#1", 1000, (AskItem(stream, 1, THREE.mark, "us"),))
     voter.asked(renewal, answers.append, 20)
     assert len(slow.written) == 2, "it is not on the disk yet"

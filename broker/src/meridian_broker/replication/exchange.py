@@ -41,6 +41,7 @@ from meridian_broker.replication.exchange_lag import Behind, Trouble, Why
 from meridian_broker.replication.exchange_messages import (
     OLDEST_VERSION,
     PROTOCOL_VERSION,
+    RENEWAL_VERSION,
     Barrier,
     BarrierDone,
     Delta,
@@ -57,14 +58,7 @@ from meridian_broker.replication.exchange_messages import (
 from meridian_broker.replication.exchange_peer import Peer
 from meridian_broker.replication.exchange_waits import BarrierResult, FlushResult, Waits
 from meridian_broker.replication.lease_desk import LeaseDesk
-from meridian_broker.replication.lease_messages import (
-    LeaseAnswer,
-    LeaseAsk,
-    LeaseMessage,
-    LeaseRelease,
-    VotersAnswer,
-    VotersAsk,
-)
+from meridian_broker.replication.lease_messages import LeaseMessage
 from meridian_broker.topics.progress_log import WhenDurable
 
 
@@ -297,7 +291,7 @@ class ProgressExchange:
                 self._barriers.answer(peer, message, reply)
             case BarrierDone():
                 self._barriers.answered(peer, message)
-            case LeaseAsk() | LeaseAnswer() | LeaseRelease() | VotersAsk() | VotersAnswer():
+            case _:
                 if self.leases is not None:
                     self.leases.received(region, message, reply)
 
@@ -321,7 +315,11 @@ class ProgressExchange:
             leases = self.leases is not None
             reply(Hello(PROTOCOL_VERSION, self._host.region, peer.next_number, answer=True, leases=leases))
         if self.leases is not None:
-            self.leases.greeted(peer.region, leases=hello.leases and not peer.incompatible)
+            self.leases.greeted(
+                peer.region,
+                leases=hello.leases and not peer.incompatible,
+                renewals=hello.version >= RENEWAL_VERSION,
+            )
 
     # -- entries that their origin does not bring (R6)
 

@@ -36,7 +36,15 @@ from meridian_broker.replication.exchange_messages import (
     TopicDigest,
     TopicEnd,
 )
-from meridian_broker.replication.lease_messages import LeaseAnswer, LeaseAsk, LeaseRelease, VotersAnswer, VotersAsk
+from meridian_broker.replication.lease_messages import (
+    LeaseAnswer,
+    LeaseAsk,
+    LeaseRelease,
+    LeaseRenewal,
+    LeaseRenewed,
+    VotersAnswer,
+    VotersAsk,
+)
 from meridian_broker.wire.proto import peer_pb2 as pb
 from meridian_broker.wire.proto.pulsar_pb2 import BaseCommand
 from meridian_broker.wire.pulsar.encode import simple
@@ -238,6 +246,8 @@ _WRITERS: Final[dict[type, tuple[int, Callable[[Any], Any]]]] = {
     LeaseAsk: (BaseCommand.LEASE_ASK, lease_codec.put_ask),
     LeaseAnswer: (BaseCommand.LEASE_ANSWER, lease_codec.put_answer),
     LeaseRelease: (BaseCommand.LEASE_RELEASE, lease_codec.put_release),
+    LeaseRenewal: (BaseCommand.LEASE_RENEWAL, lease_codec.put_renewal),
+    LeaseRenewed: (BaseCommand.LEASE_RENEWED, lease_codec.put_renewed),
     VotersAsk: (BaseCommand.VOTERS_ASK, lease_codec.put_voters),
     VotersAnswer: (BaseCommand.VOTERS_ANSWER, lease_codec.put_voters),
 }
@@ -381,6 +391,8 @@ _READERS: Final[dict[int, Callable[[Any], PeerMessage]]] = {
     BaseCommand.LEASE_ASK: lease_codec.take_ask,
     BaseCommand.LEASE_ANSWER: lease_codec.take_answer,
     BaseCommand.LEASE_RELEASE: lease_codec.take_release,
+    BaseCommand.LEASE_RENEWAL: lease_codec.take_renewal,
+    BaseCommand.LEASE_RENEWED: lease_codec.take_renewed,
     BaseCommand.VOTERS_ASK: lease_codec.take_voters_ask,
     BaseCommand.VOTERS_ANSWER: lease_codec.take_voters_answer,
 }

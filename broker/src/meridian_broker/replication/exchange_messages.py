@@ -15,7 +15,7 @@ from meridian_broker.positions.position import Position
 from meridian_broker.positions.progress import DigestKey
 from meridian_broker.replication.lease_messages import LeaseMessage
 
-PROTOCOL_VERSION: Final = 3
+PROTOCOL_VERSION: Final = 4
 """Version of the peer commands. Versions N and N-1 interwork (DESIGN section 8)."""
 OLDEST_VERSION: Final = 1
 SUMMARY_VERSION: Final = 2
@@ -23,6 +23,8 @@ SUMMARY_VERSION: Final = 2
 PARTS_VERSION: Final = 3
 """From this version on it divides buckets of topics into parts, says in which of them something is unsettled, and
 compares how far it has the entries of a region that is away."""
+RENEWAL_VERSION: Final = 4
+"""From this version on leases are renewed without their names; to a peer before it, by name (R26)."""
 
 SubscriptionKey: TypeAlias = tuple[str, str]
 """``(topic, subscription)``."""

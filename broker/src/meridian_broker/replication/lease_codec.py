@@ -10,11 +10,14 @@ from meridian_broker.replication.lease_messages import (
     LeaseAnswer,
     LeaseAsk,
     LeaseRelease,
+    LeaseRenewal,
+    LeaseRenewed,
     Stream,
     VotersAnswer,
     VotersAsk,
     VotersItem,
 )
+from meridian_broker.replication.lease_rolls import DIGEST_BYTES
 from meridian_broker.topics.electorates import Electorates
 from meridian_broker.wire.proto import peer_pb2 as pb
 
@@ -77,6 +80,32 @@ def take_answer(message: pb.LeaseAnswer) -> LeaseAnswer:
             for item in message.items
         ),
     )
+
+
+def put_renewal(message: LeaseRenewal) -> pb.LeaseRenewal:
+    digests = b"".join(digest.to_bytes(DIGEST_BYTES, "big") for _, digest in message.parts)
+    parts = [index for index, _ in message.parts]
+    return pb.LeaseRenewal(number=message.number, holder=message.holder, parts=parts, digests=digests)
+
+
+def take_renewal(message: pb.LeaseRenewal) -> LeaseRenewal:
+    """:raises ValueError: it has not one digest for each part."""
+    size = DIGEST_BYTES
+    if len(message.digests) != size * len(message.parts):
+        raise ValueError(f"{len(message.digests)} bytes of digests for {len(message.parts)} parts")
+    parts = tuple(
+        (index, int.from_bytes(message.digests[at * size : (at + 1) * size], "big"))
+        for at, index in enumerate(message.parts)
+    )
+    return LeaseRenewal(message.number, message.holder, parts)
+
+
+def put_renewed(message: LeaseRenewed) -> pb.LeaseRenewed:
+    return pb.LeaseRenewed(number=message.number, differing=message.differing)
+
+
+def take_renewed(message: pb.LeaseRenewed) -> LeaseRenewed:
+    return LeaseRenewed(message.number, tuple(message.differing))
 
 
 def put_release(message: LeaseRelease) -> pb.LeaseRelease:

@@ -20,11 +20,13 @@ from meridian_broker.replication.lease_messages import (
     LeaseAsk,
     LeaseMessage,
     LeaseRelease,
+    LeaseRenewal,
+    LeaseRenewed,
     Stream,
     VotersAnswer,
     VotersAsk,
 )
-from meridian_broker.replication.lease_votes import Vote, Voter
+from meridian_broker.replication.lease_votes import Ground, Vote, Voter
 from meridian_broker.replication.leases import Claim, Leases, LeaseTimes
 from meridian_broker.topics.electorates import Electorates, home_among
 
@@ -49,6 +51,9 @@ class LeasedTopics(Known, Protocol):
 
     def has_vote(self, stream: Stream, ballot: tuple[str, int, int]) -> bool:
         """See ``Ballots.has``."""
+
+    def ground(self, stream: Stream) -> Ground | None:
+        """See ``Ballots.ground``."""
 
     def confirm(self, confirmed: Callable[[], None]) -> None:
         """See ``Ballots.confirm``."""
@@ -94,6 +99,8 @@ class LeaseDesk:
         """Is this region no Meridian at all?"""
         self._speaks: dict[str, bool] = {}
         """Region -> does it know of leases? Those that were not heard yet are not in."""
+        self._renews = {topics.region}
+        """Those who renew without names."""
         self._own: deque[LeaseMessage] = deque()
         self._tidy_ms = 0
         self._releases: dict[str, list[tuple[Stream, int]]] = {}
@@ -171,8 +178,12 @@ class LeaseDesk:
 
     # -- from links ----------------------------------------------------------------------------------------------
 
-    def greeted(self, region: str, *, leases: bool) -> None:
-        """A region said whether it knows of leases."""
+    def greeted(self, region: str, *, leases: bool, renewals: bool) -> None:
+        """A region said whether it knows of leases, and of renewals without names."""
+        if renewals:
+            self._renews.add(region)
+        else:
+            self._renews.discard(region)
         if self._speaks.get(region) != leases:
             self._speaks[region] = leases
             self._topics.follow_regions()
@@ -184,6 +195,10 @@ class LeaseDesk:
                 self.leases.others_asked(region, message, now)
                 self._drain()
                 self.voter.asked(message, reply, now)
+            case LeaseRenewal():
+                self.voter.renew(message, reply, now)
+            case LeaseRenewed():
+                self.leases.renewed(region, message, now)
             case LeaseRelease():
                 self.voter.released(message)
                 self.leases.freed(message, now)
@@ -219,10 +234,15 @@ class LeaseDesk:
             return True
         return self._speaks.get(voter, False) and self.roads is not None and self.roads.is_up(voter)
 
+    def can_renew(self, voter: str) -> bool:
+        return voter in self._renews
+
     def send(self, voter: str, message: LeaseMessage) -> None:
         if isinstance(message, LeaseRelease):
             self._releases.setdefault(voter, []).extend(message.items)
-        elif voter == self._topics.region:
+            return
+        self._say_released(voter)  # first, for what follows goes by it
+        if voter == self._topics.region:
             self._own.append(message)
         elif self.roads is not None and self.can_ask(voter):
             self.roads.send_lease(voter, message)
@@ -246,24 +266,32 @@ class LeaseDesk:
         while self._own or self._releases:
             while self._own:
                 self._hear_own(self._own.popleft())
-            releases, self._releases = self._releases, {}
-            for voter, items in releases.items():
-                for some in range(0, len(items), ITEMS_MAX):
-                    release = LeaseRelease(self.leases.holder, tuple(items[some : some + ITEMS_MAX]))
-                    if voter == self._topics.region:
-                        self.voter.released(release)
-                    elif self.roads is not None and self.can_ask(voter):
-                        self.roads.send_lease(voter, release)
+            for voter in list(self._releases):
+                self._say_released(voter)
+
+    def _say_released(self, voter: str) -> None:
+        items = self._releases.pop(voter, [])
+        for some in range(0, len(items), ITEMS_MAX):
+            release = LeaseRelease(self.leases.holder, tuple(items[some : some + ITEMS_MAX]))
+            if voter == self._topics.region:
+                self.voter.released(release)
+            elif self.roads is not None and self.can_ask(voter):
+                self.roads.send_lease(voter, release)
 
     def _hear_own(self, message: LeaseMessage) -> None:
-        def answered(answer: LeaseAnswer) -> None:
+        def answered(answer: LeaseAnswer | LeaseRenewed) -> None:
             self._own.append(answer)
             self.wake()
 
-        if isinstance(message, LeaseAsk):
-            self.voter.asked(message, answered, self.now_ms())
-        elif isinstance(message, LeaseAnswer):
-            self.leases.answered(self._topics.region, message, self.now_ms())
+        match message:
+            case LeaseAsk():
+                self.voter.asked(message, answered, self.now_ms())
+            case LeaseRenewal():
+                self.voter.renew(message, answered, self.now_ms())
+            case LeaseAnswer():
+                self.leases.answered(self._topics.region, message, self.now_ms())
+            case LeaseRenewed():
+                self.leases.renewed(self._topics.region, message, self.now_ms())
 
     # -- the voter's ballots -------------------------------------------------------------------------------------
 
@@ -271,7 +299,10 @@ class LeaseDesk:
         return self._topics.electorates(stream)
 
     def has(self, stream: Stream, vote: Vote) -> bool:
-        return self._topics.has_vote(stream, (vote.holder, vote.term, vote.duration_ms))
+        return self._topics.has_vote(stream, vote.ballot)
+
+    def ground(self, stream: Stream) -> Ground | None:
+        return self._topics.ground(stream)
 
     def confirm(self, confirmed: Callable[[], None]) -> None:
         self._topics.confirm(confirmed)
@@ -280,6 +311,4 @@ class LeaseDesk:
         return self.voter.is_clean(*subject, mark, self.now_ms())
 
     def write(self, votes: list[tuple[Stream, Vote]], durable: Callable[[list[Stream]], None]) -> None:
-        self._topics.write_votes(
-            [(stream, (vote.holder, vote.term, vote.duration_ms)) for stream, vote in votes], durable
-        )
+        self._topics.write_votes([(stream, vote.ballot) for stream, vote in votes], durable)

@@ -2,7 +2,7 @@
 """What those who want a lease and those who vote on it say to each other (R26).
 
 A *stream* is whatever only one may read at a time; nothing in these modules looks into its name. One message speaks of
-all streams that its two ends have in common, so the cost of renewing does not grow with one message per stream.
+many streams that its two ends have in common, and what both know already is renewed without being named.
 """
 
 from __future__ import annotations
@@ -77,6 +77,26 @@ class LeaseAnswer:
 
 
 @dataclass(frozen=True, slots=True)
+class LeaseRenewal:
+    """Go on voting for me for all that you granted me, and that I know of (``lease_rolls.py``)."""
+
+    number: int
+    """As in :class:`LeaseAsk`, of which this is one."""
+    holder: str
+    parts: tuple[tuple[int, int], ...]
+    """Each part in which there is something, and its digest."""
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseRenewed:
+    """Answer to a :class:`LeaseRenewal`: all of it is granted again, for as long as before."""
+
+    number: int
+    differing: tuple[int, ...] = ()
+    """But for these parts, which the voter knows differently: they are to be asked for by name."""
+
+
+@dataclass(frozen=True, slots=True)
 class LeaseRelease:
     """The holder has stopped: its votes for these streams, of these terms, are free again."""
 
@@ -111,4 +131,4 @@ class VotersAnswer:
     items: tuple[VotersItem, ...]
 
 
-LeaseMessage: TypeAlias = LeaseAsk | LeaseAnswer | LeaseRelease | VotersAsk | VotersAnswer
+LeaseMessage: TypeAlias = LeaseAsk | LeaseAnswer | LeaseRenewal | LeaseRenewed | LeaseRelease | VotersAsk | VotersAnswer

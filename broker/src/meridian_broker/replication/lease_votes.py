@@ -12,7 +12,7 @@ later one.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
@@ -26,11 +26,21 @@ from meridian_broker.replication.lease_messages import (
     LeaseAnswer,
     LeaseAsk,
     LeaseRelease,
+    LeaseRenewal,
+    LeaseRenewed,
     Stream,
 )
+from meridian_broker.replication.lease_rolls import Roll
 from meridian_broker.topics.electorates import Electorates
 
-Reply: TypeAlias = Callable[[LeaseAnswer], None]
+Reply: TypeAlias = Callable[[LeaseAnswer | LeaseRenewed], None]
+
+
+class Ground(Protocol):
+    """What a vote was given on: to see cheaply that it would be given again."""
+
+    def bears(self) -> bool:
+        """Would ``Ballots.electorates`` say the same as it did then, and is the stream kept where it was then?"""
 
 
 @dataclass(slots=True)
@@ -45,11 +55,20 @@ class Vote:
     """By this voter's monotone clock; not kept on disk."""
     mark: int = 0
     """Of what voters were known when it was given or renewed; 0: in an earlier life, nobody remembers."""
+    home: str = ""
+    """Of the stream, as its holder said when it asked."""
     is_written: bool = False
+    ground: Ground | None = None
+    """None: it is renewed by name only."""
 
     @property
     def is_released(self) -> bool:
         return self.duration_ms == 0
+
+    @property
+    def ballot(self) -> tuple[str, int, int]:
+        """What is on the disk of it."""
+        return self.holder, self.term, self.duration_ms
 
 
 class Ballots(Protocol):
@@ -61,6 +80,9 @@ class Ballots(Protocol):
 
     def has(self, stream: Stream, vote: Vote) -> bool:
         """Is this what was written last, where the stream is kept now? It may have been made anew since."""
+
+    def ground(self, stream: Stream) -> Ground | None:
+        """What ``electorates`` and ``has`` rest on now; None: it cannot be said."""
 
     def confirm(self, confirmed: Callable[[], None]) -> None:
         """``confirmed`` once it is sure that no later broker has begun to vote for this voter."""
@@ -77,10 +99,28 @@ class Voter:
         self._ballots = ballots
         self.votes: dict[Stream, Vote] = {}
         self._origins: dict[tuple[str, str], set[str]] = {}
+        self._rolls: dict[str, Roll[Vote]] = {}
+        """By holder: what it was promised by name, is on the disk, and has not changed since (``lease_rolls.py``)."""
 
     def _put(self, stream: Stream, vote: Vote) -> None:
+        self._strike(stream)
         self.votes[stream] = vote
         self._origins.setdefault(stream[:2], set()).add(stream[2])
+
+    def _strike(self, stream: Stream) -> None:
+        """Whatever was promised of the stream is not renewed without its name any more."""
+        vote = self.votes.get(stream)
+        roll = None if vote is None else self._rolls.get(vote.holder)
+        if vote is not None and roll is not None:
+            roll.drop(stream)
+            if not roll:
+                del self._rolls[vote.holder]
+
+    def _enroll(self, stream: Stream, vote: Vote) -> None:
+        """Its holder is being told that it is promised, and on the disk."""
+        if vote.ground is not None:
+            item = AskItem(stream, vote.term, vote.mark, vote.home)
+            self._rolls.setdefault(vote.holder, Roll(vote.holder)).put(item, vote)
 
     def found(self, stream: Stream, holder: str, term: int, duration_ms: int, now_ms: int) -> None:
         """A vote on disk: it counts for its whole length from now on. Of several the one of the highest term counts."""
@@ -96,7 +136,10 @@ class Voter:
     def tidy(self, now_ms: int) -> None:
         """Let go of votes that bind nobody and whose streams are not served here; those on disk are found again."""
         for stream, vote in list(self.votes.items()):
-            if (vote.is_released or now_ms >= vote.until_ms) and self._ballots.electorates(stream) is None:
+            if not vote.is_released and now_ms < vote.until_ms:
+                continue
+            self._strike(stream)
+            if self._ballots.electorates(stream) is None:
                 del self.votes[stream]
                 origins = self._origins[stream[:2]]
                 origins.discard(stream[2])
@@ -111,14 +154,15 @@ class Voter:
     def asked(self, ask: LeaseAsk, reply: Reply, now_ms: int) -> None:
         """Somebody wants streams. What is refused is answered at once, what is granted once it is durable."""
         refused: list[AnswerItem] = []
-        renewed: list[AnswerItem] = []
+        renewed: list[tuple[Stream, Vote]] = []
         granted: list[tuple[Stream, Vote]] = []
         for item in ask.items:
             refusal = self._refusal(ask, item, now_ms)
             if refusal is not None:
                 refused.append(refusal)
                 continue
-            vote = Vote(ask.holder, item.term, ask.duration_ms, now_ms + ask.duration_ms, item.mark)
+            vote = Vote(ask.holder, item.term, ask.duration_ms, now_ms + ask.duration_ms, item.mark, item.home)
+            vote.ground = self._ballots.ground(item.stream)
             before = self.votes.get(item.stream)
             if before is not None and before.holder == ask.holder:
                 vote.until_ms = max(vote.until_ms, before.until_ms)
@@ -127,26 +171,49 @@ class Voter:
             self._put(item.stream, vote)
             vote.is_written = vote.is_written and self._ballots.has(item.stream, vote)
             if vote.is_written:
-                renewed.append(AnswerItem(item.stream, item.term, True))
+                renewed.append((item.stream, vote))
             else:
                 granted.append((item.stream, vote))
         if refused:
             reply(LeaseAnswer(ask.number, tuple(refused)))
         if renewed:
-            self._ballots.confirm(lambda: reply(LeaseAnswer(ask.number, tuple(renewed))))
+            self._ballots.confirm(lambda: self._grant(ask.number, renewed, reply))
         if granted:
             given = dict(granted)
-            terms = {stream: vote.term for stream, vote in granted}
+            self._ballots.write(
+                granted, lambda streams: self._grant(ask.number, [(one, given[one]) for one in streams], reply)
+            )
 
-            def durable(streams: list[Stream]) -> None:
-                for stream in streams:
-                    if (now := self.votes.get(stream)) is not None and _says(now) == _says(given[stream]):
-                        now.is_written = True
-                items = tuple(AnswerItem(stream, terms[stream], True) for stream in streams)
-                if items:
-                    reply(LeaseAnswer(ask.number, items))
+    def _grant(self, number: int, votes: list[tuple[Stream, Vote]], reply: Reply) -> None:
+        """These are on the disk, and no later broker votes for this voter."""
+        for stream, vote in votes:
+            now = self.votes.get(stream)
+            if now is not None and now.ballot == vote.ballot:
+                now.is_written = True
+                self._enroll(stream, now)
+        if votes:
+            reply(LeaseAnswer(number, tuple(AnswerItem(stream, vote.term, True) for stream, vote in votes)))
 
-            self._ballots.write(granted, durable)
+    def renew(self, renewal: LeaseRenewal, reply: Reply, now_ms: int) -> None:
+        """Somebody wants all that it was promised to be promised again (``lease_rolls.py``)."""
+        roll = self._rolls.get(renewal.holder)
+        differing: list[int] = []
+        for index, digest in renewal.parts:
+            part = None if roll is None else roll.parts.get(index)
+            if part is not None and part.digest == digest and _stand(part.grants.values(), now_ms):
+                for vote in part.grants.values():
+                    vote.until_ms = now_ms + vote.duration_ms
+            else:
+                differing.append(index)
+                if roll is not None:
+                    roll.empty(index)
+        if roll is not None and not roll:
+            del self._rolls[renewal.holder]
+        answer = LeaseRenewed(renewal.number, tuple(differing))
+        if len(differing) == len(renewal.parts):
+            reply(answer)
+        else:
+            self._ballots.confirm(lambda: reply(answer))
 
     def _refusal(self, ask: LeaseAsk, item: AskItem, now_ms: int) -> AnswerItem | None:
         stream, term = item.stream, item.term
@@ -179,6 +246,10 @@ class Voter:
             self._ballots.write(freed, lambda _: None)
 
 
-def _says(vote: Vote) -> tuple[str, int, int]:
-    """What is on the disk of it."""
-    return vote.holder, vote.term, vote.duration_ms
+def _stand(votes: Iterable[Vote], now_ms: int) -> bool:
+    """Would each of them be promised again by name, as it is, and without being written?"""
+    for vote in votes:
+        ground = vote.ground
+        if ground is None or now_ms >= vote.until_ms or not ground.bears():
+            return False
+    return True

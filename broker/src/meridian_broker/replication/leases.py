@@ -13,6 +13,9 @@ Any two of those sets meet, too, but nobody can take a dead home's stream over; 
 is for a person to say, because it takes knowing that the old home is dead. While the voters are being changed several
 lists of them count, and it takes enough of each (``topics/electorates.py``).
 
+What was granted is renewed without being named, by the rolls that both ends keep (``lease_rolls.py``), and by name with
+whoever does not know it so.
+
 The home goes first. Others wait a moment for it, each another one, so that they do not split the votes; who holds a
 stream whose home asks for it is told to hand it over. Who holds one and does not want it any more gives it back.
 
@@ -21,9 +24,10 @@ Groups within a region can use this as it is: their leader is then the only vote
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Final, Protocol
+from typing import Final, Protocol, TypeAlias
 
 from meridian_broker.positions import ZERO
 from meridian_broker.replication.lease_messages import (
@@ -35,8 +39,10 @@ from meridian_broker.replication.lease_messages import (
     LeaseAsk,
     LeaseMessage,
     LeaseRelease,
+    LeaseRenewed,
     Stream,
 )
+from meridian_broker.replication.lease_renewals import Renewals
 from meridian_broker.topics.electorates import Electorates, Voters, home_among
 
 CLOCK_RATE: Final = 0.01
@@ -45,7 +51,7 @@ TICK_MS: Final = 2
 """Both ends count whole milliseconds."""
 FOREVER: Final = 1 << 62
 AGAIN_MS: Final = 20
-"""So long after a change of voters they are asked anew; other streams change in the same moment."""
+"""So long after a change of voters, or of the term, they are asked anew; other streams change in the same moment."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +81,9 @@ class LeaseTimes:
         return max(self.duration // 4, 1)
 
 
+Quorums: TypeAlias = tuple[tuple[Voters, int], ...]
+
+
 class State(Enum):
     IDLE = "idle"
     ASKING = "asking"
@@ -92,6 +101,10 @@ class Claim:
     home: str
     voters: Voters = ()
     """All who are asked."""
+    quorums: Quorums = ()
+    """Of which voters it takes how many; of each of these."""
+    by_name: set[str] = field(default_factory=set)
+    """Voters who did not promise what is asked for now, as far as is known: they are asked by name."""
     state: State = State.IDLE
     until_ms: int = 0
     """It may be read before this, by the holder's clock; 0: not at all."""
@@ -112,12 +125,20 @@ class Claim:
     def is_held(self) -> bool:
         return self.until_ms > 0
 
+    @property
+    def item(self) -> AskItem:
+        """What is asked for."""
+        return AskItem(self.stream, self.term, self.electorates.mark, self.home)
+
 
 class LeaseHost(Protocol):
     """What claims belong to."""
 
     def can_ask(self, voter: str) -> bool:
         """There is a way to it."""
+
+    def can_renew(self, voter: str) -> bool:
+        """It understands renewals without names."""
 
     def send(self, voter: str, message: LeaseMessage) -> None: ...
 
@@ -147,6 +168,10 @@ class Leases:
         self.holder = holder
         self.times = times or LeaseTimes()
         self.claims: dict[Stream, Claim] = {}
+        self._usable = self.times.usable
+        self._quorums: dict[Quorums, Quorums] = {}
+        """Those of the claims, each once."""
+        self._renewals = Renewals(holder)
         self._number = 0
         self._asked_ms: dict[int, int] = {}
         """When each number was asked, as far back as it may still count."""
@@ -159,13 +184,14 @@ class Leases:
         """Hold the stream as soon as possible, until ``unwant``. Voters and home may be others than before."""
         claim = self.claims.get(stream)
         if claim is None:
-            claim = self.claims[stream] = Claim(stream, electorates, home, electorates.voters)
+            claim = self.claims[stream] = Claim(stream, electorates, home)
+            self._let_vote(claim, electorates, home)
             claim.next_ms = now_ms + self._patience(claim)
         claim.unwanted_ms = None
         if (claim.electorates, claim.home) != (electorates, home):
             if claim.home != home:
                 claim.next_ms = min(claim.next_ms, now_ms) if home == self._me else claim.next_ms
-            claim.electorates, claim.home, claim.voters = electorates, home, electorates.voters
+            self._let_vote(claim, electorates, home)
             claim.asked_ms = {voter: asked for voter, asked in claim.asked_ms.items() if voter in claim.voters}
             claim.refusals.clear()
             self._reckon(claim, now_ms)
@@ -174,6 +200,20 @@ class Leases:
                 self._wake(claim.next_ms)
         self._wake(claim.next_ms)
         return claim
+
+    def _let_vote(self, claim: Claim, electorates: Electorates, home: str) -> None:
+        """These are the voters, and this is the home."""
+        self._renewals.left(claim)
+        claim.electorates, claim.home, claim.voters = electorates, home, electorates.voters
+        claim.by_name = set(claim.voters)
+        is_first = electorates.settled == ZERO
+        quorums = tuple(
+            ((self._me,), 1)
+            if len(voters) == 2 and not is_first and home_among(voters, home) == self._me
+            else (voters, electorates.enough(voters))
+            for _, voters in electorates.lists
+        )
+        claim.quorums = self._quorums.setdefault(quorums, quorums)
 
     def unwant(self, stream: Stream, now_ms: int) -> None:
         """It is given back in a moment, unless it is wanted again until then."""
@@ -210,7 +250,7 @@ class Leases:
         if now_ms < self._next_ms:
             return
         is_beat = now_ms >= self._beat_ms
-        asking: list[Claim] = []
+        asking: dict[str, list[Claim]] = {}
         for claim in list(self.claims.values()):
             if claim.is_held and now_ms >= claim.until_ms:
                 self._lose(claim, now_ms)
@@ -218,23 +258,27 @@ class Leases:
                 if now_ms >= claim.unwanted_ms + self.times.linger and claim.state != State.YIELDING:
                     self.release(claim.stream, now_ms)
             elif claim.state == State.HELD:
-                if is_beat or now_ms >= claim.next_ms:
+                if now_ms >= claim.next_ms:
                     claim.next_ms = FOREVER
-                    asking.append(claim)
+                    _add(asking, claim, claim.voters)
+                elif is_beat and claim.by_name:
+                    _add(asking, claim, claim.by_name)
             elif claim.state == State.ASKING and now_ms >= claim.next_ms:
                 self._give_up(claim, now_ms)
             elif claim.state == State.IDLE and now_ms >= claim.next_ms and self._begin(claim, now_ms):
-                asking.append(claim)
-        self._ask(asking, now_ms)
+                _add(asking, claim, claim.voters)
+        if asking or is_beat:
+            number = self._next_number(now_ms)
+            self._ask(number, asking)
+            if is_beat:
+                self._renew(number)
         self._plan(now_ms, is_beat)
 
     def _plan(self, now_ms: int, is_beat: bool) -> None:
         if is_beat or self._beat_ms == FOREVER:
             has_any = any(claim.state in (State.HELD, State.ASKING) for claim in self.claims.values())
             self._beat_ms = now_ms + self.times.beat if has_any else FOREVER
-        self._next_ms = FOREVER
-        for claim in self.claims.values():
-            self._wake(self._due_ms(claim))
+        self._next_ms = min(map(self._due_ms, self.claims.values()), default=FOREVER)
 
     def _due_ms(self, claim: Claim) -> int:
         due = claim.until_ms if claim.is_held else FOREVER
@@ -273,22 +317,52 @@ class Leases:
         claim.next_ms = now_ms + self.times.attempt
         return True
 
-    def _ask(self, claims: list[Claim], now_ms: int) -> None:
-        if not claims:
-            return
+    def _next_number(self, now_ms: int) -> int:
+        """Of a question that is put now."""
         self._number += 1
         self._asked_ms[self._number] = now_ms
         while len(self._asked_ms) > 1 and now_ms - next(iter(self._asked_ms.values())) > self.times.duration:
             del self._asked_ms[next(iter(self._asked_ms))]
-        items: dict[str, list[AskItem]] = {}
-        for claim in claims:
-            item = AskItem(claim.stream, claim.term, claim.electorates.mark, claim.home)
-            for voter in claim.voters:
-                items.setdefault(voter, []).append(item)
-        for voter, wanted in items.items():
-            for some in range(0, len(wanted), ITEMS_MAX):
-                part = tuple(wanted[some : some + ITEMS_MAX])
-                self._host.send(voter, LeaseAsk(self._number, self.holder, self.times.duration, part))
+        return self._number
+
+    def _ask(self, number: int, asking: dict[str, list[Claim]]) -> None:
+        """Ask voters for claims by name."""
+        for voter, claims in sorted(asking.items()):
+            if not self._host.can_ask(voter):
+                continue
+            for some in range(0, len(claims), ITEMS_MAX):
+                part = tuple(claim.item for claim in claims[some : some + ITEMS_MAX])
+                self._host.send(voter, LeaseAsk(number, self.holder, self.times.duration, part))
+
+    def _renew(self, number: int) -> None:
+        """Ask voters for all they promised, without names."""
+        for voter, renewal in self._renewals.questions(number, self._host.can_renew):
+            self._host.send(voter, renewal)
+
+    def renewed(self, voter: str, answer: LeaseRenewed, now_ms: int) -> None:
+        """A voter promised again what it had promised, as far as both know the same of it."""
+        asked_ms = self._asked_ms.get(answer.number)
+        if asked_ms is None:
+            return
+        renewed, unknown = self._renewals.answered(voter, answer)
+        quorums: Quorums = ()
+        like: dict[str, int] = {}
+        until: int | None = None
+        for claim in renewed:
+            asked = claim.asked_ms
+            if asked_ms <= asked.get(voter, 0):
+                continue
+            asked[voter] = asked_ms
+            if claim.until_ms >= asked_ms + self._usable:  # enough others answered before
+                continue
+            if claim.quorums is not quorums or asked != like:  # nearly all are the same in this
+                quorums, like, until = claim.quorums, asked, self._until(claim, asked)
+            if until is None or claim.state != State.HELD or now_ms >= claim.until_ms:
+                self._reckon(claim, now_ms)
+            else:
+                claim.until_ms = until + self._usable
+        if unknown:
+            self._ask(self._next_number(now_ms), {voter: unknown})
 
     def answered(self, voter: str, answer: LeaseAnswer, now_ms: int) -> None:
         """A voter said to whom it gave its votes."""
@@ -305,17 +379,30 @@ class Leases:
             if item.granted:
                 claim.asked_ms[voter] = max(claim.asked_ms.get(voter, 0), asked_ms)
                 claim.refusals.pop(voter, None)
+                if self._host.can_renew(voter):
+                    self._renewals.granted(voter, claim, self._number)
             else:
                 claim.refusals[voter] = item
+                self._renewals.refused(voter, claim)
+                if item.reason == PAST and claim.state == State.HELD:
+                    self._raise(claim, now_ms)
             self._reckon(claim, now_ms)
+
+    def _raise(self, claim: Claim, now_ms: int) -> None:
+        """Somebody else's attempt, which came to nothing, used higher terms with a voter that has not voted for us: it
+        may again, once we ask with one that is higher yet. What was promised holds as long as it did."""
+        self._renewals.left(claim)
+        claim.term = claim.known_term = claim.known_term + 1
+        claim.next_ms = now_ms + AGAIN_MS
+        self._wake(claim.next_ms)
 
     def _reckon(self, claim: Claim, now_ms: int) -> None:
         """Work out anew until when it is ours."""
         until = self._until(claim, claim.asked_ms)
-        is_ours = until is not None and until + self.times.usable > now_ms
+        is_ours = until is not None and until + self._usable > now_ms
         if claim.state == State.ASKING:
             if is_ours and until is not None:
-                claim.state, claim.until_ms, claim.tries = State.HELD, until + self.times.usable, 0
+                claim.state, claim.until_ms, claim.tries = State.HELD, until + self._usable, 0
                 claim.next_ms = FOREVER
                 self._beat_ms = min(self._beat_ms, now_ms + self.times.beat)
                 self._wake(self._due_ms(claim))
@@ -326,24 +413,19 @@ class Leases:
             if now_ms >= claim.until_ms:  # whoever looked since then was told so: it has to be won anew
                 self._lose(claim, now_ms)
             elif is_ours and until is not None:
-                claim.until_ms = until + self.times.usable
+                claim.until_ms = until + self._usable
                 self._wake(claim.until_ms)
             else:
                 self._lose(claim, now_ms)
 
     def _until(self, claim: Claim, asked_ms: dict[str, int]) -> int | None:
         """From which moment on the promises of enough voters of each list count; None: they are not enough."""
-        known, first = claim.electorates, FOREVER
-        for _, voters in known.lists:
-            enough = known.enough(voters)
-            if len(voters) == 2 and known.settled != ZERO and home_among(voters, claim.home) == self._me:
-                latest = [asked_ms[self._me]] if self._me in asked_ms else []
-                enough = 1
-            else:
-                latest = sorted((asked_ms[voter] for voter in voters if voter in asked_ms), reverse=True)
-            if len(latest) < enough:
+        first = FOREVER
+        for voters, enough in claim.quorums:
+            asked = sorted([asked_ms[voter] for voter in voters if voter in asked_ms])
+            if len(asked) < enough:
                 return None
-            first = min(first, latest[enough - 1])
+            first = min(first, asked[-enough])
         return first if first < FOREVER else None
 
     def _may_succeed(self, claim: Claim) -> bool:
@@ -390,6 +472,7 @@ class Leases:
             for voter in claim.voters:
                 self._host.send(voter, LeaseRelease(self.holder, ((claim.stream, claim.term),)))
         claim.state, claim.until_ms = State.IDLE, 0
+        self._renewals.left(claim)
         claim.asked_ms.clear()
         claim.refusals.clear()
 
@@ -401,6 +484,12 @@ class Leases:
                 continue
             if claim.state == State.HELD and region == claim.home:
                 claim.state = State.YIELDING
+                self._renewals.left(claim)
                 self._host.wanted_back(claim)
             elif claim.state == State.ASKING and (region == claim.home or region < self._me):
                 self._give_up(claim, now_ms)
+
+
+def _add(asking: dict[str, list[Claim]], claim: Claim, voters: Iterable[str]) -> None:
+    for voter in voters:
+        asking.setdefault(voter, []).append(claim)

@@ -10,8 +10,9 @@ know of the others that nobody can have enough of it without hearing of them. Th
 - A voter says that it knows them once that is durable and nothing that it promised while it knew less is still binding.
 - A list may go, for one that was said later, once a majority of it said so. Whoever knows less cannot have enough of
   that list any more, for every two majorities of it meet; whoever knows as much needs enough of the list that stays.
-- The first list of a subscription counts once all who are on it said so; before that it takes all of them. Else two
-  regions that begin at once, with different lists, would not know of each other.
+- The first list of a subscription counts once all who are on it said so; before that it takes all of them. A majority
+  is not enough: nothing orders two first lists. Let ``a b c`` be said on one side of a cut and ``a b d``, or another
+  witness, on the other: ``a c`` and ``b d`` are majorities, and neither would hear of the other.
 
 What is known is joined: lists by union, what is settled by maximum. So regions that do not agree who votes can still
 not both have a share; they need each other's consent until they do agree. All of it travels in the subscription's

@@ -104,6 +104,13 @@ class SharedStreams:
         votes = self.book.votes(stream[:2]) if subscription is None else subscription.topic.votes.get(stream[1], {})
         return votes.get(stream[2]) == ballot
 
+    def ground(self, stream: Stream) -> Ground | None:
+        """What the answer to who votes rests on; None while the stream is not served here."""
+        subscription = self._subscription(stream[:2])
+        if subscription is not None:
+            return _Ground(subscription)
+        return None if stream[0] in self._service.topics else self.book.ground(stream[:2])
+
     def confirm(self, confirmed: Callable[[], None]) -> None:
         """``confirmed`` once it is sure that no later broker of this region has begun to vote."""
         self.book.confirm(confirmed)
@@ -142,6 +149,36 @@ class SharedStreams:
         return None if found is None else found.share
 
 
+class Ground(Protocol):
+    """See ``replication.lease_votes.Ground``."""
+
+    def bears(self) -> bool: ...
+
+
+class _Ground:
+    """A subscription, its record, its topic's regions: each is another object once anything changed.
+
+    A topic that is not served any more has a failure. Ten thousand are asked at once: it is to be cheap.
+    """
+
+    __slots__ = ("_record", "_regions", "_subscription")
+
+    def __init__(self, subscription: Subscription) -> None:
+        self._subscription = subscription
+        self._record = subscription.record
+        self._regions = subscription.topic.followed
+
+    def bears(self) -> bool:
+        subscription = self._subscription
+        topic = subscription.topic
+        return (
+            subscription.record is self._record
+            and topic.followed is self._regions
+            and topic.failure is None
+            and topic.subscriptions.get(subscription.name) is subscription
+        )
+
+
 class Held(Lease, Protocol):
     """A lease that says on what it is."""
 
@@ -151,6 +188,9 @@ class Held(Lease, Protocol):
 
 def follow(topic: Topic) -> None:
     """Do as the records of its subscriptions say, and the regions that it has."""
+    regions = topic.regions()
+    if topic.followed != regions:
+        topic.followed = regions
     for subscription in list(topic.subscriptions.values()):
         scope.follow(subscription)
 
@@ -187,10 +227,13 @@ def decode(payload: bytes) -> dict[str, Ballot]:
 
 
 def snapshot(topic: Topic) -> Iterator[tuple[Kind, str, bytes]]:
-    """What the progress log must begin a ledger with; of subscriptions that are gone nobody asks."""
+    """What the progress log must begin a ledger with. Of a subscription that was deleted a promise may still bind; what
+    is not written again is not known any more either."""
+    known = topic.subscriptions.keys() | topic.lives.tombstones.keys()
+    for name in topic.votes.keys() - known:
+        del topic.votes[name]
     for name, ballots in topic.votes.items():
-        if name in topic.subscriptions:
-            yield Kind.VOTES, name, encode(ballots)
+        yield Kind.VOTES, name, encode(ballots)
 
 
 def _when_done(streams: list[Stream], durable: Callable[[list[Stream]], None]) -> Callable[[LedgerError | None], None]:

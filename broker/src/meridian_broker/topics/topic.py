@@ -134,6 +134,8 @@ class Topic:
         self.gaps = Gaps(self)
         self.regions: Callable[[], frozenset[str]] = lambda: frozenset((region,))
         """Where it lives, this region included."""
+        self.followed: frozenset[str] = frozenset()
+        """Where it lived when that was looked at last (``sharing.py``): the same object as long as it is the same."""
         self.leasing: Leasing | None = None
         self.votes: dict[str, dict[str, tuple[str, int, int]]] = {}
         """Subscription -> origin -> what this region voted: holder, term, milliseconds (R26)."""

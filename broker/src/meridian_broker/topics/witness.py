@@ -51,6 +51,22 @@ class _Page:
     asked_ms: int = 0
 
 
+class PageGround:
+    """What a witness votes on (``sharing.Ground``)."""
+
+    __slots__ = ("_book", "_known", "_page", "_subject")
+
+    def __init__(self, book: WitnessBook, page: _Page, subject: Subject) -> None:
+        self._book = book
+        self._page = page
+        self._known = page.known
+        self._subject = subject
+
+    def bears(self) -> bool:
+        """Nothing is known besides, and it is known from this page."""
+        return self._page.known is self._known and self._book.is_open_at(self._subject, self._page)
+
+
 class WitnessBook:
     """See the module's text. One per broker."""
 
@@ -102,6 +118,18 @@ class WitnessBook:
         """What was written of a subscription's shares, by origin."""
         page = self._pages.get(subject)
         return {} if page is None else page.ballots
+
+    def ground(self, subject: Subject) -> PageGround | None:
+        """What is known of who votes on its shares; None: this region is not known to be its witness."""
+        page = self._pages.get(subject)
+        return None if page is None else PageGround(self, page, subject)
+
+    def is_open_at(self, subject: Subject, page: _Page) -> bool:
+        """Is this what the region goes by, and did no copy of the topic come to it? It is asked about, then."""
+        if self._pages.get(subject) is not page or subject[0] in self._service.topics:
+            return False
+        page.asked_ms = self._service.scheduler.now_ms()
+        return True
 
     def confirm(self, confirmed: Callable[[], None]) -> None:
         """``confirmed`` once something was written: no later broker has opened the book."""

@@ -457,6 +457,26 @@ class LeaseRelease(_message.Message):
     items: _containers.RepeatedCompositeFieldContainer[LeaseRelease.Item]
     def __init__(self, holder: _Optional[str] = ..., items: _Optional[_Iterable[_Union[LeaseRelease.Item, _Mapping[str, object]]]] = ...) -> None: ...
 
+class LeaseRenewal(_message.Message):
+    __slots__ = ("number", "holder", "parts", "digests")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    HOLDER_FIELD_NUMBER: _ClassVar[int]
+    PARTS_FIELD_NUMBER: _ClassVar[int]
+    DIGESTS_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    holder: str
+    parts: _containers.RepeatedScalarFieldContainer[int]
+    digests: bytes
+    def __init__(self, number: _Optional[int] = ..., holder: _Optional[str] = ..., parts: _Optional[_Iterable[int]] = ..., digests: _Optional[bytes] = ...) -> None: ...
+
+class LeaseRenewed(_message.Message):
+    __slots__ = ("number", "differing")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    DIFFERING_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    differing: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, number: _Optional[int] = ..., differing: _Optional[_Iterable[int]] = ...) -> None: ...
+
 class Voters(_message.Message):
     __slots__ = ("items",)
     class List(_message.Message):
