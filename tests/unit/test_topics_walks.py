@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from meridian_broker.ledgers import reading
 from meridian_broker.topics import subscription
 from topic_of_one_region import Region, region
 
@@ -51,5 +52,21 @@ def test_what_it_has_not_passed_yet_is_not_sent() -> None:
         for place in one.stored:
             entry = await one.topic.log.read_one(place)
             assert cursor.is_done(place, entry)
+
+    asyncio.run(story())
+
+
+def test_the_headers_of_a_ledger_are_read_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story() -> None:
+        one = await region(s=True)
+        await one.start()
+        log, ledger = one.topic.log, one.stored[0].ledger
+        assert log.index(ledger) is None
+        monkeypatch.setattr(reading, "SCAN_BYTES", 1)
+        work, turns = asyncio.ensure_future(log.load_index(ledger)), 0
+        while not work.done():
+            await asyncio.sleep(0)
+            turns += 1
+        assert turns >= len(work.result()) > 1
 
     asyncio.run(story())

@@ -44,11 +44,10 @@ class TopicLog(ReadableLog):
         scheduler: Scheduler,
         cache: CacheBudget,
     ) -> None:
-        super().__init__(region, store, cache)
+        super().__init__(region, store, cache, scheduler)
         self._metadata = metadata
         self._fence = fence
         self._limits = limits
-        self._scheduler = scheduler
         self._writer: Writer | None = None
         self._writing = -1
         """The ledger of the writer."""
