@@ -70,6 +70,9 @@ class Source(LocalLog):
     def rolled_back(self, remote: str) -> None:
         raise AssertionError(f"{remote} has nothing that is not here")
 
+    def came_back(self, remote: str, after: Position, before: Position) -> bool:
+        raise AssertionError(f"{remote} has nothing between {after} and {before} that is not here")
+
     def entries_after(self, position: Position) -> int:
         return sum(1 for place, _ in self.stored if place > position)
 

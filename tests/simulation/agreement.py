@@ -73,6 +73,8 @@ class Agreement:
                 lacks = {o for o in have[source] - have[target] if o.region == source and o.position >= joined}
                 given_to = model.given_to[source, topic]
                 lacks = {one for one in lacks if one not in given_to or target in given_to[one]}
+                if topic in self._world.told:
+                    lacks -= model.lost_once  # it came back late, from a region that was none of the topic's
                 if self._world.regions[target].restores:
                     lacks -= model.trimmed[source, topic]  # it had them once, and so they were given back
                 accepted = passing.accepted(self._opened(target, topic))
@@ -108,15 +110,13 @@ class Agreement:
     def _is_stopped(self, source: str, target: str, topic: str) -> bool:
         """Replication waits for a person, says so, and has a reason to.
 
-        Who was restored, or was no region of the topic for a while, can lack what all others gave back. And who was
-        restored while the topic's regions were changed has not asked all that have entries of it.
+        Who was restored, or was no region of the topic for a while, can lack what all others gave back.
         """
-        hold = self.hold(source, target, topic)
-        if hold == "GAP":
-            has_reason = self._world.regions[target].restores > 0 or target in self._world.outside[topic]
-            goes_on = self._world.accepts_gaps or passing.goes_on(self._opened(target, topic), source)
-            return has_reason and not goes_on
-        return hold == "ROLLED_BACK" and source in self._world.model.rolled_back and topic in self._world.told
+        if self.hold(source, target, topic) != "GAP":
+            return False
+        has_reason = self._world.regions[target].restores > 0 or target in self._world.outside[topic]
+        goes_on = self._world.accepts_gaps or passing.goes_on(self._opened(target, topic), source)
+        return has_reason and not goes_on
 
     def begins(self, region: str, topic: str, origin: str) -> Position:
         """Where a region that joined begins to have entries of an origin."""

@@ -121,7 +121,10 @@ class ReplicationRun:
         self.source = source
         self.remote = remote
         self.core = Replicator(
-            source.name, source.region, remote, source.incarnation, queue_size=50, own_before=source.own_before
+            *(source.name, source.region, remote, source.incarnation),
+            queue_size=50,
+            own_before=source.own_before,
+            came_back=source.came_back,
         )
         self._wake = Event()
         self._nudged = Event()

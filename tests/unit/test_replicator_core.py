@@ -163,6 +163,29 @@ def test_a_roll_back_shows_by_the_chain_when_new_entries_have_higher_positions()
     assert one.core.state is State.DISCONNECTING
 
 
+def test_what_we_published_over_is_fetched_back_and_then_we_go_on() -> None:
+    asked: list[tuple[str, Position, Position]] = []
+
+    def came_back(remote: str, after: Position, before: Position) -> bool:
+        asked.append((remote, after, before))
+        return len(asked) > 1
+
+    one = Wire(Replicator("topic", LOCAL, REMOTE, "", came_back=came_back), LocalLog(), RemoteTopic())
+    one.log.append()
+    one.remote.stored = [Position(7, 9)]
+    one.log.roll()
+    one.log.append()
+    one.connect()
+    one.pump()
+    assert hold(one) is Hold.ROLLED_BACK
+    one.disconnect()
+    one.connect()
+    serve(one)
+    assert asked == [(REMOTE, Position(7, 0), Position(9, 0))] * 2
+    assert hold(one) is None
+    assert one.remote.stored == [Position(7, 9), Position(9, 0)]
+
+
 def test_a_gap_shows_even_when_nothing_is_stored_any_more() -> None:
     one = wire()
     for _ in range(4):

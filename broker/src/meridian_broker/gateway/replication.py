@@ -107,6 +107,7 @@ class ReplicatorRunner:
             topic.incarnation,
             queue_size=self._queue_size,
             own_before=topic.own_before,
+            came_back=topic.came_back,
         )
         runs[remote] = _Run(topic, core, place, self._admin, Backoff(self._jitter, last=LAST_DELAY), self._now_ms)
 

@@ -101,6 +101,10 @@ class ReplicationSource(Protocol):
         """``remote`` has entries of ours that are not here: fetch them back (R5)."""
         ...
 
+    def came_back(self, remote: str, after: Position, before: Position) -> bool:
+        """Whether what ``remote`` has of ours between two neighbours of our log was fetched back; else begin (R5)."""
+        ...
+
     def deleted_elsewhere(self, told: Told, /) -> None:
         """A remote knows of another deletion of the topic than we do (R8)."""
         ...
@@ -170,8 +174,12 @@ class Replicator:
         queue_size: int = QUEUE_SIZE,
         queue_bytes: int = QUEUE_BYTES,
         own_before: Callable[[int], Position] = lambda _: EARLIEST,
+        came_back: Callable[[str, Position, Position], bool] = lambda *_: False,
     ) -> None:
-        """:param own_before: see ``ReplicationSource.own_before``; asked where an entry names no predecessor."""
+        """
+        :param own_before: see ``ReplicationSource.own_before``; asked where an entry names no predecessor.
+        :param came_back: as there; asked where the remote has entries that our log says never were.
+        """
         self.topic = topic
         self.region = region
         self.remote = remote
@@ -192,6 +200,7 @@ class Replicator:
         self._queue_size = queue_size
         self._queue_bytes = queue_bytes
         self._own_before = own_before
+        self._came_back = came_back
         name = region.encode()
         self._own_tag = bytes((len(name),)) + name
         self._producer_id = 0
@@ -468,7 +477,7 @@ class Replicator:
             return known <= self._chain or self._stop_gap(known, position)
         if prev > self._chain:
             return self._stop_gap(prev, position)
-        return self._stop_rolled_back(self._chain, prev)
+        return self._came_back(self.remote, prev, position) or self._stop_rolled_back(self._chain, prev)
 
     def _returned(self, stored: bytes) -> Position | None:
         """The origin of an entry of ours that was lost and fetched back (R5); None for those of other regions."""
@@ -505,7 +514,7 @@ class Replicator:
         return self._stop(
             Hold.ROLLED_BACK,
             f"{self.topic}: {self.remote} has {self.region}'s entry {theirs}, but {self.region} has nothing after "
-            f"{ours} in that place: its log was restored from an older copy; fetch the entries back first",
+            f"{ours} in that place: its log was restored from an older copy; the entries are fetched back first",
         )
 
 

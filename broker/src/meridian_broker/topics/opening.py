@@ -100,7 +100,7 @@ def _recall(service: TopicService, topic: Topic, metadata: TopicMetadata) -> Non
     topic.recall = Recall(topic, service.replication, lambda: service.regions_of(topic.name), is_joining=record.joining)
     topic.log.joined = {**topic.log.joined, **record.joined}
     topic.log.is_joined = topic.recall.is_settled
-    topic.rolled_back = topic.recall.doubt
+    topic.rolled_back, topic.came_back = topic.recall.doubt, topic.recall.came_back
     topic.deleted_elsewhere = lambda told: service.scheduler.spawn(
         incarnations.follow(service, topic, told), "follow a deletion in another region"
     )

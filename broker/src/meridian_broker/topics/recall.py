@@ -144,6 +144,10 @@ class Recall:
         self._is_running = False
         self._is_tried = False
         self._waiting: list[Callable[[None], None]] = []
+        self._published_over: dict[str, Hole] = {}
+        """Regions that have entries of ours, where our log says that there are none."""
+        self._taken_back: set[tuple[str, Position]] = set()
+        """What was fetched back of that since the topic was opened, by the entry behind it."""
         self._former: set[str] = set()
         """Regions that are none of the topic's any more, and of which others may have entries all the same."""
         self._unfed_since_ms: dict[str, int] = {}
@@ -197,6 +201,18 @@ class Recall:
         self._asked.discard(region)
         self.start()
 
+    def came_back(self, region: str, after: Position, before: Position) -> bool:
+        """Whether everything was fetched back that the region has of ours between two that stand side by side here.
+
+        It was none of the topic's and could not be reached when we lost it, so we published over it. What was
+        acknowledged since, of those behind, counts for it as well: nobody can tell that from here any more (R3).
+        """
+        if (region, before) in self._taken_back:
+            return True
+        self._published_over[region] = (after, before)
+        self.start()
+        return False
+
     def start(self) -> None:
         """Ask whoever should be asked now, unless that is going on."""
         if not self._is_running and self._topic.failure is None:
@@ -232,6 +248,7 @@ class Recall:
         try:
             await self._ask_for_own()
             self._told_ready()
+            await self._take_back()
             await self._ask_for_others()
             await self.joining.look()
         except (LedgerError, TopicError, MetadataError) as error:
@@ -258,6 +275,24 @@ class Recall:
         self._asked = others - away
         if not away:
             topic.log.join()
+
+    async def _take_back(self) -> None:
+        """Entries that we published over are stored behind what was published, as those of any hole."""
+        topic = self._topic
+        for region, (after, before) in list(self._published_over.items()):
+            stored = await origins_between(topic.log, topic.region, after, before, ANSWER_ENTRIES)
+            hole = (max((origin for origin, _ in stored), default=after), before)
+            topic.log.holes.open(topic.region, *hole)
+            returned = self.returned
+            away = await self._fetch(topic.region, hole, {region}, may_skip=True)
+            topic.log.holes.close(topic.region, before)
+            if not away:
+                del self._published_over[region]
+                self._taken_back.add((region, before))
+                log.warning(
+                    "%s: %d entries before %s came back from %s: who acknowledged that one passes over them, perhaps",
+                    *(topic.name, self.returned - returned, before, region),
+                )
 
     # -- entries of regions that do not bring them themselves (R6)
 

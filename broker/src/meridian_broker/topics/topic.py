@@ -148,6 +148,7 @@ class Topic:
         self.metadata: TopicMetadata | None = None
         self.recall: Recall | None = None
         self.rolled_back: Callable[[str], None] = lambda _: None
+        self.came_back: Callable[[str, Position, Position], bool] = lambda *_: False
         self.deleted_elsewhere: Callable[[Told], None] = lambda _: None
         self.own_before = log.own_before
         self.partitions: int | None = None
