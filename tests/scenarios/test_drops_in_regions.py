@@ -132,6 +132,8 @@ def test_a_quota_holds_replication_and_nothing_is_lost(regions: RegionsProcess) 
     prepared(regions, topic, 5)
     quota = {"limitSize": 20_000, "policy": "producer_request_hold"}
     assert regions.http(WEST, "POST", f"{topic_path(topic)}/backlogQuota", quota).status == 204
+    kept = {"retentionTimeInMinutes": -1, "retentionSizeInMB": -1}  # it is read once more after all is acknowledged
+    assert regions.http(WEST, "POST", f"{topic_path(topic)}/retention", kept).status == 204
     with client(regions, EAST) as east:
         publish(east, topic, [b"%d" % number + b" " * 1000 for number in range(5, 45)])
         wait_until(lambda: "backlog quota" in str(replication(regions, topic)["lastError"]), "replication to be held")
