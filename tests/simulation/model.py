@@ -22,6 +22,7 @@ from meridian_broker.positions import ZERO, Progress, Stamp
 from meridian_broker.positions.position import EARLIEST, Origin, Position
 from meridian_broker.topics.consumer import Consumer
 from meridian_broker.topics.subscription import Subscription
+from simulation import passing
 from simulation.confirming import Confirming
 from simulation.crashes import Crashes
 from simulation.creations import Creations
@@ -322,6 +323,9 @@ class Model(Crashes):
             rewind: Rewound | None = None
             if new != old:
                 perhaps = {origin for place, origin, _ in self.logs.of(home, topic) if place >= target} | self.lost_once
+                # What the region goes on without lies between the places that a rewind names.
+                passed_over = passing.accepted(subscription.topic)
+                perhaps |= {origin for origin in self.logs.published if passing.lies_in(passed_over, origin)}
                 rewind = Rewound(new, after_surely, perhaps)
                 if time_ms is not None:
                     rewind.surely = rewind.perhaps = PublishedSince(self.logs.published, time_ms)
