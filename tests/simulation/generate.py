@@ -15,6 +15,7 @@ from typing import Final
 
 from simulation.changes import with_changes
 from simulation.scopes import with_scopes
+from simulation.voters import with_voters
 
 NAMES: Final = ("us", "eu", "ap", "sa", "af")
 
@@ -385,4 +386,4 @@ class Generator:
 
 def story_of(seed: int) -> list[str]:
     """The lines of a seed."""
-    return with_changes(seed, with_scopes(seed, Generator(seed).story()))
+    return with_voters(seed, with_changes(seed, with_scopes(seed, Generator(seed).story())))

@@ -156,11 +156,11 @@ class Lives:
         self.write(subscription, done)
         follow_scope(subscription)
 
-    def set_electorates(self, subscription: Subscription, known: Electorates, *, told: bool = False) -> None:
-        """Keep what is known of who votes (R26). :param told: another region told it, so nobody needs to be."""
+    def set_electorates(self, subscription: Subscription, known: Electorates) -> None:
+        """Keep what is known of who votes (R26). It is told on where another region told it: a third may not know."""
         subscription.record = replace(subscription.record, electorates=known)
         self._topic.progress_log.append(Kind.SUBSCRIPTION, subscription.name, encode_record(subscription.record))
-        if not told and _is_shared(subscription):
+        if _is_shared(subscription):
             self._tell(subscription.name)
 
     def delete(self, name: str, done: Confirmed | None = None, *, forced: bool = False) -> None:

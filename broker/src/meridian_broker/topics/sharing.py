@@ -71,7 +71,7 @@ class SharedStreams:
         topic, record = subscription.topic, subscription.record
         known = record.electorates.joined(told)
         if known != record.electorates:
-            topic.lives.set_electorates(subscription, known, told=True)
+            topic.lives.set_electorates(subscription, known)
             scope.follow(subscription)
             known = subscription.record.electorates
         wanted = scope.wanted_voters(subscription) if record.scope == ORIGIN else ()
