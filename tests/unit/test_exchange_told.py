@@ -144,6 +144,23 @@ def test_a_digest_says_that_it_is_not_the_last_word() -> None:
     assert status.lag_entries == 1, "nobody said that it is there"
 
 
+@pytest.mark.parametrize("cut_first", [True, False])
+def test_a_close_does_not_wait_for_the_disk_when_no_region_can_hear_of_it(cut_first: bool) -> None:
+    world = world_of("us", "eu")
+    us = world.regions["us"]
+    us.disk_ms = 10_000
+    ack(world, "us", 2)
+    ends: list[WaitResult] = []
+    if cut_first:
+        world.cut("us", "eu")
+    us.exchange.flush(T, S, world.now_ms, ends.append)
+    if not cut_first:
+        world.cut("us", "eu")
+    world.run(1)
+    assert len(ends) == 1
+    assert us.exchange.next_deadline() is None
+
+
 def test_nothing_waits_while_the_disk_is_idle() -> None:
     world = world_of("us", "eu")
     eu, began = world.regions["eu"], world.now_ms

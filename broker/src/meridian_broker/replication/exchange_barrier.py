@@ -58,7 +58,7 @@ class Barriers:
         for peer in peers:
             wait.waiting[peer.region] = set()
         whole = host.progress(*key)
-        if whole is None:
+        if whole is None or not peers:  # nothing is told, so nothing has to be on the disk first
             self._push_to(wait, peers, None, None)
             return
         whole, record = whole.copy(), host.record(*key)
