@@ -24,6 +24,7 @@ BY_STORIES = (
     "report-outlives-a-rewind",
     "set-aside-is-trimmed",
     "voters-change-at-once",
+    "votes-before-its-topic-is-open",
 )
 """Not every thousand seeds find these; stories that were written for them do."""
 BY_TESTS = {"an-earlier-life-counts": "unit/test_positions_progress.py"}

@@ -3,8 +3,11 @@
 
 A vote is a record in the progress log of its topic: durable in the same group commit as everything else, and fenced
 with the topic, so that a broker that was replaced can vote no more. Where the topic does not live here this region may
-still be its witness, and keeps its votes in a book of its own (``witness.py``). No broker votes before it has opened
-that book; so a line in it is enough to know that no other one does, when votes are renewed.
+still be its witness, and keeps its votes in a book of its own (``witness.py``). A copy that is here and not open, as when
+the broker has just begun, holds votes that nobody has read yet: until it is open there is no vote on it.
+
+No broker votes before it has opened the book; so a line in it is enough to know that no other one does, when votes are
+renewed.
 """
 
 from __future__ import annotations
@@ -46,7 +49,7 @@ class SharedStreams:
             return None
         subscription = self._subscription(stream[:2])
         if subscription is None:
-            witnessed = self.book.known(stream[:2])
+            witnessed = self.book.known(stream[:2]) if self._service.is_served(stream[0]) else None
             return None if witnessed is None else (witnessed, "")
         known = subscription.record.electorates
         return known, scope.home_of(subscription, stream[2]) if known.is_on_pair(self.region) else ""
@@ -62,7 +65,8 @@ class SharedStreams:
         """Another region knows this of who votes: join it. ``heard`` what is known then, once it is on disk."""
         subscription = self._subscription(subject)
         if subscription is None:
-            if self.region in told.voters or self.book.known(subject) is not None:
+            is_witness = self.region in told.voters or self.book.known(subject) is not None
+            if is_witness and self._service.is_served(subject[0]):
                 copy = self._service.topics.get(subject[0])
                 alone = None if copy is None else copy.subscriptions.get(subject[1])
                 told = told if alone is None else told.joined(alone.record.electorates)

@@ -126,7 +126,8 @@ class WitnessBook:
 
     def is_open_at(self, subject: Subject, page: _Page) -> bool:
         """Is this what the region goes by, and did no copy of the topic come to it? It is asked about, then."""
-        if self._pages.get(subject) is not page or subject[0] in self._service.topics:
+        topic, service = subject[0], self._service
+        if self._pages.get(subject) is not page or topic in service.topics or not service.is_served(topic):
             return False
         page.asked_ms = self._service.scheduler.now_ms()
         return True
