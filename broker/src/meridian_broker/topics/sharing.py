@@ -3,8 +3,8 @@
 
 A vote is a record in the progress log of its topic: durable in the same group commit as everything else, and fenced
 with the topic, so that a broker that was replaced can vote no more. Where the topic does not live here this region may
-still be its witness, and keeps its votes in a book of its own (``witness.py``). A copy that is here and not open, as when
-the broker has just begun, holds votes that nobody has read yet: until it is open there is no vote on it.
+still be its witness, and keeps its votes in a book of its own (``witness.py``). A copy that is here and not open, as
+when the broker has just begun, holds votes that nobody has read yet: until it is open there is no vote on it.
 
 No broker votes before it has opened the book; so a line in it is enough to know that no other one does, when votes are
 renewed.
