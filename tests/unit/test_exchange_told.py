@@ -161,6 +161,34 @@ def test_a_close_does_not_wait_for_the_disk_when_no_region_can_hear_of_it(cut_fi
     assert us.exchange.next_deadline() is None
 
 
+@pytest.mark.parametrize("waits_for", ["the disk", "its neighbours", "a link that breaks"])
+def test_what_was_said_of_a_deleted_topic_is_not_told_of_a_later_one(waits_for: str) -> None:
+    """R8: else a subscription that only the deleted one had would come back with the topic that is made again."""
+    world = world_of("us", "eu", "ap")
+    us = world.regions["us"]
+    us.disk_ms = DISK_MS if waits_for == "the disk" else 0
+    if waits_for == "a link that breaks":  # what was on its way is offered to the third region again
+        world.network.deaf.add(("us", "eu"))
+    us.subscribe(T, "old")
+    world.run(1)
+    ack(world, "us", 4)
+    if waits_for == "a link that breaks":
+        world.run(100)
+    heard = world.listen()
+    us.delete_topic(T)
+    if waits_for == "a link that breaks":
+        world.cut("us", "eu")
+    us.subscribe(T, "new")
+    world.run(400)
+    told = {
+        (item.incarnation, item.subscription)
+        for _, source, _, message in heard
+        if source == "us" and isinstance(message, Delta)
+        for item in message.items
+    }
+    assert told == {(us.incarnation(T), "new")}
+
+
 def test_nothing_waits_while_the_disk_is_idle() -> None:
     world = world_of("us", "eu")
     eu, began = world.regions["eu"], world.now_ms

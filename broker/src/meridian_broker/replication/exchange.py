@@ -211,7 +211,10 @@ class ProgressExchange:
         key = (topic, subscription)
         is_new = key not in self._context.book
         record = self._host.record(*key) if record_changed or is_new else None
-        self._context.changed(key, durable, lambda: self._deltas.offer(key, delta, record=record, entries=entries))
+        said_of = self._host.incarnation(topic)
+        self._context.changed(
+            key, durable, lambda: self._deltas.offer(key, delta, said_of, record=record, entries=entries)
+        )
 
     def send_pending(self, now_ms: int) -> None:
         """Send what waits for its neighbours, as far as windows allow: somebody is about to be told that it is done."""

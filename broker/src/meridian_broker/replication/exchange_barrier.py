@@ -61,24 +61,27 @@ class Barriers:
         if whole is None or not peers:  # nothing is told, so nothing has to be on the disk first
             self._push_to(wait, peers, None, None)
             return
-        whole, record = whole.copy(), host.record(*key)
+        whole, record, incarnation = whole.copy(), host.record(*key), host.incarnation(key[0])
 
         def shown(reason: str) -> None:
             if reason:
                 for peer in peers:
                     self._waits.settle(wait, peer.region, reason)
-            self._push_to(wait, peers, whole, record)
+            is_now = self._context.is_now(key[0], incarnation)
+            self._push_to(wait, peers, whole if is_now else None, record)
 
         self._context.show(key[0], shown)
 
     def _push_to(self, wait: Wait, peers: Iterable[Peer], whole: Progress | None, record: bytes | None) -> None:
         """:param whole: durable here, and so is all that was offered so far."""
-        key, now_ms = wait.key, self._context.now_ms
+        key, now_ms, incarnation = wait.key, self._context.now_ms, self._context.host.incarnation(wait.key[0])
         peers = [peer for peer in peers if peer.region in wait.waiting]
         for peer in peers:
             # Something may have been given up before: only the whole is sure to be all.
             is_offered = (
-                key[0] in peer.even or whole is None or peer.offer((*key, False), whole, now_ms=now_ms, record=record)
+                key[0] in peer.even
+                or whole is None
+                or peer.offer((*key, False), whole, incarnation=incarnation, now_ms=now_ms, record=record)
             )
             if not is_offered:
                 self._waits.settle(wait, peer.region, QUEUE_FULL)

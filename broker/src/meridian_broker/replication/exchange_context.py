@@ -167,6 +167,10 @@ class ExchangeContext:
 
     # -- what may be told (R10, R60)
 
+    def is_now(self, topic: str, incarnation: str) -> bool:
+        """Whether this is the topic's incarnation still. What was said of one that was deleted is told nobody (R8)."""
+        return self.host.incarnation(topic) == incarnation
+
     def told_once_durable(self, durable: WhenDurable, tell: Callable[[str], None]) -> None:
         """The one gate before whatever leaves: state that was taken from memory is told once it is on disk.
 

@@ -30,6 +30,7 @@ from meridian_broker.replication.exchange_peer import Peer, Pending, PendingKey
 from meridian_broker.replication.exchange_waits import Waits
 
 NOT_CONFIRMED = "NotConfirmedInTime"
+DELETED = "the topic was deleted meanwhile"
 
 
 class Deltas:
@@ -43,19 +44,26 @@ class Deltas:
 
     # -- out
 
-    def offer(self, key: SubscriptionKey, delta: Progress, *, record: bytes | None, entries: int = 0) -> None:
-        """Queue progress of ours for every peer of the topic."""
+    def offer(
+        self, key: SubscriptionKey, delta: Progress, incarnation: str, *, record: bytes | None, entries: int = 0
+    ) -> None:
+        """Queue progress of ours for every peer of the topic.
+
+        :param incarnation: of the topic of which it was said.
+        """
+        if not self._context.is_now(key[0], incarnation):
+            return
         for region in self._context.others_of(key[0]):
             peer = self._context.peers.get(region)
             if peer is not None:
                 now_ms = self._context.now_ms
-                peer.offer((*key, False), delta, now_ms=now_ms, record=record, entries=entries)
+                peer.offer((*key, False), delta, incarnation=incarnation, now_ms=now_ms, record=record, entries=entries)
 
     def offer_again(self, region: str, lost: list[tuple[PendingKey, Pending]]) -> None:
         """The link to the region broke with these on their way: the others may pass them on."""
         for (topic, subscription, passed_on), pending in lost:
             if not passed_on and region in self._context.host.regions_of(topic):
-                self.offer((topic, subscription), pending.delta, record=pending.record)
+                self.offer((topic, subscription), pending.delta, pending.incarnation, record=pending.record)
 
     def send_due(self, peer: Peer, *, at_once: bool = False) -> None:
         """Send what waits for the peer, as far as it is due and the window allows.
@@ -86,6 +94,9 @@ class Deltas:
         items: list[DeltaItem] = []
         size = 0
         for key, pending in peer.take():
+            if not self._context.is_now(key[0], pending.incarnation):
+                self._is_of_the_past(peer, key, pending)
+                continue
             item = self._item(peer, key, pending)
             if item is None:
                 peer.lag.given_up(key[:2], pending)
@@ -112,9 +123,12 @@ class Deltas:
             peer.give_up(topic)
             return None
         unreached = () if passed_on else tuple(r for r in context.others_of(topic) if not context.is_up(r))
-        return DeltaItem(
-            topic, subscription, context.host.incarnation(topic), encoded, pending.record, unreached, passed_on
-        )
+        return DeltaItem(topic, subscription, pending.incarnation, encoded, pending.record, unreached, passed_on)
+
+    def _is_of_the_past(self, peer: Peer, key: PendingKey, pending: Pending) -> None:
+        """The topic was deleted since: of what is there now, that says nothing."""
+        peer.lag.taken_back(key[:2], pending)
+        self._waits.delta_lost(peer.region, [key[:2]], DELETED)
 
     def _encode(self, delta: Progress) -> bytes:
         """Peers without a queue get the same delta, which nobody changes: encode it once."""
@@ -133,6 +147,8 @@ class Deltas:
             if refusal is None:
                 peer.troubles.pop(key[:2], None)
                 peer.lag.confirmed(key[:2], pending, self._context.now_ms)
+            elif not self._context.is_now(key[0], pending.incarnation):
+                self._is_of_the_past(peer, key, pending)
             else:
                 self._refused(peer, key, pending, refusal)
         self._waits.delta_confirmed(peer.region, ack.number, flight.keys())
@@ -163,9 +179,13 @@ class Deltas:
         reason: str,
     ) -> None:
         """In place of a delta that was refused for want of it. :param reason: it is not on disk, and never will be."""
+        now_ms, incarnation = self._context.now_ms, pending.incarnation
+        if not self._context.is_now(key[0], incarnation):
+            self._is_of_the_past(peer, key, pending)
+            return
         if not reason:
             peer.lag.taken_back(key[:2], pending)
-            if peer.offer(key, whole, now_ms=self._context.now_ms, record=record, entries=pending.entries):
+            if peer.offer(key, whole, incarnation=incarnation, now_ms=now_ms, record=record, entries=pending.entries):
                 return
         self._leave_to_digests(peer, key, pending, refusal)
 
@@ -218,15 +238,15 @@ class Deltas:
 
     def _pass_on(self, peer: Peer, item: DeltaItem, delta: Progress) -> None:
         """Hand a merge on to the regions its sender has no link to, once (R19)."""
-        if item.passed_on:
-            return
         context = self._context
+        if item.passed_on or not context.is_now(item.topic, item.incarnation):
+            return
         key = (item.topic, item.subscription, True)
         for region in sorted(set(item.unreached) & context.host.regions_of(item.topic) - {peer.region}):
             if not context.is_up(region):
                 continue
             other = context.peers[region]
-            if other.offer(key, delta, now_ms=context.now_ms, record=item.record):
+            if other.offer(key, delta, incarnation=item.incarnation, now_ms=context.now_ms, record=item.record):
                 context.counters.items_passed_on += 1
                 # At once: merges become durable in nobody's turn, so no ``tick`` may be near.
                 self.send_due(other, at_once=True)

@@ -47,6 +47,8 @@ class Pending:
     delta: Progress
     record: bytes | None
     """The subscription's, where the peer may lack it; durable here, as the delta is."""
+    incarnation: str
+    """Of the topic of which it was said (R8)."""
     entries: int = 0
     """How many entries were acknowledged in it."""
     since_ms: int = 0
@@ -169,11 +171,19 @@ class Peer:
     # -- what is on its way there
 
     def offer(
-        self, key: PendingKey, delta: Progress, *, now_ms: int, record: bytes | None = None, entries: int = 0
+        self,
+        key: PendingKey,
+        delta: Progress,
+        *,
+        incarnation: str,
+        now_ms: int,
+        record: bytes | None = None,
+        entries: int = 0,
     ) -> bool:
         """Queue progress that is durable here for the peer; the delta is not to be changed afterwards. False: not
         taken, the topic is uneven now.
 
+        :param incarnation: the topic's, now. What waits of an earlier one goes.
         :param entries: how many entries were acknowledged in it.
         """
         topic = key[0]
@@ -182,6 +192,9 @@ class Peer:
             self.lag.missed(key[:2], entries, now_ms)
             return False
         pending = self._pending.get(key)
+        if pending is not None and pending.incarnation != incarnation:
+            self.lag.taken_back(key[:2], self._pending.pop(key))
+            pending = None
         if pending is not None:
             if self._join(topic, pending, delta, record):
                 pending.entries += entries
@@ -194,7 +207,7 @@ class Peer:
             return False
         if not self._pending:
             self._pending_since_ms = now_ms
-        pending = self._pending[key] = Pending(delta, record, entries, now_ms)
+        pending = self._pending[key] = Pending(delta, record, incarnation, entries, now_ms)
         self.lag.of(key[:2]).outstanding.append(pending)
         return True
 
