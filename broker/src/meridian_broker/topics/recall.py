@@ -186,6 +186,7 @@ class Recall:
             told(None)
         else:
             self._waiting.append(told)
+            self.start()  # nothing else does where the regions were others when the topic was opened
 
     def left(self, region: str) -> None:
         """It is no region of the topic any more, or another region has entries of it: who has more gives them (R6)."""
