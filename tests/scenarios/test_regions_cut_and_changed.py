@@ -94,7 +94,7 @@ def test_a_region_joins_is_removed_for_good_and_comes_back(regions: LinkedRegion
         regions.cut(other, WEST)
         regions.cut(WEST, other)
     for region in (EAST, CENTRAL):
-        assert regions.http(region, "PUT", topic_path(topic)).status == 204
+        assert regions.http(region, "PUT", topic_path(topic)).status in (204, 409)  # its replicator may be faster
     live(regions, topic, (EAST, CENTRAL), (EAST, CENTRAL))
     with client(regions, EAST) as east:
         here = subscribe(east, topic)

@@ -30,6 +30,7 @@ async def trim_all(service: TopicService) -> None:
     :raises LedgerError, MetadataError: it cannot be given back now.
     """
     service.non_persistent.tidy()
+    service.follow_policies()  # a retention that was set a moment ago is to keep what it says
     for topic in list(service.topics.values()):
         if topic.failure is None:
             await trim(topic)
