@@ -104,11 +104,12 @@ async def opened(service: TopicService, rules: Rules) -> Topic:
 
 async def test_what_may_be_used_in_other_regions_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rules = Rules(inactive_topics=InactiveTopics(True, CAUGHT_UP_MODE, 60), subscription_expiration_minutes=30)
-    async with regions(tmp_path, "us-east", "us-west") as (east, _):
-        service = east.process.service
+    async with regions(tmp_path, "us-east", "us-west") as (east, west):
+        service, there = east.process.service, west.process.service
         topic = await opened(service, rules)
         for name, replicated in (("alone", False), ("everywhere", True)):
             topic.create_subscription(name, EARLIEST, replicated=replicated)
+        await until(lambda: topic.name in there.topics and "everywhere" in there.topics[topic.name].subscriptions)
         await expire_subscriptions(service)
         assert set(topic.subscriptions) == {"alone", "everywhere"}, "nobody used them for a moment only"
         an_hour_passes(service, monkeypatch)
