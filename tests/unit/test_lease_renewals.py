@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from lease_world import EAGER, LeaseNode, LeaseWorld
 from meridian_broker.replication import lease_rolls
 from meridian_broker.replication.lease_messages import (
+    AnswerItem,
     AskItem,
     LeaseAnswer,
     LeaseAsk,
@@ -20,6 +21,7 @@ from meridian_broker.replication.lease_messages import (
     Stream,
 )
 from meridian_broker.replication.lease_rolls import Roll
+from meridian_broker.replication.leases import State
 from meridian_broker.topics.electorates import Electorates
 
 NAMES = ["ap", "eu", "us"]
@@ -315,6 +317,29 @@ def test_a_holder_raises_its_term_where_another_attempt_used_higher_ones(world: 
     assert us.voter.votes[stream].ballot == ("eu#1", claim.term, world.times.duration)
     assert claim.until_ms > until_ms
     assert claim.by_name == set()
+
+
+def test_what_was_said_before_a_stream_was_given_back_does_not_count_once_it_is_wanted_again(world: LeaseWorld) -> None:
+    """A voter's answer that was on its way, and the word that it was given back: a term is used once."""
+    eu, us, stream = world.nodes["eu"], world.nodes["us"], ("t", "more", "eu")
+    term = eu.leases.claims[stream].term
+    eu.unwant(stream)
+    world.run_ms(world.times.linger + 50)
+    assert stream not in eu.leases.claims
+    assert us.voter.votes[stream].is_released
+    number = max(eu.leases._asked_ms)
+    world.delay_ms = 200
+    eu.want(stream)
+    world.run_ms(2)
+    claim = eu.leases.claims[stream]
+    assert claim.state is State.ASKING
+    eu.leases.answered("us", LeaseAnswer(number, (AnswerItem(stream, term, True),)), eu.now_ms())
+    assert "us" not in claim.asked_ms
+    world.run_ms(2 * world.delay_ms + 50)
+    assert world.holders(stream) == ["eu"]
+    us.voter.released(LeaseRelease("eu#1", ((stream, term),)))
+    assert not us.voter.votes[stream].is_released
+    world.check(stream)
 
 
 def test_an_answer_to_no_question_counts_for_nothing(world: LeaseWorld) -> None:

@@ -172,6 +172,9 @@ class Leases:
         self._quorums: dict[Quorums, Quorums] = {}
         """Those of the claims, each once."""
         self._renewals = Renewals(holder)
+        self._used_term = 0
+        """The highest of the streams that are forgotten. One that is wanted again asks with a higher one, or what was
+        said before it was given back, and comes late, would count for it."""
         self._number = 0
         self._asked_ms: dict[int, int] = {}
         """When each number was asked, as far back as it may still count."""
@@ -184,7 +187,7 @@ class Leases:
         """Hold the stream as soon as possible, until ``unwant``. Voters and home may be others than before."""
         claim = self.claims.get(stream)
         if claim is None:
-            claim = self.claims[stream] = Claim(stream, electorates, home)
+            claim = self.claims[stream] = Claim(stream, electorates, home, term=self._used_term)
             self._let_vote(claim, electorates, home)
             claim.next_ms = now_ms + self._patience(claim)
         claim.unwanted_ms = None
@@ -230,6 +233,7 @@ class Leases:
         self._let_go(claim)
         if claim.unwanted_ms is not None:
             del self.claims[stream]
+            self._used_term = max(self._used_term, claim.term)
         else:
             claim.next_ms = now_ms + self.times.step + self._patience(claim)
             self._wake(claim.next_ms)
