@@ -59,7 +59,7 @@ class TopicStats:
             "backlogSize": backlog,
             "offloadedStorageSize": 0,
             "waitingPublishers": 0,
-            "deduplicationStatus": "Enabled" if topic.deduplication.enabled else "Disabled",
+            "deduplicationStatus": topic.deduplication.status,
             "ownerBroker": self.state.admin_url().partition("://")[2],
             "publishers": [self.producer(one) for one in clients] if publishers else [],
             "subscriptions": subscriptions,

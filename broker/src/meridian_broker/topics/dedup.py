@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import struct
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Final
 
 from meridian_broker.ledgers.entry import FOREIGN, HEADER, MARKER, unpack
@@ -47,6 +47,9 @@ class Deduplication:
         self._topic = topic
         self._ids = SequenceIds(topic.limits.dedup_producers, lambda name: name in topic.producers)
         self.enabled = False
+        self._switches = 0
+        self._switching = 0
+        """The switch, counted, that is being written; 0: none."""
         self._accounted = EARLIEST
         """Entries at or before this are in the ids."""
         self._on_record: Position | None = None
@@ -68,14 +71,21 @@ class Deduplication:
             self._on_record = max(self._on_record or EARLIEST, record.upto)
 
     async def open(self, wanted: bool) -> None:
-        """Go on from what was recalled. :raises LedgerError: the entries behind it cannot be read."""
-        if not wanted:
-            if self._on_record is not None:
+        """Go on from what was recalled. Whoever publishes afterwards relies on it, also after a crash.
+
+        :raises LedgerError: the entries behind it cannot be read, or it cannot be written that it is on, or off.
+        """
+        if wanted != (self._on_record is not None):
+            if wanted:
+                self._switch_on()
+            else:
                 self._switch_off()
-            return
-        if self._on_record is None:
-            self._switch_on()
-            return
+            await self._topic.scheduler.answer(self._topic.progress_log.when_durable)
+        elif wanted:
+            await self._go_on()
+
+    async def _go_on(self) -> None:
+        assert self._on_record is not None
         self._accounted = self._on_record
         while entries := await self._topic.log.read_after(self._accounted, SCAN_ENTRIES, SCAN_BYTES):
             for position, entry in entries:
@@ -125,13 +135,30 @@ class Deduplication:
         self.enabled = True
         self._forget()
         self._accounted = self._topic.log.last_confirmed
-        self._write([Record(FRESH, self._accounted, [])])
+        self._switch(Record(FRESH, self._accounted, []))
 
     def _switch_off(self) -> None:
         self.enabled = False
         self._forget()
         self._on_record = None
-        self._write([Record(OFF, EARLIEST, [])])
+        self._switch(Record(OFF, EARLIEST, []))
+
+    def _switch(self, record: Record) -> None:
+        self._switches += 1
+        self._switching = number = self._switches
+
+        def switched() -> None:
+            if self._switching == number:
+                self._switching = 0
+
+        self._write([record], switched)
+
+    @property
+    def status(self) -> str:
+        """As the admin API says it. On, or off, is said once that is on the disk."""
+        if self._switching:
+            return "Recovering" if self.enabled else "Removing"
+        return "Enabled" if self.enabled else "Disabled"
 
     def _forget(self) -> None:
         self._ids.clear()
@@ -173,14 +200,18 @@ class Deduplication:
             self._changed.clear()
             self._entries = self._bytes = 0
 
-    def _write(self, records: Iterable[Record]) -> None:
+    def _write(self, records: Iterable[Record], then: Callable[[], None] = lambda: None) -> None:
+        """:param then: hears once they are durable."""
         *before, last = records
         for record in before:
             self._topic.progress_log.append(Kind.SEQUENCES, "", encode(record))
 
         def written(error: LedgerError | None) -> None:
-            if error is None and self.enabled:
+            if error is not None:
+                return
+            if self.enabled:
                 self._on_record = max(self._on_record or EARLIEST, last.upto)
+            then()
 
         self._topic.progress_log.append(Kind.SEQUENCES, "", encode(last), written)
 
