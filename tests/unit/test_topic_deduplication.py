@@ -16,10 +16,11 @@ class Slow(TopicRecord):
 
     def __init__(self, before: TopicRecord) -> None:
         vars(self).update(vars(before))
-        self.goes_on = asyncio.Event()
+        self.asked, self.goes_on = asyncio.Event(), asyncio.Event()
         self.is_broken = False
 
     async def allocate_ledger_id(self) -> int:
+        self.asked.set()
         await self.goes_on.wait()
         if self.is_broken:
             raise LedgerError("no space left")
@@ -58,8 +59,8 @@ async def test_only_the_last_switch_counts() -> None:
     known = world.topic.deduplication
     known.follow(True)
     written = world.topic.progress_log
-    while known.status != "Enabled":
-        await asyncio.sleep(0)
+    await world.settle()
+    assert known.status == "Enabled"
     asked = written._asked
     for wanted in (False, True):
         known.follow(wanted)
@@ -81,11 +82,11 @@ async def test_a_topic_is_opened_once_the_switch_is_durable(wanted: bool) -> Non
         known.follow(True)
         await world.settle()
         record.goes_on.clear()
+        record.asked.clear()
         await world._open_topic()
         known = world.topic.deduplication
     opening = asyncio.create_task(known.open(wanted))
-    while not record.goes_on._waiters:  # type: ignore[attr-defined]
-        await asyncio.sleep(0)
+    await record.asked.wait()
     assert not opening.done()
     record.goes_on.set()
     await opening
