@@ -376,6 +376,28 @@ class LeaseWorld:
             work()
         self.now_us = end
 
+    def happens(self, kind: str, one: str, other: str, stream: Stream) -> None:
+        """One step of a story: what happens to the node ``one``; nothing, where it cannot."""
+        node = self.nodes[one]
+        if kind == "want":
+            node.want(stream)
+        elif kind == "unwant":
+            node.unwant(stream)
+        elif kind == "crash":
+            node.crash()
+        elif kind == "start" and not node.alive:
+            node.start()
+        elif kind == "pause":
+            node.paused = True
+        elif kind == "resume" and node.alive:
+            node.resume()
+        elif kind == "cut" and one != other:
+            self.cuts.add(frozenset((one, other)))
+        elif kind == "heal":
+            self.cuts = {pair for pair in self.cuts if one not in pair}
+        elif kind == "isolate":
+            self.cuts |= {frozenset((one, name)) for name in self.names if name != one}
+
     def holders(self, stream: Stream) -> list[str]:
         return [node.name for node in self.nodes.values() if node.holds(stream)]
 

@@ -85,30 +85,14 @@ def do(world: LeaseWorld, step: tuple[str, int, int, int]) -> None:
     names = world.names
     one, other = names[who % len(names)], names[what % len(names)]
     node, stream = world.nodes[one], world.streams[what % len(world.streams)]
-    if kind == "want":
-        node.want(stream)
-    elif kind == "unwant":
-        node.unwant(stream)
-    elif kind == "crash":
-        node.crash()
-    elif kind == "start" and not node.alive:
-        node.start()
-    elif kind == "pause":
-        node.paused = True
-    elif kind == "resume" and node.alive:
-        node.resume()
-    elif kind == "cut" and one != other:
-        world.cuts.add(frozenset((one, other)))
-    elif kind == "heal":
-        world.cuts = {pair for pair in world.cuts if one not in pair}
-    elif kind == "isolate":
-        world.cuts |= {frozenset((one, name)) for name in names if name != one}
-    elif kind == "home" and len(names) > 2:  # said in one, not heard of in the others yet; of two it decides
+    if kind == "home" and len(names) > 2:  # said in one, not heard of in the others yet; of two it decides
         node.homes[stream] = other
         if stream in node.wanted:
             node.want(stream)
     elif kind == "old":
         world.old ^= {one}
+    else:
+        world.happens(kind, one, other, stream)
     world.run_ms(run_ms)
 
 

@@ -41,25 +41,7 @@ def do(world: LeaseWorld, step: tuple[str, int, int, int]) -> None:
     stream = world.streams[0]
     holder = [world.names.index(name) for name in world.holders(stream)] or [0]
     one, other = (world.names[holder[0] if number == 5 else number % len(world.names)] for number in who)
-    node = world.nodes[one]
-    if kind == "want":
-        node.want(stream)
-    elif kind == "unwant":
-        node.unwant(stream)
-    elif kind == "crash":
-        node.crash()
-    elif kind == "start" and not node.alive:
-        node.start()
-    elif kind == "pause":
-        node.paused = True
-    elif kind == "resume" and node.alive:
-        node.resume()
-    elif kind == "cut" and one != other:
-        world.cuts.add(frozenset((one, other)))
-    elif kind == "heal":
-        world.cuts = {pair for pair in world.cuts if one not in pair}
-    elif kind == "isolate":
-        world.cuts |= {frozenset((one, name)) for name in world.names if name != one}
+    world.happens(kind, one, other, stream)
     world.run_ms(run_ms)
 
 

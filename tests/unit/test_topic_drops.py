@@ -124,6 +124,17 @@ class World:
         self.topic = Topic("t", -1, "here", "", log, progress_log, self.scheduler, clock, TopicLimits(), self.told)
         recovery.recover(self.topic, await self.topic.progress_log.open(list(self.record.progress)))
 
+    async def live(self, story: list[tuple[str, int]]) -> None:
+        """Step by step, and look at everything after each."""
+        await self.open()
+        try:
+            for step, number in story:
+                await getattr(self, step)(number)
+                await self.settle()
+                await self.check()
+        finally:
+            await self.scheduler.close()
+
     def limits(self) -> LogLimits:
         return LogLimits(max_entries=5)
 
@@ -285,19 +296,7 @@ class World:
                 assert self.told.progress[name].is_acked(entry.region, entry.origin) == is_acked
 
 
-async def run(story: list[tuple[str, int]]) -> None:
-    world = World()
-    await world.open()
-    try:
-        for step, number in story:
-            await getattr(world, step)(number)
-            await world.settle()
-            await world.check()
-    finally:
-        await world.scheduler.close()
-
-
 @settings(max_examples=500, deadline=None)
 @given(steps)
 def test_what_is_owed_is_what_nobody_acked_and_nothing_dropped(story: list[tuple[str, int]]) -> None:
-    asyncio.run(run(story))
+    asyncio.run(World().live(story))

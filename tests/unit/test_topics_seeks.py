@@ -106,18 +106,6 @@ class TimedWorld(World):
                 assert upto == most, "nothing was to be found by looking on"
 
 
-async def run(story: list[tuple[str, int]]) -> None:
-    world = TimedWorld()
-    await world.open()
-    try:
-        for step, number in story:
-            await getattr(world, step)(number)
-            await world.settle()
-            await world.check()
-    finally:
-        await world.scheduler.close()
-
-
 class Reads:
     """Counts the entries that are read from the store."""
 
@@ -203,4 +191,4 @@ def test_a_group_in_two_blocks_counts_in_both(monkeypatch: pytest.MonkeyPatch) -
 @settings(max_examples=500, deadline=None)
 @given(steps)
 def test_a_seek_by_time_judges_each_entry_by_its_own(story: list[tuple[str, int]]) -> None:
-    asyncio.run(run(story))
+    asyncio.run(TimedWorld().live(story))
