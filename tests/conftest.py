@@ -2,7 +2,8 @@
 """Makes the helpers beside this file importable from every test, and starts what the tests of a module share.
 
 With CI set, hypothesis draws the same examples every time, so that a run says something about the change it checks.
-At a desk every run draws new ones, and ``make fuzz`` does so in both places.
+At a desk every run draws new ones, and ``make fuzz`` does so in both places. How long an example takes decides nothing:
+a machine under load may stop a test for as long as it likes.
 
 SIGTERM ends a run as Ctrl-C does: with what failed so far, and pytest's closing line. A time limit sends it.
 """
@@ -19,9 +20,9 @@ from hypothesis import HealthCheck, settings
 from logged_errors import no_errors_but
 
 signal.signal(signal.SIGTERM, signal.default_int_handler)
-settings.register_profile("ci", derandomize=True, print_blob=True, suppress_health_check=[HealthCheck.too_slow])
-if os.environ.get("CI"):
-    settings.load_profile("ci")
+settings.register_profile("desk", deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("ci", settings.get_profile("desk"), derandomize=True)
+settings.load_profile("ci" if os.environ.get("CI") else "desk")
 
 
 @pytest.hookimpl(wrapper=True)
