@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Replicators on simulated links: what ``gateway/replication.py`` and the PRODUCER handler are in a real broker."""
+"""Replicators on simulated links: what ``gateway/replicator_run.py`` and the PRODUCER handler are in a real broker."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Final
 from meridian_broker.ledgers.store import LedgerError
 from meridian_broker.metadata.store import MetadataError
 from meridian_broker.positions.position import EARLIEST, Position
-from meridian_broker.replication.replicator import RemotePlace, ReplicationSource, Replicator, last_own_durable
+from meridian_broker.replication.replication_source import ReplicationSource, last_own_durable
+from meridian_broker.replication.replicator import RemotePlace, Replicator
 from meridian_broker.replication.replicator_status import Hold, ReplicatorStatus, State
 from meridian_broker.topics import incarnations
 from meridian_broker.topics.errors import NotAllowed, TopicError, TopicFenced
