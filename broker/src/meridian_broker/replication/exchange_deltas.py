@@ -237,9 +237,15 @@ class Deltas:
         settle()
 
     def _pass_on(self, peer: Peer, item: DeltaItem, delta: Progress) -> None:
-        """Hand a merge on to the regions its sender has no link to, once (R19)."""
+        """Hand a merge on to the regions its sender has no link to, once (R19).
+
+        Not what was left where it was, as the replicated flag is off here: it is on no disk of this region (R60).
+        """
         context = self._context
         if item.passed_on or not context.is_now(item.topic, item.incarnation):
+            return
+        held = context.host.progress(item.topic, item.subscription)
+        if held is None or not delta.within(held):
             return
         key = (item.topic, item.subscription, True)
         for region in sorted(set(item.unreached) & context.host.regions_of(item.topic) - {peer.region}):
