@@ -51,6 +51,12 @@ class Holes:
                 )
             del known[:-HOLES_MAX]
 
+    def open_all(self, ranges: Mapping[str, Sequence[Hole]]) -> None:
+        """The same for several."""
+        for region, some in ranges.items():
+            for hole in some:
+                self.open(region, *hole)
+
     def fill(self, region: str, origin: Position) -> None:
         """An entry is stored: where it lies in a hole, what may still be missing begins behind it."""
         known = self.ranges.get(region)

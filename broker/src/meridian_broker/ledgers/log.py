@@ -103,14 +103,14 @@ class TopicLog(ReadableLog):
         :param found: later ledgers of the topic that the metadata, an older copy than the volume, do not name.
         :raises LedgerError: a ledger cannot be recovered; nothing was changed.
         """
-        self.holes = Holes(holes)
         stands = await standing(
             self._store, spans, found, last_own, last_origins, self._fence, self._scheduler.now_ms()
         )
         self._chapters = stands.chapters
         self._ids = [chapter.ledger_id for chapter in stands.chapters]
+        self.holes = Holes() if stands.is_older else Holes(holes)
         if self._chapters:
-            new = {span.ledger_id for span in found}
+            new = {span.ledger_id for span in (stands.chapters if stands.is_older else found)}
             named = sum(chapter.ledger_id not in new for chapter in self._chapters)
             for chapter in self._chapters[max(named - 1, 0) :]:  # the last one on record got more since it was written
                 await self._hear_again(chapter, is_new=chapter.ledger_id in new)
@@ -120,6 +120,8 @@ class TopicLog(ReadableLog):
             self._own_appended, self.last_origin = stands.last_own, stands.last_origins
         self._own_link = self._known_own = self._own_appended
         self._known_origins = dict(self.last_origin)
+        if stands.is_older:  # nor can the metadata know where a hole begins that the volume knows of
+            self.holes.open_all(holes or {})
         if stands.is_other:
             await self._save()
 

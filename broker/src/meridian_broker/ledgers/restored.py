@@ -25,6 +25,8 @@ class Standing(NamedTuple):
     last_origins: dict[str, Position]
     is_other: bool
     """It is not what the metadata say."""
+    is_older: bool = False
+    """The volume lacks some of what the metadata name: perhaps also what the metadata say is missing no more."""
 
 
 async def standing(
@@ -53,6 +55,7 @@ async def standing(
         for region, last in span.origins_before.items():
             origins[region] = max(last, origins.get(region, EARLIEST))
     whole = await _count_whole(store, spans, fence)
+    is_older = whole < len(spans)
     chapters: list[Chapter] = []
     for span in spans[:whole]:
         chapter = Chapter(span)
@@ -63,7 +66,9 @@ async def standing(
             except LedgerNotFound:
                 # On record, and the broker ended before the store heard of it; or the volume is an older copy.
                 last_own, origins = span.own_before, dict(span.origins_before)
+                is_older = True
                 continue
+            is_older = is_older or info.size < span.size
             if info.entries == 0:
                 await store.delete(span.ledger_id)
                 continue
@@ -74,7 +79,7 @@ async def standing(
         last_own, origins = spans[whole].own_before, dict(spans[whole].origins_before)
         if (part := await _part_of(store, spans[whole], fence, now_ms)) is not None:
             chapters.append(part)
-    return Standing(chapters, last_own, origins, is_other)
+    return Standing(chapters, last_own, origins, is_other, is_older)
 
 
 async def _still_there(store: LedgerStore, found: Sequence[Span], fence: int) -> dict[int, int]:
