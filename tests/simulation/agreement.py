@@ -94,7 +94,7 @@ class Agreement:
             stored = {origin for _, origin, _ in self._world.model.logs.of(home, topic)}
             for target in have:
                 lacks = stored - have[target]
-                lacks = {one for one in lacks if one.position >= self.begins(target, topic, one.region)}
+                lacks = {one for one in lacks if one.position > self.begins(target, topic, one.region)}
                 # Nobody waited for it where it began, or, when that region is gone, in one of the others.
                 for region in have:
                     given = self._world.model.trimmed[region, topic]
@@ -119,7 +119,7 @@ class Agreement:
         return has_reason and not goes_on
 
     def begins(self, region: str, topic: str, origin: str) -> Position:
-        """Where a region that joined begins to have entries of an origin."""
+        """Behind which place a region that joined has entries of an origin."""
         opened = self._opened(region, topic)
         return EARLIEST if opened is None else opened.log.joined.get(origin, EARLIEST)
 

@@ -17,6 +17,7 @@ from simulation.facts import SubscriptionFacts
 if TYPE_CHECKING:
     from meridian_broker.topics.topic import Topic
     from simulation.broker import SimRegion
+    from simulation.logs import Logs
 
 Name = tuple[str, str]
 """Topic, subscription."""
@@ -27,7 +28,8 @@ Places = dict[str, Position]
 class Creations:
     """See the module's text."""
 
-    def __init__(self) -> None:
+    def __init__(self, logs: Logs) -> None:
+        self._logs = logs
         self._asked: dict[Name, dict[str, list[Places]]] = defaultdict(lambda: defaultdict(list))
         """Region -> where creations begin that have begun there. Who asked may never hear how they ended, and other
         regions may have heard of them."""
@@ -50,11 +52,14 @@ class Creations:
         """What a region thinks when it has just found or made it."""
         created = subscription.record.created
         asked = self._asked[topic, subscription.name][home.name]
+        asked_here = bool(asked)
         places = asked.pop(0) if asked else {}  # who asks first makes it
         if home.name in places:  # the latest message when it was made, which is at some moment before the answer
             stored = subscription.topic.log
             places = {**stored.last_origin, home.name: stored.last_own}
         if created.region == home.name:
+            if asked_here and facts.nowhere is None:
+                facts.nowhere = self._logs.nowhere(home.world, topic)
             facts.made.setdefault(home.name, created)
             facts.places.setdefault(created, places)
 

@@ -97,6 +97,8 @@ class SubscriptionFacts:
     """Region -> what may be gone there without an acknowledgement."""
     places: dict[Stamp, dict[str, Position]] = field(default_factory=dict)
     """Of each creation: origin region -> up to here nothing need come, for the subscription began later."""
+    nowhere: frozenset[Origin] | None = None
+    """What no region stored any more when it was first made: nobody is owed that."""
     is_a_creation_forgotten: bool = False
     """By a restore: it may live on in other regions, or not."""
 

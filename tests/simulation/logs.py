@@ -15,6 +15,7 @@ from meridian_broker.positions.position import Origin, Position
 if TYPE_CHECKING:
     from meridian_broker.topics.topic import Topic
     from simulation.broker import SimRegion
+    from simulation.world import World
 
 Entry = tuple[Origin | None, bytes, int]
 """Origin (None: a marker), payload, messages."""
@@ -79,6 +80,13 @@ class Logs:
                 if origin is not None:
                     found.append((Position(ledger, number), origin, messages))
         return found
+
+    def nowhere(self, world: World, topic: str) -> frozenset[Origin]:
+        """What was published in a topic and stands on no region's disk any more."""
+        ledgers = [place for place, of in world.topic_of_ledger.items() if of == topic]
+        stored = {one for region, ledger in ledgers for one, _, _ in self.ledger(world.regions[region], ledger)}
+        made = set(ledgers)
+        return frozenset(one for one in self.published.keys() - stored if (one.region, one.ledger) in made)
 
     def origin_at(self, home: SimRegion, position: Position) -> Origin | None:
         """Which entry stands there."""

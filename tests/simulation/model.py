@@ -65,7 +65,7 @@ class Model(Crashes):
         self.facts: dict[Key, SubscriptionFacts] = defaultdict(SubscriptionFacts)
         """(incarnation of a topic, life of a subscription) -> what is known of it."""
         self.logs = Logs(self.violate)
-        self.creations = Creations()
+        self.creations = Creations(self.logs)
         self.deletions = Deletions()
         self.confirming = Confirming(world, self.facts, self.violate)
         self.judging = Judging(world, self)

@@ -36,10 +36,11 @@ def check(world: World, home: SimRegion, subscription: Subscription) -> None:
     """What the region went on behind by itself, everybody who is owed anything there had acknowledged."""
     model, opened = world.model, subscription.topic
     topic = opened.name.rpartition("/")[2]
+    facts = model.facts_of(subscription)
     passed = [one for one in opened.gaps.accepted if one.by == NOBODY]
-    if not passed or any(isinstance(one, Rewound) for one in model.facts_of(subscription).all()):
+    if not passed or any(isinstance(one, Rewound) for one in facts.all()):
         return  # after a rewind it was acknowledged once, and is not any more
-    for origin in model.logs.published:
+    for origin in model.logs.published.keys() - (facts.nowhere or ()):
         if world.topic_of_ledger.get((origin.region, origin.ledger)) == topic and lies_in(passed, origin):
             is_dropped = model.judging.is_dropped_somewhere(topic, subscription, origin)  # perhaps a floor passed it
             if not is_dropped and model.judging.owed(home, topic, subscription, origin, 1):

@@ -15,6 +15,7 @@ from simulation.consumers import SimConsumer
 from simulation.scopes import probe_shares
 
 if TYPE_CHECKING:
+    from simulation.broker import SimBroker
     from simulation.world import World
 
 CONVERGES_US: Final = 90_000_000
@@ -35,8 +36,9 @@ class Quiet:
         deadline = self._world.loop.now_us + CONVERGES_US
         difference = "never looked"
         self._world.run(1000)
-        self._world.settle()
+        told: set[SimBroker] = set()
         while not self._model.violations:
+            self._world.settle(told)
             difference = self._world.agreement.disagreement()
             if not difference or self._world.loop.now_us > deadline:
                 break

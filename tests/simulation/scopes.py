@@ -16,6 +16,7 @@ from __future__ import annotations
 from random import Random
 from typing import TYPE_CHECKING, Final
 
+from meridian_broker.positions import ZERO
 from meridian_broker.positions.position import Origin
 from meridian_broker.topics.subscription import Subscription, SubscriptionType
 from meridian_broker.topics.subscription_record import LOCAL, ORIGIN
@@ -116,7 +117,7 @@ def probe_shares(world: World, topic: str, name: str) -> None:
     )
     for region, home in homes.items():
         subscription = _find(world, region, topic, name)
-        if subscription is not None and not world.model.violations:
+        if subscription is not None and not world.model.violations and not _waits_for_the_dead(world, subscription):
             log = world.model.logs.of(home, topic)
             dropped = {
                 origin: whole
@@ -150,6 +151,12 @@ def _held_up(world: World, topic: str, name: str) -> set[Origin]:
         for one in everything - logs[broker.region]
         if one.region == origin
     }
+
+
+def _waits_for_the_dead(world: World, subscription: Subscription) -> bool:
+    """A first list of voters counts once all of them said so, and one of them never will."""
+    known = subscription.record.electorates
+    return known.settled == ZERO and not world.gone.isdisjoint(known.voters)
 
 
 def _find(world: World, region: str, topic: str, name: str) -> Subscription | None:

@@ -217,14 +217,18 @@ class World:
             if region.name not in self.gone:
                 region.start()
 
-    def settle(self) -> None:
-        """Each region is told where topics live: one that was down, or was told something else, does not know."""
-        for topic in sorted(self.told):
-            for region in self.regions.values():
-                broker = region.broker_of(topic)
-                if broker is not None:
-                    homes = sorted(self.homes_of(topic))
-                    broker.spawn(live_in(broker, topic, homes), "say where a topic lives")
+    def settle(self, told: set[SimBroker]) -> None:
+        """Each region is told where topics live: one that was down, or was told something else, does not know.
+
+        :param told: brokers that were told; whoever is up now and is none of them is told and noted there.
+        """
+        for region in self.regions.values():
+            broker = region.broker_of("")
+            if broker is None or broker in told:
+                continue
+            told.add(broker)
+            for topic in sorted(self.told):
+                broker.spawn(live_in(broker, topic, sorted(self.homes_of(topic))), "say where a topic lives")
 
     # -- topics
 
