@@ -27,7 +27,10 @@ BY_STORIES = (
     "votes-before-its-topic-is-open",
 )
 """Not every thousand seeds find these; stories that were written for them do."""
-BY_TESTS = {"an-earlier-life-counts": "unit/test_positions_progress.py"}
+BY_TESTS = {
+    "an-earlier-life-counts": "unit/test_positions_progress.py",
+    "lease-term-used-again": "unit/test_lease_renewals.py",
+}
 """Nor does any of them find these; properties of what is merged do."""
 
 

@@ -53,7 +53,7 @@ class _Voters:
     def _kinds(self) -> list[tuple[Callable[[], None], float]]:
         """What happens in this world at all, and how often."""
         random = self._random
-        succession, changes = random.choice(((0, 0), (0, 2), (0, 4), (1, 0)))
+        succession, changes = random.choice((0, 0, 1)), random.choice((0, 0, 2, 4))
         return [
             (self._life, 8),
             (self._time, 6),

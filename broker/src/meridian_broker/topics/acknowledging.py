@@ -98,7 +98,8 @@ def up_to(
     upto = position if part is None else log.before(position)
     pieces = consumer.pieces
     withheld, chunks = (frozenset(), []) if pieces is None else pieces.acknowledged(position)
-    ledger = cursor.index_missing(log, min([after, *chunks]), position)
+    needed = [after, *chunks] if subscription.share is None else [after, *chunks, position]
+    ledger = cursor.index_missing(log, min(needed), position)
     if ledger is not None:
         as_now = None if resent is None else resent.copy()
         work = _load_then_up_to(ledger, subscription, consumer, position, part, confirmed, as_now, behind)
