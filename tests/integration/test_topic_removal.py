@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
+import aiohttp
 import pulsar
 import pytest
 from broker_process import BrokerProcess, wait_until
@@ -21,7 +23,7 @@ from meridian_broker.topics.incarnations import Told, follow
 from meridian_broker.topics.removal import delete_as_elsewhere, expire_subscriptions, remove_unused
 from meridian_broker.topics.service import TopicService
 from meridian_broker.topics.topic import Topic
-from meridian_broker.wire.pulsar.topic_name import parse
+from meridian_broker.wire.pulsar.topic_name import TopicName, parse
 from region_clients import PATIENCE_MS
 
 SETTINGS = {"brokerDeleteInactiveTopicsFrequencySeconds": "1"}
@@ -181,6 +183,35 @@ async def test_a_deletion_that_is_told_twice_makes_nothing_and_takes_nothing_mad
         await delete_as_elsewhere(service, name, stamp, partitioned=False)
         assert service.topics[alone.name] is alone
         assert alone.failure is None
+
+
+async def test_who_asks_for_a_topic_that_is_being_deleted_does_not_make_it_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """R8: as another region does, before it deletes it too. Its partitions came back, and stayed, in both."""
+    async with regions(tmp_path, "us-east") as (east,), aiohttp.ClientSession() as http:
+        service, base = east.process.service, parse("persistent://public/default/asked")
+        await service.create_partitioned(base, 2, {})
+        partitioned, open_one = service.catalog.partitioned, service.topic
+        forget, forgetting, is_asked = partitioned.delete, asyncio.Event(), asyncio.Event()
+
+        async def forget_when_asked(name: TopicName, stamp: Stamp | None = None) -> Stamp:
+            forgetting.set()
+            await is_asked.wait()
+            return await forget(name, stamp)
+
+        async def note(name: TopicName, **options: Any) -> Topic:
+            is_asked.set()
+            return await open_one(name, **options)
+
+        monkeypatch.setattr(partitioned, "delete", forget_when_asked)
+        deleting = asyncio.create_task(service.delete_topic(base, force=False))
+        await forgetting.wait()
+        monkeypatch.setattr(service, "topic", note)
+        async with http.get(f"{east.admin_url}{TOPICS}/default/asked/partitioned-stats") as answer:
+            assert answer.status == 404, await answer.text()
+        await deleting
+        assert await service.catalog.topics.names("public/default") == []
 
 
 async def test_what_is_to_be_kept_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

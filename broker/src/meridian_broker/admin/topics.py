@@ -47,7 +47,7 @@ async def opened(request: web.Request) -> list[Topic]:
     record = await state(request).catalog.partitioned.find(name) if name.partition < 0 else None
     if record is None:
         return [await service.topic(name, create=False)]
-    return [await service.topic(name.with_partition(index), create=True) for index in range(record.partitions)]
+    return [await service.topic(name.with_partition(index), create=False) for index in range(record.partitions)]
 
 
 async def opened_one(request: web.Request) -> Topic:

@@ -31,12 +31,12 @@ async def grow(service: TopicService, name: TopicName, partitions: int) -> None:
         await _prepare_partition(service, name, index, partitions)
     await partitioned.grow(name, partitions)
     for index in range(partitions):
-        (await service.topic(name.with_partition(index), create=True)).partitions = partitions
+        (await service.topic(name.with_partition(index), create=False)).partitions = partitions
 
 
 async def _prepare_partition(service: TopicService, name: TopicName, index: int, partitions: int) -> None:
     """Make a new partition with the subscriptions of the first one."""
-    known = await service.topic(name.with_partition(0), create=True)
+    known = await service.topic(name.with_partition(0), create=False)
     topic = await service.topic(name.with_partition(index), create=True, growing_to=partitions)
     for subscription in list(known.subscriptions.values()):
         if subscription.durable and subscription.name not in topic.subscriptions:

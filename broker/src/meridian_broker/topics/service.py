@@ -273,7 +273,7 @@ class TopicService:
         await opening.check_room(self, name, partitions)
         await self.catalog.partitioned.create(name, partitions, properties)
         for index in range(partitions if name.is_persistent else 0):
-            await self.topic(name.with_partition(index), create=True)
+            await self.topic(name.with_partition(index), create=False)
 
     async def grow(self, name: TopicName, partitions: int) -> None:
         """More partitions; the subscriptions of the topic start at the earliest message of the new ones (R15)."""
