@@ -7,6 +7,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import threading
 from collections.abc import Coroutine
 from pathlib import Path
@@ -47,6 +49,11 @@ class EtcdServer:
         """SIGKILL."""
         assert self._process is not None
         self._run(self._process.kill())
+
+    def pause(self) -> None:
+        """SIGSTOP, until it is killed: its connections stand, and nobody answers on them."""
+        assert self._process is not None
+        os.kill(self._process.pid, signal.SIGSTOP)
 
     def close(self) -> None:
         """Stop it for good."""

@@ -117,7 +117,7 @@ async def test_a_watch_that_missed_compacted_changes_says_so(server: EtcdServer,
     # The watch is not being read: its stream is broken, and it will come back only after the compaction.
     for _ in range(3):
         version = await store.put("/w/a", b"2")
-    await store._channel.kv.Compact(rpc.CompactionRequest(revision=version, physical=True), timeout=5)
+    await store._channel.kv.Compact(rpc.CompactionRequest(revision=version, physical=True), timeout=60)
     with pytest.raises(MetadataError, match="scan and watch again"):
         await next_changes(watch)
 
@@ -135,7 +135,7 @@ async def test_a_scan_begins_anew_when_its_revision_is_compacted(
         answer = await ask(request, doing)
         if asked == 1:
             version = await store.put("/s/0000", b"new")
-            await store._channel.kv.Compact(rpc.CompactionRequest(revision=version), timeout=5)
+            await store._channel.kv.Compact(rpc.CompactionRequest(revision=version), timeout=60)
         return answer
 
     monkeypatch.setattr(store, "_range", compact_after_the_first_page)
@@ -145,6 +145,13 @@ async def test_a_scan_begins_anew_when_its_revision_is_compacted(
     assert asked == 4
 
 
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Requests wait longer than an etcd takes to start on a machine that does other things, too."""
+    monkeypatch.setattr("meridian_broker.engines.etcd.metadata.REQUEST_TIMEOUT", 60.0)
+
+
+@pytest.mark.usefixtures("patient")
 async def test_requests_wait_for_an_etcd_that_comes_back_in_time(server: EtcdServer, store: EtcdMetadataStore) -> None:
     await store.put("/a", b"1")
     await asyncio.to_thread(server.kill)
@@ -153,6 +160,27 @@ async def test_requests_wait_for_an_etcd_that_comes_back_in_time(server: EtcdSer
     record = await reading
     assert record is not None
     assert record.value == b"1"
+
+
+@pytest.mark.usefixtures("patient")
+async def test_a_read_that_was_on_its_way_when_etcd_died_is_asked_again(
+    server: EtcdServer, store: EtcdMetadataStore
+) -> None:
+    await store.put("/a", b"1")
+    server.pause()
+    reading = asyncio.ensure_future(store.get("/a"))
+    await written(store)
+    await asyncio.to_thread(server.kill)
+    await asyncio.to_thread(server.start)
+    record = await reading
+    assert record is not None
+    assert record.value == b"1"
+
+
+async def written(store: EtcdMetadataStore) -> None:
+    """What was asked so far stands in the socket of an etcd that is stopped."""
+    with pytest.raises(MetadataUnavailable):
+        await store._channel.read(rpc.RangeRequest(key=b"/"), "asking", 0.3)
 
 
 async def test_an_etcd_that_stays_away_is_reported(
@@ -248,7 +276,7 @@ asyncio.run(main())
 
 async def test_a_lease_taken_away_in_etcd_is_noticed(store: EtcdMetadataStore) -> None:
     lease = await store.lease(2)
-    await store._channel.leases.LeaseRevoke(rpc.LeaseRevokeRequest(ID=lease.lease_id), timeout=5)
+    await store._channel.leases.LeaseRevoke(rpc.LeaseRevokeRequest(ID=lease.lease_id), timeout=60)
     with pytest.raises(LeaseExpired):
         await store.put("/a", b"", lease=lease.lease_id)
     await wait_until(lambda: lease.valid_until() == float("-inf"))

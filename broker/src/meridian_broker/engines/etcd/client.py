@@ -13,6 +13,7 @@ before anybody hears it, and after it nothing is asked any more (``MetadataWentB
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -25,6 +26,8 @@ from meridian_broker.metadata.store import LeaseExpired, MetadataError, Metadata
 
 REQUEST_TIMEOUT = 5.0
 """Seconds for one request, connecting included."""
+AGAIN_SECONDS = 0.1
+"""A read that etcd could not answer is asked again so long after it."""
 
 _CHANNEL_OPTIONS = (
     # gRPC's own reconnect back-off grows to two minutes; a region's metadata store is near and should be found at once.
@@ -88,14 +91,30 @@ class EtcdChannel:
         self._newest = _Newest(said.cluster_id, term, revision)
         return answer
 
+    async def read(self, request: Any, doing: str, seconds: float) -> Any:
+        """The answer to a ``RangeRequest``. One that was on its way when the connection broke is asked again, in the
+        same time; of a write nobody could say whether it was done."""
+        loop = asyncio.get_running_loop()
+        until = loop.time() + seconds
+
+        async def ask() -> Any:
+            while True:
+                try:
+                    return await self.kv.Range(request, timeout=until - loop.time(), wait_for_ready=True)
+                except grpc.aio.AioRpcError as error:
+                    if error.code() != grpc.StatusCode.UNAVAILABLE or loop.time() + AGAIN_SECONDS >= until:
+                        raise
+                    await asyncio.sleep(AGAIN_SECONDS)
+
+        return await self.ask(ask, doing)
+
     def told(self, revision: int) -> None:
         """A watch heard of a revision."""
         self._newest = self._newest._replace(revision=max(revision, self._newest.revision))
 
     async def still_there(self, doing: str) -> None:
         """Ask anything, so that an etcd that is older than it was is noticed. :raises MetadataWentBack: it is."""
-        request = rpc.RangeRequest(key=b"/", count_only=True)
-        await self.ask(lambda: self.kv.Range(request, timeout=REQUEST_TIMEOUT, wait_for_ready=True), doing)
+        await self.read(rpc.RangeRequest(key=b"/", count_only=True), doing, REQUEST_TIMEOUT)
 
     def _is_older(self, why: str) -> None:
         if not self._older:

@@ -149,8 +149,7 @@ class EtcdMetadataStore:
         return key.decode()[len(self._prefix) :]
 
     async def _range(self, request: Any, doing: str) -> Any:
-        kv = self._channel.kv
-        return await self._channel.ask(lambda: kv.Range(request, timeout=REQUEST_TIMEOUT, wait_for_ready=True), doing)
+        return await self._channel.read(request, doing, REQUEST_TIMEOUT)
 
     async def _transaction(self, checks: Sequence[Check], operations: Sequence[Put | Delete], doing: str) -> Any:
         for operation in operations:
