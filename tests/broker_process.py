@@ -28,6 +28,9 @@ from free_ports import free_base_port, free_port
 MERIDIAN = (sys.executable, "-P", "-m", "meridian_broker.server.main")
 START_SECONDS = 120.0
 STOP_SECONDS = 120.0
+PATIENT = {"barrierTimeoutMillis": "20000"}
+"""Regions wait for each other's word at a switch (R20) however slow the machine is just now: after the quarter of a
+second that is the rule they go on without it, and messages come again."""
 _DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
@@ -111,7 +114,7 @@ class BrokerProcess:
             "peerTokenFile": "" if peer_token_file is None else str(peer_token_file),
             "metadataStoreUrl": metadata_url or "",
         }
-        self._settings = {key: value for key, value in chosen.items() if value} | dict(settings or {})
+        self._settings = PATIENT | {key: value for key, value in chosen.items() if value} | dict(settings or {})
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -203,7 +206,8 @@ class RegionsProcess:
         self.data_dir = data_dir
         self.log_file = data_dir.parent / f"{data_dir.name}-up.log"
         self._metadata = metadata
-        self._assignments = [part for key, value in (settings or {}).items() for part in ("--set", f"{key}={value}")]
+        chosen = PATIENT | dict(settings or {})
+        self._assignments = [part for key, value in chosen.items() for part in ("--set", f"{key}={value}")]
         self._base_port, self._base_http_port = free_base_port(len(regions)), free_base_port(len(regions))
         self._process: subprocess.Popen[bytes] | None = None
         self._again: dict[str, subprocess.Popen[bytes]] = {}

@@ -8,6 +8,7 @@ from typing import Any
 import pulsar
 import pytest
 from broker_process import BrokerProcess, HttpAnswer, http, wait_until
+from region_clients import PATIENCE_MS
 
 ADMIN = "/admin/v2/persistent/public/default"
 NAMESPACE = "/admin/v2/namespaces/public/default"
@@ -76,14 +77,14 @@ def read(client: pulsar.Client, topic: str, *, compacted: bool = True) -> list[R
     reader = client.create_reader(topic, pulsar.MessageId.earliest, is_read_compacted=compacted)
     found = []
     while reader.has_message_available():
-        message = reader.read_next(5000)
+        message = reader.read_next(PATIENCE_MS)
         found.append((message.partition_key(), message.data()))
     reader.close()
     return found
 
 
 def receive(consumer: pulsar.Consumer, count: int) -> list[pulsar.Message]:
-    return [consumer.receive(5000) for _ in range(count)]
+    return [consumer.receive(PATIENCE_MS) for _ in range(count)]
 
 
 def rows(messages: list[pulsar.Message]) -> list[Row]:

@@ -25,7 +25,7 @@ from meridian_broker.wire.pulsar.metadata import build_body
 T = pb.BaseCommand
 CLOSED: Final = "closed"
 """The broker ended the connection."""
-ANSWER_SECONDS: Final = 10.0
+ANSWER_SECONDS: Final = 60.0
 NONE: Final = (1 << 64) - 1
 _numbers = itertools.count()
 _FIELDS: Final = {field.number: field.name for field in T.DESCRIPTOR.fields}

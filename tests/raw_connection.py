@@ -40,6 +40,10 @@ class RawConnection:
     def say(self, kind: int, message: Any) -> None:
         self._writer.write(encode.simple(kind, message))
 
+    def write(self, data: bytes) -> None:
+        """Commands made elsewhere."""
+        self._writer.write(data)
+
     async def hear(self, kind: int) -> Any:
         """The next thing said, which is of that type."""
         command = await self.hear_any()

@@ -20,7 +20,7 @@ EXCLUSIVE = pulsar.ConsumerType.Exclusive
 EARLIEST = pulsar.InitialPosition.Earliest
 LATEST = pulsar.InitialPosition.Latest
 QUIET_MS = 500
-"""How long nothing must come before a test believes that nothing comes: twice the longest barrier."""
+"""How long nothing must come before a test believes that nothing comes."""
 PATIENCE_MS = 60_000
 """How long something that has to come may take."""
 _numbers = itertools.count()

@@ -118,6 +118,7 @@ def test_a_subscription_is_followed_in_every_region(regions: RegionsProcess, cli
 
     for region in ("east", "west"):
         wait_until(lambda region=region: standing(region) == (2, 1, "exact", True), f"the acknowledgements in {region}")
+    wait_until(lambda: regions.http("east", "GET", status).json["peers"][0]["pending"] == 0, "west's word for them")
     east = regions.http("east", "GET", status).json
     (peer,) = east["peers"]
     assert (peer["region"], peer["connected"], peer["pending"], peer["reason"]) == ("west", True, 0, "")
@@ -156,6 +157,8 @@ def test_a_region_that_is_down_is_seen(regions: RegionsProcess, clients: dict[st
     wait_until(lambda: entries(regions, "west", "alone") == 1, "the first message in west")
     wait_until(lambda: stats(regions, "east", "alone")["replication"]["west"]["connected"], "the replicator")
     regions.http("east", "PUT", f"{BASE}/alone/subscription/work?replicated=true", "earliest")
+    unreplicated = "meridian_unreplicated_entries"
+    wait_until(lambda: metric(regions, "east", unreplicated, remote_cluster="west") == 0, "all topics to be in west")
     regions.kill_region("west")
     publish(clients["east"], "alone", 5)
 
@@ -167,8 +170,9 @@ def test_a_region_that_is_down_is_seen(regions: RegionsProcess, clients: dict[st
     labels = {"topic": "persistent://public/default/alone", "remote_cluster": "west"}
     assert metric(regions, "east", "pulsar_replication_backlog", **labels) == 5
     assert metric(regions, "east", "pulsar_replication_connected_count", **labels) == 0
-    assert metric(regions, "east", "meridian_unreplicated_entries", remote_cluster="west") == 5
-    assert metric(regions, "east", "meridian_progress_link_up", remote_cluster="west") == 0
+    assert metric(regions, "east", unreplicated, remote_cluster="west") == 5
+    link_up = "meridian_progress_link_up"
+    wait_until(lambda: metric(regions, "east", link_up, remote_cluster="west") == 0, "the other link to be down")
     west = regions.http("east", "GET", f"{OWN}/regions").json["regions"][1]
     assert west["progress"]["problem"]
     assert west["replication"]["backlog"] == 5
@@ -176,7 +180,7 @@ def test_a_region_that_is_down_is_seen(regions: RegionsProcess, clients: dict[st
     assert not status["synced"]
     assert status["peers"][0]["reason"]
     regions.bring_back("west")
-    wait_until(lambda: metric(regions, "east", "meridian_unreplicated_entries", remote_cluster="west") == 0, "west")
+    wait_until(lambda: metric(regions, "east", unreplicated, remote_cluster="west") == 0, "west")
     assert entries(regions, "west", "alone") == 6
 
 
@@ -207,7 +211,8 @@ def test_metrics_count_what_clients_do(regions: RegionsProcess, clients: dict[st
     assert (metric(regions, "east", "meridian_ledger_appends_total") or 0) >= 6
     assert (metric(regions, "east", "meridian_ledger_sync_seconds_count") or 0) > 0
     assert (metric(regions, "east", "process_resident_memory_bytes") or 0) > 0
-    assert metric(regions, "west", "meridian_replicated_in_messages_total", topic=topic) == 6
+    came = "meridian_replicated_in_messages_total"
+    wait_until(lambda: metric(regions, "west", came, topic=topic) == 6, "the messages in west")
     consumer.close()
 
 

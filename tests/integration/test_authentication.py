@@ -65,7 +65,7 @@ class Guarded:
         return pulsar.Client(
             self.brokers[region].service_url,
             authentication=shown,
-            operation_timeout_seconds=10,
+            operation_timeout_seconds=60,
             logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error),
         )
 

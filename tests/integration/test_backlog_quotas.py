@@ -49,12 +49,13 @@ def publishers(broker: BrokerProcess, topic: str) -> int:
     return len(broker.http("GET", f"{topic_path(topic)}/stats").json["publishers"])
 
 
-def consume(client: pulsar.Client, topic: str, name: str = "s") -> list[bytes]:
+def consume(client: pulsar.Client, topic: str, count: int, name: str = "s") -> list[bytes]:
+    """What has to come, so many, and everything else until it is quiet; acknowledged."""
     consumer = client.subscribe(topic, name)
     found: list[bytes] = []
     while True:
         try:
-            message = consumer.receive(5000 if not found else QUIET_MS)
+            message = consumer.receive(PATIENCE_MS if len(found) < count else QUIET_MS)
         except pulsar.Timeout:
             break
         consumer.acknowledge(message)
@@ -70,10 +71,10 @@ def bodies(first: int, count: int) -> list[bytes]:
 def test_producers_are_held_and_go_on_when_less_waits(broker: BrokerProcess, client: pulsar.Client, space: str) -> None:
     topic = f"persistent://{space}/hold"
     client.subscribe(topic, "s").close()
-    set_quota(broker, space, {"limitSize": LIMIT, "policy": "producer_request_hold"})
     producer = client.create_producer(topic, batching_enabled=False, send_timeout_millis=60_000)
     for body in bodies(0, 25):
         producer.send(body)
+    set_quota(broker, space, {"limitSize": LIMIT, "policy": "producer_request_hold"})
     wait_until(lambda: publishers(broker, topic) == 0, "the producer to be sent away")
     results: list[pulsar.Result] = []
     producer.send_async(bodies(25, 1)[0], lambda result, _: results.append(result))
@@ -81,27 +82,27 @@ def test_producers_are_held_and_go_on_when_less_waits(broker: BrokerProcess, cli
         client.create_producer(topic)
     assert subscription(broker, topic)["msgBacklog"] == 25, "nothing more came, and nothing went"
     assert results == []
-    found = consume(client, topic)
+    found = consume(client, topic, 25)
     wait_until(lambda: results, "the held message to be stored")
     assert results == [pulsar.Result.Ok]
-    assert found + ([] if len(found) == 26 else consume(client, topic)) == bodies(0, 26)
+    assert found + ([] if len(found) == 26 else consume(client, topic, 1)) == bodies(0, 26)
     client.create_producer(topic).close()
 
 
 def test_producers_fail_when_the_policy_says_so(broker: BrokerProcess, client: pulsar.Client, space: str) -> None:
     topic = f"persistent://{space}/fail"
     client.subscribe(topic, "s").close()
-    set_quota(broker, space, {"limitSize": LIMIT, "policy": "producer_exception"})
     producer = client.create_producer(topic, batching_enabled=False)
     for body in bodies(0, 25):
         producer.send(body)
+    set_quota(broker, space, {"limitSize": LIMIT, "policy": "producer_exception"})
     wait_until(lambda: publishers(broker, topic) == 0, "the producer to be sent away")
     with pytest.raises(pulsar.PulsarException) as failed:
         producer.send(bodies(25, 1)[0])
     assert isinstance(failed.value, pulsar.ProducerBlockedQuotaExceededException)
     with pytest.raises(pulsar.ProducerBlockedQuotaExceededException):
         client.create_producer(topic)
-    assert consume(client, topic) == bodies(0, 25)
+    assert consume(client, topic, 25) == bodies(0, 25)
     client.create_producer(topic).close()
 
 
@@ -121,12 +122,12 @@ def test_the_slowest_subscription_loses_its_oldest_messages(
     set_quota(broker, space, {"limitSize": LIMIT, "policy": "consumer_backlog_eviction"})
     wait_until(lambda: subscription(broker, topic, "slow")["msgBacklog"] < 40, "the oldest messages to go")
     assert publishers(broker, topic) == 1, "nobody is sent away"
-    kept = consume(client, topic, "slow")
+    kept = consume(client, topic, subscription(broker, topic, "slow")["msgBacklog"], "slow")
     assert kept == bodies(40 - len(kept), len(kept))
     assert 0.7 * LIMIT < sum(map(len, kept)) < 0.95 * LIMIT
-    assert consume(client, topic, "quick") == bodies(35, 5)
+    assert consume(client, topic, 5, "quick") == bodies(35, 5)
     producer.send(bodies(40, 1)[0])
-    assert consume(client, topic, "slow") == bodies(40, 1)
+    assert consume(client, topic, 1, "slow") == bodies(40, 1)
 
 
 def test_old_messages_count_too(broker: BrokerProcess, client: pulsar.Client, space: str) -> None:
@@ -144,6 +145,6 @@ def test_old_messages_count_too(broker: BrokerProcess, client: pulsar.Client, sp
     wait_until(lambda: publishers(broker, held) == 0, "the producer to be sent away")
     with pytest.raises(pulsar.ProducerBlockedQuotaExceededError):
         client.create_producer(held)
-    assert consume(client, held) == [b"old"]
+    assert consume(client, held, 1) == [b"old"]
     producers[held].send(b"new")
-    assert consume(client, held) == [b"new"]
+    assert consume(client, held, 1) == [b"new"]

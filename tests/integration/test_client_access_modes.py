@@ -44,7 +44,7 @@ class Waiter:
         return self._thread.is_alive()
 
     def join(self) -> Any:
-        self._thread.join(20)
+        self._thread.join(60)
         assert not self._thread.is_alive()
         return self.outcome
 

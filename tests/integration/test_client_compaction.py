@@ -234,6 +234,11 @@ def test_regions_compact_to_the_same_view_and_claim_only_what_was_delivered(tmp_
         assert sorted(rows(messages)) == expected
         consumer.acknowledge_cumulative(messages[-1])
         consumer.close()
+
+        def owed() -> int:
+            return int(admins[1].http("GET", f"{ADMIN}/t/stats").json["subscriptions"]["s"]["msgBacklog"])
+
+        wait_until(lambda: owed() == 8, "the acknowledgement in the west")
         plain = west.subscribe("t", "s", replicate_subscription_state_enabled=True)
         assert sorted(rows(receive(plain, 8))) == sorted(published[:8]), "nobody acknowledged these"
         assert_quiet(plain)

@@ -88,15 +88,15 @@ def test_lookup_over_http(broker: BrokerProcess, inside: int) -> None:
 
 
 def test_the_client_says_its_listener(broker: BrokerProcess) -> None:
-    def client(listener: str) -> pulsar.Client:
-        logger = pulsar.ConsoleLogger(pulsar.LoggerLevel.Error)
-        return pulsar.Client(broker.service_url, listener_name=listener, logger=logger, operation_timeout_seconds=2)
+    def client(listener: str, seconds: int) -> pulsar.Client:
+        options = {"listener_name": listener, "operation_timeout_seconds": seconds}
+        return pulsar.Client(broker.service_url, logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error), **options)
 
-    good = client("inside")
+    good = client("inside", 60)
     good.create_producer(TOPIC).send(b"hello")
     good.close()
     for listener in ("nowhere", "far"):
-        lost = client(listener)
+        lost = client(listener, 2)
         with pytest.raises(pulsar.PulsarException):
             lost.create_producer(TOPIC)
         lost.close()

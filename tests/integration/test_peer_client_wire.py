@@ -155,7 +155,7 @@ async def test_losing_the_connection_ends_every_wait_and_tells_everyone_once() -
 
 async def test_silence_is_asked_about_and_then_ends_the_connection() -> None:
     async with toy_server() as server:
-        connection = await connect(server, ClientOptions(keep_alive=0.05))
+        connection = await connect(server, ClientOptions(keep_alive=0.3))
         await server.until(lambda: len(server.of(T.PING)) >= 3)
         assert connection.is_open
         del server.answers[T.PING]

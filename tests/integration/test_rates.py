@@ -6,6 +6,7 @@ The clock decides here, so each test takes a burst far above the rate and measur
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import time
 from typing import Any
@@ -16,6 +17,7 @@ from broker_process import BrokerProcess, wait_until
 from meridian_broker.wire.proto import pulsar_pb2 as pb
 from meridian_broker.wire.pulsar.errors import ServerError
 from raw_connection import RawConnection
+from region_clients import PATIENCE_MS
 
 SETTINGS = {"brokerPublisherThrottlingMaxByteRate": "4000000", "keepAliveIntervalSeconds": "1"}
 """Clients may publish 4 MB a second all together, and keep-alive is short."""
@@ -35,11 +37,11 @@ def new_topic(broker: BrokerProcess, **policies: Any) -> str:
     return name
 
 
-def settled(broker: BrokerProcess, topic: str) -> None:
-    """Policies are followed once a second: wait until those of a moment ago hold."""
-    applied = f"{TOPICS}/{topic}/publishRate?applied=true"
+def settled(broker: BrokerProcess, topic: str, policy: str) -> None:
+    """An open topic follows its policies once a second; one that is opened, those that are known then."""
+    applied = f"{TOPICS}/{topic}/{policy}?applied=true"
     wait_until(lambda: broker.http("GET", applied).status == 200, "the policy to be known")
-    time.sleep(1.1)  # nothing tells that an open topic went over its policies
+    assert broker.http("PUT", f"{TOPICS}/{topic}/unload").status == 204
 
 
 async def test_publishing_ahead_of_the_topics_rate_waits(broker: BrokerProcess) -> None:
@@ -49,7 +51,7 @@ async def test_publishing_ahead_of_the_topics_rate_waits(broker: BrokerProcess) 
     connection is not.
     """
     topic = new_topic(broker, publishRate={"publishThrottlingRateInMsg": 10, "publishThrottlingRateInByte": -1})
-    settled(broker, topic)
+    settled(broker, topic, "publishRate")
     free = f"persistent://public/default/{new_topic(broker)}"
     held, other = await RawConnection.open(broker.port), await RawConnection.open(broker.port)
     await held.producer(f"persistent://public/default/{topic}", 1)
@@ -61,10 +63,11 @@ async def test_publishing_ahead_of_the_topics_rate_waits(broker: BrokerProcess) 
     for number in range(40):
         assert await held.receipt() == (number, True)
     held.send("b", 0, b"y", producer_id=2)
+    waiting = asyncio.ensure_future(held.receipt())
     other.send("c", 0, b"z")
     assert await other.receipt() == (0, True)
-    assert time.monotonic() - began < 2, "another connection is not held"
-    assert await held.receipt() == (0, True)
+    assert not waiting.done(), "another connection is not held"
+    assert await waiting == (0, True)
     assert time.monotonic() - began >= 2.9, "the connection waits, with all its producers"
     for connection in (held, other):
         await connection.close()
@@ -99,14 +102,14 @@ def test_dispatch_keeps_its_rate(
     """20 a second: of 60 messages the last come two seconds after the first, and each comes once."""
     rate = {"dispatchThrottlingRateInMsg": 20, "dispatchThrottlingRateInByte": -1, "ratePeriodInSecond": 1}
     topic = new_topic(broker, **{policy: rate})
-    settled(broker, topic)
+    settled(broker, topic, policy)
     producer = client.create_producer(topic, batching_enabled=False)
     for number in range(60):
         producer.send_async(b"%d" % number, None)
     producer.flush()
-    consumer = client.subscribe(topic, "all", kind, initial_position=pulsar.InitialPosition.Earliest)
     began = time.monotonic()
-    got = [consumer.receive(20_000) for _ in range(60)]
+    consumer = client.subscribe(topic, "all", kind, initial_position=pulsar.InitialPosition.Earliest)
+    got = [consumer.receive(PATIENCE_MS) for _ in range(60)]
     assert time.monotonic() - began >= 1.9, "20 at once, 20 more in each second after it"
     assert sorted(int(message.data()) for message in got) == list(range(60))
     consumer.close()
@@ -119,16 +122,16 @@ def test_a_namespaces_rate_and_its_end(broker: BrokerProcess, client: pulsar.Cli
     assert broker.http("POST", f"{NS}/dispatchRate", rate).status == 204
     assert broker.http("GET", f"{NS}/dispatchRate").json == rate | {"relativeToPublishRate": False}
     topic = new_topic(broker)
-    settled(broker, topic)
+    settled(broker, topic, "dispatchRate")
     producer = client.create_producer(topic, batching_enabled=False)
     consumer = client.subscribe(topic, "all")
     for number in range(3):
         producer.send(b"%d" % number)
-    assert [consumer.receive(10_000).data() for _ in range(2)] == [b"0", b"1"]
+    assert [consumer.receive(PATIENCE_MS).data() for _ in range(2)] == [b"0", b"1"]
     with pytest.raises(pulsar.Timeout):
         consumer.receive(1500)
     assert broker.http("DELETE", f"{NS}/dispatchRate").status == 204
-    assert consumer.receive(10_000).data() == b"2"
+    assert consumer.receive(PATIENCE_MS).data() == b"2"
 
 
 async def test_producers_that_do_not_encrypt_stay_outside(broker: BrokerProcess) -> None:
@@ -149,7 +152,7 @@ async def test_producers_that_do_not_encrypt_stay_outside(broker: BrokerProcess)
 async def test_a_rate_that_is_raised_ends_the_wait(broker: BrokerProcess) -> None:
     rate = {"publishThrottlingRateInMsg": 1, "publishThrottlingRateInByte": -1}
     topic = new_topic(broker, publishRate=rate)
-    settled(broker, topic)
+    settled(broker, topic, "publishRate")
     connection = await RawConnection.open(broker.port)
     await connection.producer(f"persistent://public/default/{topic}")
     for number in range(100):
@@ -160,5 +163,5 @@ async def test_a_rate_that_is_raised_ends_the_wait(broker: BrokerProcess) -> Non
     connection.send("p", 100, b"x")  # a minute and a half from now
     assert broker.http("DELETE", f"{TOPICS}/{topic}/publishRate").status == 204
     assert await connection.receipt() == (100, True)
-    assert time.monotonic() - began < 20
+    assert time.monotonic() - began < 60
     await connection.close()

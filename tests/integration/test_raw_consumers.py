@@ -75,7 +75,7 @@ class Client:
                 metadata.num_messages_in_batch = batch
             body = build_body(metadata.SerializeToString(), b"%d" % number)
             self.connection.write(encode.send(made.producer_id, number, body, batch or 1))
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             for _ in range(count):
                 await self.receipts.get()
         await self.connection.close_producer(made.producer_id)
@@ -84,11 +84,11 @@ class Client:
         self.connection.write([encode.flow(consumer, permits)])
 
     async def take(self, count: int) -> list[pb.CommandMessage]:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             return [(await self.messages.get()).command for _ in range(count)]
 
     async def next_push(self) -> tuple[int, Any]:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             return await self.pushed.get()
 
     async def becomes_active(self) -> tuple[int, bool]:

@@ -185,10 +185,12 @@ def test_delayed_messages_keep_their_time_over_a_switch(
     topic = new_topic("delayed")
     east, west = clients[EAST], clients[WEST]
     producer = east.create_producer(topic, batching_enabled=False)
-    due = time.monotonic() + 2.0
-    for number in range(20):
-        producer.send(b"%d" % number, deliver_after=timedelta(seconds=2.0) if number % 2 else None)
     here = subscribe(east, topic)
+    due = time.monotonic() + 5.0
+    for number in range(20):
+        delay = timedelta(seconds=5.0) if number % 2 else None
+        producer.send_async(b"%d" % number, lambda _result, _place: None, deliver_after=delay)
+    producer.flush()
     messages = take(here, 10)
     assert numbers(messages) == list(range(0, 20, 2))
     for message in messages[::2]:
@@ -269,6 +271,7 @@ def test_dead_letters_follow_their_topic(regions: RegionsProcess, clients: dict[
             here.acknowledge(message)
     assert counts == [0, 1, 2]
     assert stored(regions, WEST, dead, 1) == [1]
+    wait_for_backlog(regions, WEST, topic, 1)  # the client acknowledges the message once its copy is stored
     here.close()
     there = subscribe(west, topic, **options)
     counts.clear()
@@ -279,6 +282,7 @@ def test_dead_letters_follow_their_topic(regions: RegionsProcess, clients: dict[
         there.negative_acknowledge(message)
     assert counts == [0, 1, 2]
     assert stored(regions, EAST, dead, 2) == [1, 3]
+    wait_for_backlog(regions, WEST, topic, 0)
     there.close()
     for region in REGIONS:
         wait_for_backlog(regions, region, topic, 0)

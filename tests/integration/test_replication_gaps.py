@@ -43,7 +43,7 @@ async def publish(region: Region, first: int, count: int) -> None:
 
 
 async def take(consumer: Consumer, count: int) -> list[bytes]:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         return [payload for _ in range(count) for payload in (await consumer.receive()).payloads]
 
 
@@ -117,7 +117,7 @@ async def test_what_nobody_has_is_a_gap_until_somebody_accepts_it(tmp_path: Path
         assert (status, "or force" in refused["reason"]) == (412, True)
         await ap.start()
         await until(lambda: judged([]))
-        assert us.process.runner.status(TOPIC)["eu"].hold is Hold.GAP
+        await until(lambda: us.process.runner.status(TOPIC)["eu"].hold is Hold.GAP)
         assert (await seen())["detail"].endswith(f"accept-gap {TOPIC} --origin us --up-to {gap['upto']}")
         assert (await ask(eu, "POST", f"{GAPS}/accept", wanted | {"upto": str(last)}))[0] == 412
         assert (await ask(eu, "POST", f"{GAPS}/accept", wanted | {"origin": "ap"}))[0] == 404

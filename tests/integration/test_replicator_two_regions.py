@@ -29,7 +29,7 @@ async def collect(region: Region, count: int, topic: str = TOPIC, subscription: 
     """Everything the topic holds, from the start; waits until so many are there."""
     connection = await region.connect()
     consumer = await Consumer.subscribe(connection, topic, subscription)
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         found = [await consumer.receive() for _ in range(count)]
     await connection.close()
     return found

@@ -38,7 +38,7 @@ async def publish(region: Region, count: int) -> None:
 
 
 async def take(consumer: Consumer, count: int) -> list[Position]:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         return [(await consumer.receive()).position for _ in range(count)]
 
 
@@ -143,7 +143,7 @@ async def test_a_subscription_that_is_deleted_while_somebody_subscribes(tmp_path
         topic = east.process.service.topics[TOPIC]
         connection = await east.connect()
         subscribing = asyncio.ensure_future(Consumer.subscribe(connection, TOPIC, "s", kind=SHARED, replicated=True))
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             async for _ in turns():
                 if "s" in topic.subscriptions:
                     break
@@ -345,6 +345,6 @@ async def test_r18_a_cumulative_acknowledgement_covers_chunked_messages_whole_or
         await connection.close()
         there = await west.connect()
         other = await Consumer.subscribe(there, TOPIC, "s", kind=EXCLUSIVE, replicated=True)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             assert [(await other.receive()).payloads for _ in range(2)] == [[b"0"], [b"1"]]
         await there.close()

@@ -73,7 +73,7 @@ class Secure:
             tls_trust_certs_file_path=str(trusted or self.authority.trusted),
             tls_validate_hostname=True,
             logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error),
-            operation_timeout_seconds=options.pop("patience", 20),
+            operation_timeout_seconds=options.pop("patience", 60),
             **options,
         )
 

@@ -40,7 +40,7 @@ try:
 except (UpFailed, SettingsError) as error:
     sys.exit(str(error))
 """
-SECONDS_MAX = 30.0
+SECONDS_MAX = 90.0
 
 
 class Up:

@@ -18,6 +18,7 @@ from meridian_broker.wire.proto import pulsar_pb2 as pb
 from meridian_broker.wire.pulsar import encode, frames, metadata
 from meridian_broker.wire.pulsar.errors import ServerError
 from meridian_broker.wire.pulsar.limits import MAX_MESSAGE_BYTES, PROTOCOL_VERSION
+from region_clients import PATIENCE_MS
 
 LEDGER = 750_000_000_000_123
 """As large as real ledger ids are (R1)."""
@@ -210,17 +211,17 @@ def server() -> Iterator[ToyServer]:
 
     thread = threading.Thread(target=run)
     thread.start()
-    assert started.wait(10)
+    assert started.wait(60)
     yield toy
     loop.call_soon_threadsafe(stop.set)
-    thread.join(10)
+    thread.join(60)
     assert not toy.wrong
 
 
 @pytest.fixture
 def client(server: ToyServer) -> Iterator[pulsar.Client]:
     quiet = pulsar.ConsoleLogger(pulsar.LoggerLevel.Error)
-    made = pulsar.Client(server.url, logger=quiet, operation_timeout_seconds=10)
+    made = pulsar.Client(server.url, logger=quiet, operation_timeout_seconds=60)
     yield made
     made.close()
 
@@ -234,7 +235,7 @@ def test_single_messages_go_round(server: ToyServer, client: pulsar.Client) -> N
     ]
     assert [(i.ledger_id(), i.entry_id()) for i in ids] == [(LEDGER, 0), (LEDGER, 1), (LEDGER, 2)]
     for n in range(3):
-        message = consumer.receive(5000)
+        message = consumer.receive(PATIENCE_MS)
         assert message.data() == b"m%d" % n
         assert message.properties() == {"n": str(n)}
         assert message.redelivery_count() == n
@@ -258,7 +259,7 @@ def test_a_batch_stays_one_entry(server: ToyServer, client: pulsar.Client) -> No
     for n in range(10):
         producer.send_async(b"b%d" % n, None)
     producer.flush()
-    received = [consumer.receive(5000) for _ in range(10)]
+    received = [consumer.receive(PATIENCE_MS) for _ in range(10)]
     assert [message.data() for message in received] == [b"b%d" % n for n in range(10)]
     (send,) = server.commands(Base.SEND)
     assert (send.num_messages, send.sequence_id) == (10, 0)
@@ -272,7 +273,7 @@ def test_a_replicated_body_is_accepted(server: ToyServer, client: pulsar.Client)
     producer = client.create_producer("replicated", batching_enabled=False)
     consumer = client.subscribe("replicated", "sub")
     producer.send(b"from afar", properties={"a": "b"})
-    message = consumer.receive(5000)
+    message = consumer.receive(PATIENCE_MS)
     assert message.data() == b"from afar"
     assert message.properties() == {"a": "b", metadata.SOURCE_POSITION_PROPERTY: f"{LEDGER}:0"}
 
@@ -282,7 +283,7 @@ def test_chunks(server: ToyServer, client: pulsar.Client) -> None:
     consumer = client.subscribe("chunks", "sub")
     big = bytes(range(256)) * 4 * 11 * 1024  # 11 MiB
     producer.send(big)
-    assert consumer.receive(20000).data() == big
+    assert consumer.receive(PATIENCE_MS).data() == big
     sends = server.commands(Base.SEND)
     views = [metadata.scan(send.body) for send in sends]
     assert len(sends) == 3
@@ -296,9 +297,9 @@ def test_seek_and_last_message_id(server: ToyServer, client: pulsar.Client) -> N
     reader = client.create_reader("seek", pulsar.MessageId.earliest, start_message_id_inclusive=True)
     sent = [producer.send(b"s%d" % n) for n in range(3)]
     assert reader.has_message_available()
-    assert [reader.read_next(5000).data() for _ in range(3)] == [b"s0", b"s1", b"s2"]
+    assert [reader.read_next(PATIENCE_MS).data() for _ in range(3)] == [b"s0", b"s1", b"s2"]
     reader.seek(sent[1])
-    assert reader.read_next(5000).data() == b"s1"
+    assert reader.read_next(PATIENCE_MS).data() == b"s1"
     (asked,) = server.commands(Base.SEEK)
     assert (asked.message.message_id.ledgerId, asked.message.message_id.entryId) == (LEDGER, 1)
     subscribed = server.commands(Base.SUBSCRIBE)[0].message

@@ -74,7 +74,7 @@ class Outcomes:
         self._heard.put_nowait((-1, pb.CommandSendError(producer_id=0, sequence_id=0, error=0, message=reason)))
 
     async def next(self) -> tuple[int, pb.CommandSendError | None]:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             return await self._heard.get()
 
 
@@ -154,7 +154,7 @@ async def test_a_client_cannot_tell_progress(regions: RegionsProcess) -> None:
         for commands in ([(1000, hello)], [(1001, delta)], [(1000, hello), (1001, delta)]):
             connection = await PulsarClientConnection.connect(regions.service_url(EAST))
             connection.write([encode.simple(kind, message) for kind, message in commands])
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 assert "closed the connection" in await connection.wait_lost()
         take_numbers(await asyncio.to_thread(subscribe, east, topic), range(5))
 
@@ -358,7 +358,7 @@ async def test_a_reader_in_another_region_can_ask_for_the_schema_by_its_version(
         await asyncio.to_thread(producer.send, Flight(carrier="UA", number=1545))
     connection = await PulsarClientConnection.connect(regions.service_url(WEST))
     consumer = await Consumer.subscribe(connection, topic, "s")
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         delivery = await consumer.receive()
     answer = await connection.request(
         pb.BaseCommand.GET_SCHEMA,
