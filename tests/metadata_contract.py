@@ -23,7 +23,7 @@ from meridian_broker.metadata.store import (
     VersionConflict,
 )
 
-PATIENCE = 20.0
+PATIENCE = 60.0
 
 
 async def next_changes(watch: AsyncIterator[list[Change]]) -> list[Change]:
@@ -374,9 +374,9 @@ class Leasing:
         assert await store.scan("/") == []
 
     async def test_it_is_renewed_and_never_promises_more_than_its_time(self, store: MetadataStore) -> None:
-        lease = await store.lease(2)
+        lease = await store.lease(6)
         first = lease.valid_until()
-        assert time.monotonic() < first < time.monotonic() + 2
+        assert time.monotonic() < first < time.monotonic() + 6
         await store.put("/mine", b"", lease=lease.lease_id)
         async with asyncio.timeout(PATIENCE):
             while lease.valid_until() < first + 2:

@@ -101,7 +101,7 @@ class World:
         return self.watchers.add(self.port, number, "t/n", TopicPattern(pattern))
 
     async def next(self) -> tuple[list[str], list[str], str]:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             return await self.port.told.get()
 
 
@@ -145,7 +145,7 @@ async def test_who_does_not_read_is_told_later_or_loses_its_watcher(monkeypatch:
     world.watchers.start(watcher)
     world.port.takes = False
     name = world.change("a1")
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         await world.port.asked.wait()
     assert watcher.missed == {name: True}
     world.port.takes = True
@@ -154,7 +154,7 @@ async def test_who_does_not_read_is_told_later_or_loses_its_watcher(monkeypatch:
     world.port.takes = False
     for number in range(4):
         world.change(f"a-{number}")
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         assert await world.port.lost.get() is watcher
     assert len(world.watchers) == 0
 
