@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
+from broker_process import PATIENT
 from free_ports import free_port
 from meridian_broker.gateway.client import PulsarClientConnection
 from meridian_broker.server.broker import BrokerProcess
@@ -43,6 +44,7 @@ class Region:
                 "webServicePort": str(self.admin_port),
                 "regionsFile": str(self.directory / "regions.json"),
                 "peerTokenFile": str(self.directory / "peer.token"),
+                **PATIENT,
             }
         )
         self._stack = AsyncExitStack()

@@ -17,7 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from broker_process import BrokerProcess, HttpAnswer, is_healthy, wait_until
+from broker_process import BrokerProcess, HttpAnswer
 from free_ports import free_port
 
 
@@ -143,7 +143,7 @@ class LinkedRegions:
         for broker in self._brokers.values():
             broker.start(wait=False)
         for broker in self._brokers.values():
-            wait_until(lambda broker=broker: is_healthy(broker.admin_url), f"{broker.region} to be healthy", 60)
+            broker.wait_healthy()
         return self
 
     def __exit__(

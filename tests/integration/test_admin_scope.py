@@ -17,7 +17,7 @@ from meridian_broker.gateway.client_options import peer_options
 from meridian_broker.wire.proto import peer_pb2
 from meridian_broker.wire.proto import pulsar_pb2 as pb
 from meridian_broker.wire.pulsar import encode
-from region_clients import EXCLUSIVE, client, new_topic, numbered, publish, rest, subscribe, take_numbers
+from region_clients import EXCLUSIVE, PATIENCE_MS, client, new_topic, numbered, publish, rest, subscribe, take_numbers
 
 EAST, WEST = REGIONS = ("east", "west")
 SETTINGS = {"dispatchLeaseSeconds": "2"}
@@ -136,7 +136,7 @@ def test_what_the_dispatching_region_dropped_is_seen_and_taken_over(regions: Reg
         upto = {"ledgerId": ids[2].ledger_id(), "entryId": ids[2].entry_id()}
         expire = f"{topic_path(topic)}/subscription/s/expireMessages"
         for _ in range(5):
-            message = consumers[EAST].receive(20_000)
+            message = consumers[EAST].receive(PATIENCE_MS)
             if int(message.data()) > 2:
                 consumers[EAST].acknowledge(message)
         assert regions.http(EAST, "POST", expire, upto).status == 204

@@ -4,14 +4,13 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
 from typing import Any
 
 import pulsar
 import pytest
 from admin_paths import topic_path
 from broker_process import BrokerProcess, wait_until
-from region_clients import PATIENCE_MS, connected
+from region_clients import PATIENCE_MS
 
 SETTINGS = {"backlogQuotaCheckIntervalInSeconds": "1"}
 
@@ -19,12 +18,6 @@ QUIET_MS = 300
 LIMIT = 20_000
 BODY = b"x" * 1000
 _numbers = itertools.count()
-
-
-@pytest.fixture
-def client(broker: BrokerProcess) -> Iterator[pulsar.Client]:
-    with connected(broker.service_url, seconds=5) as made:
-        yield made
 
 
 @pytest.fixture

@@ -111,7 +111,7 @@ async def test_refusals_carry_their_code_and_disturb_nothing_else() -> None:
 async def test_a_request_nobody_answers_times_out_and_leaves_nothing_behind() -> None:
     async with toy_server() as server:
         del server.answers[T.PRODUCER]
-        connection = await connect(server, ClientOptions(request_timeout=0.1))
+        connection = await connect(server, ClientOptions(request_timeout=0.5))
         with pytest.raises(RequestTimedOut, match="PRODUCER"):
             await Producer.open(connection, TOPIC)
         await server.until(lambda: bool(server.of(T.CLOSE_PRODUCER)))  # it may have come about over there

@@ -24,7 +24,7 @@ from replicator_model import LOCAL, REMOTE, LocalLog
 from toy_pulsar_server import ToyConnection, ToyServer, toy_server
 
 T = pb.BaseCommand
-OPTIONS = peer_options(None, ClientOptions(connect_timeout=2, request_timeout=2))
+OPTIONS = peer_options(None, ClientOptions(connect_timeout=30, request_timeout=30))
 
 
 class Source(LocalLog):

@@ -263,8 +263,8 @@ def test_a_broker_that_requires_client_certificates(secure: Secure, tmp_path: Pa
     url = f"https://127.0.0.1:{ports[1]}/admin/v2/brokers/health"
     with BrokerProcess("strict", tmp_path / "data", settings=settings):
         with pytest.raises(OSError, match=r"certificate required|reset|closed"):
-            urllib.request.urlopen(url, context=context, timeout=10)
+            urllib.request.urlopen(url, context=context, timeout=60)
         pair = authority.issue("client", "client.example")
         context.load_cert_chain(pair.certificate, pair.key)
-        with urllib.request.urlopen(url, context=context, timeout=10) as answer:
+        with urllib.request.urlopen(url, context=context, timeout=60) as answer:
             assert answer.status == 200

@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pulsar
@@ -16,19 +16,12 @@ from meridian_broker.wire.proto import pulsar_pb2 as pb
 from meridian_broker.wire.pulsar.errors import ServerError
 from meridian_broker.wire.pulsar.metadata import build_body
 from raw_connection import RawConnection, T
-from region_clients import connected
 
 SETTINGS = {"maxSubscriptionsPerTopic": "3", "maxMessageSize": "100000"}
 
 NS = "/admin/v2/namespaces/public"
 TOPICS = "/admin/v2/persistent/public"
 FAILED = pb.CommandPartitionedTopicMetadataResponse.Failed
-
-
-@pytest.fixture(scope="module")
-def client(broker: BrokerProcess) -> Iterator[pulsar.Client]:
-    with connected(broker.service_url, seconds=5) as made:
-        yield made
 
 
 def policy(broker: BrokerProcess, path: str, value: Any) -> None:

@@ -99,7 +99,12 @@ def test_a_pattern_consumer_finds_topics_made_later(regions: RegionsProcess, dom
     assert consumer.receive(PATIENCE_MS).data() == b"one"
     second = client.create_producer(f"{domain}://public/default/{domain}-found-2")
     stats = f"{regions.admin_url('west')}/admin/v2/{domain}/public/default/{domain}-found-2/stats"
-    wait_until(lambda: "s" in http("GET", stats).json["subscriptions"], "the new topic to be found")
+
+    def takes_messages() -> bool:
+        found = http("GET", stats).json["subscriptions"].get("s", {"consumers": []})
+        return any(one["availablePermits"] > 0 for one in found["consumers"])
+
+    wait_until(takes_messages, "the new topic to be found")
     second.send(b"two")
     assert consumer.receive(PATIENCE_MS).data() == b"two"
     client.close()

@@ -135,5 +135,5 @@ def test_a_reader_that_goes_away_ends_it_quietly(directory: Path) -> None:
         assert process.stderr is not None
         process.stdout.close()
         said = process.stderr.read()
-        assert process.wait(30) == 1
+        assert process.wait(60) == 1
     assert said == b""
