@@ -27,6 +27,8 @@ class Forwarder:
     def __init__(self, target: int) -> None:
         self._target = target
         self._is_cut = threading.Event()
+        self._flows = threading.Event()
+        self._flows.set()
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port = self._listener.getsockname()[1]
         self._open: set[socket.socket] = set()
@@ -39,11 +41,17 @@ class Forwarder:
             with contextlib.suppress(OSError):
                 one.shutdown(socket.SHUT_RDWR)
 
+    def fall_silent(self) -> None:
+        """Nothing comes through any more, and nobody is told: connections stay as they are."""
+        self._flows.clear()
+
     def heal(self) -> None:
         self._is_cut.clear()
+        self._flows.set()
 
     def close(self) -> None:
         self.cut()
+        self._flows.set()
         self._listener.close()
 
     def _accept(self) -> None:
@@ -54,6 +62,7 @@ class Forwarder:
 
     def _forward(self, comes: socket.socket) -> None:
         with comes, contextlib.suppress(OSError):
+            self._flows.wait()
             if self._is_cut.is_set():
                 return
             with socket.create_connection(("127.0.0.1", self._target), 5) as goes, selectors.DefaultSelector() as ready:
@@ -62,7 +71,9 @@ class Forwarder:
                 for one in both:
                     ready.register(one, selectors.EVENT_READ)
                 while not self._is_cut.is_set():
-                    for key, _ in ready.select(1.0):
+                    found = ready.select(1.0)
+                    self._flows.wait()
+                    for key, _ in found:
                         source = key.fileobj
                         assert isinstance(source, socket.socket)
                         data = source.recv(1 << 16)
@@ -119,6 +130,11 @@ class LinkedRegions:
     def cut(self, dialler: str, to: str) -> None:
         """``dialler`` cannot reach ``to`` any more; the other way is another link."""
         self._links[dialler, to].cut()
+
+    def fall_silent(self, one: str, other: str) -> None:
+        """What either says does not arrive at the other, as where a network loses every packet."""
+        self._links[one, other].fall_silent()
+        self._links[other, one].fall_silent()
 
     def heal(self) -> None:
         for link in self._links.values():

@@ -213,6 +213,11 @@ def test_metrics_count_what_clients_do(regions: RegionsProcess, clients: dict[st
     assert (metric(regions, "east", "process_resident_memory_bytes") or 0) > 0
     came = "meridian_replicated_in_messages_total"
     wait_until(lambda: metric(regions, "west", came, topic=topic) == 6, "the messages in west")
+    # As in Pulsar, what comes in from another region counts as what clients send does.
+    there = regions.http("west", "GET", f"{BASE}/measured/stats").json
+    assert there["msgInCounter"] == metric(regions, "west", "pulsar_in_messages_total", topic=topic) == 6
+    assert there["bytesInCounter"] == metric(regions, "west", "pulsar_in_bytes_total", topic=topic)
+    assert there["bytesInCounter"] > 0 < there["msgRateIn"]
     consumer.close()
 
 

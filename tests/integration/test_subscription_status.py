@@ -112,6 +112,25 @@ def test_a_region_that_is_away_is_named_and_its_lag_grows(regions: RegionsProces
         take_numbers(consumer, range(10, 14))
 
 
+def test_how_far_a_region_is_behind_is_told_as_of_the_answer(regions: RegionsProcess) -> None:
+    """A region that hangs is waited for, and what it lacks grows older meanwhile."""
+    topic = new_topic("hangs")
+    with client(regions, EAST) as east:
+        publish(east, topic, numbered(range(3)))
+        consumer = subscribe(east, topic)
+        wait_for_backlog(regions, WEST, topic, 3)
+        regions.pause_region(WEST)
+        try:
+            take_numbers(consumer, range(3))
+            _, found = status(regions, EAST, topic)
+        finally:
+            regions.resume_region(WEST)
+        (behind,) = found["regions"][EAST]["peers"]
+        assert found["regions"][WEST]["problem"] == "west does not answer"
+        assert behind["lag_entries"] == 3 and behind["lag_ms"] >= 5000
+        wait_until(lambda: status(regions, EAST, topic)[0] == 0, "west to follow")
+
+
 def test_the_lag_of_a_region_that_is_away_outlives_a_restart(regions: RegionsProcess) -> None:
     """That is when one looks at it: neither the number nor the age begins anew with this broker."""
     topic = new_topic("watched-over-a-restart")

@@ -61,6 +61,25 @@ def test_topics_are_not_made_where_the_namespace_says_so(broker: BrokerProcess, 
     client.create_producer("public/strict/now").close()
 
 
+def test_a_subscription_that_is_made_over_the_api_makes_its_topic(broker: BrokerProcess) -> None:
+    """As a consumer would, where the namespace's topics are made by themselves: tools make subscriptions first."""
+    for namespace, value in (
+        ("subscribed", {"allowAutoTopicCreation": True, "topicType": "non-partitioned"}),
+        ("divided", {"allowAutoTopicCreation": True, "topicType": "partitioned", "defaultNumPartitions": 3}),
+        ("closed", {"allowAutoTopicCreation": False, "topicType": "non-partitioned"}),
+    ):
+        broker.http("PUT", f"{NS}/{namespace}")
+        policy(broker, f"{NS}/{namespace}/autoTopicCreation", value)
+    assert broker.http("PUT", f"{TOPICS}/subscribed/t/subscription/s", "earliest").status == 204
+    assert broker.http("PUT", f"{TOPICS}/divided/t/subscription/s").status == 204
+    assert broker.http("PUT", f"{TOPICS}/closed/t/subscription/s").status == 404
+    assert broker.http("PUT", f"{TOPICS}/nowhere/t/subscription/s").status == 404
+    assert broker.http("GET", f"{TOPICS}/subscribed/t/subscriptions").json == ["s"]
+    assert broker.http("GET", f"{TOPICS}/divided/t/partitions").json["partitions"] == 3
+    assert broker.http("GET", f"{TOPICS}/divided/t-partition-2/subscriptions").json == ["s"]
+    assert broker.http("GET", f"{TOPICS}/closed").json == []
+
+
 def test_the_wire_says_that_a_topic_is_not_found(broker: BrokerProcess) -> None:
     """Commands as clients of all ages send them, without asking for the number of partitions first."""
     broker.http("PUT", f"{NS}/wired")

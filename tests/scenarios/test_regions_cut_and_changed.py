@@ -17,6 +17,7 @@ from region_clients import (
     CENTRAL,
     EAST,
     WEST,
+    backlog,
     client,
     new_topic,
     numbered,
@@ -84,6 +85,32 @@ def test_a_link_is_cut(regions: LinkedRegions, ways: list[tuple[str, str]]) -> N
         wait_for(regions, region, topic, 0)
         assert sorted(stored(regions, region, topic, 25)) == list(range(25))
         assert stats(regions, region, topic)["msgInCounter"] >= 0
+
+
+def test_a_link_falls_silent(regions: LinkedRegions) -> None:
+    """R6, R19: a network that loses every packet closes no connection. It is noticed within seconds all the same, and
+    entries and acknowledgements go by the third region from then on."""
+    topic = new_topic("silent")
+    with client(regions, EAST) as east, client(regions, WEST) as west:
+        publish(east, topic, numbered(range(10)))
+        subscribe(east, topic).close()
+        wait_for(regions, WEST, topic, 10)
+        regions.fall_silent(EAST, WEST)
+        publish(east, topic, numbered(range(10, 15)))
+        publish(west, topic, numbered(range(15, 20)))
+        for region in REGIONS:
+            wait_until(lambda region=region: backlog(regions, region, topic) == 20, f"{region} to have all", 25)
+        here = subscribe(east, topic)
+        for message in take(here, 20):
+            if int(message.data()) < 8:
+                here.acknowledge(message)
+        here.close()
+        wait_for(regions, WEST, topic, 12)
+        regions.heal()
+        take_numbers(subscribe(west, topic), range(8, 20))
+    for region in REGIONS:
+        wait_for(regions, region, topic, 0)
+        assert sorted(stored(regions, region, topic, 20)) == list(range(20))
 
 
 def test_a_region_joins_is_removed_for_good_and_comes_back(regions: LinkedRegions) -> None:

@@ -235,7 +235,8 @@ def test_the_links_of_a_region_as_a_table_and_as_json(server: AdminServer) -> No
     ap = eu | {"name": "ap", "progress": {"connected": False, "problem": "refused"}, "replication": held}
     gone = {"name": "old", "local": False}
     server.answers["GET /meridian/v1/regions"] = (200, {"region": "us", "regions": [us, eu, ap, gone]})
-    lines = run("regions", "status", "--url", server.url).output.splitlines()
+    result = run("regions", "status", "--url", server.url)
+    lines = result.output.splitlines()
     assert [line.split() for line in lines[1:5]] == [
         ["us", "(this", "one)", "-", "-", "-", "-"],
         ["eu", "up", "10", "10", "0", "-"],
@@ -245,9 +246,35 @@ def test_the_links_of_a_region_as_a_table_and_as_json(server: AdminServer) -> No
     assert lines[6:] == [
         "persistent://p/d/t: not filled yet: 5 entries are missing",
         "ap: refused",
+        "ap: 1 of 10 topics has no connection for messages",
         "ap: persistent://p/d/o is held: gap",
     ]
-    assert len(json.loads(run("regions", "status", "--json", "--url", server.url).output)["regions"]) == 4
+    as_json = run("regions", "status", "--json", "--url", server.url)
+    assert len(json.loads(as_json.output)["regions"]) == 4
+    assert (result.exit_code, as_json.exit_code) == (1, 1)
+
+
+@pytest.mark.parametrize(
+    ("link", "sent", "not_ready", "code"),
+    [
+        ({}, {}, {}, 0),
+        ({"connected": False, "problem": "refused"}, {}, {}, 1),
+        ({}, {"connected": 9}, {}, 1),
+        ({}, {"held": {"persistent://p/d/o": "gap"}}, {}, 1),
+        ({}, {}, {"persistent://p/d/t": "5 entries are missing"}, 1),
+        ({}, {"backlog": 7, "delay_ms": 1500}, {}, 0),
+    ],
+)
+def test_a_script_is_told_when_a_link_is_not_as_it_should_be(
+    server: AdminServer, link: dict[str, Any], sent: dict[str, Any], not_ready: dict[str, str], code: int
+) -> None:
+    well = {"topics": 10, "connected": 10, "backlog": 0, "delay_ms": 0, "held": {}}
+    us = {"name": "us", "local": True, "not_ready": not_ready}
+    up = {"connected": True, "problem": None}
+    eu = {"name": "eu", "local": False, "progress": up | link, "replication": well | sent}
+    server.answers["GET /meridian/v1/regions"] = (200, {"region": "us", "regions": [us, eu]})
+    assert run("regions", "status", "--url", server.url).exit_code == code
+    assert run("regions", "status", "--json", "--url", server.url).exit_code == code
 
 
 def test_a_refusal_is_exit_code_1_with_the_brokers_reason(server: AdminServer) -> None:

@@ -97,8 +97,8 @@ GAUGES: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
     "meridian_ledger_recovery_seconds": ("Time that reading the log took at the start", ("cluster",)),
 }
 COUNTERS: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
-    "pulsar_in_messages_total": ("Messages published by clients", TOPIC),
-    "pulsar_in_bytes_total": ("Bytes published by clients", TOPIC),
+    "pulsar_in_messages_total": ("Messages stored, of clients and of other regions", TOPIC),
+    "pulsar_in_bytes_total": ("Bytes of them", TOPIC),
     "pulsar_out_messages_total": ("Messages sent to consumers", TOPIC),
     "pulsar_out_bytes_total": ("Bytes sent to consumers", TOPIC),
     "pulsar_subscription_msg_out_total": ("Messages sent to consumers of the subscription", SUBSCRIPTION),
@@ -240,8 +240,9 @@ def _topic(reading: Reading, admin: AdminState, topic: Topic, lags: Mapping[tupl
     reading.put("pulsar_producers_count", labels, producers)
     reading.put("pulsar_consumers_count", labels, consumers)
     reading.put("pulsar_storage_size", labels, log.size)
-    reading.put("pulsar_in_messages_total", labels, topic.messages_in)
-    reading.put("pulsar_in_bytes_total", labels, topic.bytes_in)
+    messages, size = topic.came_in()
+    reading.put("pulsar_in_messages_total", labels, messages)
+    reading.put("pulsar_in_bytes_total", labels, size)
     reading.put("pulsar_out_messages_total", labels, out)
     reading.put("pulsar_out_bytes_total", labels, out_bytes)
     reading.put("meridian_replicated_in_messages_total", labels, topic.messages_replicated_in)

@@ -65,12 +65,15 @@ async def listed(request: web.Request) -> web.Response:
 
 
 async def create(request: web.Request) -> web.Response:
-    """Make a subscription; the body is the id of its next message, the latest when empty."""
+    """Make a subscription, and its topic as a consumer would.
+
+    The body is the id of its next message, the latest when empty.
+    """
     given = await body(request, default=None)
     name = part(request, "subscription")
     said = request.query.get("replicated")
     having = properties(given.get("properties")) if isinstance(given, Mapping) else {}
-    topics = await opened(request)
+    topics = await opened(request, create=True)
     if all(name in topic.subscriptions for topic in topics):
         raise SubscriptionExists(f"subscription {name!r} exists already on {topics[0].name}")
     targets = [(topic, LATEST) for topic in topics] if given is None else places(topics, given)

@@ -55,9 +55,10 @@ async def _status_here(request: web.Request) -> dict[str, Any]:
 
 async def _status_everywhere(request: web.Request) -> dict[str, Any]:
     admin = state(request)
-    here = await _status_here(request)
+    await named(request)  # that there is none is said before anybody is asked
     others = sorted(admin.service.regions_of(str(topic_of(request))) - {admin.region})
     said = await asyncio.gather(*(_status_of(admin, region, request.rel_url.raw_path) for region in others))
+    here = await _status_here(request)  # last: what is behind grows while a region that does not answer is waited for
     regions = {admin.region: here} | dict(zip(others, said, strict=True))
     return {"subscription": here["subscription"], "region": admin.region, "regions": regions}
 

@@ -41,16 +41,17 @@ class TopicStats:
             subscriptions[subscription.name] = self._subscription(subscription, stands, with_consumers=consumers)
         clients = [one for one in topic.producers.values() if one.remote_region is None]
         age = (topic.scheduler.now_ms() - topic.created_ms) / 1000
-        rate_in = self.rates.rate((topic.name, "in"), topic.messages_in, age)
-        bytes_in = self.rates.rate((topic.name, "bytes in"), topic.bytes_in, age)
+        messages, size = topic.came_in()
+        rate_in = self.rates.rate((topic.name, "in"), messages, age)
+        bytes_in = self.rates.rate((topic.name, "bytes in"), size, age)
         backlog = max((one["backlogSize"] for one in subscriptions.values()), default=0)
         return {
             "msgRateIn": rate_in,
             "msgThroughputIn": bytes_in,
             "msgRateOut": sum(one["msgRateOut"] for one in subscriptions.values()),
             "msgThroughputOut": sum(one["msgThroughputOut"] for one in subscriptions.values()),
-            "bytesInCounter": topic.bytes_in,
-            "msgInCounter": topic.messages_in,
+            "bytesInCounter": size,
+            "msgInCounter": messages,
             "bytesOutCounter": topic.bytes_out_before + sum(one["bytesOutCounter"] for one in subscriptions.values()),
             "msgOutCounter": topic.messages_out_before + sum(one["msgOutCounter"] for one in subscriptions.values()),
             "averageMsgSize": bytes_in / rate_in if rate_in else 0.0,
@@ -84,7 +85,7 @@ class TopicStats:
         counts = log.counts()
         newest = counts[-1] if counts else (-1, 0, 0)
         return {
-            "entriesAddedCounter": topic.messages_in + topic.messages_replicated_in,
+            "entriesAddedCounter": topic.came_in()[0],
             "numberOfEntries": log.entries,
             "totalSize": log.size,
             "currentLedgerEntries": newest[1],

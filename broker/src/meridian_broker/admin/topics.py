@@ -37,16 +37,19 @@ from meridian_broker.wire.pulsar.topic_name import NON_PERSISTENT, TopicName
 """How far another region's clock may be ahead of ours."""
 
 
-async def opened(request: web.Request) -> list[Topic]:
+async def opened(request: web.Request, *, create: bool = False) -> list[Topic]:
     """The topic in the path, or all its partitions.
 
+    :param create: make it where it is missing, if the namespace's topics may be made by themselves.
     :raises TopicNotFound: there is none.
     """
     name = topic_of(request)
     service = state(request).service
+    if create:
+        await service.partitions(name, create=True)
     record = await state(request).catalog.partitioned.find(name) if name.partition < 0 else None
     if record is None:
-        return [await service.topic(name, create=False)]
+        return [await service.topic(name, create=create)]
     return [await service.topic(name.with_partition(index), create=False) for index in range(record.partitions)]
 
 

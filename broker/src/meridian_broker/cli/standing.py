@@ -159,12 +159,29 @@ def link_rows(replication: Mapping[str, Json]) -> list[tuple[object, ...]]:
     return rows
 
 
-def links_of(answer: Json) -> Iterator[str]:
-    """For people: how one region's links to the others are, and a sentence for each that is not as it should be."""
-    rows, sentences = [], []
+def wrong_links(answer: Json) -> list[str]:
+    """A sentence for each thing about one region's links that is not as it should be."""
+    wrong: list[str] = []
     for region in answer["regions"]:
         name = region["name"]
-        sentences += [f"{topic}: not filled yet: {why}" for topic, why in region.get("not_ready", {}).items()]
+        wrong += [f"{topic}: not filled yet: {why}" for topic, why in region.get("not_ready", {}).items()]
+        if "progress" not in region:
+            continue
+        link, sent = region["progress"], region["replication"]
+        if not link["connected"]:
+            wrong.append(f"{name}: {link['problem']}")
+        if apart := sent["topics"] - sent["connected"]:
+            have = "has" if apart == 1 else "have"
+            wrong.append(f"{name}: {apart} of {sent['topics']} topics {have} no connection for messages")
+        wrong += [f"{name}: {topic} is held: {why}" for topic, why in sent["held"].items()]
+    return wrong
+
+
+def links_of(answer: Json) -> Iterator[str]:
+    """For people: how one region's links to the others are, and what is wrong with them."""
+    rows: list[tuple[object, ...]] = []
+    for region in answer["regions"]:
+        name = region["name"]
         if "progress" not in region:
             rows.append((name, "(this one)" if region["local"] else "none", *["-"] * (len(REGIONS) - 2)))
             continue
@@ -172,8 +189,6 @@ def links_of(answer: Json) -> Iterator[str]:
         oldest = f"{sent['delay_ms'] / 1000:.1f} s" if sent["backlog"] else "-"
         up = "up" if link["connected"] else "down"
         rows.append((name, up, sent["topics"], sent["connected"], sent["backlog"], oldest))
-        if not link["connected"]:
-            sentences.append(f"{name}: {link['problem']}")
-        sentences += [f"{name}: {topic} is held: {why}" for topic, why in sent["held"].items()]
     yield table(REGIONS, rows)
-    yield from ["", *sentences] if sentences else []
+    wrong = wrong_links(answer)
+    yield from ["", *wrong] if wrong else []

@@ -11,6 +11,9 @@ from meridian_broker.gateway.tls import ContextSource
 
 PEER_AUTH_METHOD: Final = "meridian-peer"
 """Authentication method with which brokers of one deployment know each other (R7)."""
+PEER_KEEP_ALIVE_SECONDS: Final = 5.0
+"""Silence after which brokers ask whether the other one is still there; twice that ends their connection. A network
+that loses every packet closes none, and until it is noticed nothing goes by a third region (R6)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,5 +61,5 @@ def peer_options(token: bytes | None, base: ClientOptions | None = None) -> Clie
 
     :param token: the secret that makes us a peer; None where the other side asks for none.
     """
-    options = replace(base or ClientOptions(), peer=True)
+    options = replace(base or ClientOptions(), peer=True, keep_alive=PEER_KEEP_ALIVE_SECONDS)
     return options if token is None else replace(options, auth_method=PEER_AUTH_METHOD, auth_data=token)

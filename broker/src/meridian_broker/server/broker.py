@@ -222,6 +222,7 @@ class BrokerProcess:
         process.scheduler.spawn(process._expire_subscriptions(), "expire unused subscriptions")
         process.scheduler.spawn(process._compact(), "compact topics")
         process.scheduler.spawn(process.gateway.watch_keep_alive(), "keep connections alive")
+        process.scheduler.spawn(process.gateway.watch_peers(), "keep links to other regions alive")
         process.gateway.ready = process.admin.ready = True
         return process
 

@@ -118,4 +118,5 @@ def store_foreign(topic: Topic, producer: Producer, send: Send) -> None:
     producer.messages_in += stamp.messages
     producer.bytes_in += len(send.body)
     topic.messages_replicated_in += stamp.messages
+    topic.bytes_replicated_in += len(send.body)
     topic.log.append_foreign(header, send.body, producer.done, send)

@@ -164,6 +164,7 @@ class Topic:
         self.messages_in = 0
         self.bytes_in = 0
         self.messages_replicated_in = 0
+        self.bytes_replicated_in = 0
         self.messages_out_before = 0
         """Sent by subscriptions that are gone, so that the topic's totals only grow."""
         self.bytes_out_before = 0
@@ -223,6 +224,10 @@ class Topic:
     def publish_foreign(self, producer: Producer, send: Send) -> None:
         """Store an entry of another region, see ``publishing.store_foreign``."""
         store_foreign(self, producer, send)
+
+    def came_in(self) -> tuple[int, int]:
+        """Messages and bytes stored since it was opened, of clients and of other regions, as Pulsar counts them."""
+        return self.messages_in + self.messages_replicated_in, self.bytes_in + self.bytes_replicated_in
 
     # -- subscriptions -------------------------------------------------------------------------------------------
 

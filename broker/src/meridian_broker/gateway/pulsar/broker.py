@@ -12,6 +12,7 @@ from typing import Any, Final, Protocol
 
 from meridian_broker.gateway.addresses import AddressBook
 from meridian_broker.gateway.authentication import Authentication
+from meridian_broker.gateway.client_options import PEER_KEEP_ALIVE_SECONDS
 from meridian_broker.gateway.pulsar.connection import Connection, Handler
 from meridian_broker.gateway.pulsar.flow import BYTES, WRITE_BYTES, turn_bytes
 from meridian_broker.gateway.tls import HANDSHAKE_SECONDS
@@ -113,11 +114,20 @@ class Broker:
         self.peers.gone(connection)
 
     async def watch_keep_alive(self) -> None:
-        """Ping silent connections, close dead ones; runs until cancelled."""
+        """Ping silent connections of clients, close dead ones; runs until cancelled."""
         while True:
             await asyncio.sleep(self.keep_alive_seconds)
             for connection in tuple(self.connections):
-                connection.keep_alive()
+                if not connection.is_peer:
+                    connection.keep_alive()
+
+    async def watch_peers(self) -> None:
+        """The same for connections of other regions' brokers, which are asked more often; runs until cancelled."""
+        while True:
+            await asyncio.sleep(PEER_KEEP_ALIVE_SECONDS)
+            for connection in tuple(self.connections):
+                if connection.is_peer:
+                    connection.keep_alive()
 
 
 async def listen(
