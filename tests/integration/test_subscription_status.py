@@ -131,6 +131,25 @@ def test_how_far_a_region_is_behind_is_told_as_of_the_answer(regions: RegionsPro
         wait_until(lambda: status(regions, EAST, topic)[0] == 0, "west to follow")
 
 
+def test_a_region_that_left_the_topic_and_told_nobody_is_not_in_step(regions: RegionsProcess) -> None:
+    """Only one of the two counts the other among the regions of the topic: said also while nothing happens there."""
+    topic = new_topic("left")
+    with client(regions, EAST) as east:
+        publish(east, topic, numbered(range(3)))
+        subscribe(east, topic)
+        wait_for_backlog(regions, WEST, topic, 3)
+        wait_until(lambda: status(regions, WEST, topic)[0] == 0, "both regions to be in step")
+        assert regions.http(EAST, "POST", f"{topic_path(topic)}/replication", [EAST]).status == 204
+        wait_until(lambda: status(regions, WEST, topic)[0] == 1, "west to be told that east left")
+        _, found = status(regions, WEST, topic)
+        (left,) = found["regions"][WEST]["peers"]
+        assert (left["region"], left["reason"]) == (EAST, "NotARegionOfTheTopic")
+        assert f"east does not count west among the regions of {topic}" in left["detail"]
+        assert regions.http(WEST, "POST", f"{topic_path(topic)}/replication", [WEST]).status == 204
+        for region in REGIONS:
+            wait_until(lambda region=region: status(regions, region, topic)[0] == 0, f"{region} to be alone")
+
+
 def test_the_lag_of_a_region_that_is_away_outlives_a_restart(regions: RegionsProcess) -> None:
     """That is when one looks at it: neither the number nor the age begins anew with this broker."""
     topic = new_topic("watched-over-a-restart")

@@ -88,6 +88,8 @@ def _check_take_over(subscription: Subscription, origin: str, home: str) -> None
 def _check(admin: AdminState, subscription: Subscription, wanted: str | None, witness: str | None) -> None:
     """:raises Refused: not every region of the topic, and the witness, is known to take part in leases."""
     topic = subscription.topic
+    if witness and witness not in admin.catalog.known_clusters():
+        raise Refused(412, f"{witness} cannot be a witness of {topic.name}: no region of that name is known here")
     if witness and (objection := admin.leases.objection((witness,), sure=True)):
         raise Refused(412, f"{witness} cannot be a witness of {topic.name}: {objection}")
     if wanted is None and subscription.record.scope != ORIGIN:

@@ -19,6 +19,7 @@ from meridian_broker.admin.state import AdminState
 from meridian_broker.admin.subscriptions import named
 from meridian_broker.metadata.errors import Invalid
 from meridian_broker.positions.clock import ZERO
+from meridian_broker.replication.exchange_lag import Why
 from meridian_broker.topics.administration import damage as claim_unacked
 from meridian_broker.topics.subscription import Subscription
 
@@ -60,7 +61,27 @@ async def _status_everywhere(request: web.Request) -> dict[str, Any]:
     said = await asyncio.gather(*(_status_of(admin, region, request.rel_url.raw_path) for region in others))
     here = await _status_here(request)  # last: what is behind grows while a region that does not answer is waited for
     regions = {admin.region: here} | dict(zip(others, said, strict=True))
+    _tell_one_sided(regions)
     return {"subscription": here["subscription"], "region": admin.region, "regions": regions}
+
+
+def _tell_one_sided(regions: Mapping[str, dict[str, Any]]) -> None:
+    """Where one region counts another among the topic's and not the other way, say so also while nothing happens that
+    the other could refuse."""
+    parts = {region: _parts(seen) for region, seen in regions.items() if "problem" not in seen}
+    counted = {region: {peer["region"] for one in own for peer in one["peers"]} for region, own in parts.items()}
+    for region, own in parts.items():
+        for one in own:
+            for peer in one["peers"]:
+                other = peer["region"]
+                follows = all(part["replicated"] for part in parts.get(other, ()))
+                if other in parts and follows and region not in counted[other] and not peer["reason"]:
+                    peer["reason"] = str(Why.NOT_A_REGION)
+                    peer["detail"] = f"{other} does not count {region} among the regions of {one['topic']}"
+
+
+def _parts(seen: dict[str, Any]) -> list[dict[str, Any]]:
+    return list(seen["partitions"].values()) if "partitions" in seen else [seen]
 
 
 async def _status_of(admin: AdminState, region: str, path: str) -> dict[str, Any]:
