@@ -118,3 +118,9 @@ async def test_too_many_rewinds_are_refused_with_a_reason(monkeypatch: pytest.Mo
         await subscription.seek_to_time(0)
     with pytest.raises(LimitReached, match="was rewound 3 times"):
         await subscription.seek(Position(0, 0))
+
+
+async def test_what_is_stored_and_was_only_dropped_is_not_acked_by_a_merge() -> None:
+    """It was acked before it was rewound. A region that comes to the topic later gets it, and owes it."""
+    rewinds = [step for first in range(old_rewinds.WORTH) for step in (("ack", 6), ("seek", 2 * first))]
+    await World().live([("own", 0)] * 4 + [*rewinds, ("expire", 0), ("trim", 0)])

@@ -128,8 +128,9 @@ class Progress(LayeredAcks):
 
         The newest rewind comes to rule all that is done, and to know that it is acked. The newest seek by time comes to
         rule as much as older ones did, once it knows all that was acked under those. What any entry reads stays the
-        same. It is a change as others are: what a rewind rules and what is acked under it only grow, so regions that
-        hear of it early, late or never, or do the same themselves, agree.
+        same, except that one that is done with reads as acked if it was under any of them. It is a change as others
+        are: what a rewind rules and what is acked under it only grow, so regions that hear of it early, late or never,
+        or do the same themselves, agree.
         """
         if self._layers is None or len(self._layers) < 2:
             return None

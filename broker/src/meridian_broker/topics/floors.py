@@ -10,7 +10,8 @@ A drop never becomes an ack by that: one region that still owes an entry keeps t
 as long as the subscription begins where it did and no rewind came; regions that know of others wait for each other.
 
 Regions that were removed from the topic are waited for no more. A region that is alone in a topic keeps its detail:
-were it joined to others again, floors of its own would take from them what only it dropped.
+were it joined to others again, floors of its own would take from them what only it dropped. For the same reason it
+merges old rewinds (``old_rewinds.py``) only as far as what it stores is acked.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ async def look_after(topic: Topic) -> None:
                 await _report(subscription)
                 rise(subscription)
         elif has_old_rewinds and not old_rewinds.are_kept(subscription) and await _are_indexes_here(subscription):
-            old_rewinds.merge_done(subscription, owed_nothing_upto(subscription))
+            old_rewinds.merge_done(subscription, _acked_or_gone_upto(subscription))
 
 
 def rise(subscription: Subscription) -> None:
@@ -164,6 +165,21 @@ def owed_nothing_upto(subscription: Subscription) -> dict[str, Position]:
         for missing_after, _ in log.holes.of(region):
             reached[region] = min(reached[region], missing_after)
     return reached
+
+
+def _acked_or_gone_upto(subscription: Subscription) -> dict[str, Position]:
+    """As ``owed_nothing_upto``, but before whatever is stored here and was dropped without an ack: old acks of it, from
+    before a rewind, are not to count again. Regions that come to the topic later get it, and owe it."""
+    log, progress, upto = subscription.topic.log, subscription.progress, owed_nothing_upto(subscription)
+    first = next(iter(log.spans()), None)
+    if subscription.dropped is None or first is None:
+        return upto
+    given_back, acked = {**first.origins_before, log.region: first.own_before}, progress.floors()
+    for _, region, after, end in subscription.dropped.runs():
+        after = max(after, given_back.get(region, EARLIEST), acked.get(region, EARLIEST))
+        if after < min(end, upto.get(region, EARLIEST)) and not progress.all_acked(region, after, end):
+            upto[region] = after
+    return upto
 
 
 def _stored_upto(log: TopicLog, upto: Position) -> dict[str, Position]:

@@ -7,8 +7,9 @@ that it knows exactly the same rewinds, and up to where it owes nothing. Then th
 with, and the older ones are overruled like any others (``Progress.merge_rewinds``). What regions tell each other of it
 is a piece of progress; it takes nobody's messages away and closes no consumers.
 
-A subscription that other regions never knew of needs nobody's word. One whose replicated flag was switched off keeps
-its rewinds: what other regions did meanwhile is united with them when it is on again.
+A subscription that other regions never knew of needs nobody's word; what is stored and was only dropped is not done
+with there, for a region that comes later gets it. One whose replicated flag was switched off keeps its rewinds: what
+other regions did meanwhile is united with them when it is on again.
 """
 
 from __future__ import annotations
@@ -50,7 +51,10 @@ def merge(subscription: Subscription, regions: Collection[str]) -> None:
 
 
 def merge_done(subscription: Subscription, done: Mapping[str, Position]) -> None:
-    """Merge, durably. :param done: per origin up to where nothing is owed in any region that knows the subscription."""
+    """Merge, durably. What was acked once, and is owed no more, counts as acked afterwards, also where it was dropped.
+
+    :param done: per origin up to where nothing is owed in any region that knows the subscription.
+    """
     subscription.claims.flush_pending()
     delta = subscription.progress.merge_rewinds(done)
     if delta is None:
