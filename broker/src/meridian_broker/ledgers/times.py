@@ -122,9 +122,11 @@ class PublishTimes:
         """Have what is stored by now of an entry's block. :raises LedgerError: it cannot be read."""
         ledger = position.ledger
         await self._log.load_times(ledger)
+        key = ledger, position.entry // BLOCK
+        if key in self._blocks:  # whoever loads several before it asks has all of them then
+            self._blocks[key] = self._blocks.pop(key)
         if self.of(position):
             return
-        key = ledger, position.entry // BLOCK
         times, first = array("Q", self._blocks.get(key, ())), key[1] * BLOCK
         while len(times) < BLOCK:
             at = first + len(times)

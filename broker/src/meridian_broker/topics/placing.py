@@ -143,16 +143,22 @@ def _settled_upto(subscription: Subscription) -> Position:
 
 def _takes_back(subscription: Subscription, upto: Position, time_ms: int | None) -> bool:
     """Does a seek to behind ``upto`` take anything back? To go back by time is to do so: nothing has to be read."""
-    if time_ms is not None and upto < subscription.mark_delete:
+    if time_ms is not None and _goes_back(subscription, upto):
         return True
     return bool(cursor.rewound(subscription.topic.log, subscription.progress, subscription.dropped, upto))
+
+
+def _goes_back(subscription: Subscription, upto: Position) -> bool:
+    """Is the cursor past an entry behind ``upto``? A place between two ledgers has two names: neither is before it."""
+    following = subscription.topic.log.after(upto)
+    return following is not None and following <= subscription.mark_delete
 
 
 def _index_missing(subscription: Subscription, upto: Position, time_ms: int | None) -> int | None:
     """A ledger whose index has to be in memory for this seek and is not."""
     log = subscription.topic.log
     missing = cursor.index_missing(log, _settled_upto(subscription), upto)
-    if missing is None and (time_ms is None or upto >= subscription.mark_delete):
+    if missing is None and (time_ms is None or not _goes_back(subscription, upto)):
         missing = cursor.index_missing(log, upto, log.last_confirmed)
     if missing is None and time_ms is None:
         rules = cursor.rewound(log, subscription.progress, subscription.dropped, upto)
