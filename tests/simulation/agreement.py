@@ -110,12 +110,15 @@ class Agreement:
     def _is_stopped(self, source: str, target: str, topic: str) -> bool:
         """Replication waits for a person, says so, and has a reason to.
 
-        Who was restored, or was no region of the topic for a while, can lack what all others gave back.
+        Who was restored, or was no region of the topic for a while, can lack what all others gave back, and they what one
+        that was none gave back on its own.
         """
         if self.hold(source, target, topic) != "GAP":
             return False
-        has_reason = self._world.regions[target].restores > 0 or target in self._world.outside[topic]
-        goes_on = self._world.accepts_gaps or passing.goes_on(self._opened(target, topic), source)
+        outside, opened = self._world.outside[topic], self._opened(target, topic)
+        has_reason = self._world.regions[target].restores > 0 or target in outside
+        has_reason = has_reason or (source in outside and passing.is_nowhere(opened, source))
+        goes_on = self._world.accepts_gaps or passing.goes_on(opened, source)
         return has_reason and not goes_on
 
     def begins(self, region: str, topic: str, origin: str) -> Position:

@@ -23,6 +23,12 @@ def goes_on(target: Topic | None, source: str) -> bool:
     return any(target.gaps.concerns_nobody(source) for one in gaps if target is not None and one.origin == source)
 
 
+def is_nowhere(target: Topic | None, source: str) -> bool:
+    """Every region was asked for what the target lacks of the source, and none has it."""
+    gaps = () if target is None else target.gaps.open()
+    return any(one.is_judged and not one.away for one in gaps if one.origin == source)
+
+
 def accepted(target: Topic | None) -> list[Accepted]:
     """What the target went on behind."""
     return [] if target is None else target.gaps.accepted
