@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import socket
 import subprocess
 import time
 from typing import Any
@@ -96,6 +98,25 @@ def test_a_message_id_is_translated_by_its_origin(regions: RegionsProcess, clien
     assert regions.http("west", "GET", f"{absent}?from=east&id=1:1").status == 404
     volatile = path.replace("persistent", "non-persistent")
     assert "stores no messages" in regions.http("west", "GET", f"{volatile}?from=east&id=1:1").reason
+
+
+def test_a_region_whose_network_loses_everything_is_given_up_soon(regions: RegionsProcess) -> None:
+    """Nobody refuses the connection, nobody takes it: what a full queue of a listener does, too."""
+    assert regions.http("east", "PUT", f"{BASE}/unheard").status == 204
+    with socket.socket() as listener, contextlib.ExitStack() as waiting:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(0)
+        for _ in range(4):
+            one = waiting.enter_context(socket.socket())
+            one.setblocking(False)
+            one.connect_ex(listener.getsockname())
+        there = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        assert regions.http("east", "PUT", "/admin/v2/clusters/far", {"serviceUrl": there}).status == 204
+        path = f"{OWN}/topics/persistent/public/default/unheard/messageid/translate?from=far&id=1:1"
+        answer = regions.http("east", "GET", path)
+        assert answer.status == 503
+        assert answer.reason == f"far cannot be asked: {there} does not take connections within 4 s"
+    assert regions.http("east", "DELETE", "/admin/v2/clusters/far").status == 204
 
 
 def test_a_subscription_is_followed_in_every_region(regions: RegionsProcess, clients: dict[str, pulsar.Client]) -> None:

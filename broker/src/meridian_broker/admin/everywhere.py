@@ -20,6 +20,9 @@ SECONDS: Final = 30.0
 """How long another region may take: it may have a long backlog to go through."""
 QUESTION_SECONDS: Final = 5.0
 """How long it may take to say what it has at hand: one that hangs is not waited for much longer than a person waits."""
+CONNECT_SECONDS: Final = 4.0
+"""How long it may take to take the connection, as long as TCP tries three times. Where a network loses every packet,
+nobody answers at all, and whoever asked us waits for that."""
 NOTHING_THERE: Final = (404, 409)
 """The other region has no such subscription, or nothing in its backlog: there is nothing to do."""
 
@@ -37,7 +40,7 @@ async def ask(
         raise Refused(503, f"{region} cannot be asked: it has no admin URL")
     url = URL(where.rstrip("/") + path, encoded=True)
     headers = {} if admin.peer_token is None else {"Authorization": f"Bearer {admin.peer_token}"}
-    timeout = aiohttp.ClientTimeout(total=seconds)
+    timeout = aiohttp.ClientTimeout(total=seconds, sock_connect=CONNECT_SECONDS)
     try:
         async with (
             aiohttp.ClientSession(timeout=timeout) as session,
@@ -54,6 +57,8 @@ async def ask(
 
 def _silence(error: Exception, seconds: float) -> str:
     """Why nobody answered, for people: the library's own texts are for its authors."""
+    if isinstance(error, aiohttp.ConnectionTimeoutError):
+        return f"does not take connections within {CONNECT_SECONDS:.0f} s"
     if isinstance(error, TimeoutError):
         return f"does not answer within {seconds:.0f} s"
     if isinstance(error, aiohttp.ClientConnectorError):
