@@ -110,8 +110,8 @@ class Agreement:
     def _is_stopped(self, source: str, target: str, topic: str) -> bool:
         """Replication waits for a person, says so, and has a reason to.
 
-        Who was restored, or was no region of the topic for a while, can lack what all others gave back, and they what one
-        that was none gave back on its own.
+        Who was restored, or was no region of the topic for a while, can lack what all others gave back, and they what
+        one that was none gave back on its own.
         """
         if self.hold(source, target, topic) != "GAP":
             return False
