@@ -286,6 +286,16 @@ def test_damaged_encodings_are_refused_with_value_error(plan: list[tuple[Any, ..
         assert AckSet.decode(acks.encode()) == acks
 
 
+def test_a_ledger_of_which_nothing_is_claimed_is_refused() -> None:
+    """Whoever took it would fail when it is joined."""
+    acks = AckSet()
+    acks.claim(Position(7, 1), Position(7, 2))
+    good = acks.encode()
+    assert good[-3:] == bytes((1, 2, 0)), "one run, of one entry"
+    with pytest.raises(ValueError, match="a list of entry ids is empty"):
+        AckSet.decode(good[:-3] + bytes((0,)))
+
+
 class AgainstTheModel(RuleBasedStateMachine):
     """Two sets that change, merge and go over the wire for a long time."""
 

@@ -199,6 +199,8 @@ class Claims:
             claims.link = _take_before(reader, ledger - 1 - reader.number())
         if kinds & _BITS:
             claims.bits = take_bits(reader)
+            if not claims.bits:
+                raise reader.broken("a list of entry ids is empty")
         if claims.link is not None and 0 not in claims.bits:
             raise reader.broken("a link without the entry it leads to")
         if kinds & _PARTIAL:
