@@ -134,6 +134,30 @@ def backlog(broker: BrokerProcess, topic: str, subscription: str) -> int:
     return int(cursor["numberOfEntriesSinceFirstNotAckedMessage"])
 
 
+@pytest.mark.parametrize("compacted", [True, False])
+def test_a_cumulative_acknowledgement_into_the_batch_that_begins_a_ledger_is_about_what_is_before_it(
+    broker: BrokerProcess, client: pulsar.Client, topic: str, compacted: bool
+) -> None:
+    """Without acknowledgements of single messages of a batch this client names the entry before it: number -1."""
+    batched: dict[str, Any] = {"batching_enabled": True, "batching_max_publish_delay_ms": 60_000}
+    client.subscribe(topic, "s", initial_position=EARLIEST).close()
+    before = [(f"a{number}", b"before") for number in range(10)]  # one ledger
+    batch = [(f"b{number}", b"in the batch") for number in range(4)]
+    publish(client, topic, before)
+    publish(client, topic, batch, **batched)
+    publish(client, topic, [("c", b"behind")] * 12)
+    compact(broker, topic)
+    behind = [("c", b"behind")] * (1 if compacted else 12)
+    consumer = client.subscribe(topic, "s", is_read_compacted=compacted)
+    messages = receive(consumer, 14 + len(behind))
+    assert messages[10].message_id().entry_id() == 0, "it begins a ledger"
+    consumer.acknowledge_cumulative(messages[11])
+    consumer.close()
+    consumer = client.subscribe(topic, "s", is_read_compacted=compacted)
+    assert rows(receive(consumer, 4 + len(behind))) == [*batch, *behind]
+    assert_quiet(consumer)
+
+
 def test_readers_of_the_view_know_where_it_ends(broker: BrokerProcess, client: pulsar.Client, topic: str) -> None:
     publish(client, topic, [("a", b"1"), ("b", b"1"), ("a", b"2"), ("b", b"")])
     compact(broker, topic)

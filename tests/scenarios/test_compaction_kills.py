@@ -133,7 +133,11 @@ def test_a_durable_subscription_reads_thinned_batches_and_what_only_the_view_has
     with BrokerProcess("one", tmp_path, settings=SETTINGS) as broker:
         client = connect(broker.service_url)
         retain(broker, -1)
-        batched: dict[str, Any] = {"batching_enabled": True, "batching_max_messages": 4}
+        batched: dict[str, Any] = {
+            "batching_enabled": True,
+            "batching_max_messages": 4,
+            "batching_max_publish_delay_ms": 60_000,
+        }
         published = [(f"k{number % 10}", b"%d" % number) for number in range(120)]
         publish(client, "t", published, **batched)
         compact(broker, "t")

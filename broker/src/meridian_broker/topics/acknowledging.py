@@ -10,6 +10,7 @@ from meridian_broker.positions.position import Position
 from meridian_broker.topics import cursor
 
 if TYPE_CHECKING:
+    from meridian_broker.ledgers.log import TopicLog
     from meridian_broker.topics.claims import Confirmed
     from meridian_broker.topics.consumer import Consumer
     from meridian_broker.topics.rewinding import Resent
@@ -122,6 +123,19 @@ def up_to(
             cursor.claim_part(log, delta, epoch, position, place, part)
             claimed += 1
     subscription.claims.changed(confirmed, claimed)
+
+
+def before_ledger(log: TopicLog, position: Position, floor: Position) -> Position:
+    """The last entry before a ledger, of which ``position`` names number -1: so do C++ clients that acknowledge
+    cumulatively some messages of the batch that begins it. A ledger that is not here stays as it is.
+
+    :param floor: what is acknowledged anyway, or not in the log any more.
+    """
+    first = Position(position.ledger, 0)
+    if not log.holds(first):
+        return position
+    before = log.before(first)
+    return before if log.holds(before) else min(before, floor)
 
 
 def _chunks(

@@ -400,13 +400,16 @@ class Subscription:
         part: int | None = None,
         confirmed: Confirmed | None = None,
     ) -> None:
-        """Everything up to ``position`` in this region's order; ``part``: the last entry only but for these bits."""
+        """Everything up to ``position`` in this region's order; ``part``: the last entry only but for these bits. Entry
+        -1 of a ledger: everything before it."""
         if self.type in _SHARING:
             if confirmed is not None:
                 confirmed(None)
             return
         log = self.topic.log
         horizon = EARLIEST if self.compacted is None else self.compacted.horizon
+        if position.entry < 0:
+            position = acknowledging.before_ledger(log, position, max(self.mark_delete, horizon))
         if position > max(self.mark_delete, horizon) and not log.holds(position):
             if confirmed is not None:
                 confirmed(LedgerNotFound(f"there is no entry {position} here: nothing is acknowledged by its id"))

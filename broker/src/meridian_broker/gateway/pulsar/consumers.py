@@ -173,7 +173,7 @@ def ack(connection: Connection, command: Ack) -> None:
 
     if consumer is None:
         if command.ack_type == CUMULATIVE and command.ids:
-            connection.sent_away.acknowledged(command.consumer_id, _new(Position, command.ids[0]))
+            connection.sent_away.acknowledged(command.consumer_id, _upto(command.ids[0]))
         if confirmed is not None:
             confirmed(ConsumerNotFoundError("this connection has no such consumer (any more): it is not acknowledged"))
         return
@@ -181,16 +181,22 @@ def ack(connection: Connection, command: Ack) -> None:
         if confirmed is not None:
             confirmed(NotAllowed(NO_TRANSACTIONS))
         return
-    positions = [_new(Position, pair) for pair in command.ids]
     parts = _parts(command.detail)
     subscription = consumer.subscription
     if command.ack_type == CUMULATIVE:
-        if len(positions) == 1:
-            subscription.acknowledge_cumulative(consumer, positions[0], parts.get(positions[0]), confirmed)
+        if len(command.ids) == 1:
+            position = _upto(command.ids[0])
+            subscription.acknowledge_cumulative(consumer, position, parts.get(position), confirmed)
         elif confirmed is not None:
             confirmed(None)
         return
-    subscription.acknowledge(consumer, positions, parts, confirmed)
+    subscription.acknowledge(consumer, [_new(Position, pair) for pair in command.ids], parts, confirmed)
+
+
+def _upto(pair: tuple[int, int]) -> Position:
+    """Of a cumulative acknowledgement. Entry -1 is what stands before a ledger, and no entry behind all of it."""
+    ledger, entry = pair
+    return Position(ledger, entry if entry < _ABSENT else -1)
 
 
 def _parts(detail: pb.CommandAck | None) -> dict[Position, int]:
