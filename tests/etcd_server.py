@@ -14,6 +14,7 @@ from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any, TypeVar
 
+from broker_process import wait_until
 from free_ports import free_port
 from meridian_broker.server.etcd_process import EtcdProcess, find_etcd
 
@@ -53,7 +54,15 @@ class EtcdServer:
     def pause(self) -> None:
         """SIGSTOP, until it is killed: its connections stand, and nobody answers on them."""
         assert self._process is not None
-        os.kill(self._process.pid, signal.SIGSTOP)
+        pid = self._process.pid
+        os.kill(pid, signal.SIGSTOP)
+
+        def stopped() -> bool:
+            """Each thread: one that waits for the disk stops when it has its answer."""
+            stats = [task.read_text() for task in Path(f"/proc/{pid}/task").glob("*/stat")]
+            return all(stat.rpartition(")")[2].split()[0] == "T" for stat in stats)
+
+        wait_until(stopped, "etcd to stand still")
 
     def close(self) -> None:
         """Stop it for good."""

@@ -167,11 +167,13 @@ async def test_a_read_that_was_on_its_way_when_etcd_died_is_asked_again(
     server: EtcdServer, store: EtcdMetadataStore
 ) -> None:
     await store.put("/a", b"1")
-    server.pause()
-    reading = asyncio.ensure_future(store.get("/a"))
-    await written(store)
-    await asyncio.to_thread(server.kill)
-    await asyncio.to_thread(server.start)
+    await asyncio.to_thread(server.pause)
+    try:
+        reading = asyncio.ensure_future(store.get("/a"))
+        await written(store)
+    finally:
+        await asyncio.to_thread(server.kill)
+        await asyncio.to_thread(server.start)
     record = await reading
     assert record is not None
     assert record.value == b"1"
