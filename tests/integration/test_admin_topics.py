@@ -9,7 +9,7 @@ from urllib.parse import quote
 
 import pulsar
 import pytest
-from broker_process import BrokerProcess, wait_until
+from broker_process import BrokerProcess, HttpAnswer, wait_until
 from region_clients import PATIENCE_MS
 
 SETTINGS = {"managedLedgerMaxEntriesPerLedger": "10"}
@@ -202,6 +202,20 @@ def test_ids_and_times(broker: BrokerProcess, client: pulsar.Client) -> None:
     assert broker.http("GET", f"{BASE}/timed/messageid/{times[7]}").json == place(ids[times.index(times[7])])
     assert broker.http("GET", f"{BASE}/timed/messageid/never").status == 400
     reader.close()
+
+
+def test_how_many_bytes_come_after_a_message(broker: BrokerProcess, client: pulsar.Client) -> None:
+    ids = publish(client, "weighed", 4)
+
+    def after(given: Any, topic: str = "weighed") -> HttpAnswer:
+        return broker.http("PUT", f"{BASE}/{topic}/backlogSize", given)
+
+    stored = broker.http("GET", f"{BASE}/weighed/stats").json["storageSize"]
+    assert [after(one).json for one in (EARLIEST, place(ids[1]), place(ids[3]), LATEST)] == [stored, stored // 2, 0, 0]
+    assert (after("nonsense").status, after(EARLIEST, "weighed-not").status) == (412, 404)
+    assert broker.http("PUT", f"{BASE}/weighed-parts/partitions", 2).status == 204
+    assert after(EARLIEST, "weighed-parts").status == 405
+    assert after(EARLIEST, "weighed-parts-partition-1").json == 0
 
 
 def test_a_subscription_begins_where_it_is_told(broker: BrokerProcess, client: pulsar.Client) -> None:

@@ -138,6 +138,7 @@ ROUTES: Final[tuple[Route, ...]] = (
     _get(f"{_TOPIC}/compaction", compacting.status),
     _write("PUT", f"{_TOPIC}/compaction", compacting.start),
     _get(f"{_TOPIC}/lastMessageId", topics.last_message_id),
+    Route("PUT", f"{_TOPIC}/backlogSize", topics.backlog_size),
     _get(f"{_TOPIC}/messageid/{{timestamp}}", topics.message_id_by_time),
     _get(f"{_TOPIC}/subscriptions", subscriptions.listed),
     _write("PUT", _SUBSCRIPTION, subscriptions.create),

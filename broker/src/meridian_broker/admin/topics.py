@@ -18,6 +18,7 @@ from meridian_broker.admin.requests import (
     done,
     flag,
     id_json,
+    message_id,
     namespace_of,
     number,
     part,
@@ -291,6 +292,12 @@ async def last_message_id(request: web.Request) -> web.Response:
     """Id of the last message; ``-1:-1`` when there is none."""
     topic = await opened_one(request)
     return answer(id_json(await topic.last_message(), topic.partition))
+
+
+async def backlog_size(request: web.Request) -> web.Response:
+    """Bytes stored after a message, about; the body is its id."""
+    topic = await opened_one(request)
+    return answer(topic.log.bytes_after(message_id(await body(request))))
 
 
 async def message_id_by_time(request: web.Request) -> web.Response:
