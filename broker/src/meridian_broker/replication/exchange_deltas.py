@@ -53,11 +53,13 @@ class Deltas:
         """
         if not self._context.is_now(key[0], incarnation):
             return
-        for region in self._context.others_of(key[0]):
-            peer = self._context.peers.get(region)
-            if peer is not None:
+        regions = self._context.host.regions_of(key[0])
+        for region, peer in self._context.peers.items():
+            if region in regions:
                 now_ms = self._context.now_ms
                 peer.offer((*key, False), delta, incarnation=incarnation, now_ms=now_ms, record=record, entries=entries)
+            elif key[0] in peer.even:  # it is out of the topic, and may be back before its next digest
+                peer.give_up(key[0])
 
     def offer_again(self, region: str, lost: list[tuple[PendingKey, Pending]]) -> None:
         """The link to the region broke with these on their way: the others may pass them on."""
@@ -115,6 +117,7 @@ class Deltas:
         context = self._context
         topic, subscription, passed_on = key
         if peer.region not in context.host.regions_of(topic):
+            peer.give_up(topic)
             return None
         encoded = self._encode(pending.delta) if pending.shared else pending.delta.encode()
         if len(encoded) > context.limits.item_bytes:
