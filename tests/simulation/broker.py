@@ -178,6 +178,8 @@ class SimRegion:
         self.lives = 0
         self.is_trimming = False
         self.trimming_for: set[Subscription] = set()
+        self.trimming_among: dict[str, frozenset[str]] = {}
+        """Topic -> its regions when it began to give back what none of them needs."""
         self._ledgers: dict[str, set[int]] = {}
         self.restores: int = 0
         self.restored_us = self._alone_since_us = -HEARD_US

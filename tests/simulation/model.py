@@ -151,6 +151,8 @@ class Model(Crashes):
         opened = None if broker is None else broker.topic(topic)
         going = {o: messages for o, _, messages in self.logs.ledger(home, ledger) if o is not None}
         regions = frozenset(self._world.names) if opened is None else opened.regions()
+        if opened is not None and home.is_trimming:
+            regions &= home.trimming_among.get(opened.name, regions)
         for origin in going.keys() - self.trimmed[home.name, topic]:
             self.given_to[home.name, topic][origin] = regions
         if opened is not None and not going.keys() <= self.trimmed[home.name, topic]:
@@ -160,7 +162,8 @@ class Model(Crashes):
     def trimming(self, home: SimRegion) -> None:
         """It begins to give back what nobody needs: nobody who is there now."""
         broker = home.broker_of("")
-        topics = broker.service.topics.values() if broker is not None else ()
+        topics = list(broker.service.topics.values()) if broker is not None else []
+        home.trimming_among = {topic.name: topic.regions() for topic in topics}
         home.trimming_for = {one for topic in topics for one in topic.subscriptions.values()}
 
     def _check_given_back(self, home: SimRegion, opened: Topic, going: dict[Origin, int]) -> None:
