@@ -2,7 +2,7 @@
 """The admin REST API as the command line sees it: one blocking request at a time, and two kinds of failure.
 
 The difference matters to scripts. ``AdminRefused`` is an answer: the broker understood and said no (exit code 1).
-``AdminUnreachable`` is no answer: nobody listens, the wait was too long, or the broker itself is in trouble (2).
+``AdminUnreachable`` is no answer: nobody listens, the wait was too long, or the broker cannot tell (2).
 
 A broker that does not own the topic answers 307 with another broker's address. The standard library follows such a
 redirect only for GET, so requests with a body are repeated here by hand, as Pulsar's own clients do. Proxies from the
@@ -113,7 +113,7 @@ def _judge(url: str, status: int, answer: bytes) -> Any:
     sentence = f"{reason or http.client.responses.get(status, 'no reason given')} (HTTP {status})"
     if status < 500:
         raise AdminRefused(status, sentence)
-    raise AdminUnreachable(f"the broker at {url} is in trouble: {sentence}")
+    raise AdminUnreachable(f"{url} says: {sentence}")
 
 
 def _parse(answer: bytes) -> Any:
