@@ -173,10 +173,12 @@ async def replicate_subscription(subscription: Subscription, replicated: bool) -
     """Set the replicated flag, when it is otherwise (R17).
 
     :raises NotAllowed: the subscription is not durable.
+    :raises TopicFenced: the topic was closed, or the subscription deleted, since it was found.
     """
     if not subscription.durable:
         raise NotAllowed(f"{subscription.name!r} is a reader's subscription: it cannot be replicated")
     if subscription.replicated != replicated:
+        subscription.check_open()
         topic = subscription.topic
         await confirmed(topic, lambda done: topic.lives.set_replicated(subscription, replicated, done))
 
@@ -184,7 +186,11 @@ async def replicate_subscription(subscription: Subscription, replicated: bool) -
 async def scope_subscription(
     subscription: Subscription, scope: str, homes: Mapping[str, str], witness: str | None = None
 ) -> None:
-    """Say which region dispatches which of its messages, in all regions (R25, R26). ``witness`` None: as before."""
+    """Say which region dispatches which of its messages, in all regions (R25, R26). ``witness`` None: as before.
+
+    :raises TopicFenced: the topic was closed, or the subscription deleted, since it was found.
+    """
+    subscription.check_open()
     topic = subscription.topic
     await confirmed(topic, lambda done: topic.lives.set_scope(subscription, scope, homes, done, witness=witness))
 

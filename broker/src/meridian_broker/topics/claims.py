@@ -83,6 +83,10 @@ class Claims:
         """
         subscription = self._subscription
         topic = subscription.topic
+        if not subscription.is_there:
+            gone = LedgerError(f"subscription {subscription.name!r} was deleted: nothing of it is kept")
+            tell_each(confirmations or (), gone)
+            return
         topic.progress_log.append(Kind.ACKED, subscription.name, delta.encode())
         try:
             if subscription.replicated:

@@ -105,7 +105,7 @@ async def _drop(
         if entries:
             ranges = _ranges(cause, index, entries)
             for one in subscriptions:
-                if topic.subscriptions.get(one.name) is one:
+                if one.is_there:
                     counts[one.name] += _drop_page(one, ranges, index, entries)
         await topic.scheduler.answer(lambda ready: topic.scheduler.defer(lambda: ready(None)))
     return counts

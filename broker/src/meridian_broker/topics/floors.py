@@ -99,7 +99,7 @@ async def _are_indexes_here(subscription: Subscription) -> bool:
     for ledger, entries, _ in topic.log.counts():
         if entries and ledger >= subscription.mark_delete.ledger:
             await topic.log.load_index(ledger)
-    return topic.failure is None and topic.subscriptions.get(subscription.name) is subscription
+    return topic.failure is None and subscription.is_there
 
 
 async def _report(subscription: Subscription) -> None:
@@ -125,7 +125,7 @@ async def _report(subscription: Subscription) -> None:
     delta.reports = {topic.region: Report(stamp, state, upto)}
 
     def durable(error: LedgerError | None) -> None:
-        if error is None and topic.subscriptions.get(subscription.name) is subscription:
+        if error is None and subscription.is_there:
             progress.join(delta)
             topic.tell_others(subscription.name, delta)
             rise(subscription)

@@ -271,8 +271,10 @@ class Lives:
                 f"{self._topic.region} has a subscription {told.name!r} of its own, older than the deletion of the "
                 "one in other regions: delete it there"
             )
-        if self.tombstones.get(told.name) != told:
-            self.tombstones[told.name] = told
+        grave = self.tombstones.get(told.name)
+        joined = told if grave is None else join_records(grave, told)
+        if joined != grave:
+            self._bury(joined)
 
     def _is_too_old(self, told: SubscriptionRecord) -> bool:
         return told.is_gone and told.deleted.time_ms < self._topic.scheduler.now_ms() - TOMBSTONE_MS
@@ -280,16 +282,24 @@ class Lives:
     # -- over restarts -----------------------------------------------------------------------------------------------
 
     def recall(self, record: SubscriptionRecord, time_ms: int) -> None:
-        """A record that the progress log holds; later ones count."""
+        """A record that the progress log holds; later ones count.
+
+        A tombstone ends the life before it. One that stands behind a subscription of a later life, or of one that other
+        regions never knew, says nothing of that one: a new ledger begins with subscriptions, and then with tombstones.
+        """
         subscriptions, name = self._topic.subscriptions, record.name
+        subscription = subscriptions.get(name)
         if record.is_gone:
-            subscriptions.pop(name, None)
             self.tombstones[name] = record
+            if subscription is not None:
+                if not _is_shared(subscription) or subscription.record.deleted >= record.deleted:
+                    return
+                del subscriptions[name]
             if record.forced:
                 self._close(name, time_ms)
             return
-        self.tombstones.pop(name, None)
-        subscription = subscriptions.get(name)
+        if record.is_shared:
+            self.tombstones.pop(name, None)
         if subscription is None or subscription.record.deleted != record.deleted:
             subscriptions[name] = Subscription(self._topic, record, _nothing(record))
         else:

@@ -284,7 +284,7 @@ class ProgressLog:
         now = self._scheduler.now_ms()
         snapshot = [encode(kind, name, now, payload) for kind, name, payload in self._snapshot()]
         held, self._held = self._held, []
-        self._asked += len(snapshot)
+        self._put_off(self._asked - len(held), len(snapshot))
         for record in snapshot[:-1]:
             self._write(writer, record, None)
 
@@ -300,6 +300,14 @@ class ProgressLog:
             self._write(writer, record, done)
         if not snapshot:
             settled(None)
+
+    def _put_off(self, written: int, snapshot: int) -> None:
+        """Who waits for what was held waits for the snapshot, too, which is written before it.
+
+        :param written: so many were written before. :param snapshot: so many records the new ledger begins with.
+        """
+        self._settling = deque((at + snapshot if at > written else at, done) for at, done in self._settling)
+        self._asked += snapshot
 
     async def _forget(self, old: list[int], current: int, before: Writer | None) -> None:
         try:

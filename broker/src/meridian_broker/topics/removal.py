@@ -295,7 +295,7 @@ async def _is_used_elsewhere(service: TopicService, subscription: Subscription) 
     objection = await service.used_elsewhere(topic.name, subscription.name, minutes * 60_000)
     if objection is not None:
         log.debug("subscription %s of %s does not expire: %s", subscription.name, topic.name, objection)
-    is_there = topic.failure is None and topic.subscriptions.get(subscription.name) is subscription
+    is_there = topic.failure is None and subscription.is_there
     return objection is not None or not is_there or not is_abandoned(subscription)
 
 

@@ -116,7 +116,9 @@ def take_back(subscription: Subscription, delta: Progress, settled: Position = E
     """A seek: consumers come again, ``delta`` is joined, written and told, and the cursor begins anew.
 
     :param settled: up to here nothing is owed then, but for what a compacted view may show again.
+    :raises TopicFenced: the topic was closed, or the subscription deleted, while the place was looked for.
     """
+    subscription.check_open()
     subscription.disconnect_consumers()
     before = subscription.progress.epoch
     drops.join(subscription.progress, subscription.dropped, delta)

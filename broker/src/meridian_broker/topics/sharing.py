@@ -179,7 +179,7 @@ class _Ground:
             subscription.record is self._record
             and topic.followed is self._regions
             and topic.failure is None
-            and topic.subscriptions.get(subscription.name) is subscription
+            and subscription.is_there
         )
 
 

@@ -543,10 +543,17 @@ class Subscription:
             return log.distance(self.mark_delete, log.last_confirmed)
         return cursor.backlog(log, self.is_settled, self.mark_delete)
 
+    @property
+    def is_there(self) -> bool:
+        """It was not deleted. What is written of one that was would be read as of a later one of its name."""
+        return self.topic.subscriptions.get(self.record.name) is self
+
     def check_open(self) -> None:
-        """:raises TopicFenced: the topic is closing."""
+        """:raises TopicFenced: the topic is closing, or the subscription was deleted since it was found."""
         if self.topic.failure is not None:
             raise TopicFenced(self.topic.failure)
+        if not self.is_there:
+            raise TopicFenced(f"subscription {self.name!r} was deleted at this very moment: subscribe again")
 
 
 def _label(kind: SubscriptionType | None) -> str:

@@ -339,8 +339,7 @@ class Topic:
         :raises TopicFenced: the subscription was deleted since it was found.
         """
         self.check_open()
-        if self.subscriptions.get(subscription.name) is not subscription:
-            raise TopicFenced(f"subscription {subscription.name!r} was deleted at this very moment: subscribe again")
+        subscription.check_open()
         ruling.check_new_consumer(subscription, kind)
         if read_compacted and subscription.share is not None:
             raise NotAllowed(f"subscription {subscription.name!r} has dispatch scope origin: it reads the whole log")
