@@ -4,9 +4,12 @@
 from __future__ import annotations
 
 import asyncio
+from typing import TYPE_CHECKING, cast
 
 import pytest
 from meridian_broker.engines.memory.ledgers import MemoryLedgerStore
+from meridian_broker.gateway.pulsar import consumers
+from meridian_broker.gateway.pulsar.sent_away import SentAway
 from meridian_broker.ledgers.store import LedgerError
 from meridian_broker.positions import Progress, Stamp
 from meridian_broker.positions.position import EARLIEST
@@ -22,8 +25,12 @@ from meridian_broker.topics.consumer import Consumer
 from meridian_broker.topics.errors import TopicFenced
 from meridian_broker.topics.progress_log import Kind, ProgressLog
 from meridian_broker.topics.subscription_record import ORIGIN, SubscriptionRecord, encode_record
+from meridian_broker.wire.proto import pulsar_pb2 as pb
 from topic_of_one_region import Region, region
 from topic_record import TopicRecord
+
+if TYPE_CHECKING:
+    from meridian_broker.gateway.pulsar.connection import Connection
 
 
 async def rolled_over(one: Region) -> None:
@@ -111,3 +118,26 @@ async def test_no_command_brings_back_a_subscription_that_was_deleted_since_it_w
     await one.settle()
     assert "sub" not in one.topic.subscriptions
     assert "sub" in one.topic.lives.tombstones
+
+
+class _Client:
+    """Hears whether a seek was on the disk when it was answered."""
+
+    def __init__(self, log: ProgressLog) -> None:
+        self.sent_away = SentAway()
+        self.heard: list[bool] = []
+        self._log = log
+
+    def succeed(self, request_id: int) -> None:
+        self.heard.append(self._log._settled == self._log._asked)
+
+
+async def test_a_client_hears_of_a_seek_once_it_is_on_the_disk() -> None:
+    """Else it would be told to see messages again, and see none of them after a crash."""
+    one = await region(sub=False)
+    await one.ack("sub", range(6), 5)
+    client = _Client(one.topic.progress_log)
+    asked = pb.CommandSeek(consumer_id=1, request_id=1)
+    asked.message_id.ledgerId, asked.message_id.entryId = one.stored[1]
+    await consumers._seek(cast("Connection", client), asked, one.topic.subscriptions["sub"])
+    assert client.heard == [True]

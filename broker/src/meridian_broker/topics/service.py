@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Protocol
+from weakref import WeakValueDictionary
 
 from meridian_broker.ledgers.chapters import CacheBudget, LogLimits
 from meridian_broker.ledgers.scheduling import Scheduler
@@ -111,7 +112,8 @@ class TopicService:
     """The topics on record are known: before that, one that is not open may be one that was not opened yet."""
     _unopened: set[str] = field(default_factory=set)
     """Topics on record that are not open."""
-    _locks: dict[str, AbstractAsyncContextManager[Any]] = field(default_factory=dict)
+    _locks: WeakValueDictionary[str, AbstractAsyncContextManager[Any]] = field(default_factory=WeakValueDictionary)
+    """Of each topic, as long as anybody holds it or waits for it."""
 
     def __post_init__(self) -> None:
         self.schemas = SchemaBook(self.catalog)
@@ -322,7 +324,10 @@ class TopicService:
         for topic in list(self.topics.values()):
             topic.reopen = False
             await self.drop(topic)
-            await topic.close("this broker is shutting down: look the topic up again")
+            try:
+                await topic.close("this broker is shutting down: look the topic up again")
+            except (LedgerError, MetadataError) as error:  # the others are closed all the same
+                log.warning("%s is not closed in good order: the next start recovers it: %s", topic.name, error)
 
     # -- subscriptions and schemas -------------------------------------------------------------------------------
 

@@ -9,6 +9,7 @@ import logging
 from typing import TYPE_CHECKING, Final
 
 from meridian_broker.ledgers.store import LedgerError
+from meridian_broker.metadata.store import MetadataError
 from meridian_broker.positions import Cause
 from meridian_broker.topics import drops, floors, quotas
 from meridian_broker.topics.compaction import Status
@@ -25,15 +26,15 @@ READER_BACK_MS: Final = 60_000
 
 
 async def trim_all(service: TopicService) -> None:
-    """Give back the space of ledgers nobody needs.
-
-    :raises LedgerError, MetadataError: it cannot be given back now.
-    """
+    """Give back the space of ledgers nobody needs. Where that cannot be done now it is tried again at the next look."""
     service.non_persistent.tidy()
     service.follow_policies()  # a retention that was set a moment ago is to keep what it says
     for topic in list(service.topics.values()):
         if topic.failure is None:
-            await trim(topic)
+            try:
+                await trim(topic)
+            except (LedgerError, MetadataError) as error:
+                log.warning("space of %s is not given back, next try in a while: %s", topic.name, error)
 
 
 async def expire_all(service: TopicService) -> None:
@@ -71,7 +72,7 @@ def compact_due(service: TopicService) -> None:
 async def trim(topic: Topic) -> None:
     """Give back the space of ledgers nobody needs, by the retention that rules the topic.
 
-    :raises LedgerError: the disk does not delete a ledger.
+    :raises LedgerError, MetadataError: a ledger cannot be deleted now.
     """
     now, retention = topic.scheduler.now_ms(), topic.rules.retention
     keep_since = None if retention.time_minutes < 0 else now - retention.time_minutes * 60_000

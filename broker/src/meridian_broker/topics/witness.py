@@ -176,14 +176,16 @@ class WitnessBook:
                 await metadata.claim(service.fence)
             book = ProgressLog(service.store, metadata, service.fence, service.scheduler, self._snapshot)
             adopted = await adoption.adopt(service, name, metadata)
+            pages: dict[Subject, _Page] = {}
             for change in await book.open(list(metadata.record.progress_ledgers), adopted.progress):
                 if change.subscription:
-                    self._recall(change.subscription, change.payload)
+                    _recall(pages, change.subscription, change.payload)
         except (LedgerError, MetadataError, TopicError, ProgressLogError) as error:
             log.warning("this region cannot be a witness now: %s", error)
             service.scheduler.later(RETRY_SECONDS, self._may_open_again)
             return
-        for (topic, subscription), page in self._pages.items():
+        self._pages = pages  # of what could not be written before, nothing is known
+        for (topic, subscription), page in pages.items():
             for origin, ballot in page.ballots.items():
                 if service.leasing is not None:
                     service.leasing.found((topic, subscription, origin), *ballot)
@@ -193,20 +195,21 @@ class WitnessBook:
     def _may_open_again(self) -> None:
         self._opening = False
 
-    def _recall(self, topic: str, payload: bytes) -> None:
-        """:raises ProgressLogError: it is no page."""
-        try:
-            fields = json.loads(payload)
-            subject = (topic, str(fields["subscription"]))
-            told = electorates.from_json(fields["voters"])
-            page = self._pages.setdefault(subject, _Page(told))
-            page.known = page.known.joined(told)
-            page.asked_ms = max(page.asked_ms, int(fields["asked"]))
-            page.ballots.update({str(o): (str(h), int(t), int(d)) for o, (h, t, d) in fields["ballots"].items()})
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise ProgressLogError(f"{payload[:80]!r} is no page of a witness's book: {error}") from error
-
     async def close(self) -> None:
         """Seal what is being written."""
         if self._log is not None:
             await self._log.close()
+
+
+def _recall(pages: dict[Subject, _Page], topic: str, payload: bytes) -> None:
+    """A page that was written. :raises ProgressLogError: it is no page."""
+    try:
+        fields = json.loads(payload)
+        subject = (topic, str(fields["subscription"]))
+        told = electorates.from_json(fields["voters"])
+        page = pages.setdefault(subject, _Page(told))
+        page.known = page.known.joined(told)
+        page.asked_ms = max(page.asked_ms, int(fields["asked"]))
+        page.ballots.update({str(o): (str(h), int(t), int(d)) for o, (h, t, d) in fields["ballots"].items()})
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise ProgressLogError(f"{payload[:80]!r} is no page of a witness's book: {error}") from error

@@ -76,6 +76,7 @@ class Connection(FlowControl):
         "broker",
         "client_version",
         "consumers",
+        "introducing",
         "is_peer",
         "listener",
         "peer_region",
@@ -84,6 +85,7 @@ class Connection(FlowControl):
         "protocol_version",
         "sent_away",
         "started",
+        "subscribing",
         "waiting_producers",
         "watchers",
     )
@@ -106,11 +108,14 @@ class Connection(FlowControl):
         """Where the client is, without its port."""
         self._tasks: set[asyncio.Task[None]] | None = None
         self._closed_ids: dict[int, None] | None = None
-        self.producers: dict[int, Producer | None] | None = None
-        """None as value: being made."""
+        self.producers: dict[int, Producer] | None = None
+        self.introducing: dict[int, pb.CommandProducer] = {}
+        """Producers that are being made, by what asked for them; those that the client closed meanwhile are not."""
         self.waiting_producers: dict[int, Producer] | None = None
         """Those that were told to wait until others are gone."""
-        self.consumers: dict[int, Consumer | None] | None = None
+        self.consumers: dict[int, Consumer] | None = None
+        self.subscribing: dict[int, pb.CommandSubscribe] = {}
+        """Consumers that are being made, likewise."""
         self.sent_away = SentAway()
         self.watchers: dict[int, Watcher] | None = None
         """Of topic lists."""
@@ -141,11 +146,9 @@ class Connection(FlowControl):
         for task in tuple(self._tasks or ()):
             task.cancel()
         for producer in (self.producers or {}).values():
-            if producer is not None:
-                producer.topic.remove_producer(producer)
+            producer.topic.remove_producer(producer)
         for consumer in (self.consumers or {}).values():
-            if consumer is not None:
-                consumer.subscription.topic.remove_consumer(consumer)
+            consumer.subscription.topic.remove_consumer(consumer)
         for watcher in (self.watchers or {}).values():
             self.broker.service.watchers.remove(watcher)
         self.producers = self.consumers = self.watchers = None
@@ -213,8 +216,7 @@ class Connection(FlowControl):
     def resume_writing(self) -> None:
         super().resume_writing()
         for consumer in (self.consumers or {}).values():
-            if consumer is not None:
-                consumer.resume()
+            consumer.resume()
         for watcher in (self.watchers or {}).values():
             self.broker.service.watchers.resume(watcher)
 
@@ -385,6 +387,7 @@ class Connection(FlowControl):
 
     def forget_producer(self, producer_id: int) -> None:
         """The client closed it; sends of it that are still on their way are passed over."""
+        self.introducing.pop(producer_id, None)
         if self.producers is not None:
             self.producers.pop(producer_id, None)
         self._remember(producer_id)

@@ -10,6 +10,7 @@ from meridian_broker.gateway.pulsar.refusals import REFUSALS, code_of
 from meridian_broker.ledgers.entry import BATCH, unpack
 from meridian_broker.ledgers.store import LedgerError
 from meridian_broker.positions.position import EARLIEST, LATEST, Position
+from meridian_broker.topics.administration import move_subscription, move_subscription_to_time
 from meridian_broker.topics.consumer import Consumer
 from meridian_broker.topics.errors import NO_TRANSACTIONS, NotAllowed
 from meridian_broker.topics.key_ranges import KeySharedPolicy
@@ -50,22 +51,18 @@ def _consumer(connection: Connection, consumer_id: int) -> Consumer | None:
 def subscribe(connection: Connection, command: Any) -> None:
     """SUBSCRIBE. The same id again: an error while it is being made, success once it is there."""
     asked: pb.CommandSubscribe = command.message
-    if connection.consumers is None:
-        connection.consumers = {}
-    if asked.consumer_id in connection.consumers:
-        if connection.consumers[asked.consumer_id] is None:
-            connection.fail(asked.request_id, ServiceNotReadyError("this consumer is still being made"))
-        else:
-            connection.succeed(asked.request_id)
+    if connection.subscribing.get(asked.consumer_id) is not None:
+        connection.fail(asked.request_id, ServiceNotReadyError("this consumer is still being made"))
         return
-    connection.consumers[asked.consumer_id] = None
+    if _consumer(connection, asked.consumer_id) is not None:
+        connection.succeed(asked.request_id)
+        return
+    connection.subscribing[asked.consumer_id] = asked
     connection.run(_subscribe(connection, asked))
 
 
 async def _subscribe(connection: Connection, asked: pb.CommandSubscribe) -> None:
     service = connection.broker.service
-    consumers = connection.consumers
-    assert consumers is not None
     try:
         name = topic_name.parse(asked.topic)
         if asked.read_compacted and not (name.is_persistent and SubscriptionType(asked.subType) in _ONE_READS):
@@ -74,20 +71,21 @@ async def _subscribe(connection: Connection, asked: pb.CommandSubscribe) -> None
         if asked.HasField("schema") and asked.schema.type not in (pb.Schema.NoSchema, pb.Schema.AutoConsume):
             await service.add_schema(name, asked.schema)
         subscription = await _subscription(connection, asked, topic) if isinstance(topic, Topic) else None
-        if connection.transport is None:
-            consumers.pop(asked.consumer_id, None)
-            return
+        if connection.transport is None or connection.subscribing.get(asked.consumer_id) is not asked:
+            return  # gone, or closed by the client meanwhile, which may have asked for another one since
         consumer = _enter(connection, asked, topic, subscription)
     except REFUSALS as error:
-        consumers.pop(asked.consumer_id, None)
-        connection.fail(asked.request_id, error)
+        if connection.subscribing.get(asked.consumer_id) is asked:
+            connection.fail(asked.request_id, error)
         return
-    except BaseException:
-        consumers.pop(asked.consumer_id, None)
-        raise
+    finally:
+        if connection.subscribing.get(asked.consumer_id) is asked:
+            del connection.subscribing[asked.consumer_id]
     consumer.consumer_epoch = asked.consumer_epoch
     connection.sent_away.back(consumer)
-    consumers[asked.consumer_id] = consumer
+    if connection.consumers is None:
+        connection.consumers = {}
+    connection.consumers[asked.consumer_id] = consumer
     connection.succeed(asked.request_id)
 
 
@@ -233,6 +231,7 @@ def close_consumer(connection: Connection, command: Any) -> None:
     """CLOSE_CONSUMER: answered once what was acked here is durable and the other regions know it, so that neither a
     crash nor a planned switch repeats any of it (R20)."""
     asked: pb.CommandCloseConsumer = command.message
+    connection.subscribing.pop(asked.consumer_id, None)
     consumer = (connection.consumers or {}).pop(asked.consumer_id, None)
     if consumer is None:
         connection.sent_away.forget(asked.consumer_id)
@@ -299,7 +298,7 @@ def _unsubscribe(connection: Connection, asked: pb.CommandUnsubscribe, consumer:
 
 
 def seek(connection: Connection, command: Any) -> None:
-    """SEEK: consumers are sent away first, then success; they come back at the new place."""
+    """SEEK: consumers are sent away first, then success once it is on disk; they come back at the new place."""
     asked: pb.CommandSeek = command.message
     consumer = _consumer(connection, asked.consumer_id)
     if consumer is None:
@@ -316,9 +315,9 @@ def seek(connection: Connection, command: Any) -> None:
 async def _seek(connection: Connection, asked: pb.CommandSeek, subscription: Subscription) -> None:
     try:
         if asked.HasField("message_id"):
-            await subscription.seek(position_of(asked.message_id))
+            await move_subscription(subscription, position_of(asked.message_id))
         else:
-            await subscription.seek_to_time(asked.message_publish_time)
+            await move_subscription_to_time(subscription, asked.message_publish_time)
     except REFUSALS as error:
         connection.fail(asked.request_id, error)
         return

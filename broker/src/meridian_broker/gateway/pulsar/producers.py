@@ -28,25 +28,35 @@ if TYPE_CHECKING:
 def producer(connection: Connection, command: Any) -> None:
     """PRODUCER. The same id again: an error while it is being made, the same answer once it is there."""
     asked: pb.CommandProducer = command.message
-    if connection.producers is None:
-        connection.producers = {}
-    if asked.producer_id in connection.producers:
-        existing = connection.producers[asked.producer_id]
-        if existing is None:
-            connection.fail(asked.request_id, ServiceNotReadyError("this producer is still being made"))
-        elif existing.remote_region is not None:
+    if connection.introducing.get(asked.producer_id) is not None:
+        connection.fail(asked.request_id, ServiceNotReadyError("this producer is still being made"))
+        return
+    existing = (connection.producers or {}).get(asked.producer_id)
+    if existing is not None:
+        if existing.remote_region is not None:
             connection.fail(asked.request_id, NotAllowed("a replicator's producer is asked for once: it resumes anew"))
         else:
             _answer(connection, asked.request_id, existing)
         return
-    connection.producers[asked.producer_id] = None
-    connection.run(_make(connection, asked))
+    connection.introducing[asked.producer_id] = asked
+    connection.run(_introduce(connection, asked))
+
+
+async def _introduce(connection: Connection, asked: pb.CommandProducer) -> None:
+    try:
+        await _make(connection, asked)
+    finally:
+        if _is_wanted(connection, asked):
+            del connection.introducing[asked.producer_id]
+
+
+def _is_wanted(connection: Connection, asked: pb.CommandProducer) -> bool:
+    """The client did not close it while it is being made; it may have asked for another one of that id since."""
+    return connection.introducing.get(asked.producer_id) is asked
 
 
 async def _make(connection: Connection, asked: pb.CommandProducer) -> None:
     service = connection.broker.service
-    producers = connection.producers
-    assert producers is not None
     made: Producer | None = None
     try:
         remote = asked.replication_source.region if asked.HasField("replication_source") else None
@@ -56,7 +66,6 @@ async def _make(connection: Connection, asked: pb.CommandProducer) -> None:
         name = topic_name.parse(asked.topic)
         incarnation = None if remote is None else asked.replication_source.incarnation
         if incarnation is not None and (told := await incarnations.differing(service, name, incarnation)) is not None:
-            del producers[asked.producer_id]
             _answer_other(connection, asked, told)
             return
         topic = await service.served(name, create=True, incarnation=incarnation)
@@ -73,6 +82,8 @@ async def _make(connection: Connection, asked: pb.CommandProducer) -> None:
             version = await service.add_schema(name, asked.schema)
         if asked.initial_subscription_name and isinstance(topic, Topic):
             await service.ensure_subscription(topic, asked.initial_subscription_name)
+        if connection.transport is None or not _is_wanted(connection, asked):
+            return
         made = Producer(
             topic,
             connection,
@@ -92,23 +103,22 @@ async def _make(connection: Connection, asked: pb.CommandProducer) -> None:
         else:
             await _admit(connection, asked.request_id, made)
     except REFUSALS as error:
-        if asked.producer_id in producers:  # else the client closed it meanwhile, and hears no more of it
-            del producers[asked.producer_id]
+        if _is_wanted(connection, asked):  # else the client hears no more of it
             connection.fail(asked.request_id, error)
         return
     except BaseException:
-        producers.pop(asked.producer_id, None)
         if made is not None:
             made.topic.remove_producer(made)
         raise
-    if connection.transport is None or asked.producer_id not in producers:  # gone, or closed, meanwhile
+    if connection.transport is None or not _is_wanted(connection, asked):
         made.topic.remove_producer(made)
         return
     if made.topic.producers.get(made.name) is not made:  # sent away again while it came in
-        del producers[asked.producer_id]
         connection.fail(asked.request_id, TopicFenced(f"{topic.name} is not this producer's any more: make it again"))
         return
-    producers[asked.producer_id] = made
+    if connection.producers is None:
+        connection.producers = {}
+    connection.producers[asked.producer_id] = made
     if not isinstance(topic, Topic) or (remote is None and made.gate is None):
         _answer(connection, asked.request_id, made)
     else:
@@ -155,8 +165,9 @@ async def _admit(connection: Connection, request_id: int, made: Producer) -> Non
     try:
         await made.topic.scheduler.answer(ask)
     finally:
-        if connection.waiting_producers is not None:
-            connection.waiting_producers.pop(made.producer_id, None)
+        waiting = connection.waiting_producers or {}
+        if waiting.get(made.producer_id) is made:
+            del waiting[made.producer_id]
 
 
 def _answer(

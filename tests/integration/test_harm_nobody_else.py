@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What goes wrong with one topic harms no other, and what a client gave up does not stay behind."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from broker_inside import broker_inside
+from broker_regions import until
+from meridian_broker.ledgers.store import LedgerError
+from meridian_broker.server.broker import BrokerProcess
+from meridian_broker.topics import upkeep
+from meridian_broker.topics.electorates import Electorates
+from meridian_broker.topics.witness import WitnessBook
+from meridian_broker.wire.proto import pulsar_pb2 as pb
+from meridian_broker.wire.pulsar.topic_name import parse
+from raw_connection import RawConnection, T
+
+ONE, OTHER = "persistent://public/default/a", "persistent://public/default/b"
+SUBJECT = ("persistent://public/default/t", "sub")
+
+
+@pytest.fixture
+async def inside(tmp_path: Path) -> AsyncIterator[BrokerProcess]:
+    async with broker_inside(tmp_path) as made:
+        yield made
+
+
+@pytest.fixture
+async def wire(inside: BrokerProcess) -> AsyncIterator[RawConnection]:
+    made = await RawConnection.open(inside.settings.network.broker_service_port)
+    yield made
+    await made.close()
+
+
+def subscribe(request: int) -> pb.CommandSubscribe:
+    return pb.CommandSubscribe(
+        topic=ONE, subscription="sub", subType=pb.CommandSubscribe.Exclusive, consumer_id=1, request_id=request
+    )
+
+
+async def asked(wire: RawConnection, inside: BrokerProcess) -> None:
+    """The broker has heard everything so far."""
+    wire.say(T.CLOSE_PRODUCER, pb.CommandCloseProducer(producer_id=99, request_id=99))
+    assert (await wire.hear(T.SUCCESS)).request_id == 99
+
+
+async def test_a_consumer_that_is_closed_while_it_is_made_is_none_and_the_next_of_its_id_is_the_only_one(
+    inside: BrokerProcess, wire: RawConnection
+) -> None:
+    """As clients do when an answer takes too long."""
+    async with inside.service.lock(ONE):
+        wire.say(T.SUBSCRIBE, subscribe(1))
+        wire.say(T.CLOSE_CONSUMER, pb.CommandCloseConsumer(consumer_id=1, request_id=2))
+        wire.say(T.SUBSCRIBE, subscribe(3))
+        wire.say(T.SUBSCRIBE, subscribe(4))
+        assert (await wire.hear(T.SUCCESS)).request_id == 2
+        refused = await wire.hear(T.ERROR)
+        assert (refused.request_id, refused.message) == (4, "this consumer is still being made")
+    assert (await wire.hear(T.SUCCESS)).request_id == 3
+    subscription = inside.service.topics[ONE].subscriptions["sub"]
+    assert len(subscription.consumers) == 1
+    wire.say(T.CLOSE_CONSUMER, pb.CommandCloseConsumer(consumer_id=1, request_id=5))
+    assert (await wire.hear(T.SUCCESS)).request_id == 5
+    assert subscription.consumers == []
+
+
+async def test_a_producer_that_is_closed_while_it_is_made_is_none_and_the_next_of_its_id_is_the_only_one(
+    inside: BrokerProcess, wire: RawConnection
+) -> None:
+    async with inside.service.lock(ONE):
+        first = wire.ask_producer(ONE, producer_name="p", producer_access_mode=pb.Exclusive)
+        wire.close_producer()
+        closed = await wire.hear(T.SUCCESS)
+        second = wire.ask_producer(ONE, producer_name="p", producer_access_mode=pb.Exclusive)
+        await asked(wire, inside)
+    answer = await wire.hear(T.PRODUCER_SUCCESS)
+    assert first < closed.request_id < answer.request_id == second
+    assert len(inside.service.topics[ONE].producers) == 1
+    wire.close_producer()
+    await wire.hear(T.SUCCESS)
+    assert not inside.service.topics[ONE].producers
+
+
+def broken(*_: Any) -> Any:
+    raise LedgerError("this disk is broken")
+
+
+async def test_one_topic_whose_space_cannot_be_given_back_does_not_keep_the_others(
+    inside: BrokerProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, other = [await inside.service.topic(parse(name), create=True) for name in (ONE, OTHER)]
+    looked: list[str] = []
+    monkeypatch.setattr(one.log, "trim", broken)
+    monkeypatch.setattr(other.log, "cool_indexes", lambda _: looked.append(OTHER))
+    await upkeep.trim_all(inside.service)
+    assert looked == [OTHER]
+
+
+async def test_one_topic_that_cannot_be_sealed_does_not_keep_a_broker_from_closing_the_others(
+    inside: BrokerProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, other = [await inside.service.topic(parse(name), create=True) for name in (ONE, OTHER)]
+    monkeypatch.setattr(one.log, "close", broken)
+    await inside.service.close()
+    assert one.failure is not None
+    assert other.failure is not None
+
+
+async def test_names_that_were_only_asked_for_leave_no_locks_behind(inside: BrokerProcess, wire: RawConnection) -> None:
+    for number in range(10):
+        asked_for = subscribe(number)
+        asked_for.topic, asked_for.force_topic_creation = f"{ONE}-{number}", False
+        wire.say(T.SUBSCRIBE, asked_for)
+        assert (await wire.hear(T.ERROR)).request_id == number
+    assert not [name for name in inside.service._locks if name.startswith(ONE)]
+
+
+async def test_a_witness_knows_nothing_of_what_it_could_not_write(
+    inside: BrokerProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    book = WitnessBook(inside.service)
+    book.open_soon()
+    await until(lambda: book.is_open)
+    told: list[Electorates] = []
+    assert book._log is not None
+    monkeypatch.setattr(book._log._metadata, "allocate_ledger_id", broken)
+    book.hear(SUBJECT, Electorates.of("a", "b", "c"), told.append)
+    await until(lambda: not book.is_open)
+    book.open_soon()
+    await until(lambda: book.is_open)
+    assert book.known(SUBJECT) is None
+    assert told == []
+    book.hear(SUBJECT, Electorates.of("a", "b", "c"), told.append)
+    await until(lambda: bool(told))
+    assert book.known(SUBJECT) == Electorates.of("a", "b", "c")
+    await book.close()
