@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from collections.abc import Sequence
 from typing import Any, Self
 
 from meridian_broker.wire.proto import pulsar_pb2 as pb
@@ -109,6 +110,15 @@ class RawConnection:
         body = build_body(metadata.SerializeToString(), payload)
         for part in encode.send(producer_id, sequence_id, body, messages, highest, chunk is not None):
             self._writer.write(part)
+
+    def send_at_once(self, name: str, payloads: Sequence[bytes]) -> None:
+        """SENDs of sequence ids from 0 on that leave in one write, so that the broker meets them in one read."""
+        frames = bytearray()
+        for number, payload in enumerate(payloads):
+            metadata = pb.MessageMetadata(producer_name=name, sequence_id=number, publish_time=1_700_000_000_000)
+            for part in encode.send(1, number, build_body(metadata.SerializeToString(), payload), 1, None, False):
+                frames += part
+        self._writer.write(frames)
 
     def send_body(self, sequence_id: int, body: bytes, producer_id: int = 1) -> None:
         """SEND of an entry made elsewhere."""

@@ -53,17 +53,17 @@ async def test_publishing_ahead_of_the_topics_rate_waits(broker: BrokerProcess) 
     topic = new_topic(broker, publishRate={"publishThrottlingRateInMsg": 10, "publishThrottlingRateInByte": -1})
     settled(broker, topic, "publishRate")
     free = f"persistent://public/default/{new_topic(broker)}"
-    held, other = await RawConnection.open(broker.port), await RawConnection.open(broker.port)
+    held = await RawConnection.open(broker.port)
     await held.producer(f"persistent://public/default/{topic}", 1)
     await held.producer(free, 2)
-    await other.producer(free, 1)
     began = time.monotonic()
-    for number in range(40):
-        held.send("a", number, b"x")
+    held.send_at_once("a", [b"x"] * 40)
     for number in range(40):
         assert await held.receipt() == (number, True)
     held.send("b", 0, b"y", producer_id=2)
     waiting = asyncio.ensure_future(held.receipt())
+    other = await RawConnection.open(broker.port)  # only now: else it would not hear pings while the other one waits
+    await other.producer(free, 1)
     other.send("c", 0, b"z")
     assert await other.receipt() == (0, True)
     assert not waiting.done(), "another connection is not held"
