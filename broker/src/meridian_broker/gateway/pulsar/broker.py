@@ -115,19 +115,17 @@ class Broker:
 
     async def watch_keep_alive(self) -> None:
         """Ping silent connections of clients, close dead ones; runs until cancelled."""
-        while True:
-            await asyncio.sleep(self.keep_alive_seconds)
-            for connection in tuple(self.connections):
-                if not connection.is_peer:
-                    connection.keep_alive()
+        await self._watch(self.keep_alive_seconds, peers=False)
 
     async def watch_peers(self) -> None:
         """The same for connections of other regions' brokers, which are asked more often; runs until cancelled."""
+        await self._watch(PEER_KEEP_ALIVE_SECONDS, peers=True)
+
+    async def _watch(self, seconds: float, *, peers: bool) -> None:
         while True:
-            await asyncio.sleep(PEER_KEEP_ALIVE_SECONDS)
-            for connection in tuple(self.connections):
-                if connection.is_peer:
-                    connection.keep_alive()
+            await asyncio.sleep(seconds)
+            for connection in [one for one in self.connections if one.is_peer == peers]:
+                connection.keep_alive()
 
 
 async def listen(

@@ -51,7 +51,7 @@ def _consumer(connection: Connection, consumer_id: int) -> Consumer | None:
 def subscribe(connection: Connection, command: Any) -> None:
     """SUBSCRIBE. The same id again: an error while it is being made, success once it is there."""
     asked: pb.CommandSubscribe = command.message
-    if connection.subscribing.get(asked.consumer_id) is not None:
+    if asked.consumer_id in connection.subscribing:
         connection.fail(asked.request_id, ServiceNotReadyError("this consumer is still being made"))
         return
     if _consumer(connection, asked.consumer_id) is not None:

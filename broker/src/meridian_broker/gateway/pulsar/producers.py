@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 def producer(connection: Connection, command: Any) -> None:
     """PRODUCER. The same id again: an error while it is being made, the same answer once it is there."""
     asked: pb.CommandProducer = command.message
-    if connection.introducing.get(asked.producer_id) is not None:
+    if asked.producer_id in connection.introducing:
         connection.fail(asked.request_id, ServiceNotReadyError("this producer is still being made"))
         return
     existing = (connection.producers or {}).get(asked.producer_id)
