@@ -232,12 +232,17 @@ class SimRegion:
             incarnation = TopicRecord.from_json(decode(before, value)[0]).incarnation
             self.world.model.is_set_aside(self.name, full_name(new), old, incarnation)
 
-    def named_ledgers(self, topic: str) -> set[int]:
-        """Those that hold a topic's entries, as the metadata say."""
+    def named_ledgers(self, topic: str, *, every_kind: bool = False) -> set[int]:
+        """Those that hold a topic's entries, as the metadata say. ``every_kind``: its progress and views, too."""
         found = self.metadata.records.get(keys.topic(topic_name.parse(full_name(topic))))
         if found is None:
             return set()
-        return {ledger.ledger_id for ledger in TopicRecord.from_json(decode("", found.value)[0]).ledgers}
+        record = TopicRecord.from_json(decode("", found.value)[0])
+        named = {ledger.ledger_id for ledger in record.ledgers}
+        if every_kind:
+            view = () if record.compacted is None else (record.compacted.ledger_id,)
+            named.update(record.progress_ledgers, record.compaction_scraps, view)
+        return named
 
     def forget_ledger(self, ledger: int) -> None:
         self.world.model.ledger_deleted(self, ledger)

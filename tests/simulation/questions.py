@@ -6,6 +6,7 @@ expect progress t sub       what each region counts as acked
 expect floors t sub         per origin: acked without a gap up to here, and ids remembered above
 expect next us t sub        what a consumer there would get
 expect got c1               what it got since the last time
+expect unnamed us t         ledgers on the volume that are the topic's and on no record
 expect replication us t     how it stands with each other region
 expect links us t sub       how the exchange stands with each other region
 expect agreement t          whether all regions hold the same
@@ -15,8 +16,10 @@ trace on / trace off        show every message of the exchange as it arrives
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 
+from meridian_broker.ledgers.labels import Label
 from meridian_broker.positions import Progress
 from meridian_broker.positions.position import EARLIEST, Origin, Position
 from simulation.consumers import SimConsumer
@@ -34,6 +37,15 @@ class Questions(Teller):
     def expect_log(self, region: str, topic: str) -> None:
         log = self.world.model.logs.of(self.world.regions[region], topic)
         self.say(self._names([origin for _, origin, _ in log]))
+
+    def expect_unnamed(self, region: str, topic: str) -> None:
+        home = self.world.regions[region]
+        named, unnamed = home.named_ledgers(topic, every_kind=True), Counter[str]()
+        for ledger_id, stored in home.volume.disk.ledgers.items():
+            label = Label.decode(stored.label)
+            if label.belonging.topic == full_name(topic) and ledger_id not in named:
+                unnamed[label.kind.name.lower()] += 1
+        self.say(", ".join(f"{count} of {kind}" for kind, count in sorted(unnamed.items())) or "none")
 
     def expect_progress(self, topic: str, name: str) -> None:
         for region in self.world.names:

@@ -259,3 +259,44 @@ async def test_an_opening_that_failed_is_tried_again_with_the_ledgers_it_was_giv
         assert (await opened()).spans() == []
     finally:
         await scheduler.close()
+
+
+class _Slow(TopicRecord):
+    """Each write waits until it is let through."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = asyncio.Event()
+        self.gate.set()
+
+    async def save_spans(self, *what: Any) -> None:
+        await self.gate.wait()
+        await super().save_spans(*what)
+
+
+async def test_a_ledger_begun_while_others_are_trimmed_does_not_name_those_again() -> None:
+    """Both write the record, and each writes what is in memory when it begins: what is on its way out is left out."""
+    scheduler, record = LoopScheduler(), _Slow()
+    store = MemoryLedgerStore(schedule=scheduler.defer)
+    log = TopicLog("here", store, record, 1, LogLimits(max_entries=2), scheduler, CacheBudget(1 << 20))
+    try:
+        await log.open([], EARLIEST, {}, {})
+        for _ in range(3):
+            await scheduler.answer(
+                lambda ready: log.append_own([(0, 1, 0, 0, 1, b"", b"x")], lambda _, result: ready(result), [0])
+            )
+        kept = log.spans()[-1].ledger_id
+        record.gate.clear()
+        trimming = asyncio.create_task(log.trim(log.last_confirmed, 0, None))
+        await asyncio.sleep(0)
+        assert len(log.spans()) == 2, "memory follows the record"
+        rolling = asyncio.create_task(log.roll())
+        while len(log.spans()) < 3:
+            await asyncio.sleep(0)
+        record.gate.set()
+        await asyncio.gather(trimming, rolling)
+        on_record = [span.ledger_id for span in record.spans[0]]
+        assert on_record[0] == kept
+        assert on_record == [span.ledger_id for span in log.spans()]
+    finally:
+        await scheduler.close()

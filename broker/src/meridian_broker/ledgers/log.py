@@ -57,6 +57,8 @@ class TopicLog(ReadableLog):
         self._times = BlockTimes()
         """Of the ledger that is written, also of what is not durable yet."""
         self._rolling = False
+        self._leaving = 0
+        """The first so many ledgers are being taken off the record."""
         self._rolled: list[Callable[[], None]] = []  # who waits for the roll-over that is under way
         self._held: deque[Held] = deque()
         self._pending: deque[Pending] = deque()
@@ -95,12 +97,15 @@ class TopicLog(ReadableLog):
         last_origins: Mapping[str, Position],
         holes: Mapping[str, Sequence[Hole]] | None = None,
         found: Sequence[Span] = (),
+        trimmed: Sequence[int] = (),
     ) -> None:
         """Take over what an earlier owner left: fence and seal it, and read what its last ledger held.
 
         :param last_own: ``last_origins`` and ``holes``: as of the last write of the record; what the ledgers hold is
             newer, or older when the volume was restored from an older copy than the metadata.
         :param found: later ledgers of the topic that the metadata, an older copy than the volume, do not name.
+        :param trimmed: ledgers of the topic that an earlier owner took off the record and did not delete. They are
+            deleted now, unless the volume is an older copy: whoever restored it may still restore its metadata, too.
         :raises LedgerError: a ledger cannot be recovered; nothing was changed.
         """
         stands = await standing(
@@ -124,6 +129,9 @@ class TopicLog(ReadableLog):
             self.holes.open_all(holes or {})
         if stands.is_other:
             await self._save()
+        if not stands.is_older:
+            for ledger_id in trimmed:
+                await self._store.delete(ledger_id)
 
     async def _hear_again(self, chapter: Chapter, *, is_new: bool) -> None:
         """Know what one ledger's entries say of their origins.
@@ -173,7 +181,7 @@ class TopicLog(ReadableLog):
         self._forget_tail()
 
     async def _save(self) -> None:
-        await self._metadata.save_spans(self.spans(), *self._ends(), self.holes.ranges)
+        await self._metadata.save_spans(self.spans()[self._leaving :], *self._ends(), self.holes.ranges)
 
     # -- appending -----------------------------------------------------------------------------------------------
 
@@ -467,14 +475,20 @@ class TopicLog(ReadableLog):
         """Delete whole ledgers that lie at or below ``below`` and outside retention; says which.
 
         A ledger is outside when it was sealed before ``keep_since_ms``, or when the ones after it hold ``keep_bytes``
-        already; None: no such limit. The metadata lets go first: a crash in between leaves space to reclaim, never a
-        hole.
+        already; None: no such limit. The record changes first, then memory, then the disk: a write that fails leaves
+        everything as it was, and what a crash leaves on the disk is deleted at the next opening.
+
+        :raises MetadataError: the record was not written.
         """
-        gone = self.trimmable(below, keep_bytes, keep_since_ms)
+        gone = [] if self._leaving else self.trimmable(below, keep_bytes, keep_since_ms)
         if gone:
-            del self._chapters[: len(gone)]
-            del self._ids[: len(gone)]
-            await self._save()
+            self._leaving = len(gone)
+            try:
+                await self._save()
+                del self._chapters[: len(gone)]
+                del self._ids[: len(gone)]
+            finally:
+                self._leaving = 0
             for chapter in gone:
                 await self._store.delete(chapter.ledger_id)
         return [chapter.ledger_id for chapter in gone]

@@ -4,8 +4,8 @@
 Such metadata do not know the ledgers that were begun since, nor the topics; but each ledger's label says whose it is
 (``ledgers/labels.py``). So whoever opens a topic *adopts* what he finds:
 
-- Ledgers with messages that are newer than any that the record ever named. One that is older was on record and was let
-  go: it was trimmed, and the disk has not deleted it yet.
+- Ledgers with messages that are newer than any that the record ever named. One that is older was on record and was
+  trimmed: its owner ended between the record and the deletion, which is done now (``TopicLog.open``).
 - Progress ledgers, newer ones likewise (``ProgressLog.open``): what was acknowledged in them counts.
 - Compacted views, newer ones likewise (``Compaction.open``), as far as they were finished.
 - Ledgers of a later incarnation: the topic was deleted and made again meanwhile, and what the record says is of before.
@@ -54,6 +54,8 @@ class Adopted(NamedTuple):
     progress: list[int]
     views: list[tuple[int, Position]]
     """Ledgers of compacted views, with their horizons."""
+    trimmed: list[int]
+    """Ledgers with messages that are no longer on record: to be deleted."""
 
 
 class Labels:
@@ -175,4 +177,9 @@ async def adopt(service: TopicService, name: TopicName, metadata: TopicMetadata)
         log.warning("%s: %d entries are in ledgers that the metadata, an older copy, do not name", name, entries)
     progress = [one.ledger_id for one in unnamed if one.label.kind is Kind.PROGRESS]
     views = [(one.ledger_id, one.label.horizon) for one in unnamed if one.label.kind is Kind.COMPACTED]
-    return Adopted(messages, progress, views)
+    trimmed = [
+        one.ledger_id
+        for one in unnamed
+        if one.label.kind is Kind.MESSAGES and one.ledger_id <= metadata.newest_ledger
+    ]
+    return Adopted(messages, progress, views, trimmed)

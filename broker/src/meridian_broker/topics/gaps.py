@@ -135,8 +135,9 @@ class Gaps:
             self._topic.recall.start()
 
     def judged(self, gap: Gap, lost_upto: Position, away: tuple[str, ...]) -> None:
-        """The others were asked for what is missing after ``gap.after``."""
-        if self._open.get(gap.origin) is not None:
+        """The others were asked for what is missing after ``gap.after``. That says nothing of a gap that grew since."""
+        known = self._open.get(gap.origin)
+        if known is not None and known.upto == gap.upto:
             self._open[gap.origin] = replace(gap, is_judged=True, lost_upto=lost_upto, away=away)
 
     def owed_to(self, gap: Gap, upto: Position) -> list[str]:

@@ -63,7 +63,11 @@ async def _open(service: TopicService, name: TopicName, metadata: TopicMetadata,
         *(service.region, service.store, metadata, service.fence),
         *(service.log_limits, service.scheduler, service.cache),
     )
-    await topic_log.open(metadata.spans(), record.last_own, record.last_origins, record.holes, adopted.messages)
+    await topic_log.open(
+        *(metadata.spans(), record.last_own, record.last_origins, record.holes),
+        found=adopted.messages,
+        trimmed=adopted.trimmed,
+    )
 
     def progress_log(topic: Topic) -> ProgressLog:
         return ProgressLog(service.store, metadata, service.fence, service.scheduler, lambda: recovery.snapshot(topic))

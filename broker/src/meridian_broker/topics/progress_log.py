@@ -173,14 +173,16 @@ class ProgressLog:
         """Every change that is on record, oldest first. Fences the earlier owner (R10).
 
         :param unnamed: progress ledgers of the topic on the volume that are not among ``ledgers``. Later ones were made
-            after these metadata were copied. Earlier ones were forgotten, unless the volume is the older copy and has
-            none of ``ledgers``: then they are all there is.
+            after these metadata were copied. Earlier ones were superseded, and their owner ended before it deleted
+            them: that is done now, unless one of ``ledgers`` is missing. Then the volume is the older copy, and where
+            it has none of them the earlier ones are all there is.
         """
         entries: dict[int, int] = {}
         for ledger_id in ledgers:
             with suppress(LedgerNotFound):
                 entries[ledger_id] = (await self._store.recover(ledger_id, self._fence)).entries
         after = max(ledgers) if entries else -1
+        is_whole = len(entries) == len(ledgers)
         for ledger_id in unnamed:
             if ledger_id > after:
                 with suppress(LedgerNotFound):  # opened before, in vain, and deleted
@@ -188,6 +190,10 @@ class ProgressLog:
         self.ledgers = sorted(entries)
         if not entries.keys() <= set(ledgers):
             await self._metadata.save_progress_ledgers(self.ledgers)
+        if is_whole:
+            for ledger_id in unnamed:
+                if ledger_id <= after:
+                    await self._store.delete(ledger_id)
         return [change for ledger_id in self.ledgers async for change in self._read(ledger_id, entries[ledger_id])]
 
     async def _read(self, ledger_id: int, entries: int) -> AsyncIterator[Change]:
