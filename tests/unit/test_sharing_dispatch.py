@@ -24,7 +24,7 @@ from meridian_broker.metadata.rules import Rules
 from meridian_broker.positions import HybridClock
 from meridian_broker.positions.position import EARLIEST, Position
 from meridian_broker.server.loop import LoopScheduler
-from meridian_broker.topics import dispatch, key_shared, recovery, ruling
+from meridian_broker.topics import dispatch, key_shared, recovery, rewinding, ruling
 from meridian_broker.topics.consumer import Consumer
 from meridian_broker.topics.delayed import TICK_MS, Delays
 from meridian_broker.topics.dispatch import SharedDispatcher
@@ -120,7 +120,6 @@ class World:
         self.policy = policy
         self.consumers: list[Consumer] = []
         self.in_flight: dict[Position, Consumer] = {}
-        self.waiting_again: set[Position] = set()
         self.acked: set[Position] = set()
         self.given_back: Counter[Position] = Counter()
         self.deliveries: list[tuple[Consumer, Position]] = []
@@ -177,7 +176,6 @@ class World:
         if self.kind == SubscriptionType.KEY_SHARED:
             self._check_key(consumer, position, message.key)
         self.in_flight[position] = consumer
-        self.waiting_again.discard(position)
         self.deliveries.append((consumer, position))
 
     def _check_key(self, consumer: Consumer, position: Position, key: int) -> None:
@@ -247,8 +245,28 @@ class World:
                 self.given_back[position] += 1
             self.subscription.send_again(consumer, None, 0)
 
+    def acknowledge_elsewhere(self, choice: int) -> None:
+        """Another region acknowledges an entry that was given back here and waits to be sent again."""
+        waiting = sorted(self.given_back.keys() - self.in_flight.keys() - self.acked)
+        if waiting:
+            position = waiting[choice % len(waiting)]
+            self.acked.add(position)
+            delta, place = self.subscription.progress.empty_delta(), self.topic.log.place(position)
+            assert place is not None
+            delta.ack(self.subscription.progress.epoch, place.region, place.prev, place.origin)
+            rewinding.merge(self.subscription, delta, lambda _: None)
+
     def pass_time(self, choice: int) -> None:
         self.scheduler.pass_time(100 * choice)
+
+    def check_counts(self) -> None:
+        """Redeliveries are counted only of entries on their way."""
+        dispatcher = self.subscription.dispatcher
+        if isinstance(dispatcher, SharedDispatcher):
+            waiting = set(dispatcher._replay)
+            if isinstance(dispatcher, KeySharedDispatcher):
+                waiting.update(position for lane in dispatcher._lanes._lanes.values() for position in lane.waiting)
+            assert dispatcher._redeliveries.keys() <= self.in_flight.keys() | waiting
 
     async def finish(self) -> None:
         """A consumer with room and patience gets the rest."""
@@ -286,7 +304,7 @@ steps = st.lists(
         st.sampled_from(
             [
                 *[World.join, World.leave, World.flow, World.flow, World.flow, World.acknowledge, World.acknowledge],
-                *[World.give_back, World.give_all_back, World.pass_time],
+                *[World.give_back, World.give_all_back, World.acknowledge_elsewhere, World.pass_time],
             ]
         ),
         st.integers(0, 9),
@@ -315,6 +333,7 @@ async def story(world: World, chosen: list[Step]) -> None:
                 await world.settle()
             else:
                 await asyncio.sleep(0)  # in the midst of whatever is under way
+            world.check_counts()
         await world.finish()
     finally:
         await world.close()

@@ -74,6 +74,24 @@ def _late(
         delta.ack_batch(epoch, place.region, place.origin, size, ~part & (1 << size) - 1, place.prev)
 
 
+def is_known(subscription: Subscription, position: Position) -> bool:
+    """Whether a cumulative acknowledgement of ``position`` may count: nothing before it is owed, or it is the id of an
+    entry that is here, or that this region sent.
+
+    Another id is another region's. It says nothing of the entries that happen to have smaller ids here.
+    """
+    if position <= subscription.start():
+        return True
+    if position.entry < 0:  # what is before a ledger: see before_ledger
+        position = Position(position.ledger, 0)
+    if subscription.topic.log.holds(position):
+        return True
+    compacted = subscription.compacted
+    if compacted is None or not subscription.durable:  # a reader claims nothing
+        return compacted is not None and position <= compacted.horizon
+    return compacted.knows(position)
+
+
 def up_to(
     subscription: Subscription,
     consumer: Consumer,

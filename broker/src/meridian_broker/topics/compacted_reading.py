@@ -19,7 +19,7 @@ from pyroaring import BitMap
 from meridian_broker.ledgers.entry import NO_ORIGIN, EntryHeader, unpack
 from meridian_broker.ledgers.store import LedgerError, LedgerNotFound
 from meridian_broker.ledgers.telling import tell_each
-from meridian_broker.positions import ZERO, Stamp
+from meridian_broker.positions import ZERO, AckSet, Stamp
 from meridian_broker.positions.position import EARLIEST, Position
 from meridian_broker.topics import acknowledging
 
@@ -61,6 +61,8 @@ class CompactedReading:
         """Batches that lost messages to compaction and whose others are acknowledged: ledger -> entries."""
         self._sent: dict[Position, int] = {}
         """Of batches that were sent, which of their messages: compaction may take them out before they are acked."""
+        self._ids_sent = AckSet()
+        """Which entries were sent and may be owed: compaction and trimming may take one out before it is acked."""
         self._jobs: deque[tuple[Coroutine[Any, Any, None], Confirmed | None]] = deque()
         self._working = False
         self._resolved: list[Callable[[], None]] = []
@@ -68,6 +70,7 @@ class CompactedReading:
     def reset(self) -> None:
         """The subscription was rewound: what was acknowledged may not be any more."""
         self._settled = self._claimed = EARLIEST
+        self._ids_sent = AckSet()
         self._thinned_done.clear()
 
     @property
@@ -92,7 +95,18 @@ class CompactedReading:
         done = self._thinned_done.get(position.ledger)
         return not view.holds(position) or (done is not None and position.entry in done)
 
+    def knows(self, position: Position) -> bool:
+        """Is this the id of an entry of the view, or of one that was sent and then compacted away?"""
+        view = self._compaction.view
+        return (view is not None and view.holds(position)) or self._ids_sent.contains(position)
+
     # -- dispatch ------------------------------------------------------------------------------------------------
+
+    def note_sent(self, position: Position) -> None:
+        """The entry, of the view or of the log behind it, was sent."""
+        self._ids_sent.claim_point(position)
+        if not position.entry % SLICE_ENTRIES:
+            self._ids_sent.raise_floor(self.start())
 
     def is_done(self, position: Position, entry: bytes) -> bool:
         """Is this entry of the view acknowledged, as far as there is anything left of it?"""

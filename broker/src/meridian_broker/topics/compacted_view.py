@@ -17,6 +17,7 @@ from pyroaring import BitMap
 from meridian_broker.ledgers.reading import Stored
 from meridian_broker.ledgers.store import LedgerCorrupt, LedgerNotFound, LedgerStore, Reader
 from meridian_broker.metadata.records import CompactedRecord
+from meridian_broker.positions.bitruns import ENTRY_LIMIT
 from meridian_broker.positions.position import Position
 from meridian_broker.topics.compacted_format import Kind, ViewFormatError, kind_of, unpack_entry, unpack_index
 
@@ -99,16 +100,18 @@ class CompactedView:
         return self._before[-1]
 
     def holds(self, position: Position) -> bool:
-        """Is this an entry of the view?"""
+        """Is this an entry of the view? Any id may be asked for, also one that no entry can have."""
         at = bisect_left(self._ledgers, position.ledger)
-        return at < len(self._ledgers) and self._ledgers[at] == position.ledger and position.entry in self._kept[at]
+        if at == len(self._ledgers) or self._ledgers[at] != position.ledger:
+            return False
+        return 0 <= position.entry < ENTRY_LIMIT and position.entry in self._kept[at]
 
     def number_after(self, position: Position) -> int:
         """How many entries lie at or before ``position``: the number of the first one after it."""
         at = bisect_left(self._ledgers, position.ledger)
         if at == len(self._ledgers) or self._ledgers[at] != position.ledger or position.entry < 0:
             return self._before[at]
-        return self._before[at] + self._kept[at].rank(position.entry)
+        return self._before[at] + self._kept[at].rank(min(position.entry, ENTRY_LIMIT - 1))
 
     def position(self, number: int) -> Position:
         """Of the entry with this number. :raises IndexError: there is none."""

@@ -100,13 +100,16 @@ class Dispatcher:
             origin = None if index is None else index.origin(position.entry)
             if origin is not None and position <= covered.get(origin[0], EARLIEST):
                 continue
-            if any(consumer.unacked is not None and position in consumer.unacked for consumer in self.consumers):
-                continue
-            kept.append(stored)
+            if not self._is_held(position):
+                kept.append(stored)
         if found and not kept:
             self.read = found[-1][0]
             self.subscription.dispatch_soon()
         return kept
+
+    def _is_held(self, position: Position) -> bool:
+        """Was the entry sent to a consumer that has neither acknowledged it nor given it back?"""
+        return any(consumer.unacked is not None and position in consumer.unacked for consumer in self.consumers)
 
     def is_active(self, consumer: Consumer) -> bool:
         """Does this consumer get messages?"""
@@ -275,6 +278,8 @@ class SharedDispatcher(Dispatcher):
         self._replay: list[Position] = []
         self._replayed: set[Position] | None = None
         self._redeliveries: dict[Position, int] = {}
+        """How often an entry was given back. Only entries that a consumer holds, or that wait to be sent again, have a
+        count, so there are no more of these than entries on the way."""
         self._reading_replay = False
         self._delays: Delays | None = None
         self._chunks: ChunkKeepers | None = None
@@ -322,6 +327,9 @@ class SharedDispatcher(Dispatcher):
         self._replay = [position for position in self._replay if kept(position)]
         heapify(self._replay)
         self._replayed = set(self._replay)
+        for position in [position for position in self._redeliveries if not kept(position)]:
+            if not self._is_held(position):
+                del self._redeliveries[position]
         if self._delays is not None:
             self._delays.keep(kept)
 
@@ -442,7 +450,7 @@ class SharedDispatcher(Dispatcher):
             for _ in range(REPLAY_TURN):
                 if not self._replay or not any(consumer.ready for consumer in self.consumers):
                     break
-                position = self._replay[0]
+                position, is_sent = self._replay[0], False
                 if log.holds(position):
                     entry = await log.read_one(position)
                     await log.load_index(position.ledger)
@@ -455,6 +463,9 @@ class SharedDispatcher(Dispatcher):
                         if consumer is None:
                             break
                         subscription.send(consumer, position, entry, self._redeliveries.get(position, 0))
+                        is_sent = True
+                if not is_sent:
+                    self._redeliveries.pop(position, None)
                 replayed = heappop(self._replay)
                 if self._replayed is not None:
                     self._replayed.discard(replayed)

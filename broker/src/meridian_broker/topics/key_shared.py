@@ -162,6 +162,7 @@ class KeySharedDispatcher(SharedDispatcher):
                 consumer, position, slot = found
                 if not log.holds(position):
                     lanes.take(slot, position)
+                    self._redeliveries.pop(position, None)
                     continue
                 entry = await log.read_one(position)
                 await log.load_index(position.ledger)
@@ -197,3 +198,6 @@ class KeySharedDispatcher(SharedDispatcher):
         if mark_delete > self._passed and now_ms - self._passed_ms >= PASSED_EVERY_MS:
             self._passed, self._passed_ms = mark_delete, now_ms
             self._lanes.passed(mark_delete)
+            for position in [position for position in self._redeliveries if position <= mark_delete]:
+                if not self._is_held(position):
+                    del self._redeliveries[position]

@@ -296,6 +296,8 @@ class Subscription:
             self.resent.note(position)
         if self.pace is not None:
             self.pace.sent(messages, len(entry))
+        if self.compacted is not None and self.durable:
+            self.compacted.note_sent(position)
         remaining: int | None = None
         if messages > 1 and self.compacted is not None and position <= self.compacted.horizon:
             remaining = self.compacted.remaining(position, entry)
@@ -406,14 +408,13 @@ class Subscription:
             if confirmed is not None:
                 confirmed(None)
             return
-        log = self.topic.log
-        horizon = EARLIEST if self.compacted is None else self.compacted.horizon
-        if position.entry < 0:
-            position = acknowledging.before_ledger(log, position, max(self.mark_delete, horizon))
-        if position > max(self.mark_delete, horizon) and not log.holds(position):
+        if not acknowledging.is_known(self, position):
             if confirmed is not None:
                 confirmed(LedgerNotFound(f"there is no entry {position} here: nothing is acknowledged by its id"))
             return
+        if position.entry < 0:
+            horizon = EARLIEST if self.compacted is None else self.compacted.horizon
+            position = acknowledging.before_ledger(self.topic.log, position, max(self.mark_delete, horizon))
         if not self.durable:
             acknowledging.in_memory(self, consumer, [position], confirmed, is_sharing=False)
             return
