@@ -21,6 +21,7 @@ from meridian_broker.metadata.rules import Rules
 from meridian_broker.metadata.store import MetadataError
 from meridian_broker.positions import HybridClock, Position, Stamp
 from meridian_broker.replication.exchange import ProgressExchange
+from meridian_broker.replication.exchange_messages import PROTOCOL_VERSION
 from meridian_broker.replication.lease_desk import LeaseDesk
 from meridian_broker.topics.cooling import Cooling
 from meridian_broker.topics.errors import TopicError
@@ -58,6 +59,7 @@ class SimBroker:
         self.ready = False
         self.sent: dict[tuple[Subscription, Position], frozenset[Stamp]] = {}
         """After which rewinds entries were sent to consumers."""
+        self.version = home.version
         self.restores = home.restores
         """Restores of the region before this life: what an earlier life said may be gone."""
         self.scheduler = SimScheduler(world.loop, self, home.wall_ms)
@@ -169,6 +171,8 @@ class SimRegion:
         self.name = name
         self.volume, self.metadata, _ = self.empty()
         self.skew_ms = 0
+        self.version = PROTOCOL_VERSION
+        """Of the peer protocol that its brokers speak, from their next start on."""
         self.disk_us = 0
         """A sync takes so much longer."""
         self.broker: SimBroker | None = None
@@ -283,8 +287,11 @@ class SimRegion:
         """Whoever hears of the region, or heard of it lately, hears of its one broker."""
         return not self.earlier and self.world.loop.now_us - self._alone_since_us >= HEARD_US
 
-    def crash(self) -> None:
-        """Power cut. What was not synced is gone, save what had reached the disk all the same."""
+    def crash(self, *, silently: bool = False) -> None:
+        """Power cut. What was not synced is gone, save what had reached the disk all the same.
+
+        :param silently: nobody says so on the broker's connections.
+        """
         self.retire()
         broker = self.broker
         if broker is None or not broker.alive:
@@ -294,7 +301,7 @@ class SimRegion:
         broker.store.power_cut(random)
         if wrong := self.volume.power_cut(random):
             self.world.model.violate("the engine lost what was durable", f"{self.name}: {wrong}")
-        self.world.network.lost(broker)
+        self.world.network.lost(broker, silently=silently)
         self.broker = None
 
     def save(self) -> None:

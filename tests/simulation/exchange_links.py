@@ -11,6 +11,7 @@ from meridian_broker.replication.exchange import ProgressExchange
 from meridian_broker.replication.exchange_messages import Hello, PeerMessage
 from meridian_broker.replication.exchange_waits import WaitResult
 from meridian_broker.topics.progress_log import WhenDurable
+from simulation import versions
 from simulation.loop import Timer
 from simulation.network import Connection
 
@@ -118,11 +119,13 @@ class ExchangeLinks:
 
         def answer(message: PeerMessage) -> None:
             told.heard(target, self._broker, message)
-            self._put(connection, 1, message, lambda: self._take(region, message, send))
+            said = versions.spoken(message, target.version)
+            self._put(connection, 1, said, lambda: self._take(region, said, send))
 
         def send(message: PeerMessage) -> None:
             told.heard(self._broker, self._broker, message)
-            self._put(connection, 0, message, lambda: target.exchange.heard(self._broker.region, message, answer))
+            said = versions.spoken(message, self._broker.version)
+            self._put(connection, 0, said, lambda: target.exchange.heard(self._broker.region, said, answer))
 
         connection.on_closed[0] = lambda: self._down(region, connection)
         self.core.connected(region, send, self._broker.mono_ms())
@@ -159,7 +162,10 @@ class ExchangeLinks:
         self._take(region, message, reply)
 
     def _take(self, region: str, message: PeerMessage, reply: Callable[[PeerMessage], None]) -> None:
-        self.core.received(region, message, reply, self._broker.mono_ms())
+        if unknown := versions.beyond(message, self._broker.version):
+            text = f"{region} sends {unknown} to {self._broker.region}, which speaks version {self._broker.version}"
+            self._world.model.violate("a peer is told what it does not know", text)
+        self.core.received(region, versions.spoken(message, self._broker.version), reply, self._broker.mono_ms())
         self._tick_soon()
 
     # -- time

@@ -14,6 +14,7 @@ from random import Random
 from typing import Final
 
 from simulation.changes import with_changes
+from simulation.faults import with_faults
 from simulation.scopes import with_scopes
 from simulation.voters import with_voters
 
@@ -386,4 +387,5 @@ class Generator:
 
 def story_of(seed: int) -> list[str]:
     """The lines of a seed."""
-    return with_voters(seed, with_changes(seed, with_scopes(seed, Generator(seed).story())))
+    lines = with_changes(seed, with_scopes(seed, Generator(seed).story()))
+    return with_faults(seed, with_voters(seed, lines))

@@ -4,7 +4,9 @@
 A connection never loses a message in its middle: like TCP it delivers a prefix and then breaks, each end learning of
 it in its own time, so that what was sent before a break may arrive after what was sent on the next connection. What can
 be cut is who may dial whom, what can be stalled is one direction of every connection between two regions: nothing
-arrives there until it is released, or until somebody's patience ends.
+arrives there until it is released, or until somebody's patience ends. A connection can also fall silent for good, as
+when a machine loses its power or a firewall forgets the flow: neither end is told, only patience ends it, and new
+connections may be made meanwhile.
 
 TCP does not repeat. The weather can do so all the same (``doubles``): what regions say to each other then arrives a
 second time, some time later and behind what was said since. That stands for all the ways in which things are said
@@ -22,6 +24,8 @@ from simulation.loop import Loop
 
 PATIENCE_US: Final = 30_000_000
 """A connection on which nothing arrives for so long is given up by both ends, as keep-alive does."""
+REDIAL_US: Final = 3_000_000
+"""So long after the end of a silent connection both ends have another one."""
 
 
 class Process(Protocol):
@@ -84,6 +88,7 @@ class Network:
         self.connections: list[Connection] = []
         self.slow_us = -SLOW_US
         """When a message was last sent that takes long."""
+        self.silent_until_us = 0
 
     def connect(self, dialler: Process, target: Process) -> Connection:
         connection = Connection(self, dialler, target)
@@ -121,11 +126,22 @@ class Network:
                 if way.regions == (source, target):
                     way.release()
 
-    def lost(self, process: Process) -> None:
-        """The process died: its connections break, as the kernel of a machine that lost it says."""
+    def lost(self, process: Process, *, silently: bool = False) -> None:
+        """The process died: its connections break, as its machine says, or fall silent with the machine."""
         for connection in list(self.connections):
             if connection.is_open and process in connection.ends:
-                connection.snap()
+                connection.hush() if silently else connection.snap()
+
+    def hush(self, one: str, other: str) -> None:
+        """Every connection between the two falls silent; new ones may be made at once."""
+        for connection in list(self.connections):
+            if connection.is_open and set(connection.regions) == {one, other}:
+                connection.hush()
+
+    @property
+    def is_silent(self) -> bool:
+        """Somebody still counts on a connection on which nothing arrives any more."""
+        return self.loop.now_us < self.silent_until_us
 
 
 class Way:
@@ -159,6 +175,8 @@ class Way:
         network = self._network
         if self.broken_us is not None and network.loop.now_us > self.broken_us:
             return
+        if self._connection.is_hushed:
+            return
         if self._held or (network.stalls and self.regions in network.stalls):
             if not self._held:
                 network.loop.after(PATIENCE_US, None, self._give_up)
@@ -174,7 +192,7 @@ class Way:
     def release(self) -> None:
         held, self._held = self._held, []
         for arrive in held:
-            if self.target.alive and self.broken_us is None:
+            if self.target.alive and self.broken_us is None and not self._connection.is_hushed:
                 arrive()
 
 
@@ -186,6 +204,7 @@ class Connection:
         self.ends = (dialler, target)
         self.regions = (dialler.region, target.region)
         self.is_open = True
+        self.is_hushed = False
         self.ways = (Way(self, dialler, target), Way(self, target, dialler))
         self.on_closed: list[Callable[[], None]] = [_nothing, _nothing]
         """Of the dialler, of the target."""
@@ -207,10 +226,19 @@ class Connection:
             closed = self.on_closed[1 - side]
             loop.after(grace + 1, listener, closed)
 
+    def hush(self) -> None:
+        """Nothing arrives on it any more, and both ends believe in it until keep-alive has been unanswered for long."""
+        if not self.is_hushed:
+            self.is_hushed = True
+            self.network.silent_until_us = self.network.loop.now_us + PATIENCE_US + REDIAL_US
+            self.network.loop.after(PATIENCE_US, None, self.snap)
+
     def close(self, side: int) -> None:
         """One end closes it in good order: what it sent before arrives, then the other end hears of it."""
         if not self.is_open:
             return
+        if self.is_hushed:  # the other end is not told, either
+            self.network.loop.after(PATIENCE_US, self.ends[1 - side], self.on_closed[1 - side])
         self.send(side, self.on_closed[1 - side])
         self.is_open = False
         self.ways[1 - side].broken_us = self.network.loop.now_us

@@ -5,7 +5,10 @@ cut us-eu / heal us-eu      nobody can dial; ``heal`` alone: all
 cut us>eu / heal us>eu      us cannot dial eu
 reset us-eu                 every connection between them breaks
 stall us>eu / flow us>eu    nothing arrives on that way
-crash us / start us         power cut; what was not synced is lost
+hush us-eu                  their connections fall silent without an end; new ones work
+crash us [silent]           power cut; what was not synced is lost. ``silent``: its connections end without a word
+start us
+version us 3                us is stopped by a power cut, and starts with a broker of this older peer protocol
 stop us                     drain, as SIGTERM does
 second us / retire us       another broker takes the region over, and the one before does not know / ends
 disk us 20                  a sync takes so much longer
@@ -60,8 +63,17 @@ class TroubleSteps(Teller):
         for source, target in _pairs(pair):
             self.world.network.release(source, target)
 
-    def do_crash(self, region: str) -> None:
+    def do_hush(self, pair: str) -> None:
+        self.world.trouble()
+        self.world.network.hush(*_pairs(pair)[0])
+
+    def do_crash(self, region: str, how: str = "") -> None:
+        self.world.crash(region, silently=how == "silent")
+
+    def do_version(self, region: str, number: str) -> None:
         self.world.crash(region)
+        self.world.regions[region].version = int(number)
+        self.world.regions[region].start()
 
     def do_start(self, region: str) -> None:
         self.world.trouble()

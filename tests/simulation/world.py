@@ -109,7 +109,8 @@ class World:
 
     def calm(self) -> bool:
         """Nothing was wrong for a while, and nothing is."""
-        troubled = self.network.cuts or self.network.stalls or self.loop.now_us - self.trouble_us < CALM_US
+        troubled = self.network.cuts or self.network.stalls or self.network.is_silent
+        troubled = troubled or self.loop.now_us - self.trouble_us < CALM_US
         is_slow = self.loop.now_us - self.network.slow_us < SLOW_FOR_US
         return not (troubled or is_slow) and all(
             region.broker_of("") is not None
@@ -154,10 +155,10 @@ class World:
 
     # -- faults
 
-    def crash(self, region: str) -> None:
+    def crash(self, region: str, *, silently: bool = False) -> None:
         home = self.regions[region]
         self.trouble()
-        home.crash()
+        home.crash(silently=silently)
         self.model.crashed(home)
 
     def restore(self, region: str, what: str = "") -> bool:

@@ -40,6 +40,7 @@ class Holding:
         """Up to where entries may be given back, of those at or before ``below``.
 
         :raises LedgerError: an entry cannot be read.
+        :raises TopicFenced: the topic was closed or deleted while another region was asked.
         """
         topic, recall = self._topic, self._topic.recall
         self.reason, self.bytes_held = "", 0
@@ -49,6 +50,7 @@ class Holding:
         asked: set[tuple[str, str]] = set()
         upto = below
         for chapter in going:
+            topic.check_open()
             reason = self.reason or await self._needed_by(chapter, recall, asked)
             if not reason:
                 continue

@@ -116,7 +116,7 @@ async def _give_back(topic: Topic, keep_bytes: int | None, keep_since_ms: int | 
     needed = topic.needed_from()
     try:
         await drops.durable(topic)
+        upto = await topic.holding.upto(min(needed, topic.needed_from()), keep_bytes, keep_since_ms)
     except TopicFenced:
         return
-    upto = await topic.holding.upto(min(needed, topic.needed_from()), keep_bytes, keep_since_ms)
     await topic.log.trim(min(upto, topic.needed_from()), keep_bytes, keep_since_ms)

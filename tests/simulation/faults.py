@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Faults of machines, disks, networks and clocks that ordinary stories do not have, drawn into some of the seeds.
+
+=========  =============================================================================================
+silences   connections end and nobody is told: their machine lost its power, or a firewall forgot them
+restarts   a region is killed again while it starts and recovers, several times in a row
+versions   some regions run a broker of an older peer protocol, for a while or for good
+clocks     a wall clock jumps by minutes or an hour, forwards and back
+=========  =============================================================================================
+"""
+
+from __future__ import annotations
+
+from random import Random
+from typing import Final
+
+from simulation.drawing import Drawing
+
+PERIOD: Final = 5
+"""Shares no divisor with the periods of ``changes.py``: these meet each kind of those."""
+KINDS: Final[dict[int, int]] = {1: 1, 3: 2}
+"""Remainder -> how many kinds are in the seed."""
+FAULTS: Final = ("silences", "restarts", "versions", "clocks")
+RESTORING: Final = ("save", "restore", "wipe")
+
+
+def with_faults(seed: int, lines: list[str]) -> list[str]:
+    """The story with what is drawn for its seed; most stories stay as they are."""
+    count = KINDS.get(seed % PERIOD, 0)
+    return _Faults(Random(f"faults {seed}"), lines).drawn(FAULTS, count) if count else lines
+
+
+class _Faults(Drawing):
+    """See the module's text."""
+
+    def _silences(self) -> None:
+        random = self._random
+        drawn: list[tuple[int, list[str]]] = []
+        for at in self._places(random.choice((1, 2, 3))):
+            if random.random() < 0.5:
+                one, other = random.sample(self._regions, 2)
+                lines = [*self._life(), f"hush {one}-{other}"]
+            else:
+                region = self._region()
+                lines = [f"crash {region} silent", f"tick {random.choice((1, 100, 3000))}", f"start {region}"]
+            wait = [f"tick {random.choice((500, 5000, 29_000, 31_000))}"] * (random.random() < 0.7)
+            drawn.append((at, [*lines, *self._life(), *wait, *self._life()]))
+        self._insert(drawn)
+
+    def _restarts(self) -> None:
+        random = self._random
+        drawn: list[tuple[int, list[str]]] = []
+        for at in self._places(random.choice((1, 2))):
+            region = self._region()
+            lines = self._life()
+            if random.random() < 0.3:
+                lines.append(f"disk {region} {random.choice((5, 50))}")
+            for _ in range(random.choice((2, 3, 5))):
+                how = "stop" if random.random() < 0.2 else "crash"
+                lines += [f"{how} {region}", f"start {region}", f"tick {random.choice((1, 2, 3, 5, 8, 15, 40, 200))}"]
+            drawn.append((at, [*lines, *self._life(), f"disk {region} 0"]))
+        self._insert(drawn)
+
+    def _versions(self) -> None:
+        random = self._random
+        drawn: list[tuple[int, list[str]]] = []
+        for region in random.sample(self._regions, random.randint(1, len(self._regions) - 1)):
+            version = random.choice((1, 2, 3, 3))
+            first, second = self._places(2)
+            drawn.append((0 if random.random() < 0.5 else first, [f"version {region} {version}", "tick 1000"]))
+            if random.random() < 0.5:
+                drawn.append((second, [f"version {region} {random.choice((version, 4))}", *self._life()]))
+        self._insert(sorted(drawn, key=lambda one: one[0]))
+
+    def _clocks(self) -> None:
+        random = self._random
+        if any(line.startswith(RESTORING) for line in self._rest):
+            return  # a clock set back over a restore gives ledger ids twice: R1 rests on the clock
+        drawn: list[tuple[int, list[str]]] = []
+        for at in self._places(random.choice((1, 2, 4))):
+            jump = random.choice((-3_600_000, -600_000, -60_000, 60_000, 600_000, 3_600_000))
+            drawn.append((at, [*self._life(), f"clock {self._region()} {jump:+d}", *self._life()]))
+        self._insert(drawn)

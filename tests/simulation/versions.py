@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A broker of an older version of the peer protocol beside newer ones.
+
+There is one core here, the newest. It speaks as an older one did when each end believes that the other is of the older
+version: so the version in each HELLO is that of the older end. Nothing may reach the older one that its version did not
+know.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from meridian_broker.replication.exchange_messages import (
+    PARTS_VERSION,
+    RENEWAL_VERSION,
+    SUMMARY_VERSION,
+    Digest,
+    Fetch,
+    Hello,
+    PeerMessage,
+    State,
+)
+from meridian_broker.replication.lease_messages import LeaseRenewal, LeaseRenewed
+
+
+def spoken(message: PeerMessage, version: int) -> PeerMessage:
+    """As a broker of this version says or takes it."""
+    if isinstance(message, Hello) and message.version > version:
+        return replace(message, version=version)
+    return message
+
+
+def beyond(message: PeerMessage, version: int) -> str:
+    """What in the message a broker of this version does not know; empty: it knows everything."""
+    match message:
+        case Digest():
+            if message.summary is not None and version < SUMMARY_VERSION:
+                return "a summary"
+            if (message.differing or message.ends is not None) and version < PARTS_VERSION:
+                return "parts of buckets or ends of origins"
+        case Fetch():
+            if message.buckets and version < SUMMARY_VERSION:
+                return "numbers of buckets"
+            if message.parts and version < PARTS_VERSION:
+                return "numbers of parts"
+        case State():
+            if message.ends is not None and version < PARTS_VERSION:
+                return "ends of origins"
+        case LeaseRenewal() | LeaseRenewed():
+            if version < RENEWAL_VERSION:
+                return "renewals without names"
+    return ""
