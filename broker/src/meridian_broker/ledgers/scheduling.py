@@ -3,8 +3,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
-from typing import Any, Protocol
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
+from typing import Any, Final, Protocol
+
+AT_ONCE: Final = 64
+"""Jobs that ``run_all`` has under way. Enough for the stores to commit many of them together."""
 
 
 class Timer(Protocol):
@@ -33,3 +36,41 @@ class Scheduler(Protocol):
     def spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
         """Run ``work`` as a task that the shell owns, awaits and cancels at its end. A failure of it is logged."""
         ...
+
+
+async def run_all(scheduler: Scheduler, jobs: Iterable[Callable[[], Awaitable[object]]], name: str) -> None:
+    """Run every job, ``AT_ONCE`` at a time. Once one fails no further job begins; those under way are waited for.
+
+    :raises Exception: the first failure.
+    """
+    failures: list[Exception] = []
+    listed = list(jobs)
+    waiting = iter(listed)
+    workers = left = min(AT_ONCE, len(listed))
+    if not workers:
+        return
+
+    async def work(ready: Callable[[Any], None]) -> None:
+        nonlocal left
+        try:
+            await _work_off(waiting, failures)
+        finally:
+            left -= 1
+            if left == 0:
+                ready(failures[0] if failures else None)
+
+    def begin(ready: Callable[[Any], None]) -> None:
+        for _ in range(workers):
+            scheduler.spawn(work(ready), name)
+
+    await scheduler.answer(begin)
+
+
+async def _work_off(waiting: Iterator[Callable[[], Awaitable[object]]], failures: list[Exception]) -> None:
+    for job in waiting:
+        try:
+            await job()
+        except Exception as error:
+            failures.append(error)
+        if failures:
+            return

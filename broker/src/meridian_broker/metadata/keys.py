@@ -34,6 +34,8 @@ TOPICS: Final = "/local/topics"
 SCHEMA_VERSIONS: Final = "/local/schema-versions"
 LEDGER_IDS: Final = "/local/ledger-ids"
 BROKERS: Final = "/local/brokers"
+PARTITION: Final = "-partition-"
+"""Between the name of a topic, as it is in a path, and the number of one of its partitions."""
 
 
 @lru_cache(maxsize=4096)

@@ -68,6 +68,15 @@ class Deletions:
         ends = {} if own is None else positions(value, "ends")
         return Deletion(newest, ends, topic.partition >= 0 and newest == base)
 
+    async def newest(self, topic: TopicName) -> Stamp | None:
+        """The stamp of the last deletion of a topic or of any of its partitions; None: there was none."""
+        _, newest, _ = await self._access.value(keys.deletion(topic.base))
+        for path, record in await self._access.store.scan(keys.deletion(topic.base) + keys.PARTITION):
+            stamp = decode(path, record.value)[1]
+            if stamp is not None and (newest is None or stamp > newest):
+                newest = stamp
+        return newest
+
     async def marking(
         self, topic: TopicName, stamp: Stamp | None, ends: Mapping[str, Position] | None = None
     ) -> tuple[Check, Put, Stamp]:
@@ -240,9 +249,22 @@ class Topics:
         """Its last deletion here; None: there was none."""
         return await self._deletions.find(topic)
 
+    async def newest_deletion(self, topic: TopicName) -> Stamp | None:
+        """Of the topic and all its partitions; None: there was none."""
+        return await self._deletions.newest(topic)
+
     async def names(self, namespace: str, domain: str = PERSISTENT) -> list[TopicName]:
         """Those of ``tenant/namespace``, partitions as topics of their own."""
         return await list_topics(self._access, namespace, domain, keys.topics_of(namespace, domain))
+
+    async def partitions(self, base: TopicName) -> list[TopicName]:
+        """The partitions on record, by number, also those beyond the number of partitions that the topic has."""
+        folder, found = keys.topic(base), list[TopicName]()
+        for path, _ in await self._access.store.scan(folder + keys.PARTITION):
+            name = base._replace(local_name=keys.unescape(path.rpartition("/")[2]))
+            if name.partition >= 0 and name.base == base:
+                found.append(name)
+        return sorted(found, key=lambda name: name.partition)
 
     async def create(self, topic: TopicName, record: TopicRecord | None = None) -> tuple[TopicRecord, int]:
         """Make it with its incarnation filled in; returns the record and its version.
@@ -313,6 +335,12 @@ class Topics:
             self.on_change(topic, False)
         return deleted
 
+    async def take_back(self, topic: TopicName) -> None:
+        """Forget a topic that should not have been made, as if it never was: no deletion is remembered."""
+        await self._access.store.delete(keys.topic(topic))
+        if self.on_change is not None:
+            self.on_change(topic, False)
+
     async def move(self, topic: TopicName, to: TopicName, why: Mapping[str, str], stamp: Stamp) -> None:
         """Give a topic that was deleted in other regions another name here, with all it holds (R8).
 
@@ -344,6 +372,9 @@ class Topics:
         """Remember a deletion in another region: what is made under the name later is of that incarnation (R8)."""
 
         async def attempt() -> bool | None:
+            _, known, _ = await self._access.value(keys.deletion(topic))
+            if known is not None and known >= stamp:
+                return True
             check, put, _ = await self._deletions.marking(topic, stamp)
             return await self._access.store.transact([check], [put]) or None
 

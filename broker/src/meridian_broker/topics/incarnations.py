@@ -19,7 +19,6 @@ from itertools import count
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from meridian_broker.ledgers.store import LedgerError
-from meridian_broker.metadata.errors import NotFound
 from meridian_broker.metadata.policy_table import REPLICATION
 from meridian_broker.metadata.store import MetadataError
 from meridian_broker.metadata.topic_catalog import Deletion
@@ -91,6 +90,12 @@ async def follow(service: TopicService, topic: Topic, told: Told) -> None:
     if stamp <= stamp_of(topic.incarnation) or not _is_possible(service, stamp):
         return
     name = topic_name.parse(topic.name)
+    if told.is_of_base:
+        try:
+            await removal.forget_partitioned(service, name.base, stamp)
+        except MetadataError as error:
+            log.warning("%s was deleted in another region, which says so again: %s", name.base, error)
+            return
     async with service.lock(topic.name):
         if service.topics.get(topic.name) is not topic or topic.failure is not None:
             return
@@ -109,8 +114,6 @@ async def follow(service: TopicService, topic: Topic, told: Told) -> None:
             else:
                 await removal.destroy(service, topic, stamp)
                 log.warning("topic %s was deleted in another region (%s) and is now deleted here", name, stamp)
-            if told.is_of_base:
-                await _forget_base(service, name, stamp)
         except (TopicError, LedgerError, MetadataError) as error:
             log.warning("%s was deleted in another region, and not yet here, next try in a while: %s", name, error)
             service.scheduler.later(RETRY_SECONDS, lambda: service.scheduler.spawn(_open_again(service, name), "retry"))
@@ -125,16 +128,6 @@ async def _open_again(service: TopicService, name: TopicName) -> None:
     except (TopicError, LedgerError, MetadataError):
         if not service.closing:
             service.scheduler.later(RETRY_SECONDS, lambda: service.scheduler.spawn(_open_again(service, name), "retry"))
-
-
-async def _forget_base(service: TopicService, name: TopicName, stamp: Stamp) -> None:
-    """The number of partitions goes with the first of them that does."""
-    base = await service.catalog.partitioned.deletion(name)
-    if base is None or base.stamp < stamp:
-        try:
-            await service.catalog.partitioned.delete(name.base, stamp)
-        except NotFound:
-            await service.catalog.topics.mark_deleted(name.base, stamp)
 
 
 async def _set_aside(

@@ -10,14 +10,17 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AsyncExitStack
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
+from meridian_broker.ledgers.scheduling import run_all
 from meridian_broker.ledgers.store import LedgerError
 from meridian_broker.metadata.errors import NotFound
 from meridian_broker.metadata.policy_values import CAUGHT_UP
 from meridian_broker.metadata.store import MetadataError
+from meridian_broker.metadata.topic_catalog import Deletion
 from meridian_broker.positions import ZERO, Stamp
 from meridian_broker.positions.position import EARLIEST, Position
 from meridian_broker.topics import adoption
@@ -28,7 +31,6 @@ from meridian_broker.wire.pulsar import topic_name
 from meridian_broker.wire.pulsar.topic_name import TopicName
 
 if TYPE_CHECKING:
-    from meridian_broker.metadata.records import PartitionedTopicRecord
     from meridian_broker.topics.service import TopicService
     from meridian_broker.topics.subscription import Subscription
     from meridian_broker.topics.topic import Topic
@@ -48,18 +50,29 @@ async def delete(service: TopicService, name: TopicName, *, force: bool) -> Stam
     :raises TopicInUse: clients are there and ``force`` is not given.
     :raises NotFound: there is none.
     """
-    record = await service.catalog.partitioned.find(name) if name.partition < 0 else None
-    names = [name] if record is None else _partitions(name, record)
-    if not name.is_persistent:
-        service.non_persistent.delete(names, force=force, partitioned=record is not None)
+    check = _anyway if force else _check_no_clients
+    partitioned = service.catalog.partitioned
+    if name.partition >= 0 or await partitioned.find(name) is None:
+        if not name.is_persistent:
+            service.non_persistent.delete([name], force=force, partitioned=False)
+            return None
+        async with AsyncExitStack() as locks:
+            topics = await _held(service, [name], locks)
+            if not topics:
+                raise TopicNotFound(f"topic {name} does not exist")
+            stamp = await _new_stamp(service, name)
+            await _remove(service, topics, check, stamp)
+        return stamp
     async with AsyncExitStack() as locks:
-        topics = await _held(service, names, locks) if name.is_persistent else []
-        if not topics and record is None and name.is_persistent:
-            raise TopicNotFound(f"topic {name} does not exist")
-        stamp = await _remove(service, topics, _anyway if force else _check_no_clients)
-        if record is not None:  # this counts for partitions that nobody has used yet, too
-            stamp = await service.catalog.partitioned.delete(name, stamp)
-    return stamp
+        await locks.enter_async_context(service.lock(str(name)))
+        names = await partition_names(service, name)
+        if not name.is_persistent:
+            service.non_persistent.delete(names, force=force, partitioned=True)
+            return await partitioned.delete(name)
+        topics = await _held(service, names, locks)
+        stamp = await _new_stamp(service, name)
+        await _remove(service, topics, check, stamp)
+        return await partitioned.delete(name, stamp)  # this counts for partitions that nobody has used yet, too
 
 
 async def delete_as_elsewhere(service: TopicService, name: TopicName, stamp: Stamp, *, partitioned: bool) -> None:
@@ -67,49 +80,97 @@ async def delete_as_elsewhere(service: TopicService, name: TopicName, stamp: Sta
 
     A link may have told of the deletion before: what was made since then stays.
     """
-    known = await service.catalog.topics.deletion(name)
-    is_told = known is not None and known.stamp >= stamp
-    record = await service.catalog.partitioned.find(name) if partitioned else None
-    names = [name]
-    if record is not None:
-        names = _partitions(name, record)
-    elif partitioned:  # the number went with the first partition of which a link told, others may be left
-        names = [one for one in await service.catalog.topics.names(name.namespace_name) if one.base == name]
     async with AsyncExitStack() as locks:
+        names = [name]
+        if partitioned:
+            await locks.enter_async_context(service.lock(str(name)))
+            names = await partition_names(service, name)
+        known = await service.catalog.topics.deletion(name)
+        is_told = known is not None and known.stamp >= stamp
         topics = await _held(service, names, locks)
         await _remove(service, [one for one in topics if stamp_of(one.incarnation) < stamp], _anyway, stamp)
-        if record is not None and not is_told:
+        if partitioned and not is_told:
             with contextlib.suppress(NotFound):
                 await service.catalog.partitioned.delete(name, stamp)
         await service.catalog.topics.mark_deleted(name, stamp)
 
 
-def _partitions(name: TopicName, record: PartitionedTopicRecord) -> list[TopicName]:
-    return [name.with_partition(number) for number in range(record.partitions)]
+async def forget_partitioned(service: TopicService, name: TopicName, stamp: Stamp) -> None:
+    """A partitioned topic was deleted in another region: the number of its partitions goes with the first of them of
+    which we hear, under the topic's lock, so that a thousand who hear of it at once do not contend for one record."""
+    async with service.lock(str(name)):
+        known = await service.catalog.partitioned.deletion(name)
+        if known is not None and known.stamp >= stamp:
+            return
+        try:
+            await service.catalog.partitioned.delete(name, stamp)
+        except NotFound:
+            await service.catalog.topics.mark_deleted(name, stamp)
+
+
+async def take_back(service: TopicService, names: Iterable[TopicName]) -> None:
+    """Undo the making of partitions that their topic does not have: those of them that hold no message.
+
+    The caller holds the topic's lock.
+
+    :raises MetadataError, LedgerError, TopicError: some of them may be left.
+    """
+    for name in names:
+        async with AsyncExitStack() as locks:
+            for topic in await _held(service, [name], locks):
+                if topic.log.last_own == EARLIEST and not topic.log.last_origin:
+                    topic.reopen = False
+                    topic.fence("this partition is not one of its topic")
+                    await service.drop(topic)
+                    await service.catalog.topics.take_back(name)
+                    service.forget(topic.name)
+                    await _delete_ledgers(topic)
+
+
+async def partition_names(service: TopicService, name: TopicName) -> list[TopicName]:
+    """All partitions that a topic has by number or on record: growth that broke off may have left more than it has."""
+    record = await service.catalog.partitioned.find(name)
+    numbered = [] if record is None else [name.with_partition(number) for number in range(record.partitions)]
+    on_record = await service.catalog.topics.partitions(name) if name.is_persistent else []
+    return list(dict.fromkeys([*numbered, *on_record]))
 
 
 async def _held(service: TopicService, names: list[TopicName], locks: AsyncExitStack) -> list[Topic]:
-    """Those that exist, open, and the locks of all.
+    """Those that exist, open, and the locks of all, taken in the order of their names.
+
+    Whoever holds the lock of a partitioned topic may take those of its partitions, and nobody takes them the other way
+    round: so no two wait for each other.
 
     A partition that nobody has used yet would be made by opening it, and taken for a new topic by other regions.
 
     :raises TopicFenced: one was opened anew meanwhile.
     """
     found: dict[TopicName, Topic] = {}
-    for name in names:
+
+    async def open_one(name: TopicName) -> None:
         record = await service.catalog.topics.find(name)
         if record is not None:
             with contextlib.suppress(TopicNotFound, TopicFenced):  # it is looked at again below
                 found[name] = await service.topic(name, create=False, incarnation=record[0].incarnation)
-    for name in names:
+
+    await run_all(service.scheduler, [partial(open_one, name) for name in names], "open a topic to be deleted")
+    ordered = sorted(names, key=str)
+    for name in ordered:
         await locks.enter_async_context(service.lock(str(name)))
-    for name in names:
+    for name in ordered:
         if service.topics.get(str(name)) is found.get(name):
             continue
         if await service.catalog.topics.find(name) is not None:
             raise TopicFenced(f"{name} was opened anew meanwhile: delete it again")
         found.pop(name, None)  # it was deleted by somebody else: another region may have told of that, too
-    return list(found.values())
+    return [found[name] for name in names if name in found]
+
+
+async def _new_stamp(service: TopicService, name: TopicName) -> Stamp:
+    """Of a deletion that happens now."""
+    newest = service.catalog.topics.newest_deletion
+    known = await newest(name) if name.partition < 0 else await service.catalog.topics.deletion(name)
+    return service.clock.next(known.stamp if isinstance(known, Deletion) else known)
 
 
 def stamp_of(incarnation: str) -> Stamp:
@@ -136,43 +197,45 @@ def clients(topic: Topic) -> int:
     return producers + sum(len(subscription.consumers) for subscription in topic.subscriptions.values())
 
 
-async def _remove(service: TopicService, topics: list[Topic], check: Check, stamp: Stamp | None = None) -> Stamp | None:
+async def _remove(service: TopicService, topics: list[Topic], check: Check, stamp: Stamp) -> None:
     """The caller holds their locks."""
     for topic in topics:
         check(topic)
     for topic in topics:
         topic.reopen = False
         topic.fence("the topic was deleted")
-    for topic in topics:
+
+    async def remove(topic: Topic) -> None:
         await service.drop(topic)
-        stamp = await destroy(service, topic, stamp)
-    return stamp
+        await destroy(service, topic, stamp)
+
+    await run_all(service.scheduler, [partial(remove, topic) for topic in topics], "delete a topic")
 
 
-async def destroy(service: TopicService, topic: Topic, stamp: Stamp | None) -> Stamp:
+async def destroy(service: TopicService, topic: Topic, stamp: Stamp) -> None:
     """Delete all that is stored of a topic that is closed for good; the caller holds its lock.
 
     The record says first that it is deleted: a copy of which half is gone would be taken for a whole one. It says with
     which stamp, too: whoever finishes the deletion, be it on metadata restored from a copy of this very moment, means
     the one that all regions know, and no later one that would take what was made since.
     """
-    if stamp is None:
-        known = await service.catalog.topics.deletion(topic_name.parse(topic.name))
-        stamp = service.clock.next(None if known is None else known.stamp)
     ends = {**topic.log.last_origin, topic.region: topic.log.last_own}
     if topic.metadata is not None:
         await topic.metadata.begin_deletion(stamp, topic.log.last_own, topic.log.last_origin)
+    await _delete_ledgers(topic)
+    await _forget(service, topic_name.parse(topic.name), stamp, ends)
+
+
+async def _delete_ledgers(topic: Topic) -> None:
     await topic.compaction.delete()
     await topic.progress_log.delete()
     await topic.log.delete()
-    return await _forget(service, topic_name.parse(topic.name), stamp, ends)
 
 
-async def _forget(service: TopicService, name: TopicName, stamp: Stamp, ends: Mapping[str, Position]) -> Stamp:
+async def _forget(service: TopicService, name: TopicName, stamp: Stamp, ends: Mapping[str, Position]) -> None:
     known = {region: end for region, end in ends.items() if end > EARLIEST}
-    deleted = await service.catalog.topics.delete(name, stamp, known)
+    await service.catalog.topics.delete(name, stamp, known)
     service.forget(str(name))
-    return deleted
 
 
 async def claimed(service: TopicService, name: TopicName) -> tuple[TopicMetadata, bool]:
@@ -230,7 +293,10 @@ async def remove_unused(service: TopicService) -> None:
                     check(topic)
                 async with AsyncExitStack() as locks:
                     names = [topic_name.parse(topic.name) for topic in topics]
-                    await _remove(service, await _held(service, names, locks), check)
+                    if record is not None:
+                        await locks.enter_async_context(service.lock(str(base)))
+                    held = await _held(service, names, locks)
+                    await _remove(service, held, check, await _new_stamp(service, base))
                 log.info("%s was removed: nobody used it", base)
         except TopicInUse:
             continue

@@ -11,11 +11,12 @@ import logging
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol
 from weakref import WeakValueDictionary
 
 from meridian_broker.ledgers.chapters import CacheBudget, LogLimits
-from meridian_broker.ledgers.scheduling import Scheduler
+from meridian_broker.ledgers.scheduling import Scheduler, run_all
 from meridian_broker.ledgers.store import LedgerError, LedgerStore
 from meridian_broker.metadata.catalog import Catalog
 from meridian_broker.metadata.errors import AlreadyExists
@@ -272,10 +273,12 @@ class TopicService:
             raise InvalidName(f"{partitions} partitions: a partitioned topic has at least one")
         if await self.catalog.topics.find(name) is not None:
             raise AlreadyExists(f"{name} exists as a topic without partitions")
-        await opening.check_room(self, name, partitions)
-        await self.catalog.partitioned.create(name, partitions, properties)
-        for index in range(partitions if name.is_persistent else 0):
-            await self.topic(name.with_partition(index), create=False)
+        async with self.lock(str(name)):
+            await opening.check_room(self, name, partitions)
+            await self.catalog.partitioned.create(name, partitions, properties)
+            made = range(partitions if name.is_persistent else 0)
+            jobs = [partial(self.topic, name.with_partition(index), create=False) for index in made]
+            await run_all(self.scheduler, jobs, "make a partition")
 
     async def grow(self, name: TopicName, partitions: int) -> None:
         """More partitions; the subscriptions of the topic start at the earliest message of the new ones (R15)."""

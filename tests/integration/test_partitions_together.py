@@ -1,0 +1,172 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Partitioned topics that are made, grown and deleted at the same time, and partitions that were left half-way."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from broker_inside import broker_inside
+from broker_regions import until
+from meridian_broker.metadata.policy_values import InactiveTopics
+from meridian_broker.metadata.store import MetadataUnavailable
+from meridian_broker.positions import Stamp
+from meridian_broker.positions.position import EARLIEST
+from meridian_broker.topics import removal
+from meridian_broker.topics.removal import delete_as_elsewhere, remove_unused
+from meridian_broker.topics.service import TopicService
+from meridian_broker.wire.pulsar.topic_name import TopicName, parse
+
+NAME = parse("persistent://public/default/together")
+PATIENCE = 20.0
+
+
+class WatchedLock(asyncio.Lock):
+    """Knows who waits for it, or for another one."""
+
+    waiting: set[asyncio.Task[Any] | None]
+
+    async def acquire(self) -> bool:  # type: ignore[override]
+        self.waiting.add(asyncio.current_task())
+        try:
+            return bool(await super().acquire())
+        finally:
+            self.waiting.discard(asyncio.current_task())
+
+
+def watch_locks(service: TopicService) -> set[asyncio.Task[Any] | None]:
+    """Those who wait for locks of topics, from now on."""
+    waiting: set[asyncio.Task[Any] | None] = set()
+
+    def new_lock() -> WatchedLock:
+        lock = WatchedLock()
+        lock.waiting = waiting
+        return lock
+
+    service.new_lock = new_lock
+    return waiting
+
+
+async def subscribed(service: TopicService, partitions: int) -> None:
+    await service.create_partitioned(NAME, partitions, {})
+    for index in range(partitions):
+        topic = await service.topic(NAME.with_partition(index), create=False)
+        topic.create_subscription("old", EARLIEST)
+
+
+async def subscriptions_if_made_again(service: TopicService, partitions: int) -> list[str]:
+    await service.create_partitioned(NAME, partitions, {})
+    opened = [await service.topic(NAME.with_partition(index), create=False) for index in range(partitions)]
+    return [name for topic in opened for name in topic.subscriptions]
+
+
+def by_command(service: TopicService) -> Coroutine[Any, Any, Any]:
+    return service.delete_topic(NAME, force=True)
+
+
+def unused(service: TopicService) -> Coroutine[Any, Any, Any]:
+    return remove_unused(service)
+
+
+def by_another_region(service: TopicService) -> Coroutine[Any, Any, Any]:
+    stamp = Stamp(service.scheduler.now_ms(), 0, "us-west")
+    return delete_as_elsewhere(service, NAME, stamp, partitioned=True)
+
+
+@pytest.mark.parametrize("first", [by_command, unused, by_another_region])
+@pytest.mark.parametrize("second", [by_command, unused, by_another_region])
+async def test_two_deletions_do_not_wait_for_each_other(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    first: Callable[[TopicService], Coroutine[Any, Any, Any]],
+    second: Callable[[TopicService], Coroutine[Any, Any, Any]],
+) -> None:
+    """Each takes the locks of all partitions. A third party, which holds one meanwhile, lets either begin."""
+    partitions = 11  # by name, partition 10 comes before partition 2
+    async with broker_inside(tmp_path) as inside:
+        service = inside.service
+        await service.create_partitioned(NAME, partitions, {})
+        for index in range(partitions):
+            await service.unload(NAME.with_partition(index))
+        for index in reversed(range(partitions)):  # clients come in any order
+            topic = await service.topic(NAME.with_partition(index), create=False)
+            topic.rules = replace(topic.rules, inactive_topics=InactiveTopics(True, "delete_when_no_subscriptions", 0))
+        monkeypatch.setattr(removal, "is_unused", lambda topic, *, alone: topic.name.startswith(str(NAME)))  # noqa: ARG005
+        waiting = watch_locks(service)
+        held = [service.lock(str(NAME.with_partition(index))) for index in (0, 2)]
+        for lock in held:
+            await lock.__aenter__()
+        deletions = [asyncio.create_task(deletion(service)) for deletion in (first, second)]
+        await until(lambda: all(one in waiting for one in deletions))
+        for lock in held:
+            await lock.__aexit__(None, None, None)
+        async with asyncio.timeout(PATIENCE):
+            await asyncio.gather(*deletions, return_exceptions=True)
+        assert await service.topic_names("public/default") == []
+
+
+async def test_a_topic_that_is_deleted_while_it_grows_leaves_no_partition(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who made the topic anew got the subscriptions of the deleted one, in some of its partitions."""
+    async with broker_inside(tmp_path) as inside:
+        service = inside.service
+        waiting = watch_locks(service)
+        await subscribed(service, 2)
+        reached, go_on = asyncio.Event(), asyncio.Event()
+        grow = service.catalog.partitioned.grow
+
+        async def slow(name: TopicName, partitions: int) -> object:
+            reached.set()
+            await go_on.wait()
+            return await grow(name, partitions)
+
+        monkeypatch.setattr(service.catalog.partitioned, "grow", slow)
+        growing = asyncio.create_task(service.grow(NAME, 4))
+        await reached.wait()
+        deleting = asyncio.create_task(service.delete_topic(NAME, force=True))
+        await until(lambda: deleting.done() or deleting in waiting)
+        go_on.set()
+        async with asyncio.timeout(PATIENCE):
+            await asyncio.gather(growing, deleting, return_exceptions=True)
+        assert await service.topic_names("public/default") == []
+        assert await subscriptions_if_made_again(service, 4) == []
+
+
+async def test_growth_that_fails_leaves_no_partition_beyond_the_number(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with broker_inside(tmp_path) as inside:
+        service = inside.service
+        await subscribed(service, 2)
+        partitioned = service.catalog.partitioned
+
+        async def fail(name: TopicName, partitions: int) -> object:
+            raise MetadataUnavailable(f"{name} cannot get {partitions} partitions: the store is away")
+
+        with monkeypatch.context() as patched:
+            patched.setattr(partitioned, "grow", fail)
+            with pytest.raises(MetadataUnavailable):
+                await service.grow(NAME, 4)
+        kept = [str(NAME.with_partition(index)) for index in (0, 1)]
+        assert await service.topic_names("public/default") == kept
+        await service.grow(NAME, 3)
+        opened = [await service.topic(NAME.with_partition(index), create=False) for index in range(3)]
+        assert [list(topic.subscriptions) for topic in opened] == [["old"]] * 3
+
+
+@pytest.mark.parametrize("told", [False, True], ids=["here", "elsewhere"])
+async def test_partitions_that_a_broken_growth_left_go_with_their_topic(tmp_path: Path, told: bool) -> None:
+    """A broker died after it had made partitions and before the topic had their number."""
+    async with broker_inside(tmp_path) as inside:
+        service = inside.service
+        await subscribed(service, 2)
+        left = await service.topic(NAME.with_partition(3), create=True, growing_to=4)
+        left.create_subscription("old", EARLIEST)
+        await (by_another_region(service) if told else service.delete_topic(NAME, force=True))
+        assert await service.topic_names("public/default") == []
+        assert await subscriptions_if_made_again(service, 4) == []
