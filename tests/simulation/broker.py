@@ -175,6 +175,8 @@ class SimRegion:
         """Of the peer protocol that its brokers speak, from their next start on."""
         self.disk_us = 0
         """A sync takes so much longer."""
+        self.metadata_slow_us = 0
+        """So does each question to the metadata store."""
         self.broker: SimBroker | None = None
         self.earlier: list[SimBroker] = []
         """Brokers that live on although a later one has begun."""
@@ -197,7 +199,7 @@ class SimRegion:
 
     def metadata_us(self) -> int:
         random = self.world.weather.random
-        return 0 if random is None else int(2_000 * random.random() ** 2)
+        return self.metadata_slow_us + (0 if random is None else int(2_000 * random.random() ** 2))
 
     def written(self, path: str, value: bytes) -> None:
         """The metadata says which ledgers hold a topic's entries, before the first entry is stored in them."""

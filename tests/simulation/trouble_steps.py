@@ -14,6 +14,7 @@ second us / retire us       another broker takes the region over, and the one be
 disk us 20                  a sync takes so much longer
 full us / room us           the disk refuses writes / takes them again
 metadata us away / back     the metadata store does not answer
+metadata us 50              each question to it takes so much longer
 clock us +5000              the wall clock jumps
 rot us t 3 / mend us        an entry's bytes change by themselves / the operator brings them back
 save us / restore us        keep a copy of volume and metadata / crash and start from it
@@ -121,7 +122,11 @@ class TroubleSteps(Teller):
 
     def do_metadata(self, region: str, state: str) -> None:
         self.world.trouble()
-        self.world.regions[region].metadata.away = state == "away"
+        home = self.world.regions[region]
+        if state.isdigit():
+            home.metadata_slow_us = int(state) * 1000
+        else:
+            home.metadata.away = state == "away"
 
     def do_clock(self, region: str, ms: str) -> None:
         self.world.regions[region].skew_ms += int(ms)

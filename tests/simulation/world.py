@@ -116,6 +116,7 @@ class World:
             region.broker_of("") is not None
             and region.is_one
             and not region.disk_us
+            and not region.metadata_slow_us
             and not region.volume.is_rotten
             and not region.metadata.away
             for region in self.regions.values()
@@ -206,7 +207,7 @@ class World:
                 self.network.heal(dialler, target)
                 self.network.release(dialler, target)
         for region in self.regions.values():
-            region.disk_us = 0
+            region.disk_us = region.metadata_slow_us = 0
             region.metadata.away = False
             region.volume.mend()
             region.retire()

@@ -121,6 +121,9 @@ class WorldRegion:
     def is_served(self, topic: str) -> bool:
         return True
 
+    def open_soon(self, topic: str) -> None:
+        raise AssertionError(f"{topic} is open: all topics of this world are")
+
     def progress(self, topic: str, subscription: str) -> Progress | None:
         found = self.subscription(topic, subscription)
         return None if found is None else found.progress

@@ -223,3 +223,46 @@ async def test_a_write_over_a_stamp_from_the_future_is_later_than_it(
     stamp = decode(path, record.value)[1]
     assert stamp is not None
     assert stamp > future
+
+
+class TestIncarnations:
+    """What a topic's incarnation is, answered from memory (R8)."""
+
+    async def test_own_deletions_count_at_once(self, catalog: Catalog) -> None:
+        assert catalog.incarnation(ORDERS) == ""
+        await catalog.topics.create(ORDERS)
+        first = await catalog.topics.delete(ORDERS)
+        assert catalog.incarnation(ORDERS) == str(first)
+        told = Stamp(NOW_MS + 60_000, 0, "us-west")
+        await catalog.topics.mark_deleted(ORDERS, told)
+        assert catalog.incarnation(ORDERS) == str(told) == await catalog.topics.incarnation(ORDERS)
+
+    async def test_a_partition_goes_with_its_topic(self, catalog: Catalog) -> None:
+        partition = ORDERS.with_partition(1)
+        await catalog.partitioned.create(ORDERS, 2)
+        await catalog.topics.create(partition)
+        own = await catalog.topics.delete(partition)
+        whole = await catalog.partitioned.delete(ORDERS)
+        assert catalog.incarnation(partition) == str(whole) != str(own)
+        assert catalog.incarnation(partition) == await catalog.topics.incarnation(partition)
+
+    async def test_another_life_knows_all_of_them(self, make: Callable[[], Catalog]) -> None:
+        before, after = make(), make()
+        await before.topics.mark_deleted(ORDERS, stamp := Stamp(NOW_MS, 7, "eu"))
+        await after.refresh()
+        assert after.incarnation(ORDERS) == str(stamp)
+
+    async def test_those_of_another_broker_come_by_the_watch(self, make: Callable[[], Catalog]) -> None:
+        one, other = make(), make()
+        async with running(other):
+            await one.topics.mark_deleted(ORDERS, stamp := Stamp(NOW_MS, 7, "eu"))
+            await wait_until(lambda: other.incarnation(ORDERS) == str(stamp))
+
+    async def test_a_record_that_cannot_be_read_keeps_nobody_from_the_others(
+        self, catalog: Catalog, store: SqliteMetadataStore
+    ) -> None:
+        await store.put(keys.deletion(ORDERS), b"rotten")
+        await catalog.topics.mark_deleted(ORDERS.with_partition(3), stamp := Stamp(NOW_MS, 0, "eu"))
+        await catalog.refresh()
+        assert catalog.incarnation(ORDERS) == ""
+        assert catalog.incarnation(ORDERS.with_partition(3)) == str(stamp)

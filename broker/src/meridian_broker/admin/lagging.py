@@ -33,6 +33,7 @@ SENTENCES: Final = {
     Why.REFUSED: "{region} refuses it{since}: {detail}",
     Why.TOO_LARGE: "it cannot be sent to {region}{since}: {detail}",
     Why.NOT_CONFIRMED: "{region} is connected and confirms nothing{since}",
+    Why.DISPATCH_WAITS: "dispatch waits here: {region} does not say yet what was acknowledged there: {detail}",
     Why.CATCHING_UP: "{region} is back{since}, and what it missed is being compared",
 }
 

@@ -18,6 +18,7 @@ from meridian_broker.positions import Progress
 from meridian_broker.replication.exchange import PeerStatus, ProgressExchange
 from meridian_broker.replication.exchange_codec import command, decode, encode
 from meridian_broker.replication.exchange_messages import Hello, PeerMessage
+from meridian_broker.replication.exchange_waits import BarrierResult
 from meridian_broker.topics.progress_log import WhenDurable
 
 if TYPE_CHECKING:
@@ -103,7 +104,15 @@ class ExchangeShell:
         self._tick_soon()
 
     def barrier(self, topic: str, subscription: str, passed: Callable[[], None]) -> None:
-        self.core.barrier(topic, subscription, self._now_ms(), lambda _: passed())
+        def done(result: BarrierResult) -> None:
+            for region in sorted(result.refused):
+                log.warning(
+                    "%s of %s is dispatched without what was acknowledged in %s, which may come again: %s",
+                    *(subscription, topic, region, result.missing[region]),
+                )
+            passed()
+
+        self.core.barrier(topic, subscription, self._now_ms(), done)
         self._tick_soon()
 
     def flush(self, topic: str, subscription: str, passed: Callable[[], None]) -> None:

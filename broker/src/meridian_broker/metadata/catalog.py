@@ -85,6 +85,12 @@ class Catalog:
         namespace = self.namespace(topic.namespace_name)
         return frozenset() if namespace is None else namespace.replication_clusters
 
+    def incarnation(self, topic: TopicName) -> str:
+        """The incarnation that the topic would have if it were made now (R8), as last seen; that of one on record, too,
+        unless its deletion in another region is just being followed."""
+        stamp = self._access.view.deletion(topic)
+        return "" if stamp is None else str(stamp)
+
     @property
     def revision(self) -> int:
         """Another number whenever what is answered from memory may have changed."""

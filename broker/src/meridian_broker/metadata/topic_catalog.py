@@ -8,7 +8,7 @@ make the same topic at the same time mean the same topic.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -95,6 +95,15 @@ class Deletions:
             known[region] = max(end, known.get(region, EARLIEST))
         shown = {region: str(end) for region, end in sorted(known.items())}
         return Check(path, version), Put(path, encode({"ends": shown} if shown else {}, mark)), mark
+
+    async def write(
+        self, checks: Sequence[Check], operations: Sequence[Put | Delete], topic: TopicName, mark: Stamp
+    ) -> bool:
+        """A transaction with what ``marking`` said. When it went through the view knows of it at once."""
+        if not await self._access.store.transact(checks, operations):
+            return False
+        self._access.view.deleted(keys.deletion(topic), mark)
+        return True
 
 
 class PartitionedTopics:
@@ -212,7 +221,8 @@ class PartitionedTopics:
                 raise NotFound(f"partitioned topic {topic} does not exist")
             check, put, mark = await self._deletions.marking(topic, stamp)
             forgotten = await _policies_to_forget(self._access, topic)
-            done = await self._access.store.transact([Check(path, version), check], [Delete(path), put, *forgotten])
+            operations: list[Put | Delete] = [Delete(path), put, *forgotten]
+            done = await self._deletions.write([Check(path, version), check], operations, topic, mark)
             return mark if done else None
 
         deleted = await self._access.retry(f"deleting {topic}", attempt)
@@ -326,7 +336,8 @@ class Topics:
             check, put, mark = await self._deletions.marking(topic, stamp, ends)
             checks = [Check(path, found.version), check]
             forgotten = [] if topic.partition >= 0 else await _policies_to_forget(self._access, topic)
-            return mark if await self._access.store.transact(checks, [Delete(path), put, *forgotten]) else None
+            done = await self._deletions.write(checks, [Delete(path), put, *forgotten], topic, mark)
+            return mark if done else None
 
         deleted = await self._access.retry(f"deleting {topic}", attempt)
         if topic.partition < 0:
@@ -353,7 +364,7 @@ class Topics:
             found = await self._access.store.get(old)
             if found is None:
                 raise NotFound(f"topic {topic} does not exist in {self._access.region}")
-            check, put, _ = await self._deletions.marking(topic, stamp)
+            check, put, mark = await self._deletions.marking(topic, stamp)
             incarnation, checks = await self._deletions.incarnation(to)
             value, written = decode(old, found.value)
             record = TopicRecord.from_json(value)
@@ -361,7 +372,7 @@ class Topics:
             checks += [Check(old, found.version), Check(new, ABSENT), check]
             operations: list[Put | Delete] = [Delete(old), put, Put(new, encode(moved.to_json(), written))]
             operations += [] if topic.partition >= 0 else await _policies_to_forget(self._access, topic)
-            return await self._access.store.transact(checks, operations) or None
+            return await self._deletions.write(checks, operations, topic, mark) or None
 
         await self._access.retry(f"setting {topic} aside", attempt)
         if self.on_change is not None:
@@ -375,8 +386,8 @@ class Topics:
             _, known, _ = await self._access.value(keys.deletion(topic))
             if known is not None and known >= stamp:
                 return True
-            check, put, _ = await self._deletions.marking(topic, stamp)
-            return await self._access.store.transact([check], [put]) or None
+            check, put, mark = await self._deletions.marking(topic, stamp)
+            return await self._deletions.write([check], [put], topic, mark) or None
 
         await self._access.retry(f"marking {topic} as deleted", attempt)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Clusters, tenants, namespaces and topics' policies in memory, for decisions that cannot wait for the store.
+"""Clusters, tenants, namespaces, topics' policies and deletions in memory: decisions that cannot wait for the store.
 
 The view holds what the store holds at the paths it knows, by version: news that is older than what is known changes
 nothing. A namespace's record is put together when it is first asked for, and again after one of its paths changed.
@@ -14,8 +14,9 @@ from typing import Final, Generic, Literal, TypeVar
 from meridian_broker.metadata import keys
 from meridian_broker.metadata.policies import NamespaceRecord, TopicPolicies
 from meridian_broker.metadata.records import ClusterRecord, TenantRecord, decode
-from meridian_broker.metadata.store import Change, Record
+from meridian_broker.metadata.store import Change, MetadataError, Record
 from meridian_broker.metadata.trees import Tree, fold_namespace, fold_tenant, fold_topic_policies
+from meridian_broker.positions.clock import ZERO, Stamp
 from meridian_broker.wire.pulsar.topic_name import TopicName
 
 Kind = Literal["cluster", "tenant", "namespace", "partitioned", "schema", "deletion", "topic policies", "everything"]
@@ -110,6 +111,8 @@ class View:
         self._tenants: _Shelf[TenantRecord] = _Shelf(fold_tenant)
         self._namespaces: _Shelf[NamespaceRecord] = _Shelf(fold_namespace)
         self._topic_policies: _Shelf[TopicPolicies] = _Shelf(fold_topic_policies)
+        self._deletions: dict[str, Stamp] = {}
+        """By path. Stamps only grow, so the latest one seen counts, in whatever order they are seen."""
 
     @classmethod
     def of(cls, found: Iterable[tuple[str, Record]]) -> View:
@@ -129,6 +132,8 @@ class View:
             shelf = self._shelf(kind)
             if shelf is not None:
                 shelf.set(base, leaf, change.record)
+            elif kind == "deletion":
+                self._hear_of_deletion(change)
             news[Changed(kind, name_of(kind, base))] = None
         return list(news)
 
@@ -156,6 +161,26 @@ class View:
 
     def topic_policies(self, topic: TopicName) -> TopicPolicies | None:
         return self._topic_policies.get(keys.topic_policies(topic))
+
+    def deleted(self, path: str, stamp: Stamp) -> None:
+        """A deletion is on record at this path."""
+        self._deletions[path] = max(stamp, self._deletions.get(path, ZERO))
+
+    def deletion(self, topic: TopicName) -> Stamp | None:
+        """The last deletion of the topic, or of the one that it is a partition of; None: it never was deleted."""
+        paths = (keys.deletion(topic), keys.deletion(topic.base))
+        return max((self._deletions[path] for path in paths if path in self._deletions), default=None)
+
+    def _hear_of_deletion(self, change: Change) -> None:
+        if change.record is None:
+            self._deletions.pop(change.path, None)
+            return
+        try:
+            _, stamp = decode(change.path, change.record.value)
+        except MetadataError:
+            return  # whoever opens the topic reads it again, and hears why it cannot be read
+        if stamp is not None:
+            self.deleted(change.path, stamp)
 
     def _shelf(self, kind: Kind) -> _AnyShelf | None:
         if kind == "cluster":

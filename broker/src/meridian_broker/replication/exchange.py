@@ -56,6 +56,7 @@ from meridian_broker.replication.exchange_messages import (
     SubscriptionKey,
 )
 from meridian_broker.replication.exchange_peer import Peer
+from meridian_broker.replication.exchange_refusals import Refusals
 from meridian_broker.replication.exchange_waits import BarrierResult, FlushResult, Waits
 from meridian_broker.replication.lease_desk import LeaseDesk
 from meridian_broker.replication.lease_messages import LeaseMessage
@@ -126,6 +127,7 @@ class ProgressExchange:
         self._comparing = Comparing(self._context)
         self._deltas = Deltas(self._context, self._waits, self._comparing)
         self._barriers = Barriers(self._context, self._waits, self._deltas)
+        self._refusals = Refusals(self._context, self._waits, self._barriers.pull)
         self._ends = None if ends is None else Ends(self._context, ends)
         self.leases = leases
         if leases is not None:
@@ -247,12 +249,14 @@ class ProgressExchange:
                 peer.expire_questions(now_ms - self._digest_interval_ms)
                 self._comparing.announce(peer)
         self._waits.expire(now_ms)
+        self._refusals.tick()
         if self.leases is not None:  # last, for whoever waited may want some now
             self.leases.tick()
 
     def next_deadline(self) -> int | None:
         """When ``tick`` has something to do, in ``now_ms``'s clock; None: not before something else happens."""
-        times = [self._waits.next_deadline(), None if self.leases is None else self.leases.next_deadline()]
+        times = [self._waits.next_deadline(), self._refusals.next_deadline()]
+        times.append(None if self.leases is None else self.leases.next_deadline())
         for peer in self._peers.values():
             times.append(peer.next_count_ms)
             if peer.up:
@@ -352,11 +356,12 @@ class ProgressExchange:
         """Pull the newest progress of every reachable region.
 
         ``done`` is called once all of it is joined here, or after ``barrier_ms``, or at once when nobody can be asked.
+        A region that refuses to answer is asked again, and dispatch waits longer for it (``exchange_refusals.py``).
         What the answers brought is durable then; what came in a delta just before may still be on its way to the disk.
         """
         self._context.now_ms = now_ms
         self.counters.barriers += 1
-        self._barriers.pull((topic, subscription), done)
+        self._refusals.begin((topic, subscription), done)
 
     def flush(self, topic: str, subscription: str, now_ms: int, done: Callable[[FlushResult], None]) -> None:
         """Wait until every reachable region confirmed all that was offered so far for the subscription.
@@ -437,7 +442,10 @@ class ProgressExchange:
         if not peer.up:
             down = -1 if peer.down_since_ms is None else peer.down_since_ms
             return Trouble(Why.OTHER_VERSION if peer.incompatible else Why.LINK_DOWN, peer.incompatible, down)
-        known = peer.waiting.get(key[0]) or peer.troubles.get(key)
+        if (refused := self._refusals.trouble(key, peer.region)) is not None:
+            return refused
+        held = peer.waiting.get(key[0])
+        known = peer.troubles.get(key) if held is None else held.trouble
         since = book.since()
         if known is not None or since is None:
             return known

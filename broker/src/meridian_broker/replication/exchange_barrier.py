@@ -2,12 +2,13 @@
 """The moment of a switch (R20): pull everything before the first dispatch, push everything before a close is answered.
 
 Either is enough for a planned switch without repeats; together they also cover a region that could do only its half.
-Both ask the regions that can be reached, wait for them at most ``barrier_ms``, and say who is missing and why.
+Both ask the regions that can be reached, wait for them at most ``barrier_ms``, and say who is missing and why. A region
+that refuses to answer the first is asked again (``exchange_refusals.py``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 
 from meridian_broker.positions.ackset import FLOOR
 from meridian_broker.positions.clock import ZERO
@@ -31,17 +32,25 @@ class Barriers:
         self._waits = waits
         self._deltas = deltas
 
-    def pull(self, key: SubscriptionKey, done: Callable[[WaitResult], None]) -> None:
-        """Ask every reachable region for what it knows and we do not."""
+    def pull(
+        self, key: SubscriptionKey, done: Callable[[WaitResult], None], regions: Collection[str] | None = None
+    ) -> None:
+        """Ask every reachable region for what it knows and we do not, whatever it was last seen to object to: what it
+        says now counts.
+
+        :param regions: ask these only.
+        """
         host = self._context.host
         progress = host.progress(*key)
         keys = () if progress is None else key_digests(progress)
         listed = keys if len(keys) <= self._context.limits.keys_per_question else None
-        wait = self._start(key, done)
-        if wait is None:
+        if self._waits.full:
+            others = frozenset(self._context.others_of(key[0]) if regions is None else regions)
+            done(WaitResult(frozenset(), dict.fromkeys(others, TOO_MANY), others))
             return
-        question = Barrier(wait.number, *key, host.incarnation(key[0]), listed, wants_record=progress is None)
-        for peer in self._reachable(wait):
+        wait = self._waits.start(key, host.incarnation(key[0]), self._context.now_ms, done)
+        question = Barrier(wait.number, *key, wait.incarnation, listed, wants_record=progress is None)
+        for peer in self._reachable(wait, regions):
             wait.waiting[peer.region] = set()
         for region in list(wait.waiting):
             send = self._context.peers[region].send
@@ -51,23 +60,25 @@ class Barriers:
 
     def push(self, key: SubscriptionKey, done: Callable[[WaitResult], None]) -> None:
         """Wait until every reachable region confirmed what it was, or ought to have been, offered."""
-        wait = self._start(key, done)
-        if wait is None:
+        host = self._context.host
+        if self._waits.full:
+            done(WaitResult(frozenset(), dict.fromkeys(self._context.others_of(key[0]), TOO_MANY)))
             return
-        host, peers = self._context.host, self._reachable(wait)
+        wait = self._waits.start(key, host.incarnation(key[0]), self._context.now_ms, done)
+        peers = [peer for peer in self._reachable(wait) if not self._is_held(wait, peer)]
         for peer in peers:
             wait.waiting[peer.region] = set()
         whole = host.progress(*key)
         if whole is None or not peers:  # nothing is told, so nothing has to be on the disk first
             self._push_to(wait, peers, None, None)
             return
-        whole, record, incarnation = whole.copy(), host.record(*key), host.incarnation(key[0])
+        whole, record = whole.copy(), host.record(*key)
 
         def shown(reason: str) -> None:
             if reason:
                 for peer in peers:
                     self._waits.settle(wait, peer.region, reason)
-            is_now = self._context.is_now(key[0], incarnation)
+            is_now = self._context.is_now(key[0], wait.incarnation)
             self._push_to(wait, peers, whole if is_now else None, record)
 
         self._context.show(key[0], shown)
@@ -103,6 +114,7 @@ class Barriers:
             return
         if not host.is_served(topic):
             # Progress that is on disk and not in memory is no reason to say that there is none.
+            host.open_soon(topic)
             reply(BarrierDone(question.number, reason=f"{host.region} has not opened {topic}"))
             return
         progress = host.progress(topic, name)
@@ -131,32 +143,35 @@ class Barriers:
         wait = self._waits.get(answer.number)
         if wait is None:
             return
-        if answer.reason or not answer.progress:
-            self._waits.settle(wait, peer.region, answer.reason)
+        if answer.reason:
+            self._waits.settle(wait, peer.region, answer.reason, refused=True)
+            return
+        if self._context.is_now(wait.key[0], wait.incarnation):
+            peer.release(wait.key[0])  # it answered to the incarnation that we have
+        if not answer.progress:
+            self._waits.settle(wait, peer.region)
             return
 
         def settled(_: str, reason: str, __: Progress | None) -> None:
-            self._waits.settle(wait, peer.region, reason)
+            self._waits.settle(wait, peer.region, reason, refused=True)
 
-        incarnation = self._context.host.incarnation(wait.key[0])
-        self._context.merge(peer.region, wait.key, incarnation, answer.progress, answer.record, settled)
+        self._context.merge(peer.region, wait.key, wait.incarnation, answer.progress, answer.record, settled)
 
-    def _start(self, key: SubscriptionKey, done: Callable[[WaitResult], None]) -> Wait | None:
-        if self._waits.full:
-            done(WaitResult(frozenset(), dict.fromkeys(self._context.others_of(key[0]), TOO_MANY)))
-            return None
-        return self._waits.start(key, self._context.now_ms, done)
-
-    def _reachable(self, wait: Wait) -> list[Peer]:
-        """The topic's peers that can be asked; the others are missing, with their reason."""
+    def _reachable(self, wait: Wait, regions: Collection[str] | None = None) -> list[Peer]:
+        """The topic's peers, or some of them, that can be asked; the others are missing, with their reason."""
         reachable: list[Peer] = []
-        topic = wait.key[0]
-        for region in self._context.others_of(topic):
+        for region in self._context.others_of(wait.key[0]):
+            if regions is not None and region not in regions:
+                continue
             peer = self._context.peers.get(region)
             if peer is None or not peer.up:
                 wait.missing[region] = LINK_DOWN if peer is None else peer.incompatible or LINK_DOWN
-            elif topic in peer.waiting:
-                wait.missing[region] = peer.waiting[topic].text
             else:
                 reachable.append(peer)
         return reachable
+
+    def _is_held(self, wait: Wait, peer: Peer) -> bool:
+        """Nothing is offered to the peer: it is missing, with the reason."""
+        if reason := self._context.held(peer, wait.key[0]):
+            wait.missing[peer.region] = reason
+        return bool(reason)

@@ -135,9 +135,7 @@ class Comparing:
         for question in fetch.questions[: limits.items_per_message]:
             if context.objection(peer.region, question.topic, context.host.incarnation(question.topic)) is not None:
                 continue
-            if peer.waiting.pop(question.topic, None) is not None:
-                # Whoever asks has seen our incarnation and has no objection.
-                peer.forget_troubles(question.topic)
+            peer.release(question.topic)  # whoever asks has seen our incarnation and has no objection
             if not question.state:
                 listings.extend(self._listing(peer, question.topic, question.subscription))
                 continue
@@ -240,10 +238,9 @@ class Comparing:
         context, topic = self._context, theirs.topic
         objection = context.objection(peer.region, topic, theirs.incarnation)
         if objection is not None:
-            peer.hold_back(topic, why_of(objection[0]), objection[1], context.now_ms)
+            peer.hold_back(topic, why_of(objection[0]), objection[1], context.now_ms, theirs.incarnation)
             return True
-        if peer.waiting.pop(topic, None) is not None:
-            peer.forget_troubles(topic)
+        peer.release(topic)
         if theirs.digest != context.book.topic(topic):
             return False
         if not theirs.unsettled:

@@ -42,6 +42,9 @@ class ProgressHost(Protocol):
     def is_served(self, topic: str) -> bool:
         """Whether ``progress`` is all that this region knows: false while a topic on record is not open."""
 
+    def open_soon(self, topic: str) -> None:
+        """Open a topic that is on record and not open yet, before others: another region waits for it."""
+
     def progress(self, topic: str, subscription: str) -> Progress | None:
         """All this region knows to be acked; None: no such subscription."""
 
@@ -164,6 +167,20 @@ class ExchangeContext:
                 "nothing is merged until both know of the same deletion"
             )
         return None
+
+    def held(self, peer: Peer, topic: str) -> str:
+        """Why nothing of the topic is offered to the peer now; empty: it may be.
+
+        What the peer showed of the topic is judged by what is known here now: it may be what this region has learned
+        meanwhile.
+        """
+        held = peer.waiting.get(topic)
+        if held is None:
+            return ""
+        if held.incarnation is not None and self.objection(peer.region, topic, held.incarnation) is None:
+            peer.release(topic)
+            return ""
+        return held.trouble.text
 
     # -- what may be told (R10, R60)
 

@@ -56,6 +56,8 @@ class Deltas:
         regions = self._context.host.regions_of(key[0])
         for region, peer in self._context.peers.items():
             if region in regions:
+                if key[0] in peer.waiting:
+                    self._context.held(peer, key[0])  # no more, perhaps
                 now_ms = self._context.now_ms
                 peer.offer((*key, False), delta, incarnation=incarnation, now_ms=now_ms, record=record, entries=entries)
             elif key[0] in peer.even:  # it is out of the topic, and may be back before its next digest

@@ -44,6 +44,8 @@ class Why(StrEnum):
     """The progress does not fit a message."""
     NOT_CONFIRMED = "NotConfirmed"
     """The link is up, and the region does not answer."""
+    DISPATCH_WAITS = "DispatchWaits"
+    """The region can be reached and refuses to say what was acknowledged there, so nothing is dispatched here yet."""
     CATCHING_UP = "CatchingUp"
     """The link is up again, and what was missed meanwhile is being compared."""
 

@@ -61,7 +61,7 @@ class ExchangeLimits:
     held_digests: int = 8
     """DIGEST that wait until the deltas sent before them are durable here, per peer."""
     waiters: int = 10_000
-    """Barriers and flushes under way. One more is answered at once, as incomplete."""
+    """Barriers and flushes under way. One more flush is answered at once, as incomplete; one more barrier waits."""
     topics_apart: int = 10_000
     """Topics held back because the peer has another incarnation, and topics whose comparison is put off, per peer."""
     books: int = 200_000

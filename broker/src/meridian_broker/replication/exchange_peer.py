@@ -57,6 +57,15 @@ class Pending:
     """The delta is queued for other peers too: copied before anything is joined to it."""
 
 
+@dataclass(frozen=True, slots=True)
+class Held:
+    """Why nothing of a topic is offered to the peer."""
+
+    trouble: Trouble
+    incarnation: str | None
+    """The peer's, as it showed it last; None: it refused ours and did not show its own."""
+
+
 @dataclass(slots=True)
 class Flight:
     """A DELTA without its confirmation yet."""
@@ -112,8 +121,8 @@ class Peer:
         """Since when it may lack something; None: it was found to have all, or to be about to get it."""
         self.heard_ms = 0
         """When the region last said anything, on whatever link."""
-        self.waiting: dict[str, Trouble] = {}
-        """Topic -> reason: nothing is offered until a digest of the peer shows the same incarnation."""
+        self.waiting: dict[str, Held] = {}
+        """Topics of which nothing is offered until both are known to have the same incarnation."""
         self.troubles: dict[SubscriptionKey, Trouble] = {}
         """Why the peer refused a subscription's last delta, or we could not send it."""
         self.lag = Lag(limits.books)
@@ -273,13 +282,22 @@ class Peer:
         self.even.discard(topic)
         self.forced.add(topic)
 
-    def hold_back(self, topic: str, why: Why, text: str, now_ms: int) -> None:
-        """Offer nothing of the topic until the peer shows the same incarnation of it."""
+    def hold_back(self, topic: str, why: Why, text: str, now_ms: int, incarnation: str | None = None) -> None:
+        """Offer nothing of the topic until both have the same incarnation of it.
+
+        :param incarnation: the peer's, when it showed it.
+        """
         known = self.waiting.get(topic)
         if known is not None or len(self.waiting) < self._limits.topics_apart:
-            self.waiting[topic] = _trouble(known, why, text, now_ms)
+            trouble = _trouble(None if known is None else known.trouble, why, text, now_ms)
+            self.waiting[topic] = Held(trouble, incarnation)
         if topic in self.even:
             self.give_up(topic)
+
+    def release(self, topic: str) -> None:
+        """The peer is known to have no objection any more."""
+        if self.waiting.pop(topic, None) is not None:
+            self.forget_troubles(topic)
 
     def put_off(self, topic: str) -> bool:
         """Leave a comparison for the next digest. False: it was left long enough."""

@@ -25,6 +25,8 @@ class WaitResult:
     """Regions whose state is now here (barrier), or that hold all of ours (flush)."""
     missing: Mapping[str, str]
     """The other regions of the topic, each with the reason."""
+    refused: frozenset[str] = frozenset()
+    """Those of the missing ones that a barrier can reach: they answered with a reason instead of what they know."""
 
     @property
     def complete(self) -> bool:
@@ -43,12 +45,15 @@ class Wait:
     key: SubscriptionKey
     deadline_ms: int
     done: Callable[[WaitResult], None]
+    incarnation: str
+    """The topic's when the wait began."""
     waiting: dict[str, set[int]] = field(default_factory=dict)
     """Region -> numbers of the DELTA it has still to confirm; a barrier's set stays empty."""
     queued: set[str] = field(default_factory=set)
     """Regions for which part of what they must confirm has not left yet."""
     confirmed: set[str] = field(default_factory=set)
     missing: dict[str, str] = field(default_factory=dict)
+    refused: set[str] = field(default_factory=set)
 
 
 class Waits:
@@ -65,9 +70,9 @@ class Waits:
     def __len__(self) -> int:
         return len(self._waits)
 
-    def start(self, key: SubscriptionKey, now_ms: int, done: Callable[[WaitResult], None]) -> Wait:
+    def start(self, key: SubscriptionKey, incarnation: str, now_ms: int, done: Callable[[WaitResult], None]) -> Wait:
         """A wait for nobody yet; ``end_if_complete`` after its regions are entered."""
-        wait = Wait(self._next_number, key, now_ms + self._wait_ms, done)
+        wait = Wait(self._next_number, key, now_ms + self._wait_ms, done, incarnation)
         self._next_number += 1
         self._waits[wait.number] = wait
         return wait
@@ -117,13 +122,15 @@ class Waits:
         for wait in list(self._waits.values()):
             self.settle(wait, region, LINK_DOWN)
 
-    def settle(self, wait: Wait, region: str, missing: str = "") -> None:
-        """The region is done with, for good or with a reason."""
+    def settle(self, wait: Wait, region: str, missing: str = "", *, refused: bool = False) -> None:
+        """The region is done with, for good or with a reason. :param refused: it gave the reason itself."""
         if wait.waiting.pop(region, None) is None:
             return
         wait.queued.discard(region)
         if missing:
             wait.missing[region] = missing
+            if refused:
+                wait.refused.add(region)
         else:
             wait.confirmed.add(region)
         self.end_if_complete(wait)
@@ -137,7 +144,7 @@ class Waits:
             flushes.discard(wait.number)
             if not flushes:
                 del self._flushes[wait.key]
-        wait.done(WaitResult(frozenset(wait.confirmed), wait.missing))
+        wait.done(WaitResult(frozenset(wait.confirmed), wait.missing, frozenset(wait.refused)))
 
     def expire(self, now_ms: int) -> None:
         for wait in list(self._waits.values()):

@@ -53,6 +53,7 @@ from meridian_broker.topics.unconfirmed import Before
 from meridian_broker.topics.watching import TopicWatchers
 from meridian_broker.wire.proto import pulsar_pb2 as pb
 from meridian_broker.wire.pulsar import topic_name
+from meridian_broker.wire.pulsar.errors import InvalidTopicNameError
 from meridian_broker.wire.pulsar.topic_name import TopicName
 
 log = logging.getLogger(__name__)
@@ -113,6 +114,8 @@ class TopicService:
     """The topics on record are known: before that, one that is not open may be one that was not opened yet."""
     _unopened: set[str] = field(default_factory=set)
     """Topics on record that are not open."""
+    _wanted: set[str] = field(default_factory=set)
+    """Those of them that are just being opened, as another region waits for them."""
     _locks: WeakValueDictionary[str, AbstractAsyncContextManager[Any]] = field(default_factory=WeakValueDictionary)
     """Of each topic, as long as anybody holds it or waits for it."""
 
@@ -472,6 +475,20 @@ class TopicService:
         found = self.topics.get(topic)
         return self._surveyed and topic not in self._unopened and (found is None or found.failure is None)
 
+    def open_soon(self, topic: str) -> None:
+        """Another region waits for a topic on record that is not open: it does not wait for those before it."""
+        if topic in self._unopened and topic not in self._wanted and not self.closing:
+            self._wanted.add(topic)
+            self.scheduler.spawn(self._open_wanted(topic), "open a topic that another region waits for")
+
+    async def _open_wanted(self, topic: str) -> None:
+        try:
+            await self.topic(topic_name.parse(topic), create=False)
+        except (TopicError, LedgerError, MetadataError) as error:
+            log.info("%s cannot be opened for another region: %s", topic, error)
+        finally:
+            self._wanted.discard(topic)
+
     def progress(self, topic: str, subscription: str) -> Progress | None:
         """Newest progress, this turn's acknowledgements included; None: no such replicated subscription."""
         lives = self._lives(topic)
@@ -489,8 +506,14 @@ class TopicService:
             found.progress_log.when_durable(done)
 
     def incarnation(self, topic: str) -> str:
+        """Of a topic that is not open: the one it will have. What cannot be a topic's name was never deleted."""
         found = self.topics.get(topic)
-        return "" if found is None else found.incarnation
+        if found is not None:
+            return found.incarnation
+        try:
+            return self.catalog.incarnation(topic_name.parse(topic))
+        except InvalidTopicNameError:
+            return ""
 
     def replicated_topics(self) -> Iterable[str]:
         """Topics open here of which other regions hear."""
