@@ -256,6 +256,7 @@ def test_covers_and_reach(plan: list[tuple[Any, ...]], after: Position, upto: Po
     acks = build(plan)
     if after < upto:
         assert acks.covers(after, upto) == all(acks.contains(position) for position in interval(after, upto))
+        assert acks.meets(after, upto) == any(acks.contains(position) for position in interval(after, upto))
     end = acks.reach(after)
     assert end >= after
     assert all(acks.contains(position) for position in interval(after, end))

@@ -56,6 +56,24 @@ def test_what_it_has_not_passed_yet_is_not_sent() -> None:
     asyncio.run(story())
 
 
+@pytest.mark.parametrize("leap", [1, 2, 3])
+@pytest.mark.parametrize("missing", [None, 0, 3, 4, 5, 7, 9, 11])
+async def test_it_passes_the_rest_of_a_ledger_at_once_if_all_of_it_is_acknowledged(
+    leap: int, missing: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(subscription, "WALK", 100)
+    monkeypatch.setattr(subscription, "LEAP", leap)
+    one = await region(s=True)
+    cursor = one.topic.subscriptions["s"]
+    before = cursor.mark_delete
+    await one.ack("s", [number for number in range(12) if number != missing], 100)
+    reached = [before, *one.stored][12 if missing is None else missing]
+    assert cursor.mark_delete == reached
+    if missing is not None:
+        await one.ack("s", [missing], 200)
+        assert cursor.mark_delete == one.stored[-1]
+
+
 def test_the_headers_of_a_ledger_are_read_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     async def story() -> None:
         one = await region(s=True)

@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Mapping
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
@@ -226,6 +226,16 @@ class Chain:
             high = upto.entry if chapter.ledger_id == upto.ledger else chapter.entries - 1
             total += max(min(high, chapter.entries - 1) - max(low, -1), 0)
         return total
+
+    def stretches(self, after: Position, upto: Position) -> Iterator[tuple[int, int, int]]:
+        """``(ledger, first, last)`` of the entries in ``(after, upto]``, ledger by ledger."""
+        for chapter in self._chapters[bisect_left(self._ids, after.ledger) : bisect_right(self._ids, upto.ledger)]:
+            first = max(after.entry, -1) + 1 if chapter.ledger_id == after.ledger else 0
+            last = chapter.entries - 1
+            if chapter.ledger_id == upto.ledger:
+                last = min(last, upto.entry)
+            if first <= last:
+                yield chapter.ledger_id, first, last
 
     def bytes_after(self, position: Position) -> int:
         """Bytes stored after a position, about: of a ledger begun, the share of its entries that is left."""

@@ -12,7 +12,7 @@ Sealed ones are packed after a while: what is all this region's own shares its b
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Final, NamedTuple
 
 from meridian_broker.ledgers.entry import MARKER, NO_ORIGIN, EntryHeader
@@ -229,15 +229,32 @@ class LedgerIndex:
             elif kind != NO_PLACE:
                 yield entry, self.codes.name(kind), self._foreign(entry)
 
+    @property
+    def is_own(self) -> bool:
+        """Nothing but this region's own entries: ``runs`` looks at none of them one by one."""
+        return self._columns is None and self._packed is None
+
+    def count(self, first: int, last: int, regions: Collection[str] | None = None) -> int:
+        """How many of entries ``first`` to ``last`` have a place; of these regions, None: of all."""
+        kinds, names = self.kinds, self.codes.names
+        wanted = [OWN, RETURNED, *range(1, len(names))]
+        return sum(
+            kinds.count(kind, first, last + 1) for kind in wanted if regions is None or self.codes.name(kind) in regions
+        )
+
     def runs(self, first: int, last: int) -> Iterator[Place]:
-        """What acknowledging entries ``first`` to ``last`` claims, joined where one follows the other in its chain."""
+        """What acknowledging entries ``first`` to ``last`` claims, joined where one follows the other in its chain.
+
+        A run of own entries goes over everything that is not ``OWN``: markers and other regions' entries are no links
+        of the own chain (R3). A place that might hide an own entry would have to end the run, or be claimed with it.
+        """
         kinds, last = self.kinds, min(last, len(self.kinds) - 1)
         own = kinds.find(OWN, first, last + 1)
         if own >= 0:
             begin, end = self.place(own), self.place(kinds.rfind(OWN, first, last + 1))
             assert begin is not None and end is not None
             yield begin._replace(origin=end.origin)
-        if self._columns is None and self._packed is None:
+        if self.is_own:
             return
         open_runs: dict[int, Place] = {}
         for entry in range(first, last + 1):

@@ -67,6 +67,11 @@ class Dropped:
         ranges = self._anyhow.get(region)
         return ranges is not None and ranges.contains(position)
 
+    def meets(self, region: str, after: Position, upto: Position) -> bool:
+        """Whether anything of the origin's ``(after, upto]`` was dropped."""
+        ranges = self._anyhow.get(region)
+        return ranges is not None and ranges.meets(after, upto)
+
     def cause(self, region: str, position: Position) -> Cause | None:
         """Why an entry was dropped; of several causes the first of ``Cause``. None: it was not."""
         for cause in Cause:

@@ -191,6 +191,21 @@ class RunSet:
         start = self._start(upto[0], upto[1])
         return start is not None and start <= after
 
+    def meets(self, after: Position, upto: Position) -> bool:
+        """Whether anything of ``(after, upto]`` is claimed."""
+        if self.floor > after:
+            return True
+        for ledger, claims in (self._detail or {}).items():
+            if ledger < after[0]:
+                continue
+            if claims.link is not None and claims.link < upto and (ledger, -1) > after:
+                return True
+            first = after[1] + 1 if ledger == after[0] else 0
+            end = ENTRY_LIMIT if ledger < upto[0] else upto[1] + 1 if ledger == upto[0] else 0
+            if first < end and claims.bits.range_cardinality(first, end):
+                return True
+        return False
+
     def reach(self, after: Position) -> Position:
         """The end of the run that goes on right after a position; the position itself when none does."""
         ledger, entry = after

@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from meridian_broker.ledgers.store import LedgerError
 from meridian_broker.positions import ZERO, Progress, Stamp
 from meridian_broker.positions.position import Position
 from meridian_broker.topics import cursor
@@ -61,17 +63,19 @@ def each(
 
 def _late(
     subscription: Subscription, delta: Progress, epoch: Stamp, position: Position, part: int | None = None
-) -> None:
-    """One entry that was given back, or dropped: acknowledged elsewhere, or dropped while a consumer held it (R14)."""
+) -> int:
+    """One entry that was given back, or dropped: acknowledged elsewhere, or dropped while a consumer held it (R14).
+    Says how many entries that claims."""
     index = subscription.topic.late.index(position)
     place = None if index is None else index.place(position.entry)
     if index is None or place is None:
-        return
+        return 0
     if part is None:
         delta.ack(epoch, place.region, place.prev, place.origin)
     else:
         size = index.messages(position.entry)
         delta.ack_batch(epoch, place.region, place.origin, size, ~part & (1 << size) - 1, place.prev)
+    return 1
 
 
 def is_known(subscription: Subscription, position: Position) -> bool:
@@ -99,48 +103,100 @@ def up_to(
     part: int | None,
     confirmed: Confirmed | None,
     resent: Resent | None,
-    behind: Position | None = None,
 ) -> None:
     """A cumulative acknowledgement, as far as it is about what is not read from a compacted view.
 
     :param part: of the last entry only, all messages but those with these bits.
     :param resent: what was sent since the newest rewind when it came; only that counts in the newest epoch (R13).
-    :param behind: it is about what is behind this place; None: ask the consumer.
+
+    What it covers becomes one piece of progress, also where that takes several turns of the loop: of the chunks of a
+    message either all count or none (R18).
     """
     log = subscription.topic.log
-    if behind is None:
-        last = position if part is None else log.before(position)
-        behind = consumer.acknowledges_to(last, in_part=part is not None)
-    after = max(subscription.mark_delete, behind)
+    last = position if part is None else log.before(position)
+    after = max(subscription.mark_delete, consumer.acknowledges_to(last, in_part=part is not None))
     if subscription.compacted is not None:
         after = max(after, subscription.compacted.horizon)
-    upto = position if part is None else log.before(position)
     pieces = consumer.pieces
     withheld, chunks = (frozenset(), []) if pieces is None else pieces.acknowledged(position)
-    needed = [after, *chunks] if subscription.share is None else [after, *chunks, position]
-    ledger = cursor.index_missing(log, min(needed), position)
-    if ledger is not None:
-        as_now = None if resent is None else resent.copy()
-        work = _load_then_up_to(ledger, subscription, consumer, position, part, confirmed, as_now, behind)
-        subscription.topic.scheduler.spawn(work, "load an index for an acknowledgement")
-        return
-    delta = subscription.claims.open()
-    only = _covered(subscription, position)
-    claimed = cursor.claim_between(
-        log, delta, consumer.epoch, after, upto, subscription.dropped, resent, only, withheld=withheld
-    )
     if pieces is not None:
         pieces.forget(position)
-        claimed += _chunks(subscription, consumer, delta, chunks, resent, only)
+    exceptions = cursor.Exceptions(subscription.dropped, resent, withheld=withheld)
+    delta = subscription.progress.empty_delta()
+    steps = _claim_up_to(subscription, consumer.epoch, delta, after, position, part, chunks, exceptions)
+
+    try:
+        wanted = next(steps)
+    except StopIteration as done:
+        subscription.claims.add(delta, done.value, confirmed)
+        return
+    if resent is not None:  # what is sent from here on was not meant by it
+        exceptions.resent = resent.copy()
+    work = _go_on(subscription, delta, steps, wanted, confirmed)
+    subscription.topic.scheduler.spawn(work, "claim what a cumulative acknowledgement covers")
+
+
+def _claim_up_to(
+    subscription: Subscription,
+    epoch: Stamp,
+    delta: Progress,
+    after: Position,
+    position: Position,
+    part: int | None,
+    chunks: list[Position],
+    exceptions: cursor.Exceptions,
+) -> cursor.Steps:
+    """Claim in ``delta`` everything behind ``after`` that an acknowledgement of ``position`` covers."""
+    log = subscription.topic.log
+    if subscription.share is not None:
+        yield from _index_of(log, position)
+    only = exceptions.only = _covered(subscription, position)
+    upto = position if part is None else log.before(position)
+    claimed = yield from cursor.claim_between(log, delta, epoch, after, upto, exceptions)
+    for chunk in chunks:  # of messages that are whole now, also what earlier acknowledgements did not cover
+        yield from _index_of(log, chunk)
+        place = log.place(chunk) if log.holds(chunk) else None
+        if place is not None and (only is None or place.region in only):
+            delta.ack(exceptions.counted(chunk, epoch), place.region, place.prev, place.origin)
+            claimed += 1
+    counted = exceptions.counted(position, epoch)
     if subscription.dropped is not None and only is None:  # of what was dropped it has seen the one that it names
-        _late(subscription, delta, consumer.epoch if resent is None or resent.holds(position) else ZERO, position, part)
+        claimed += _late(subscription, delta, counted, position, part)
     if part is not None and position > after and log.holds(position):
+        yield from _index_of(log, position)
         place = log.place(position)
         if place is not None:
-            epoch = consumer.epoch if resent is None or resent.holds(position) else ZERO
-            cursor.claim_part(log, delta, epoch, position, place, part)
+            cursor.claim_part(log, delta, counted, position, place, part)
             claimed += 1
-    subscription.claims.changed(confirmed, claimed)
+    return claimed
+
+
+def _index_of(log: TopicLog, position: Position) -> Iterator[int]:
+    """Have the index of the entry's ledger in memory, as long as it is stored."""
+    while log.holds(position) and log.index(position.ledger) is None:
+        yield position.ledger
+
+
+async def _go_on(
+    subscription: Subscription, delta: Progress, steps: cursor.Steps, wanted: int | None, confirmed: Confirmed | None
+) -> None:
+    """Take the rest of the steps, and let others run in between."""
+    log, scheduler = subscription.topic.log, subscription.topic.scheduler
+    try:
+        while True:
+            if wanted is None:
+                await scheduler.answer(lambda ready: scheduler.defer(lambda: ready(None)))
+            else:
+                await log.load_index(wanted)
+            try:
+                wanted = next(steps)
+            except StopIteration as done:
+                subscription.claims.open()  # others may have rewound it meanwhile
+                subscription.claims.add(delta, done.value, confirmed)
+                return
+    except LedgerError as error:
+        if confirmed is not None:
+            confirmed(error)
 
 
 def before_ledger(log: TopicLog, position: Position, floor: Position) -> Position:
@@ -156,25 +212,6 @@ def before_ledger(log: TopicLog, position: Position, floor: Position) -> Positio
     return before if log.holds(before) else min(before, floor)
 
 
-def _chunks(
-    subscription: Subscription,
-    consumer: Consumer,
-    delta: Progress,
-    chunks: list[Position],
-    resent: Resent | None,
-    only: frozenset[str] | None,
-) -> int:
-    """All of messages that are acknowledged whole now, also what earlier acknowledgements did not cover; how many."""
-    log, claimed = subscription.topic.log, 0
-    for position in chunks:
-        place = log.place(position) if log.holds(position) else None
-        if place is not None and (only is None or place.region in only):
-            epoch = consumer.epoch if resent is None or resent.holds(position) else ZERO
-            delta.ack(epoch, place.region, place.prev, place.origin)
-            claimed += 1
-    return claimed
-
-
 def _covered(subscription: Subscription, position: Position) -> frozenset[str] | None:
     """Origins that a cumulative acknowledgement of this entry is about; None: all of them."""
     share, log = subscription.share, subscription.topic.log
@@ -182,20 +219,6 @@ def _covered(subscription: Subscription, position: Position) -> frozenset[str] |
         return None
     place = log.place(position) if log.holds(position) else None
     return frozenset() if place is None else share.covered_by(place.region, position)
-
-
-async def _load_then_up_to(
-    ledger: int,
-    subscription: Subscription,
-    consumer: Consumer,
-    position: Position,
-    part: int | None,
-    confirmed: Confirmed | None,
-    resent: Resent | None,
-    behind: Position,
-) -> None:
-    await subscription.topic.log.load_index(ledger)
-    up_to(subscription, consumer, position, part, confirmed, resent, behind)
 
 
 def in_memory(

@@ -178,8 +178,6 @@ async def adopt(service: TopicService, name: TopicName, metadata: TopicMetadata)
     progress = [one.ledger_id for one in unnamed if one.label.kind is Kind.PROGRESS]
     views = [(one.ledger_id, one.label.horizon) for one in unnamed if one.label.kind is Kind.COMPACTED]
     trimmed = [
-        one.ledger_id
-        for one in unnamed
-        if one.label.kind is Kind.MESSAGES and one.ledger_id <= metadata.newest_ledger
+        one.ledger_id for one in unnamed if one.label.kind is Kind.MESSAGES and one.ledger_id <= metadata.newest_ledger
     ]
     return Adopted(messages, progress, views, trimmed)

@@ -41,6 +41,14 @@ class Claims:
             self._delta = self._subscription.progress.empty_delta()
         return self._delta
 
+    def add(self, delta: Progress, entries: int, confirmed: Confirmed | None) -> None:
+        """Also claim what a piece of progress does that is nobody's else. The rest as ``changed``."""
+        if self._delta is not None:
+            self._delta.join(delta)
+        elif entries:
+            self._delta = delta
+        self.changed(confirmed, entries)
+
     def changed(self, confirmed: Confirmed | None, entries: int) -> None:
         """So many entries were claimed: it is written at the end of this turn, and ``confirmed`` hears when it is
         durable."""

@@ -3,17 +3,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from meridian_broker.ledgers.index import Place
+from meridian_broker.ledgers.index import LedgerIndex, Place
 from meridian_broker.ledgers.log import TopicLog
+from meridian_broker.ledgers.reading import ReadableLog
 from meridian_broker.positions import ZERO, Dropped, Progress, Stamp
 from meridian_broker.positions.position import EARLIEST, LATEST, Position
 
 if TYPE_CHECKING:
     from meridian_broker.topics.rewinding import Resent
 
+SLICE: Final = 2000
+"""Entries claimed one by one in one turn of the loop: some milliseconds."""
+LEDGER_COSTS: Final = 10
+"""What claiming a ledger as a whole costs, in entries."""
 BACKLOG_WALK: Final = 20_000
 """Entries looked at one by one for an exact backlog; of those beyond, acknowledged ones still count."""
 
@@ -35,6 +41,12 @@ def backlog(log: TopicLog, is_settled: Callable[[str, Position, Position], bool]
         position = following
         following = log.after(position)
     return open_entries + log.distance(position, log.last_confirmed)
+
+
+def is_rest_acked(index: LedgerIndex, progress: Progress, position: Position) -> bool:
+    """Whether a ledger of own entries is acknowledged from ``position`` to its end, as one look can tell."""
+    place = index.place(position.entry) if index.is_own else None
+    return place is not None and progress.all_acked(place.region, place.prev, Position(position.ledger, len(index) - 1))
 
 
 def rewound(
@@ -74,13 +86,11 @@ async def load_indexes(log: TopicLog, after: Position = EARLIEST) -> None:
 
 def runs(log: TopicLog, after: Position, upto: Position) -> Iterator[Place]:
     """What acknowledging all of ``(after, upto]`` claims, in runs. The indexes are in memory."""
-    for ledger, entries, _ in log.counts():
-        if entries and after.ledger <= ledger <= upto.ledger:
-            index = log.index(ledger)
-            if index is None:
-                raise KeyError(ledger)
-            first = after.entry + 1 if ledger == after.ledger else 0
-            yield from index.runs(first, upto.entry if ledger == upto.ledger else entries - 1)
+    for ledger, first, last in log.stretches(after, upto):
+        index = log.index(ledger)
+        if index is None:
+            raise KeyError(ledger)
+        yield from index.runs(first, last)
 
 
 def claim_part(log: TopicLog, delta: Progress, epoch: Stamp, position: Position, place: Place, remaining: int) -> None:
@@ -90,34 +100,84 @@ def claim_part(log: TopicLog, delta: Progress, epoch: Stamp, position: Position,
     delta.ack_batch(epoch, place.region, place.origin, size, acked, place.prev)
 
 
-def claim_between(
-    log: TopicLog,
-    delta: Progress,
-    epoch: Stamp,
-    after: Position,
-    upto: Position,
-    unless: Dropped | None = None,
-    resent: Resent | None = None,
-    only: frozenset[str] | None = None,
-    withheld: frozenset[Position] = frozenset(),
-) -> int:
-    """Claim each entry of ``(after, upto]`` in this region's order; says how many. The indexes are in memory.
+@dataclass(slots=True)
+class Exceptions:
+    """What of a stretch of the log a cumulative acknowledgement does not mean, or means in an older epoch."""
 
-    :param unless: but not what was dropped: the consumer was never sent it, and other regions may owe it still.
-    :param resent: but what was not sent since the newest rewind counts before all of them (R13).
-    :param only: and only what began in these regions; None: in any.
-    :param withheld: and not these.
+    dropped: Dropped | None = None
+    """Not what was dropped: the consumer was never sent it, and other regions may owe it still (R14)."""
+    resent: Resent | None = None
+    """What was not sent since the newest rewind counts before all of them (R13)."""
+    only: frozenset[str] | None = None
+    """Only what began in these regions; None: in any."""
+    withheld: frozenset[Position] = frozenset()
+    """Not these entries."""
+
+    def counted(self, position: Position, epoch: Stamp) -> Stamp:
+        """The epoch in which the acknowledgement of an entry counts."""
+        return epoch if self.resent is None or self.resent.holds(position) else ZERO
+
+    def are_none_in(self, index: LedgerIndex, first: int, last: int) -> bool:
+        """Whether all entries of the stretch that began in the regions meant are claimed in the newest epoch."""
+        ledger = index.ledger_id
+        if self.resent is not None and (ledger, first) <= self.resent.border:
+            return False
+        if any(at.ledger == ledger and first <= at.entry <= last for at in self.withheld):
+            return False
+        dropped = self.dropped
+        return dropped is None or not any(dropped.meets(*run) for run in index.runs(first, last))
+
+
+Steps = Generator[int | None, None, int]
+"""Work in slices. Before it goes on it wants a ledger's index loaded, or, None, that others run; says how many entries
+it claimed."""
+
+
+def claim_between(
+    log: ReadableLog, delta: Progress, epoch: Stamp, after: Position, upto: Position, exceptions: Exceptions
+) -> Steps:
+    """Claim the entries of ``(after, upto]`` in this region's order, those meant.
+
+    A ledger of nothing but own entries, of which all are meant, costs the same however many they are; others are looked
+    at entry by entry, ``SLICE`` of them in one turn of the loop.
     """
-    claimed = 0
-    following = log.after(after)
-    while following is not None and following <= upto:
-        place = log.place(following)
-        is_meant = place is not None and (only is None or place.region in only) and following not in withheld
-        if place is not None and is_meant and (unless is None or not unless.contains(place.region, place.origin)):
-            counted = epoch if resent is None or resent.holds(following) else ZERO
-            delta.ack(counted, place.region, place.prev, place.origin)
+    claimed = looked = 0
+    while (following := log.after(after)) is not None and following <= upto:
+        ledger, first = following
+        index = log.index(ledger)
+        if index is None:
+            yield ledger
+            continue
+        last = min(upto.entry, len(index) - 1) if ledger == upto.ledger else len(index) - 1
+        if not (index.is_own and exceptions.are_none_in(index, first, last)):
+            last = min(last, first + SLICE - 1 - looked)
+            looked += last - first
+        claimed += _claim_stretch(delta, epoch, index, first, last, exceptions)
+        after, looked = Position(ledger, last), looked + LEDGER_COSTS
+        if looked >= SLICE:
+            yield None
+            looked = 0
+    return claimed
+
+
+def _claim_stretch(
+    delta: Progress, epoch: Stamp, index: LedgerIndex, first: int, last: int, exceptions: Exceptions
+) -> int:
+    """Claim what is meant of entries ``first`` to ``last`` of a ledger; says how many."""
+    only = exceptions.only
+    if exceptions.are_none_in(index, first, last):
+        for region, prev, origin in index.runs(first, last):
+            if only is None or region in only:
+                delta.ack(epoch, region, prev, origin)
+        return index.count(first, last, only)
+    dropped, claimed = exceptions.dropped, 0
+    for entry in range(first, last + 1):
+        place, position = index.place(entry), Position(index.ledger_id, entry)
+        if place is None or position in exceptions.withheld or (only is not None and place.region not in only):
+            continue
+        if dropped is None or not dropped.contains(place.region, place.origin):
+            delta.ack(exceptions.counted(position, epoch), place.region, place.prev, place.origin)
             claimed += 1
-        following = log.after(following)
     return claimed
 
 
@@ -151,7 +211,4 @@ def claim_ruled(
 
 def index_missing(log: TopicLog, after: Position, upto: Position) -> int | None:
     """A ledger within ``(after, upto]`` whose index is not in memory."""
-    for ledger, entries, _ in log.counts():
-        if after.ledger <= ledger <= upto.ledger and entries and log.index(ledger) is None:
-            return ledger
-    return None
+    return next((ledger for ledger, _, _ in log.stretches(after, upto) if log.index(ledger) is None), None)

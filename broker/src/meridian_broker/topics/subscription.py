@@ -49,8 +49,10 @@ class SubscriptionType(IntEnum):
     KEY_SHARED = 3
 
 
-WALK: Final = 5000
+WALK: Final = 3000
 """Entries that a cursor passes in one turn of the loop: some milliseconds."""
+LEAP: Final = 64
+"""After so many entries it looks whether the rest of the ledger can be passed at once."""
 _SHARING: Final = (SubscriptionType.SHARED, SubscriptionType.KEY_SHARED)
 """Types of which the broker keeps in mind who has what."""
 
@@ -453,6 +455,10 @@ class Subscription:
             if index is None or left < 0:
                 self._go_on_soon(following)
                 break
+            if left and not left % LEAP and cursor.is_rest_acked(index, progress, following):
+                position = Position(following.ledger, len(index) - 1)
+                following = log.after(position)
+                continue
             origin = index.origin(following.entry)
             if (
                 origin is None
