@@ -249,6 +249,9 @@ class SimScheduler:
     def now_ms(self) -> int:
         return self._wall_ms()
 
+    def monotonic_ms(self) -> int:
+        return self._loop.now_us // 1000
+
     def defer(self, callback: Callable[[], None]) -> None:
         self._loop.soon(self._owner, callback)
 

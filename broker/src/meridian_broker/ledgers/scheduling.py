@@ -23,6 +23,10 @@ class Scheduler(Protocol):
         """Wall clock, milliseconds since 1970."""
         ...
 
+    def monotonic_ms(self) -> int:
+        """A clock that nobody sets, for durations. It goes on while the machine sleeps."""
+        ...
+
     def defer(self, callback: Callable[[], None]) -> None:
         """Run ``callback`` once in the next turn of the loop."""
         ...

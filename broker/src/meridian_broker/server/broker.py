@@ -14,7 +14,6 @@ import logging
 import random
 import signal
 import sys
-import time
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from functools import partial
@@ -87,7 +86,6 @@ GC_THRESHOLD: Final = (50_000, 20, 50)
 """Entries, receipts and acknowledgements make no cycles: looking for some less often costs a little memory."""
 MMAP_THRESHOLD: Final = 64 << 20
 M_MMAP_THRESHOLD: Final = -3
-_CLOCK: Final = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 M_TRIM_THRESHOLD: Final = -1
 """glibc maps and unmaps every block over 128 KiB; entries of that size would cost three times as much."""
 
@@ -283,7 +281,7 @@ class BrokerProcess:
         shares = LeaseDesk(
             streams,
             f"{self.region}#{fence}",
-            _monotonic_ms,
+            self.scheduler.monotonic_ms,  # goes on in sleep: a lease lasts no longer here than elsewhere (R26)
             LeaseTimes(duration=replication.dispatch_lease_seconds * 1000),
         )
         core = ProgressExchange(
@@ -294,7 +292,9 @@ class BrokerProcess:
             digest_interval_ms=replication.digest_interval_seconds * 1000,
             barrier_ms=replication.barrier_timeout_millis,
         )
-        self.exchange = ExchangeShell(core, self._resolve, options, jitter, _monotonic_ms, self.runner.nudge)
+        self.exchange = ExchangeShell(
+            core, self._resolve, options, jitter, self.scheduler.monotonic_ms, self.runner.nudge
+        )
         self.service.exchange = self.service.missing.exchange = self.exchange
         self.service.leasing = self.leases = shares
         self.service.before = self.behind = BehindBook(self.catalog, "broker-0", self.exchange, self.scheduler.now_ms)
@@ -511,8 +511,3 @@ def _authentication(settings: Settings, peer_token: bytes | None) -> Authenticat
     key = read_secret_key(asked.token_secret_key) if asked.authentication_enabled else None
     roles = frozenset(role.strip() for role in asked.super_user_roles.split(",") if role.strip())
     return Authentication(key, roles, peer_token)
-
-
-def _monotonic_ms() -> int:
-    """It goes on while the machine sleeps, so that a lease does not last longer here than elsewhere (R26)."""
-    return time.clock_gettime_ns(_CLOCK) // 1_000_000

@@ -7,9 +7,11 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Coroutine
-from typing import Any
+from typing import Any, Final
 
 log = logging.getLogger(__name__)
+
+_CLOCK: Final = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
 class LoopScheduler:
@@ -21,6 +23,9 @@ class LoopScheduler:
 
     def now_ms(self) -> int:
         return time.time_ns() // 1_000_000
+
+    def monotonic_ms(self) -> int:
+        return time.clock_gettime_ns(_CLOCK) // 1_000_000
 
     def defer(self, callback: Callable[[], None]) -> None:
         self._loop.call_soon(callback)

@@ -151,7 +151,7 @@ class Recall:
         self._former: set[str] = set()
         """Regions that are none of the topic's any more, and of which others may have entries all the same."""
         self._unfed_since_ms: dict[str, int] = {}
-        """Regions that have no replicator here, and since when."""
+        """Regions that have no replicator here, and since when, by the monotonic clock."""
         self.returned = 0
         """Own entries that were fetched back since the topic was opened."""
         self.problem = ""
@@ -238,7 +238,7 @@ class Recall:
 
     def _unfed(self, others: Collection[str]) -> set[str]:
         """Regions that have not brought their entries themselves for a while."""
-        now = self._topic.scheduler.now_ms()
+        now = self._topic.scheduler.monotonic_ms()
         fed = {producer.remote_region for producer in self._topic.producers.values()}
         known = self._unfed_since_ms
         self._unfed_since_ms = {region: known.get(region, now) for region in others if region not in fed}

@@ -554,7 +554,10 @@ class TopicService:
         except Exception as error:  # whatever it is, the peer hears it
             done(f"{topic} cannot be opened: {error}")
             return
-        self._merge(found, subscription, incarnation, delta, record, done)
+        try:
+            self._merge(found, subscription, incarnation, delta, record, done)
+        except ValueError as error:  # the two cannot be joined: raised to nobody here, and the peer waits
+            done(str(error))
 
     def _merge(
         self,

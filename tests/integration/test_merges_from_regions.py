@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What another region tells of a topic is answered, whatever becomes of it: without an answer its digests are held."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from broker_regions import regions
+from meridian_broker.positions import Progress
+from meridian_broker.positions.position import EARLIEST
+from meridian_broker.topics import rewinding
+from meridian_broker.wire.pulsar.topic_name import parse
+
+TOPIC = "persistent://public/default/orders"
+
+
+@pytest.mark.parametrize("is_open", [True, False])
+async def test_progress_that_cannot_be_joined_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_open: bool
+) -> None:
+    """The reason reaches the peer, also when the topic has to be opened first."""
+
+    def refuses(*_: object) -> None:
+        raise ValueError("more rewinds than a subscription can remember")
+
+    async with regions(tmp_path, "us") as (us,):
+        service = us.process.service
+        topic = await service.topic(parse(TOPIC), create=True)
+        topic.create_subscription("s", EARLIEST, replicated=True)
+        record = topic.lives.record("s")
+        if not is_open:
+            await service.unload(parse(TOPIC))
+        monkeypatch.setattr(rewinding, "merge", refuses)
+        answered: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
+        try:
+            service.merge(TOPIC, "s", "", Progress(), record, answered.set_result)
+        except ValueError as error:  # as the port says: instead of the answer
+            answered.set_result(str(error))
+        async with asyncio.timeout(10):
+            assert await answered == "more rewinds than a subscription can remember"
