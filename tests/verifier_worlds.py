@@ -8,7 +8,7 @@ a correct system could be in, lag and all. A fault is then put into what the reg
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import pyarrow as pa
@@ -221,17 +221,20 @@ class Simulation:
 
     # -- what is said --------------------------------------------------------------------------------------------------
 
-    def world(self) -> World:
+    def world(self, named: Sequence[str] = REGIONS) -> World:
+        """What the regions say of themselves. ``named``: those that are asked, and answer."""
+
         def state(region: Region, last: dict[str, Place]) -> RegionState:
             cursors = {name: Cursor(True, True, "Shared", EARLIEST, 0, "") for name in SUBSCRIPTIONS}
             links = {other: Link(True, 0, 0) for other in REGIONS if other != region.name}
             topic = TopicState("", region.trimmed_to, last, region.joined, links, cursors)
             return RegionState(region.name, "s", 0, {TOPIC: topic})
 
+        asked = {name: self.regions[name] for name in named}
         return World(
-            REGIONS,
-            {name: state(region, region.earlier_last) for name, region in self.regions.items()},
-            {name: state(region, region.last_origin) for name, region in self.regions.items()},
+            tuple(named),
+            {name: state(region, region.earlier_last) for name, region in asked.items()},
+            {name: state(region, region.last_origin) for name, region in asked.items()},
             {},
             2000,
         )
@@ -287,9 +290,9 @@ class Simulation:
         self.rng.shuffle(rows)
         return pa.Table.from_pylist(rows, combined(RANGE_TABLES))
 
-    def examined(self) -> tuple[list[Finding], list[Flow]]:
+    def examined(self, named: Sequence[str] = REGIONS) -> tuple[list[Finding], list[Flow]]:
         """What the rules say of this world, all origins together."""
-        return examined(self.world(), self.entries(), self.ranges())
+        return examined(self.world(named), _told_by(self.entries(), named), _told_by(self.ranges(), named))
 
 
 def examined(world: World, entries: pa.Table, ranges: pa.Table) -> tuple[list[Finding], list[Flow]]:
@@ -307,6 +310,10 @@ def drawn(simulation: Simulation, origin: str, name: str) -> list[Strip]:
     """The strips of one subscription along one origin."""
     entries, ranges = _of(simulation.entries(), origin), _of(simulation.ranges(), origin)
     return strips(gather(TOPIC, origin, simulation.world(), entries, ranges), [name])
+
+
+def _told_by(table: pa.Table, regions: Sequence[str]) -> pa.Table:
+    return table.filter(pa.compute.is_in(table["region"], pa.array(regions)))
 
 
 def _of(table: pa.Table, origin: str) -> pa.Table:

@@ -32,6 +32,7 @@ class Cluster:
             "replicated_subscriptions": {},
             "topic_regions": {TOPIC: [REGIONS]},
             "verdicts": {},
+            "verdict_runs": {},
         }
         self.status: dict[str, Any] = {}
 

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from typing import Any
 
@@ -223,33 +222,6 @@ def test_a_subscription_waits_for_its_topic() -> None:
     planned = replicated_subscription.plan(rsub(), [region(name) for name in REGIONS])
     assert planned.changes == ()
     assert {problem[1] for problem in planned.problems} == {"TopicNotFound"}
-
-
-def document(verdict: str, time: str, topic: str = TOPIC) -> dict[str, str]:
-    row = {"topic": topic, "subscription": "billing", "verdict": verdict, "detail": f"{verdict} at {time}"}
-    return {"verdict.json": json.dumps({"time": time, "subscriptions": [row]})}
-
-
-def test_the_newest_verdict_counts() -> None:
-    early, late = document("misaligned", "2026-01-01T00:00:00Z"), document("aligned", "2026-01-02T00:00:00Z")
-    for documents in ([early, late], [late, early], [late, {"verdict.json": "broken"}, {}]):
-        found = replicated_subscription.verdict_of(documents, TOPIC, "billing")
-        assert found is not None
-        assert replicated_subscription.aligned(found).status == "True"
-    assert replicated_subscription.verdict_of([late], TOPIC, "other") is None
-    assert replicated_subscription.aligned(None).reason == "NotVerifiedYet"
-
-
-def test_the_worst_partition_counts() -> None:
-    rows = [
-        {"topic": f"{TOPIC}-partition-{number}", "subscription": "billing", "verdict": verdict, "detail": verdict}
-        for number, verdict in enumerate(("aligned", "misaligned", "unknown"))
-    ]
-    data = {"verdict.json": json.dumps({"time": "2026-01-01T00:00:00Z", "subscriptions": rows})}
-    found = replicated_subscription.verdict_of([data], TOPIC, "billing")
-    assert found is not None
-    told = replicated_subscription.aligned(found)
-    assert (told.status, told.reason) == ("False", "Misaligned")
 
 
 def test_a_condition_keeps_its_time_until_its_truth_changes() -> None:

@@ -9,7 +9,8 @@ import itertools
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from meridian_verifier.align.findings import Finding, Reason
-from verifier_worlds import SUBSCRIPTIONS, TOPIC, Copy, Entry, Region, Simulation, drawn, examined, whole
+from meridian_verifier.align.verdicts import State, judge
+from verifier_worlds import REGIONS, SUBSCRIPTIONS, TOPIC, Copy, Entry, Region, Simulation, drawn, examined, whole
 
 seeds = st.integers(0, 2**32)
 # Worlds come from a seed, so some have no place for a fault; and a busy machine is no fault of theirs.
@@ -37,6 +38,23 @@ def test_a_correct_world_has_no_finding(seed: int, steps: int) -> None:
     findings, flows = Simulation(seed, steps).examined()
     assert findings == []
     assert len(flows) == 9
+
+
+@given(seeds, st.integers(0, 150), st.sets(st.sampled_from(REGIONS), min_size=1, max_size=2))
+@settings(max_examples=60, deadline=None, suppress_health_check=unhurried)
+def test_a_correct_world_of_which_some_regions_are_named_has_no_finding(seed: int, steps: int, named: set[str]) -> None:
+    simulation = Simulation(seed, steps)
+    asked = sorted(named)
+    findings, flows = simulation.examined(asked)
+    assert findings == []
+    verdict = judge(simulation.world(asked), findings, flows, [])
+    assert verdict.state is State.UNKNOWN, "the others may hold what proves the contrary"
+    others = sorted(set(REGIONS) - named)
+    assert all(one.state is State.UNKNOWN and Reason.NOT_ASKED in one.reasons for one in verdict.subjects)
+    assert len(verdict.subjects) == 1 + len(SUBSCRIPTIONS)
+    for region in others:
+        assert region in verdict.summary
+        assert all(any(region in note for note in one.notes) for one in verdict.subjects)
 
 
 @given(seeds)

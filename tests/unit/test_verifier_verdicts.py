@@ -98,6 +98,46 @@ def test_what_a_restored_region_received_is_not_on_record_any_more() -> None:
     assert len(judge(world(), found, [elsewhere], []).findings) == 2
 
 
+def test_a_region_that_the_topic_goes_to_and_nobody_named_is_unknown() -> None:
+    links = {B: Link(True, 0, 0), "eu-central": Link(True, 0, 0)}
+    made = world({A: topic(B, links=links)}, {A: topic(B, links=links)})
+    verdict = judge(made, [finding(Reason.OVERCLAIMED, A, A)], [], [])
+    assert (verdict.state, verdict.exit_code, verdict.findings) == (State.UNKNOWN, 2, ())
+    assert "eu-central" in verdict.summary
+    assert all(pair.state is State.ALIGNED for pair in verdict.pairs)
+    worse = judge(made, [finding(Reason.PASSED_UNACKED, A, A)], [], [])
+    assert worse.state is State.MISALIGNED, "what one region proves is proven"
+
+
+def test_one_region_of_several_alone_is_unknown_too() -> None:
+    only = dataclasses.replace(world({B: None}, {B: None}), asked=(A,))
+    verdict = judge(only, [], [], [])
+    assert (verdict.state, [one.reasons for one in verdict.subjects]) == (State.UNKNOWN, [(Reason.NOT_ASKED,)] * 2)
+
+
+def test_what_a_former_region_received_is_not_on_record_here() -> None:
+    """It published once, so the others name it, and is a region of the topic no more."""
+    former = topic(B, last_origins={A: (1, 5), "old": (3, 7)})
+    verdict = judge(world({A: former}, {A: former}), [finding(Reason.OVERCLAIMED, A, A)], [], [])
+    assert (verdict.state, verdict.findings) == (State.ALIGNED, ())
+    assert all("Overclaimed was not judged: old" in one.notes[0] for one in verdict.subjects)
+
+
+def test_two_lives_of_a_topic_are_not_compared() -> None:
+    made = world(None, {B: topic(A, incarnation="2")})
+    across = [Reason.ENTRY_MISSING, Reason.TRIMMED_UNACKED, Reason.OVERCLAIMED, Reason.CHECKSUM_DIFFERS]
+    verdict = judge(made, [finding(reason, A, B) for reason in across], [], [])
+    assert (verdict.state, verdict.findings) == (State.UNKNOWN, ())
+    assert judge(made, [finding(Reason.PASSED_UNACKED, B, B)], [], []).state is State.MISALIGNED
+
+
+def test_a_rewind_between_the_snapshots_is_no_overclaim() -> None:
+    """What a region received before the rewind is not in what it received since."""
+    after = topic(A, cursors={"billing": dataclasses.replace(CURSOR, epoch="2")})
+    verdict = judge(world(None, {A: after, B: after}), [finding(Reason.OVERCLAIMED, A, A)], [], [])
+    assert (verdict.state, verdict.findings) == (State.UNKNOWN, ())
+
+
 @pytest.mark.parametrize(("before", "after", "expected"), [("", "2", Reason.REWOUND), ("2", "", Reason.EPOCH_BEHIND)])
 def test_epochs(before: str, after: str, expected: Reason) -> None:
     first = topic(B, cursors={"billing": dataclasses.replace(CURSOR, epoch=before)})

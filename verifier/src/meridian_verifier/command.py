@@ -4,13 +4,15 @@
 from __future__ import annotations
 
 import json
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Final
+from uuid import uuid4
 
 import click
 from rich.console import Console
 
+from meridian_verifier.cluster import Cluster, ClusterError
 from meridian_verifier.session import JavaMissing, check_java
 from meridian_verifier.source.regions import Region, RegionsError, parse_regions, read_regions_file
 
@@ -37,6 +39,13 @@ INTERRUPTED: Final = 130
     help="In a pod: write the verdict to ConfigMap meridian-verdict-NAME of its namespace, for the operator.",
 )
 @click.option(
+    "--verdict-valid",
+    type=click.IntRange(min=1),
+    default=86_400,
+    show_default=True,
+    help="Seconds after which the operator calls an aligned verdict unknown.",
+)
+@click.option(
     "--json", "as_json", is_flag=True, help="Print the verdict as one JSON object, progress on standard error."
 )
 def verify(
@@ -49,6 +58,7 @@ def verify(
     master: str,
     spark_conf: tuple[str, ...],
     verdict_configmap: str | None,
+    verdict_valid: int,
     as_json: bool,
 ) -> None:
     """Prove with Spark, from what the regions export, that every subscription stands at the same place in every region.
@@ -66,8 +76,9 @@ def verify(
     # Spark's classes take a second to load: not before it is certain that they are needed.
     from meridian_verifier.job import Request
     from meridian_verifier.job import verify as run
-    from meridian_verifier.report.configmap import NotPublished, document, publish
+    from meridian_verifier.report.configmap import Run, rows, whole
     from meridian_verifier.report.page import page
+    from meridian_verifier.report.publishing import NotPublished, publish
     from meridian_verifier.report.summary import summary
     from meridian_verifier.report.terminal import show
 
@@ -98,9 +109,11 @@ def verify(
         if written:
             click.echo(f"report: {written}")
     if verdict_configmap is not None:
+        named_run = Run(verdict_configmap, uuid4().hex, datetime.now(UTC), timedelta(seconds=verdict_valid))
         try:
-            publish(verdict_configmap, document(verdict, datetime.now(UTC)))
-        except NotPublished as error:
+            for left in publish(Cluster(), named_run, whole(verdict), rows(verdict)):
+                console.print(f"[yellow]a part of an earlier verdict was left behind:[/] {left}", soft_wrap=True)
+        except (NotPublished, ClusterError) as error:
             console.print(f"[red]the verdict was not published:[/] {error}", soft_wrap=True)
             raise SystemExit(COULD_NOT_TELL) from None
     raise SystemExit(verdict.exit_code)

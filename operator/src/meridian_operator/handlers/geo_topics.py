@@ -13,9 +13,11 @@ from meridian_operator.api.geo_topic import GEO_TOPIC, GeoTopicRegion, GeoTopicS
 from meridian_operator.api.shared import GROUP, VERSION, DeletionPolicy
 from meridian_operator.handlers.reconciling import GIVE_UP_SECONDS, RESYNC_SECONDS, Regions, ruled_by_another, wanted
 from meridian_operator.handlers.reporting import Report
+from meridian_operator.handlers.world import now, verdict_on
 from meridian_operator.plan import geo_topic
 from meridian_operator.plan.observed import RegionSeen, TopicName
 from meridian_operator.plan.outcome import Plan
+from meridian_operator.plan.verdicts import aligned
 
 RESOURCE: Final = (GROUP, VERSION, GEO_TOPIC.plural)
 
@@ -40,7 +42,8 @@ async def reconcile(body: kopf.Body, patch: kopf.Patch, memo: Any, **indices: An
     regions = Regions(memo.world, indices["regions"], spec.regions, TopicName.parse(spec.topic))
     outcome = await regions.reconcile(body, lambda seen: geo_topic.plan(spec, seen, managed), report)
     if outcome is not None:
-        findings = [*outcome.findings, geo_topic.replicating(spec, outcome.seen)]
+        verified = aligned(verdict_on(indices, spec.topic), now())
+        findings = [*outcome.findings, geo_topic.replicating(spec, outcome.seen), verified]
         report.write(findings, _status(spec, outcome.seen, outcome.planned))
 
 

@@ -19,9 +19,11 @@ from meridian_operator.api.replicated_subscription import (
 from meridian_operator.api.shared import GROUP, VERSION, DeletionPolicy
 from meridian_operator.handlers.reconciling import GIVE_UP_SECONDS, RESYNC_SECONDS, Regions, ruled_by_another, wanted
 from meridian_operator.handlers.reporting import Report
+from meridian_operator.handlers.world import now, verdict_on
 from meridian_operator.plan import replicated_subscription
 from meridian_operator.plan.observed import RegionSeen, TopicName
 from meridian_operator.plan.outcome import Plan
+from meridian_operator.plan.verdicts import Row, aligned
 
 RESOURCE: Final = (GROUP, VERSION, REPLICATED_SUBSCRIPTION.plural)
 
@@ -58,9 +60,8 @@ async def reconcile(body: kopf.Body, patch: kopf.Patch, memo: Any, **indices: An
         return
     outcome = await regions.reconcile(body, partial(replicated_subscription.plan, spec), report)
     if outcome is not None:
-        documents = [data for found in indices["verdicts"].values() for data in found]
-        verdict = replicated_subscription.verdict_of(documents, spec.topic, spec.subscription)
-        findings = [*outcome.findings, replicated_subscription.aligned(verdict)]
+        verdict = verdict_on(indices, spec.topic, spec.subscription)
+        findings = [*outcome.findings, aligned(verdict, now())]
         report.write(findings, _status(outcome.seen, outcome.planned, verdict, len(regions.names)))
 
 
@@ -80,7 +81,7 @@ def _regions(spec: ReplicatedSubscriptionSpec, memo: Any, indices: Mapping[str, 
 
 
 def _status(
-    seen: list[RegionSeen], planned: Plan, verdict: replicated_subscription.Verdict | None, wanted_regions: int
+    seen: list[RegionSeen], planned: Plan, verdict: Row | None, wanted_regions: int
 ) -> ReplicatedSubscriptionStatus:
     problems = planned.first_problems()
     rows = []

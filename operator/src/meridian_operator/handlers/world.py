@@ -17,6 +17,7 @@ import kopf
 
 from meridian_operator.plan.changes import Change
 from meridian_operator.plan.observed import RegionSeen, TopicName
+from meridian_operator.plan.verdicts import Row, rows_of, run_of, verdict_of
 from meridian_operator.regions.client import Refused, RegionClient
 from meridian_operator.regions.directory import REGION_LABEL, Region, Tokens, region_of
 
@@ -45,9 +46,23 @@ def regions(name: str, namespace: str, labels: Mapping[str, str], spec: Mapping[
 
 
 @kopf.index("configmaps", labels={VERDICT_LABEL: kopf.PRESENT})  # type: ignore[arg-type]
-def verdicts(name: str, namespace: str, body: Mapping[str, Any], **_: Any) -> Any:
-    """The verifiers' ConfigMaps, by name."""
-    return {(namespace, name): dict(body.get("data", {}))}
+def verdicts(namespace: str, labels: Mapping[str, str], body: Mapping[str, Any], **_: Any) -> Any:
+    """Topic and subscription -> rows of the verifiers' ConfigMaps, which are read once, when they change."""
+    return rows_of((namespace, labels[VERDICT_LABEL]), body.get("data") or {})
+
+
+@kopf.index("configmaps", labels={VERDICT_LABEL: kopf.PRESENT})  # type: ignore[arg-type]
+def verdict_runs(namespace: str, labels: Mapping[str, str], body: Mapping[str, Any], **_: Any) -> Any:
+    """Verifier -> its run in force."""
+    run = run_of(body.get("data") or {})
+    return {} if run is None else {(namespace, labels[VERDICT_LABEL]): run}
+
+
+def verdict_on(indices: Mapping[str, Any], topic: str, subscription: str = "") -> Row | None:
+    """What the newest run says of a topic, or of a subscription of it."""
+    rows = indices["verdicts"]
+    of_topic = rows.get((topic, ""), ()) if subscription else ()
+    return verdict_of(rows.get((topic, subscription), ()), of_topic, indices["verdict_runs"])
 
 
 def known(index: Mapping[str, Any]) -> dict[str, Region]:

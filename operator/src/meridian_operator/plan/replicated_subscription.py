@@ -7,10 +7,7 @@ in each would begin it at as many places as there are regions.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Final
+from collections.abc import Sequence
 
 from meridian_operator.api.replicated_subscription import ReplicatedSubscriptionSpec
 from meridian_operator.plan.changes import (
@@ -21,7 +18,7 @@ from meridian_operator.plan.changes import (
     SetDispatchScope,
 )
 from meridian_operator.plan.observed import RegionSeen, TopicName
-from meridian_operator.plan.outcome import ALIGNED, Finding, Plan, Truth
+from meridian_operator.plan.outcome import Plan
 
 
 def plan(spec: ReplicatedSubscriptionSpec, seen: Sequence[RegionSeen]) -> Plan:
@@ -98,60 +95,3 @@ def deletion(spec: ReplicatedSubscriptionSpec, seen: Sequence[RegionSeen]) -> Pl
         if not region.reachable
     ]
     return Plan(tuple(changes), tuple(problems))
-
-
-_CONDITIONS: Final[dict[str, tuple[Truth, str]]] = {
-    "aligned": ("True", "Aligned"),
-    "misaligned": ("False", "Misaligned"),
-}
-
-
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """What the verifier said of one subscription."""
-
-    verdict: str
-    """aligned, misaligned or unknown."""
-    time: str
-    detail: str
-
-
-def verdict_of(documents: Iterable[Mapping[str, str]], topic: str, subscription: str) -> Verdict | None:
-    """The newest verdict on a subscription in the verifier's ConfigMaps.
-
-    A ConfigMap holds one document, ``verdict.json``; one that cannot be read says nothing.
-    """
-    newest: Verdict | None = None
-    for data in documents:
-        try:
-            document = json.loads(data["verdict.json"])
-            rows = [
-                row
-                for row in document["subscriptions"]
-                if row["subscription"] == subscription and _base(row["topic"]) == topic
-            ]
-            if not rows:
-                continue
-            worst = max(rows, key=lambda row: ("aligned", "unknown", "misaligned").index(row["verdict"]))
-            detail = "; ".join(row["detail"] for row in rows if row["verdict"] == worst["verdict"] and row["detail"])
-            found = Verdict(worst["verdict"], str(document["time"]), detail[:4000])
-        except (KeyError, ValueError, TypeError):
-            continue
-        if newest is None or found.time > newest.time:
-            newest = found
-    return newest
-
-
-def aligned(verdict: Verdict | None) -> Finding:
-    """The condition Aligned."""
-    if verdict is None:
-        return Finding(ALIGNED, "Unknown", "NotVerifiedYet", "no verifier has spoken of this subscription yet")
-    truth, reason = _CONDITIONS.get(verdict.verdict, ("Unknown", "RegionUnknown"))
-    told = verdict.detail or "every region stands at the same place"
-    return Finding(ALIGNED, truth, reason, f"{told} (verified {verdict.time})")
-
-
-def _base(topic: str) -> str:
-    """The topic's name without its partition."""
-    head, separator, number = topic.rpartition("-partition-")
-    return head if separator and number.isdigit() else topic

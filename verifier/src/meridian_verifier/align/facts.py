@@ -85,6 +85,28 @@ class World:
                 named |= {region, *state.topics[topic].links}
         return [region for region in self.asked if region in named]
 
+    def replicated_to(self, topic: str) -> set[str]:
+        """Regions of the topic, whether they were asked or not: those that hold it, and those they replicate it to."""
+        named = set()
+        for moment in (self.earlier, self.later):
+            for region, state in moment.items():
+                if topic in state.topics:
+                    named |= {region, *state.topics[topic].links}
+        return named
+
+    def not_asked(self, topic: str) -> list[str]:
+        """Regions of the topic that this check was not told to ask, sorted."""
+        return sorted(self.replicated_to(topic) - set(self.asked))
+
+    def not_read(self, topic: str) -> list[str]:
+        """Regions that may hold evidence about the topic and were not read to the end, sorted: regions of the topic
+        and, as far as entries of theirs are on record, former ones."""
+        named = self.replicated_to(topic)
+        for state in self.later.values():
+            if topic in state.topics:
+                named |= {*state.topics[topic].last_origins, *state.topics[topic].joined}
+        return sorted(named - (self.later.keys() - self.unreachable.keys()))
+
     def subscriptions(self, topic: str) -> list[str]:
         """Subscriptions of the topic that some region replicated at both snapshots, sorted."""
         return sorted(

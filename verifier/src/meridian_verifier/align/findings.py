@@ -47,6 +47,8 @@ class Reason(StrEnum):
     """A region holds entries of an origin beyond that origin's own end (R5)."""
     UNREACHABLE = "Unreachable"
     """Unknown: the region could not be asked."""
+    NOT_ASKED = "NotAsked"
+    """Unknown: the topic is replicated to a region that this check was not told to ask."""
     REWOUND = "Rewound"
     """Unknown: the subscription was rewound between the snapshots; ask again."""
     INCARNATION = "Incarnation"

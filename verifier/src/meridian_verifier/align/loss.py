@@ -17,9 +17,8 @@ from meridian_verifier.align.intervals import EMPTY, IntervalSet, keys_of, union
 def losses(evidence: Evidence) -> list[Finding]:
     """All findings of loss for this origin."""
     found = [*_passed_unacked(evidence), *_trimmed_unacked(evidence), *_checksums(evidence)]
-    # Whether an ack was received anywhere can be told only when every region of the topic was asked.
-    regions = evidence.world.regions_of(evidence.topic)
-    if not any(region in evidence.world.unreachable for region in regions):
+    # Only when every region that may have received an ack was read is it certain that none did.
+    if not evidence.world.not_read(evidence.topic):
         found += _overclaimed(evidence)
     return found
 

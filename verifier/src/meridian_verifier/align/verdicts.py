@@ -1,14 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From facts and findings to verdicts: per subscription and ordered pair of regions, and one for the whole run."""
+"""From facts and findings to verdicts.
+
+A verdict is about a *subject*: a topic, or one replicated subscription of it. Every finding belongs to exactly one
+subject, whether it concerns a pair of regions or a single one, and what is wrong with a topic is wrong with each of its
+subscriptions. The subjects' states are worked out here, once; the state of the run is the worst of them, and every
+table, document and exit code repeats them, so none can be greener than another.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from meridian_verifier.align.findings import LOSS, Finding, Flow, Reason, Strip
+from meridian_verifier.align.trust import trusted, unjudged
 
 if TYPE_CHECKING:
     from meridian_verifier.align.facts import TopicState, World
@@ -22,7 +29,11 @@ class State(StrEnum):
     UNKNOWN = "unknown"
 
 
-EXIT_CODES = {State.ALIGNED: 0, State.MISALIGNED: 1, State.UNKNOWN: 2}
+EXIT_CODES: Final = {State.ALIGNED: 0, State.MISALIGNED: 1, State.UNKNOWN: 2}
+WORST_FIRST: Final = (State.MISALIGNED, State.UNKNOWN, State.ALIGNED)
+
+Key = tuple[str, str]
+"""``(topic, subscription)`` of a subject."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,12 +52,33 @@ class PairVerdict:
 
 
 @dataclass(frozen=True, slots=True)
+class SubjectVerdict:
+    """The verdict on one topic (``subscription`` is empty) or one replicated subscription."""
+
+    topic: str
+    subscription: str
+    state: State
+    reasons: tuple[Reason, ...]
+    """What is wrong first, then what could not be told."""
+    pairs: tuple[PairVerdict, ...]
+    findings: tuple[Finding, ...]
+    """Its own, and those of its topic."""
+    notes: tuple[str, ...] = ()
+    """What was not judged, and why: a sentence each."""
+
+    @property
+    def key(self) -> Key:
+        return self.topic, self.subscription
+
+
+@dataclass(frozen=True, slots=True)
 class Verdict:
     """The whole run."""
 
     state: State
     summary: str
     world: World
+    subjects: tuple[SubjectVerdict, ...]
     pairs: tuple[PairVerdict, ...]
     findings: tuple[Finding, ...]
     flows: tuple[Flow, ...]
@@ -60,38 +92,83 @@ class Verdict:
     def losses(self) -> tuple[Finding, ...]:
         return tuple(found for found in self.findings if found.reason in LOSS)
 
+    def of_region(self, region: str) -> list[Finding]:
+        """Findings about one region that are no matter between two regions that were asked."""
+        return [
+            found
+            for found in self.findings
+            if found.target == region and (found.source == region or found.source not in self.world.asked)
+        ]
+
+    @property
+    def worst_first(self) -> list[SubjectVerdict]:
+        """The subjects in the order in which people should read them."""
+        return sorted(self.subjects, key=lambda one: WORST_FIRST.index(one.state))
+
 
 def judge(world: World, findings: Sequence[Finding], flows: Sequence[Flow], strips: Sequence[Strip]) -> Verdict:
-    """The verdict. Findings about a region that could not be read to the end count for nothing: see :func:`trusted`."""
-    restored = {flow.topic for flow in flows if flow.given_back}
-    kept = sorted(
-        trusted(world, findings, restored),
-        key=lambda one: (one.topic, one.subscription, one.reason, one.source, one.target),
-    )
-    pairs = tuple(_pairs(world, kept))
-    state, summary = _overall(world, pairs, kept)
+    """The verdict. Findings that rest on what was not read count for nothing: see :func:`trust.trusted`."""
     readable = [flow for flow in flows if flow.region not in world.unreachable]
     drawn = [strip for strip in strips if strip.region not in world.unreachable]
-    return Verdict(state, summary, world, pairs, tuple(kept), tuple(readable), tuple(drawn))
+    kept = trusted(world, findings, flows)
+    return assemble(world, list(_pairs(world, kept)), kept, readable, drawn)
 
 
-def trusted(world: World, findings: Iterable[Finding], restored: Collection[str] = ()) -> Iterator[Finding]:
-    """Findings that do not rest on a region whose export broke off: what was not read must not count as absent.
+def assemble(
+    world: World,
+    pairs: Sequence[PairVerdict],
+    findings: Iterable[Finding],
+    flows: Sequence[Flow],
+    strips: Sequence[Strip],
+) -> Verdict:
+    """The verdict that these pairs and findings make."""
+    kept = sorted(findings, key=lambda one: (one.topic, one.subscription, one.reason, one.source, one.target))
+    subjects = tuple(_subjects(world, pairs, kept, flows))
+    state, summary = _overall(world, subjects, kept)
+    return Verdict(state, summary, world, subjects, tuple(pairs), tuple(kept), tuple(flows), tuple(strips))
 
-    :param restored: topics of which a region was restored from an older copy. What it had received by then is nowhere
-        any more, though the others remember what it told them: what nobody received cannot be told there.
-    """
+
+def _subjects(
+    world: World, pairs: Iterable[PairVerdict], findings: Iterable[Finding], flows: Sequence[Flow]
+) -> Iterator[SubjectVerdict]:
+    pairs_of: dict[Key, list[PairVerdict]] = {}
+    findings_of: dict[Key, list[Finding]] = {}
+    for pair in pairs:
+        pairs_of.setdefault((pair.topic, pair.subscription), []).append(pair)
     for found in findings:
-        rests_on_all = found.reason is Reason.OVERCLAIMED and (world.unreachable or found.topic in restored)
-        if found.source not in world.unreachable and found.target not in world.unreachable and not rests_on_all:
-            yield found
-        elif found.reason is Reason.ENTRY_MISSING and found.target not in world.unreachable:
-            # The origin is away, but another region holds the entry: that it is missing here is seen, not guessed.
-            yield found
+        findings_of.setdefault((found.topic, found.subscription), []).append(found)
+    names: dict[str, set[str]] = {}
+    for topic, subscription in (*pairs_of, *findings_of):
+        names.setdefault(topic, {""}).add(subscription)
+    for topic in world.topics():
+        if world.not_asked(topic):
+            names.setdefault(topic, {""}).update(world.subscriptions(topic))
+    notes = unjudged(world, names, flows)
+    for topic in sorted(names):
+        for subscription in sorted(names[topic]):
+            own = findings_of.get((topic, subscription), [])
+            of_topic = findings_of.get((topic, ""), []) if subscription else []
+            yield _subject(world, (topic, subscription), pairs_of.get((topic, subscription), ()), own + of_topic, notes)
 
 
-def _pairs(world: World, findings: Sequence[Finding]) -> Iterator[PairVerdict]:
-    by_subject: dict[tuple[str, str], list[Finding]] = {}
+def _subject(
+    world: World,
+    key: Key,
+    pairs: Sequence[PairVerdict],
+    findings: Sequence[Finding],
+    notes: Mapping[str, tuple[str, ...]],
+) -> SubjectVerdict:
+    wrong = [reason for pair in pairs if pair.state is State.MISALIGNED for reason in pair.reasons]
+    wrong += [found.reason for found in findings]
+    unknown = [reason for pair in pairs if pair.state is State.UNKNOWN for reason in pair.reasons]
+    unknown += [Reason.NOT_ASKED] if world.not_asked(key[0]) else []
+    state = State.MISALIGNED if wrong else State.UNKNOWN if unknown else State.ALIGNED
+    reasons = tuple(dict.fromkeys(wrong + unknown))
+    return SubjectVerdict(*key, state, reasons, tuple(pairs), tuple(findings), notes.get(key[0], ()))
+
+
+def _pairs(world: World, findings: Iterable[Finding]) -> Iterator[PairVerdict]:
+    by_subject: dict[Key, list[Finding]] = {}
     for found in findings:
         by_subject.setdefault((found.topic, found.subscription), []).append(found)
     for topic in world.topics():
@@ -177,36 +254,36 @@ def _down(state: TopicState, target: str) -> bool:
     return target in state.links and not state.links[target].connected
 
 
-def _overall(world: World, pairs: Sequence[PairVerdict], findings: Sequence[Finding]) -> tuple[State, str]:
-    wrong = [pair for pair in pairs if pair.state is State.MISALIGNED]
-    losses = [found for found in findings if found.reason in LOSS]
-    if wrong or findings:
-        reasons = dict.fromkeys(
-            [*(reason for pair in wrong for reason in pair.reasons), *(one.reason for one in findings)]
-        )
-        entries = sum(found.entries for found in findings)
-        said = f"{len(wrong)} of {len(pairs)} region pairs misaligned, {entries:,} entries concerned"
-        said += f", {len(losses)} findings of loss" if losses else ""
+def _overall(world: World, subjects: Sequence[SubjectVerdict], findings: Sequence[Finding]) -> tuple[State, str]:
+    wrong = [one for one in subjects if one.state is State.MISALIGNED]
+    if wrong:
+        losses = sum(found.reason in LOSS for found in findings)
+        reasons = dict.fromkeys(reason for one in wrong for reason in one.reasons)
+        said = f"{len(wrong):,} of {counted(len(subjects), 'topic or subscription', 'topics and subscriptions')}"
+        said += f" misaligned, {counted(sum(found.entries for found in findings), 'entry', 'entries')} concerned"
+        said += f", {counted(losses, 'finding')} of loss" if losses else ""
         return State.MISALIGNED, f"{said}: {', '.join(reasons)}"
     if world.unreachable:
         return State.UNKNOWN, f"could not ask {', '.join(sorted(world.unreachable))}; nothing wrong among the others"
-    unknown = [pair for pair in pairs if pair.state is State.UNKNOWN]
+    strangers = sorted({region for topic in world.topics() for region in world.not_asked(topic)})
+    if strangers:
+        said = f"topics are replicated to {', '.join(strangers)}, too: name every region"
+        return State.UNKNOWN, f"{said}; nothing wrong among the others"
+    unknown = [one for one in subjects if one.state is State.UNKNOWN]
     if unknown:
-        return (
-            State.UNKNOWN,
-            f"{len(unknown)} of {len(pairs)} region pairs could not be compared: {unknown[0].reasons[0]}",
-        )
-    if not pairs:
+        count = counted(len(subjects), "topic or subscription", "topics and subscriptions")
+        return State.UNKNOWN, f"{len(unknown):,} of {count} could not be compared: {unknown[0].reasons[0]}"
+    if not subjects:
         return State.UNKNOWN, "nothing to compare: no topic of that name in two regions"
-    subscriptions = len({(pair.topic, pair.subscription) for pair in pairs if pair.subscription})
-    regions = len({(pair.source, pair.target) for pair in pairs})
+    subscriptions = sum(bool(one.subscription) for one in subjects)
+    regions = len({(pair.source, pair.target) for one in subjects for pair in one.pairs})
     compared = f"{counted(subscriptions, 'subscription')} over {counted(regions, 'region pair')}"
     return State.ALIGNED, f"{compared}, nothing lost, nothing missing"
 
 
-def counted(count: int, what: str) -> str:
-    """``1 topic``, ``2,000 topics``."""
-    return f"{count:,} {what}{'' if count == 1 else 's'}"
+def counted(count: int, one: str, many: str = "") -> str:
+    """``1 topic``, ``2,000 topics``. ``many``: the plural, where an *s* does not make it."""
+    return f"{count:,} {one if count == 1 else many or one + 's'}"
 
 
 def rewound(world: World) -> bool:

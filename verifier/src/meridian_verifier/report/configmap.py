@@ -1,131 +1,163 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The verdict as a ConfigMap of the pod's own namespace, for the operator to read.
+"""The verdict as ConfigMaps, for the operator to read: one row per topic and per replicated subscription.
 
-One object, ``meridian-verdict-NAME``, with one document, ``verdict.json``. It is written by server-side apply, so that
-the right to patch this one object is all that is needed, and no Kubernetes client.
+``meridian-verdict-NAME``, the *head*, has one document, ``verdict.json``. Where the rows do not fit, they stand in
+*shards* beside it, ``meridian-verdict-NAME.GENERATION.NUMBER``, and the head says how many there are. All documents of
+a run carry its id, and rows count only while the head names their run. The head is written last, and a run writes the
+generation that the head does not name, so readers see the run before whole, then this one whole. Details of a row give
+way to size; rows never do.
 """
 
 from __future__ import annotations
 
 import json
-import os
-import ssl
-import urllib.error
-import urllib.request
-from collections.abc import Mapping
-from datetime import UTC, datetime
-from pathlib import Path
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
-from meridian_verifier.align.facts import Place
-from meridian_verifier.align.findings import Finding
-from meridian_verifier.align.verdicts import PairVerdict, State, Verdict
+from meridian_verifier.align.verdicts import Verdict
+from meridian_verifier.report.words import troubles
 
-ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+Json = dict[str, Any]
 LABEL: Final = "meridian.dev/verdict"
+DOCUMENT: Final = "verdict.json"
 LARGEST: Final = 900_000
-"""Bytes of the document: a ConfigMap holds a mebibyte."""
-DETAILS: Final = 20
-_ORDER: Final = (State.ALIGNED, State.UNKNOWN, State.MISALIGNED)
+"""Bytes of a document: a ConfigMap holds a mebibyte."""
+DETAILED: Final = 32 << 20
+"""Characters of all rows up to which they are given their details."""
+DETAIL_SIZES: Final = (4000, 1000, 200, 0)
+"""Characters of a row's detail: the largest with which the rows stay below ``DETAILED``."""
+SHARDS_MAX: Final = 128
+"""The chart's Role names so many of each generation."""
+GENERATIONS: Final = ("a", "b")
+NOTE: Final = 1000
+"""Characters of one sentence about the whole run."""
 
 
-class NotPublished(Exception):
-    """The verdict could not be written. The message says where and why."""
+class TooManyRows(Exception):
+    """The verdict does not fit into ``SHARDS_MAX`` ConfigMaps."""
 
 
-def document(verdict: Verdict, now: datetime) -> dict[str, Any]:
-    """What is published: the whole verdict, and one row per topic and subscription."""
-    groups: dict[tuple[str, str], list[PairVerdict]] = {}
-    for pair in verdict.pairs:
-        groups.setdefault((pair.topic, pair.subscription), []).append(pair)
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What all documents of one run say."""
+
+    name: str
+    """NAME: of the verifier."""
+    run: str
+    """Its id: no other run has it."""
+    now: datetime
+    valid: timedelta
+    """After so long an aligned verdict counts as unknown: things will have changed."""
+
+    def head(self) -> Json:
+        return {"run": self.run, "time": _time(self.now), "expires": _time(self.now + self.valid)}
+
+
+def rows(verdict: Verdict) -> list[Json]:
+    """One row per subject: what the operator makes the condition *Aligned* of."""
+    return [
+        {
+            "topic": one.topic,
+            "subscription": one.subscription,
+            "verdict": one.state.value,
+            "detail": "; ".join(troubles(one)),
+        }
+        for one in verdict.subjects
+    ]
+
+
+def whole(verdict: Verdict) -> Json:
+    """What the head says of the run as a whole."""
     return {
-        "time": now.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
         "verdict": verdict.state.value,
-        "summary": verdict.summary,
+        "summary": verdict.summary[:NOTE],
         "regions": list(verdict.world.asked),
-        "unreachable": dict(verdict.world.unreachable),
-        "subscriptions": [
-            {
-                "topic": topic,
-                "subscription": subscription,
-                "verdict": max((pair.state for pair in pairs), key=_ORDER.index).value,
-                "detail": "; ".join(_detail(verdict, topic, subscription, pairs)),
-            }
-            for (topic, subscription), pairs in sorted(groups.items())
-        ],
+        "unreachable": {region: problem[:NOTE] for region, problem in verdict.world.unreachable.items()},
     }
 
 
-def manifest(name: str, told: Mapping[str, Any]) -> dict[str, Any]:
-    """The ConfigMap. Aligned subscriptions are left out, then all, when it would be too large."""
-    shortened = dict(told)
-    text = json.dumps(shortened)
-    if len(text) > LARGEST:
-        shortened["subscriptions"] = [one for one in told["subscriptions"] if one["verdict"] != State.ALIGNED.value]
-        shortened["shortened"] = True
-        text = json.dumps(shortened)
-    if len(text) > LARGEST:
-        text = json.dumps({**shortened, "subscriptions": []})
+def manifests(run: Run, told: Mapping[str, Any], listed: Sequence[Json], generation: str) -> list[Json]:
+    """The ConfigMaps in the order in which to write them: the shards, if any, then the head.
+
+    :param told: ``whole`` of the verdict. ``listed``: its ``rows``.
+    :raises TooManyRows: they do not fit.
+    """
+    head = run.head() | dict(told)
+    encoded = _encoded(listed)
+    alone = _document(head | {"shards": 0, "generation": ""}, encoded)
+    if len(alone) <= LARGEST:
+        return [_config_map(run, head_name(run.name), alone)]
+    packed = list(_packed(encoded, LARGEST - len(_document(run.head() | {"shard": SHARDS_MAX}, []))))
+    if len(packed) > SHARDS_MAX:
+        raise TooManyRows(
+            f"{len(listed):,} topics and subscriptions take {len(packed)} ConfigMaps, and {SHARDS_MAX} are allowed: "
+            "verify fewer topics in one run (--topics)"
+        )
+    shards = [
+        _config_map(run, shard_name(run.name, generation, number), _document(run.head() | {"shard": number}, some))
+        for number, some in enumerate(packed, 1)
+    ]
+    last = _document(head | {"shards": len(packed), "generation": generation}, [])
+    return [*shards, _config_map(run, head_name(run.name), last)]
+
+
+def next_generation(head: Mapping[str, Any] | None) -> str:
+    """The generation of shards that is not in force. ``head``: the ConfigMap of the run before, None for none."""
+    try:
+        used = json.loads((head or {})["data"][DOCUMENT])["generation"]
+    except (KeyError, ValueError, TypeError):
+        used = ""
+    return GENERATIONS[1] if used == GENERATIONS[0] else GENERATIONS[0]
+
+
+def head_name(name: str) -> str:
+    return f"meridian-verdict-{name}"
+
+
+def shard_name(name: str, generation: str, number: int) -> str:
+    return f"{head_name(name)}.{generation}.{number}"
+
+
+def _encoded(listed: Sequence[Json]) -> list[str]:
+    """The rows as JSON, with as much detail as there is room for, about."""
+    named = sum(len(row["topic"]) + len(row["subscription"]) for row in listed)
+    lengths = [len(row["detail"]) for row in listed]
+    size = next((size for size in DETAIL_SIZES if named + sum(min(length, size) for length in lengths) <= DETAILED), 0)
+    return [json.dumps(row | {"detail": _cut(row["detail"], size)}) for row in listed]
+
+
+def _cut(text: str, size: int) -> str:
+    return text if len(text) <= size else text[: max(size - 3, 0)] + "..." if size else ""
+
+
+def _packed(encoded: Sequence[str], room: int) -> Iterator[list[str]]:
+    some: list[str] = []
+    used = 0
+    for row in encoded:
+        if some and used + len(row) + 2 > room:
+            yield some
+            some, used = [], 0
+        some.append(row)
+        used += len(row) + 2
+    if some:
+        yield some
+
+
+def _document(fields: Mapping[str, Any], encoded: Sequence[str]) -> str:
+    """JSON in ASCII: characters are bytes."""
+    return f'{json.dumps(fields)[:-1]}, "subscriptions": [{", ".join(encoded)}]}}'
+
+
+def _config_map(run: Run, name: str, document: str) -> Json:
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",
-        "metadata": {"name": f"meridian-verdict-{name}", "labels": {LABEL: name}},
-        "data": {"verdict.json": text},
+        "metadata": {"name": name, "labels": {LABEL: run.name}},
+        "data": {DOCUMENT: document},
     }
 
 
-def publish(name: str, told: Mapping[str, Any], account: Path = ACCOUNT) -> None:
-    """Write the ConfigMap.
-
-    :raises NotPublished: this is no pod, or the API server refuses.
-    """
-    try:
-        host, port = os.environ["KUBERNETES_SERVICE_HOST"], os.environ["KUBERNETES_SERVICE_PORT"]
-        token = (account / "token").read_text(encoding="utf-8").strip()
-        namespace = (account / "namespace").read_text(encoding="utf-8").strip()
-        trust = ssl.create_default_context(cafile=str(account / "ca.crt"))
-    except (KeyError, OSError) as error:
-        raise NotPublished(f"a ConfigMap is written from inside a pod with a service account: {error}") from error
-    body = manifest(name, told)
-    path = f"/api/v1/namespaces/{namespace}/configmaps/{body['metadata']['name']}"
-    request = urllib.request.Request(
-        f"https://{f'[{host}]' if ':' in host else host}:{port}{path}?fieldManager=meridian-verifier&force=true",
-        data=json.dumps(body).encode(),
-        headers={"Authorization": f"Bearer {token}", "Content-Type": "application/apply-patch+yaml"},
-        method="PATCH",
-    )
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=trust))
-    try:
-        with opener.open(request, timeout=30):
-            pass
-    except urllib.error.HTTPError as error:
-        reason = error.read(1000).decode(errors="replace")
-        raise NotPublished(f"ConfigMap {body['metadata']['name']}: HTTP {error.code}: {reason}") from error
-    except OSError as error:
-        raise NotPublished(f"ConfigMap {body['metadata']['name']}: {error}") from error
-
-
-def _detail(verdict: Verdict, topic: str, subscription: str, pairs: list[PairVerdict]) -> list[str]:
-    """What is wrong: pairs of regions, then the positions."""
-    told = [
-        f"{pair.source} -> {pair.target}: {pair.entries} entries"
-        + (f" ({', '.join(reason.value for reason in pair.reasons)})" if pair.reasons else "")
-        + (f", {pair.note}" if pair.note else "")
-        for pair in pairs
-        if pair.state is not State.ALIGNED
-    ]
-    told += [
-        f"{finding.reason.value}: {finding.entries} entries of {finding.origin} in {finding.target}: {_ranges(finding)}"
-        for finding in verdict.findings
-        if (finding.topic, finding.subscription) == (topic, subscription)
-    ]
-    return told[:DETAILS]
-
-
-def _ranges(finding: Finding) -> str:
-    shown = [f"({_place(after)}, {_place(upto)}]" for after, upto in finding.ranges[:DETAILS]]
-    return ", ".join(shown) + (" ..." if len(finding.ranges) > DETAILS else "")
-
-
-def _place(place: Place) -> str:
-    return f"{place[0]}:{place[1]}"
+def _time(moment: datetime) -> str:
+    return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -10,12 +10,14 @@ from itertools import groupby
 from typing import Final
 
 from meridian_verifier.align.findings import Strip
-from meridian_verifier.align.verdicts import PairVerdict, State, Verdict, counted
+from meridian_verifier.align.verdicts import State, SubjectVerdict, Verdict, counted
 from meridian_verifier.report.plots import chip, lag_curves, matrix, strip_rows
-from meridian_verifier.report.words import MEANINGS, ranges_text, short_topic, when
+from meridian_verifier.report.words import MEANINGS, place_text, ranges_text, short_topic, troubles, when
 
 FINDINGS_SHOWN: Final = 100
 ROWS_SHOWN: Final = 200
+LINES_SHOWN: Final = 12
+"""Of one row, before the rest is only counted."""
 _HEADLINES: Final = {
     State.ALIGNED: ("✓", "Aligned", "Every subscription stands at the same place in every region."),
     State.MISALIGNED: ("✗", "Misaligned", "Regions do not agree, or messages are lost. See below what and where."),
@@ -62,18 +64,24 @@ def _banner(verdict: Verdict) -> str:
         before = [state.taken_ms for state in verdict.world.earlier.values()]
         facts.append(f"second snapshot {when(max(taken))}, {(min(taken) - max(before)) / 1000:.1f} s after the first")
     topics = verdict.world.topics()
-    count = len({(pair.topic, pair.subscription) for pair in verdict.pairs if pair.subscription})
+    count = sum(bool(one.subscription) for one in verdict.subjects)
     held = sum(flow.entries for flow in verdict.flows)
     compared = f"{counted(len(topics), 'topic')}, {counted(count, 'replicated subscription')}"
     facts.append(f"{compared}, {held:,} entries in all regions together")
-    unreachable = "".join(
-        f'<p class="warn">{escape(region)} could not be asked: {escape(problem)}</p>'
-        for region, problem in sorted(verdict.world.unreachable.items())
-    )
+    missing = [
+        f"{region} could not be asked: {problem}" for region, problem in sorted(verdict.world.unreachable.items())
+    ]
+    missing += [
+        f"{short_topic(topic)} is replicated to {', '.join(strangers)}, which this check was not told to ask"
+        for topic in topics
+        if (strangers := verdict.world.not_asked(topic))
+    ]
+    left = [f"and {len(missing) - LINES_SHOWN:,} more"] if len(missing) > LINES_SHOWN else []
+    warnings = "".join(f'<p class="warn">{escape(one)}</p>' for one in missing[:LINES_SHOWN] + left)
     return (
         f'<header class="{verdict.state.value}"><div class="symbol">{symbol}</div><div><h1>{word}</h1>'
         f"<p>{meaning}</p><p>{escape(verdict.summary)}</p>"
-        f'<p class="faint">{escape("; ".join(facts))}</p>{unreachable}</div></header>'
+        f'<p class="faint">{escape("; ".join(facts))}</p>{warnings}</div></header>'
     )
 
 
@@ -95,7 +103,7 @@ def _findings(verdict: Verdict) -> str:
         (
             f'<b>{one.reason.value}</b><br><span class="faint">{escape(MEANINGS[one.reason])}</span>',
             f"{escape(short_topic(one.topic))}<br><b>{escape(one.subscription)}</b>",
-            escape(one.target if one.source == one.target else f"{one.source} → {one.target}"),
+            escape(place_text(one)),
             escape(one.origin),
             f"{one.entries:,} / {one.messages:,}",
             f"{when(one.first_publish_ms)}<br>{when(one.last_publish_ms)}",
@@ -111,22 +119,30 @@ def _findings(verdict: Verdict) -> str:
 
 
 def _subscriptions(verdict: Verdict) -> str:
-    def subject(pair: PairVerdict) -> tuple[str, str]:
-        return pair.topic, pair.subscription
-
-    grouped = [(key, list(pairs)) for key, pairs in groupby(sorted(verdict.pairs, key=subject), key=subject)]
-    grouped.sort(key=lambda row: all(pair.state is State.ALIGNED for pair in row[1]))
-    rows = []
-    for (topic, name), pairs in grouped[:ROWS_SHOWN]:
-        if all(pair.state is State.ALIGNED for pair in pairs):
-            cells = f'<span class="chip aligned">✓ aligned</span> <span class="faint">all {len(pairs)} pairs</span>'
-        else:
-            cells = "<br>".join(f"{escape(pair.source)} → {escape(pair.target)} {chip(pair)}" for pair in pairs)
-        rows.append((escape(short_topic(topic)), escape(name) or '<span class="faint">(its entries)</span>', cells))
-    left = len(grouped) - ROWS_SHOWN
-    more = f'<p class="faint">and {left} more, all in the JSON output</p>' if left > 0 else ""
+    rows = [
+        (
+            escape(short_topic(one.topic)),
+            escape(one.subscription) or '<span class="faint">(its entries)</span>',
+            _subject(one),
+        )
+        for one in verdict.worst_first[:ROWS_SHOWN]
+    ]
+    left = len(verdict.subjects) - ROWS_SHOWN
+    more = f'<p class="faint">and {left:,} more, all in the JSON output</p>' if left > 0 else ""
     lead = "One row per replicated subscription, and one per topic for its stored messages."
     return _section("Subscriptions", lead, _table(("topic", "subscription", "verdict"), rows) + more)
+
+
+def _subject(one: SubjectVerdict) -> str:
+    lines = [chip(one.state, [reason.value for reason in one.reasons] or [one.state.value])]
+    if one.state is State.ALIGNED:
+        lines[0] += f' <span class="faint">all {len(one.pairs)} pairs</span>'
+        said = list(one.notes)
+    else:
+        said = list(troubles(one, 0))
+    lines += [f'<span class="faint">{escape(line)}</span>' for line in said[:LINES_SHOWN]]
+    lines += [f'<span class="faint">and {len(said) - LINES_SHOWN} more</span>'] if len(said) > LINES_SHOWN else []
+    return "<br>".join(lines)
 
 
 def _holes(verdict: Verdict) -> str:

@@ -10,12 +10,11 @@ from typing import Final
 
 from meridian_verifier.align.completeness import QUANTILES
 from meridian_verifier.align.findings import Flow, Strip
-from meridian_verifier.align.verdicts import PairVerdict, State, Verdict
+from meridian_verifier.align.verdicts import WORST_FIRST, State, Verdict
 
 _CELL_WIDTH: Final = 168
 _CELL_HEIGHT: Final = 66
 _LABEL: Final = 120
-_WORST_FIRST: Final = (State.MISALIGNED, State.UNKNOWN, State.ALIGNED)
 _SYMBOLS: Final = {State.ALIGNED: "✓", State.MISALIGNED: "✗", State.UNKNOWN: "?"}
 LINE_STYLES: Final = 9
 """So many lines can be told apart (colour and dashes)."""
@@ -53,7 +52,7 @@ def matrix(verdict: Verdict) -> str:
 
 def _pair_cell(verdict: Verdict, source: str, target: str) -> tuple[str, str, str, str]:
     if source == target:
-        own = [one for one in verdict.findings if one.source == one.target == source]
+        own = verdict.of_region(source)
         if source in verdict.world.unreachable:
             return "unknown", "?", "not reached", ""
         if own:
@@ -63,7 +62,7 @@ def _pair_cell(verdict: Verdict, source: str, target: str) -> tuple[str, str, st
     pairs = [pair for pair in verdict.pairs if (pair.source, pair.target) == (source, target)]
     if not pairs:
         return "own", "", "no common topic", ""
-    worst = min(pairs, key=lambda pair: _WORST_FIRST.index(pair.state))
+    worst = min(pairs, key=lambda pair: WORST_FIRST.index(pair.state))
     bad = [pair for pair in pairs if pair.state is worst.state]
     subscriptions = sum(bool(pair.subscription) for pair in pairs)
     if worst.state is State.ALIGNED:
@@ -161,12 +160,9 @@ def _short(topic: str) -> str:
     return name if len(name) <= TOPIC_LETTERS else "…" + name[1 - TOPIC_LETTERS :]
 
 
-def chip(pair: PairVerdict) -> str:
-    """One pair's verdict inside a table."""
-    said = pair.state.value if pair.state is State.ALIGNED else ", ".join(pair.reasons)
-    count = f" · {pair.entries:,}" if pair.entries else ""
-    note = f' title="{escape(pair.note)}"' if pair.note else ""
-    return f'<span class="chip {pair.state.value}"{note}>{_SYMBOLS[pair.state]} {escape(said)}{count}</span>'
+def chip(state: State, words: Sequence[str]) -> str:
+    """A verdict inside a table."""
+    return f'<span class="chip {state.value}">{_SYMBOLS[state]} {escape(", ".join(words))}</span>'
 
 
 def _svg(width: float, height: float, title: str) -> str:

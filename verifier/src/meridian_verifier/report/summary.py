@@ -11,7 +11,11 @@ from meridian_verifier.job import Timing
 
 
 def summary(verdict: Verdict, timing: Timing, report: str | None) -> dict[str, Any]:
-    """Keys are stable: new ones may come, none changes its meaning. ``aligned`` is null when it could not be told."""
+    """Keys are stable: new ones may come, none changes its meaning. ``aligned`` is null when it could not be told.
+
+    ``subjects`` are the verdicts on each topic (empty ``subscription``) and each replicated subscription; ``pairs`` and
+    ``findings`` are what they are made of.
+    """
     aligned = {0: True, 1: False, 2: None}[verdict.exit_code]
     return {
         "state": verdict.state.value,
@@ -19,10 +23,23 @@ def summary(verdict: Verdict, timing: Timing, report: str | None) -> dict[str, A
         "summary": verdict.summary,
         "regions": list(verdict.world.asked),
         "unreachable": dict(verdict.world.unreachable),
+        "not_asked": {
+            topic: strangers for topic in verdict.world.topics() if (strangers := verdict.world.not_asked(topic))
+        },
         "snapshots": {
             name: [verdict.world.earlier[name].taken_ms, state.taken_ms] for name, state in verdict.world.later.items()
         },
         "max_lag_ms": verdict.world.max_lag_ms,
+        "subjects": [
+            {
+                "topic": one.topic,
+                "subscription": one.subscription,
+                "state": one.state.value,
+                "reasons": [reason.value for reason in one.reasons],
+                "notes": list(one.notes),
+            }
+            for one in verdict.subjects
+        ],
         "pairs": [asdict(pair) for pair in verdict.pairs],
         "findings": [asdict(finding) for finding in verdict.findings],
         "lost_entries": sum(finding.entries for finding in verdict.losses),

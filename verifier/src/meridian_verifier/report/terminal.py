@@ -6,13 +6,16 @@ from __future__ import annotations
 from typing import Final
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
-from meridian_verifier.align.verdicts import PairVerdict, State, Verdict
-from meridian_verifier.report.words import MEANINGS, ranges_text, short_topic
+from meridian_verifier.align.verdicts import WORST_FIRST, State, SubjectVerdict, Verdict
+from meridian_verifier.report.words import MEANINGS, place_text, ranges_text, short_topic, troubles
 
 FINDINGS_SHOWN: Final = 20
 ROWS_SHOWN: Final = 60
+LINES_SHOWN: Final = 8
+"""Of one row, before the rest is only counted."""
 _SYMBOLS: Final = {State.ALIGNED: "✓", State.MISALIGNED: "✗", State.UNKNOWN: "?"}
 _STYLES: Final = {State.ALIGNED: "green", State.MISALIGNED: "bold red", State.UNKNOWN: "yellow"}
 
@@ -20,7 +23,7 @@ _STYLES: Final = {State.ALIGNED: "green", State.MISALIGNED: "bold red", State.UN
 def show(verdict: Verdict, console: Console) -> None:
     """Print the tables and, last, the one line that matters."""
     console.print(_matrix(verdict))
-    console.print(_subscriptions(verdict))
+    console.print(_subjects(verdict))
     if verdict.findings:
         console.print(_findings(verdict))
     for region, problem in sorted(verdict.world.unreachable.items()):
@@ -30,61 +33,70 @@ def show(verdict: Verdict, console: Console) -> None:
 
 
 def _matrix(verdict: Verdict) -> Table:
-    """Regions against regions: what the worst verdict of each pair says."""
-    table = Table(title="Settled in the left region: in the upper one too?", title_justify="left")
+    """Regions against regions: what the worst verdict of each pair says; on the diagonal, of the region by itself."""
+    table = Table(title="Does the column's region have what is acked in the row's region?", title_justify="left")
     table.add_column("")
     for target in verdict.world.asked:
         table.add_column(target, justify="center")
     for source in verdict.world.asked:
-        cells = ["[dim]-[/]" if source == target else _worst(verdict, source, target) for target in verdict.world.asked]
+        cells = [
+            _alone(verdict, source) if source == target else _worst(verdict, source, target)
+            for target in verdict.world.asked
+        ]
         table.add_row(source, *cells)
     return table
 
 
+def _alone(verdict: Verdict, region: str) -> str:
+    own = verdict.of_region(region)
+    return _said(State.MISALIGNED, own[0].reason) if own else "[dim]-[/]"
+
+
 def _worst(verdict: Verdict, source: str, target: str) -> str:
     pairs = [pair for pair in verdict.pairs if (pair.source, pair.target) == (source, target)]
-    for state in (State.MISALIGNED, State.UNKNOWN, State.ALIGNED):
+    for state in WORST_FIRST:
         reasons = [reason for pair in pairs if pair.state is state for reason in pair.reasons]
         if any(pair.state is state for pair in pairs):
-            return f"[{_STYLES[state]}]{_SYMBOLS[state]} {reasons[0].value if reasons else state.value}[/]"
+            return _said(state, reasons[0].value if reasons else state.value)
     return ""
 
 
-def _subscriptions(verdict: Verdict) -> Table:
-    """What is wrong comes first, and is never among the rows left out."""
+def _said(state: State, text: str) -> str:
+    return f"[{_STYLES[state]}]{_SYMBOLS[state]} {text}[/]"
+
+
+def _subjects(verdict: Verdict) -> Table:
+    """What is wrong comes first."""
     table = Table(title="Topics and their replicated subscriptions", title_justify="left")
     for name in ("topic", "subscription", "verdict"):
         table.add_column(name, overflow="fold")
-    rows: dict[tuple[str, str], list[PairVerdict]] = {}
-    for pair in verdict.pairs:
-        rows.setdefault((pair.topic, pair.subscription), []).append(pair)
-    order = sorted(rows, key=lambda row: all(pair.state is State.ALIGNED for pair in rows[row]))
-    for topic, subscription in order[:ROWS_SHOWN]:
-        pairs = rows[topic, subscription]
-        wrong = [_cell(pair) for pair in pairs if pair.state is not State.ALIGNED]
-        good = f"[green]{_SYMBOLS[State.ALIGNED]} {len(pairs) - len(wrong)} of {len(pairs)} pairs aligned[/]"
-        table.add_row(short_topic(topic), subscription or "[dim](its entries)[/]", "\n".join([*wrong, good]))
-    if len(order) > ROWS_SHOWN:
-        table.caption = f"and {len(order) - ROWS_SHOWN} more rows, all in the JSON"
+    shown = verdict.worst_first[:ROWS_SHOWN]
+    for one in shown:
+        table.add_row(short_topic(one.topic), one.subscription or "[dim](its entries)[/]", _subject(one))
+    if len(verdict.subjects) > len(shown):
+        table.caption = f"and {len(verdict.subjects) - len(shown):,} more rows, all in the JSON"
     return table
 
 
-def _cell(pair: PairVerdict) -> str:
-    count = f" {pair.entries:,}" if pair.entries else ""
-    said = f"{_SYMBOLS[pair.state]} {', '.join(pair.reasons)}{count}"
-    return f"[{_STYLES[pair.state]}]{said}[/] {pair.source} -> {pair.target}"
+def _subject(one: SubjectVerdict) -> str:
+    if one.state is State.ALIGNED:
+        return "\n".join([_said(one.state, f"aligned, {len(one.pairs)} pairs"), *map(escape, one.notes)])
+    lines = list(troubles(one, 0))
+    left = [f"and {len(lines) - LINES_SHOWN} more"] if len(lines) > LINES_SHOWN else []
+    said = _said(one.state, f"{one.state}: {', '.join(one.reasons)}")
+    return "\n".join([said, *map(escape, lines[:LINES_SHOWN]), *left])
 
 
 def _findings(verdict: Verdict) -> Table:
     table = Table(title="What is wrong", title_justify="left")
-    for name in ("reason", "subscription", "where", "origin", "entries", "messages", "ranges"):
+    for name in ("reason", "topic", "subscription", "where", "origin", "entries", "messages", "ranges"):
         table.add_column(name, justify="right" if name in ("entries", "messages") else "left", overflow="fold")
     for one in verdict.findings[:FINDINGS_SHOWN]:
-        where = one.target if one.source == one.target else f"{one.source} -> {one.target}"
         table.add_row(
             one.reason.value,
-            one.subscription,
-            where,
+            short_topic(one.topic),
+            one.subscription or "[dim](its entries)[/]",
+            place_text(one),
             one.origin,
             f"{one.entries:,}",
             f"{one.messages:,}",

@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One plain sentence per reason, for everybody who did not write the rules."""
+"""The words that table, page and documents share, for everybody who did not write the rules."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Final
 
 from meridian_verifier.align.findings import Finding, Reason
+from meridian_verifier.align.verdicts import State, SubjectVerdict, counted
 
 MEANINGS: Final = {
     Reason.MISSING_ACK: "acked in the source region, but not in the target: after a failover these would come again",
@@ -24,6 +26,7 @@ MEANINGS: Final = {
     Reason.OUT_OF_ORDER: "the region stores the origin's messages in another order",
     Reason.ORIGIN_ROLLED_BACK: "the origin no longer has messages that another region received from it",
     Reason.UNREACHABLE: "the region could not be asked",
+    Reason.NOT_ASKED: "the topic is replicated to a region that was not named: name all of its regions",
     Reason.REWOUND: "the subscription was rewound during the check",
     Reason.INCARNATION: "the topic was deleted and made again, and the regions do not agree on that yet",
 }
@@ -43,3 +46,28 @@ def ranges_text(finding: Finding, shown: int = 3) -> str:
     """The first ranges of a finding, in the origin's coordinates."""
     parts = [f"({a[0]}:{a[1]}, {b[0]}:{b[1]}]" for a, b in finding.ranges[:shown]]
     return " ".join(parts) + (" ..." if len(finding.ranges) > shown else "")
+
+
+def place_text(finding: Finding) -> str:
+    """The region that is wrong, or the pair of which the second is."""
+    return finding.target if finding.source == finding.target else f"{finding.source} -> {finding.target}"
+
+
+def troubles(subject: SubjectVerdict, ranges: int = 5) -> Iterator[str]:
+    """Why a subject is not aligned, a line each: findings, what is wrong with pairs beyond these, and notes.
+
+    :param ranges: of each finding, so many are named.
+    """
+    for found in subject.findings:
+        whose = " (of the topic)" if found.subscription != subject.subscription else ""
+        count = counted(found.entries, "entry", "entries")
+        which = f": {ranges_text(found, ranges)}" if ranges else ""
+        yield f"{found.reason}: {count} of {found.origin}{whose} in {place_text(found)}{which}"
+    said = {(found.source, found.target, found.reason) for found in subject.findings}
+    for pair in subject.pairs:
+        if pair.state is not State.ALIGNED:
+            left = [reason for reason in pair.reasons if (pair.source, pair.target, reason) not in said]
+            if left:
+                note = f" ({pair.note})" if pair.note else ""
+                yield f"{', '.join(left)}: {pair.source} -> {pair.target}{note}"
+    yield from subject.notes

@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which findings count: those that rest on evidence that was read whole and is of one life of the topic.
+
+What was not read must not count as absent, and two lives of a topic, or two epochs of a subscription, cannot be
+compared. The rules report what they see; here is decided what of it proves something.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Final
+
+from meridian_verifier.align.findings import Finding, Flow, Reason
+
+if TYPE_CHECKING:
+    from meridian_verifier.align.facts import World
+
+WITHIN_A_LIFE: Final = frozenset({Reason.MISSING_ACK, Reason.PASSED_UNACKED, Reason.ENTRY_DOUBLED, Reason.OUT_OF_ORDER})
+"""Proven by one region's evidence, or by regions that hold the same life of the topic."""
+
+
+def trusted(world: World, findings: Iterable[Finding], flows: Iterable[Flow]) -> list[Finding]:
+    """The findings that prove something.
+
+    :param flows: they tell which regions got entries of their own back, that is, were restored from an older copy.
+        What such a region had received by then is on record nowhere, though the others remember what it told them.
+    """
+    restored = {flow.topic for flow in flows if flow.given_back}
+    split = {topic for topic in world.topics() if len(_lives(world, topic)) > 1}
+    return [
+        found
+        for found in findings
+        if _was_read(world, found)
+        and (found.topic not in split or found.reason in WITHIN_A_LIFE)
+        and (found.reason is not Reason.OVERCLAIMED or _is_all_on_record(world, found, restored))
+    ]
+
+
+def unjudged(world: World, topics: Iterable[str], flows: Sequence[Flow]) -> Mapping[str, tuple[str, ...]]:
+    """Per topic, what could not be judged and why: a sentence each, for people."""
+    restored: dict[str, list[str]] = {}
+    for flow in flows:
+        if flow.given_back:
+            restored.setdefault(flow.topic, []).append(flow.region)
+    notes = {}
+    for topic in topics:
+        strangers = world.not_asked(topic)
+        former = [region for region in world.not_read(topic) if region not in (*strangers, *world.unreachable)]
+        said = [f"{region} was not asked, though the topic is replicated to it" for region in strangers]
+        said += [f"Overclaimed was not judged: {region} stored entries, and was not asked" for region in former]
+        said += [
+            f"Overclaimed was not judged: {region} was restored from an older copy"
+            for region in restored.get(topic, ())
+        ]
+        if said:
+            notes[topic] = tuple(said)
+    return notes
+
+
+def _was_read(world: World, found: Finding) -> bool:
+    if found.target in world.unreachable:
+        return False
+    # With the origin away, another region holds the entry: that it is missing in the target is seen, not guessed.
+    return found.source not in world.unreachable or found.reason is Reason.ENTRY_MISSING
+
+
+def _is_all_on_record(world: World, found: Finding, restored: set[str]) -> bool:
+    """Whether every ack that a region of the topic ever received can be found in some region's evidence."""
+    if world.unreachable or world.not_read(found.topic) or found.topic in restored:
+        return False
+    epochs = {
+        cursors[found.subscription].epoch
+        for moment in (world.earlier, world.later)
+        for region in moment
+        for cursors in [world.cursors(region, found.topic, moment)]
+        if found.subscription in cursors
+    }
+    return len(epochs) <= 1
+
+
+def _lives(world: World, topic: str) -> set[str]:
+    return {state.topics[topic].incarnation for state in world.later.values() if topic in state.topics}
