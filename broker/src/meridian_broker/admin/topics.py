@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import asyncio
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from urllib.parse import quote
 
@@ -119,11 +120,27 @@ async def _delete(request: web.Request, name: TopicName, *, partitioned: bool) -
         forced = flag(request, "force")
         if others and not forced and (objection := await topic_objections(admin, str(name), others, path)) is not None:
             raise Refused(412, objection)
-        stamp = await removal.delete(admin.service, name, force=forced)
-        if others and stamp is not None:
-            await ask_all(admin, others, "DELETE", f"{path}?stamp={quote(str(stamp), safe='')}", may_be_away=True)
+        await _delete_everywhere(admin, name, others, path, force=forced)
     if flag(request, "deleteSchema") and name.partition < 0:
         await admin.catalog.schemas.delete(name)
+
+
+async def _delete_everywhere(
+    admin: AdminState, name: TopicName, others: Collection[str], path: str, *, force: bool
+) -> None:
+    """Here, and in the other regions at the same time once it is certain here."""
+    told: list[asyncio.Task[None]] = []
+
+    def tell(stamp: Stamp) -> None:
+        if others:
+            asked = f"{path}?stamp={quote(str(stamp), safe='')}"
+            told.append(asyncio.create_task(ask_all(admin, others, "DELETE", asked, may_be_away=True)))
+
+    try:
+        await removal.delete(admin.service, name, force=force, begun=tell)
+    finally:
+        for task in told:
+            await task
 
 
 def _stamp(admin: AdminState, text: str) -> Stamp:

@@ -35,6 +35,9 @@ class HeldLedgers:
         self._scheduler = scheduler
         self._holds: Counter[int] = Counter()
         self._waiting: set[int] = set()
+        self._noted: set[int] = set()
+        """What the file says."""
+        self._is_noting = False
 
     async def finish_deletions(self) -> None:
         """Delete what was held when the process ended. Call it once, before anything is held."""
@@ -46,15 +49,16 @@ class HeldLedgers:
             log.warning("%s is damaged (%s): ledgers named in it keep their space", self._note, error)
             noted = set()
         self._waiting |= noted
+        self._noted = noted | {-1}  # whatever the file says, it is written anew
         await self._delete(noted)
-        if not noted:
-            self._note.unlink(missing_ok=True)
+        self._write_note()
 
     async def retry_deletions(self) -> None:
         """Try again what the disk refused to delete: ``RETRIES`` ledgers at most. Call it once in a while."""
         refused = sorted(self._waiting - self._holds.keys())[:RETRIES]
         if refused:
             await self._delete(set(refused))
+            self._write_note()
 
     def hold(self, ledgers: Iterable[int]) -> None:
         """Keep these ledgers until ``release``; holds are counted."""
@@ -74,12 +78,23 @@ class HeldLedgers:
                 await self._store.delete(ledger_id)
             except LedgerError as error:
                 log.warning("ledger %d keeps its space for now: %s", ledger_id, error)
+                self._write_note()
                 break
             self._waiting.discard(ledger_id)
-        self._write_note()
+        self._write_note_soon()
+
+    def _write_note_soon(self) -> None:
+        """Once for all deletions of this turn of the loop: opening a file costs more than deleting a ledger."""
+        if not self._is_noting:
+            self._is_noting = True
+            self._scheduler.defer(self._write_note)
 
     def _write_note(self) -> None:
         """The file says what ``_waiting`` says. Losing its last write costs space only, so it is not synced."""
+        self._is_noting = False
+        if self._waiting == self._noted:
+            return
+        self._noted = set(self._waiting)
         if self._waiting:
             self._note.write_text("".join(f"{ledger_id}\n" for ledger_id in sorted(self._waiting)), encoding="ascii")
         else:
@@ -99,8 +114,10 @@ class HeldLedgers:
     async def delete(self, ledger_id: int) -> None:
         """Delete it, or note that it goes when the last hold ends, or when the disk lets it go."""
         self._waiting.add(ledger_id)
-        self._write_note()
-        if not self._holds[ledger_id]:
+        if self._holds[ledger_id]:
+            self._write_note()
+        else:
+            self._write_note_soon()
             await self._delete({ledger_id})
 
     async def list(self) -> list[LedgerInfo]:

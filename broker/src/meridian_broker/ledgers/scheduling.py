@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
 from typing import Any, Final, Protocol
 
-AT_ONCE: Final = 64
+AT_ONCE: Final = 256
 """Jobs that ``run_all`` has under way. Enough for the stores to commit many of them together."""
 
 

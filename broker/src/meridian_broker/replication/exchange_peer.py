@@ -16,7 +16,7 @@ Whatever is given up (link down, window or queue full, no confirmation) only cos
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias
@@ -147,7 +147,7 @@ class Peer:
         """The peer's number of all topics, and the way to answer: it waits until ours are counted."""
         self.next_count_ms: int | None = None
         """When more of them are counted."""
-        self.wanted: deque[Question] = deque()
+        self.wanted: OrderedDict[SubscriptionKey, Question] = OrderedDict()
         self.fetching: dict[SubscriptionKey, int] = {}
         """Asked for -> when."""
         self.next_number = 1
@@ -356,20 +356,19 @@ class Peer:
 
     def want(self, questions: Iterable[Question]) -> None:
         """Queue what the peer has more of; what is asked for already, and what does not fit, is left out."""
-        queued = {(question.topic, question.subscription) for question in self.wanted}
         for question in questions:
             if len(self.wanted) >= self._limits.wanted:
                 return
             key = (question.topic, question.subscription or "")
-            if key not in queued and key not in self.fetching:
-                self.wanted.append(question)
+            if key not in self.fetching:
+                self.wanted.setdefault(key, question)
 
     def next_questions(self, now_ms: int) -> tuple[Question, ...]:
         """The next questions the window allows; booked as asked."""
         questions = []
         while self.wanted and len(self.fetching) < self._limits.fetching:
-            question = self.wanted.popleft()
-            self.fetching[question.topic, question.subscription or ""] = now_ms
+            key, question = self.wanted.popitem(last=False)
+            self.fetching[key] = now_ms
             questions.append(question)
         return tuple(questions)
 

@@ -39,12 +39,18 @@ log = logging.getLogger(__name__)
 
 Check = Callable[["Topic"], None]
 """Raises when the topic may not go."""
+Begun = Callable[[Stamp], None]
+"""Hears the stamp of a deletion that nothing keeps from happening any more: other regions may be told meanwhile."""
 
 
 # -- by hand -------------------------------------------------------------------------------------------------------
 
 
-async def delete(service: TopicService, name: TopicName, *, force: bool) -> Stamp | None:
+def _to_nobody(_: Stamp) -> None:
+    """Nobody is told."""
+
+
+async def delete(service: TopicService, name: TopicName, *, force: bool, begun: Begun = _to_nobody) -> Stamp | None:
     """Delete a topic, or a partitioned one with its partitions. Answers the deletion's stamp, of a persistent topic.
 
     :raises TopicInUse: clients are there and ``force`` is not given.
@@ -61,7 +67,7 @@ async def delete(service: TopicService, name: TopicName, *, force: bool) -> Stam
             if not topics:
                 raise TopicNotFound(f"topic {name} does not exist")
             stamp = await _new_stamp(service, name)
-            await _remove(service, topics, check, stamp)
+            await _remove(service, topics, check, stamp, begun)
         return stamp
     async with AsyncExitStack() as locks:
         await locks.enter_async_context(service.lock(str(name)))
@@ -71,7 +77,7 @@ async def delete(service: TopicService, name: TopicName, *, force: bool) -> Stam
             return await partitioned.delete(name)
         topics = await _held(service, names, locks)
         stamp = await _new_stamp(service, name)
-        await _remove(service, topics, check, stamp)
+        await _remove(service, topics, check, stamp, begun)
         return await partitioned.delete(name, stamp)  # this counts for partitions that nobody has used yet, too
 
 
@@ -197,13 +203,16 @@ def clients(topic: Topic) -> int:
     return producers + sum(len(subscription.consumers) for subscription in topic.subscriptions.values())
 
 
-async def _remove(service: TopicService, topics: list[Topic], check: Check, stamp: Stamp) -> None:
+async def _remove(
+    service: TopicService, topics: list[Topic], check: Check, stamp: Stamp, begun: Begun = _to_nobody
+) -> None:
     """The caller holds their locks."""
     for topic in topics:
         check(topic)
     for topic in topics:
         topic.reopen = False
         topic.fence("the topic was deleted")
+    begun(stamp)
 
     async def remove(topic: Topic) -> None:
         await service.drop(topic)
