@@ -93,7 +93,7 @@ def measure(metadata: str, rounds: int) -> list[dict[str, Any]]:
             one = Round(regions, number)
             created = one.create()
             one.use()
-            row = {"metadata": metadata, "round": number, "create": created, "delete": one.delete()}
+            row: dict[str, Any] = {"metadata": metadata, "round": number, "create": created, "delete": one.delete()}
             rows.append(row)
             figures = "".join(f"{row[what][when]:>12.2f}" for what in ("create", "delete") for when in created)
             print(f"{metadata:>10}{number:>7}{figures}", flush=True)
@@ -112,7 +112,7 @@ def main() -> None:
     options = parser.parse_args()
     load_before = os.getloadavg()[0]
     print(
-        f"{PARTITIONS:,} partitions, {len(REGIONS)} regions; seconds until the answer, and until both regions list it so"
+        f"{PARTITIONS:,} partitions, {len(REGIONS)} regions; seconds until the answer, and until both regions list it"
     )
     print(f"{'metadata':>10}{'round':>7}{'create':>12}{'everywhere':>12}{'delete':>12}{'everywhere':>12}")
     rows: list[dict[str, Any]] = []
