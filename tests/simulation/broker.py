@@ -33,6 +33,7 @@ from meridian_broker.topics.subscription import Subscription
 from meridian_broker.topics.topic import Topic
 from meridian_broker.wire.pulsar import topic_name
 from meridian_broker.wire.pulsar.errors import WireError
+from simulation.disk_faults import DiskFaults
 from simulation.disks import Volume
 from simulation.engine_disks import EngineVolume
 from simulation.exchange_links import ExchangeLinks
@@ -69,6 +70,7 @@ class SimBroker:
             home.sync_us,
             lambda ledger: world.model.ledger_made(home.name, ledger),
             home.forget_ledger,
+            home.faults,
         )
         self.service: TopicService
         self.exchange: ExchangeLinks
@@ -92,7 +94,7 @@ class SimBroker:
         world, home = self.world, self.home
         clock = HybridClock(self.scheduler.now_ms, home.name)
         catalog = Catalog(
-            SimMetadata(world.loop, home.metadata, home.metadata_us, home.written, home.moved),
+            SimMetadata(world.loop, home.metadata, home.metadata_us, home.written, home.moved, home.faults),
             clock,
             self.scheduler.now_ms,
             self._sleep,
@@ -170,6 +172,7 @@ class SimRegion:
         self.world = world
         self.name = name
         self.volume, self.metadata, _ = self.empty()
+        self.faults = DiskFaults(world.trouble)
         self.skew_ms = 0
         self.version = PROTOCOL_VERSION
         """Of the peer protocol that its brokers speak, from their next start on."""

@@ -23,7 +23,8 @@ from meridian_broker.engines.memory.ledgers import (
     _Handle,
     _Write,
 )
-from meridian_broker.ledgers.store import AppendDone, LedgerCorrupt, LedgerError
+from meridian_broker.ledgers.store import AppendDone, LedgerCorrupt, LedgerError, LedgerWriteFailed
+from simulation.disk_faults import DiskFaults
 from simulation.loop import Future, Loop, Owner
 
 
@@ -51,9 +52,10 @@ class Volume:
         sync_us: Callable[[], int],
         on_create: Callable[[int], None],
         on_delete: Callable[[int], None],
+        faults: DiskFaults,
     ) -> SimStore:
         """The store of a broker that begins."""
-        store = SimStore(self, loop, owner, sync_us, on_create, on_delete)
+        store = SimStore(self, loop, owner, sync_us, on_create, on_delete, faults)
         if self.stores:
             store._handles = self.stores[0]._handles
         self.stores.append(store)
@@ -85,11 +87,14 @@ class Volume:
 class RottingReader(MemoryReader):
     """Refuses what is rotten, as the engine's checksums do."""
 
-    def __init__(self, handle: _Handle, rotten: set[tuple[int, int]]) -> None:
+    def __init__(self, handle: _Handle, rotten: set[tuple[int, int]], faults: DiskFaults) -> None:
         super().__init__(handle)
         self._rotten = rotten
+        self._faults = faults
 
     async def read(self, first: int, last: int, max_bytes: int) -> list[bytes]:
+        if self._faults.fails("read"):
+            raise LedgerError(f"the disk cannot read ledger {self.ledger_id}")
         found = await super().read(first, last, max_bytes)
         if self._rotten:
             for number in range(first, first + len(found)):
@@ -111,8 +116,10 @@ class SimStore(MemoryLedgerStore):
         sync_us: Callable[[], int],
         on_create: Callable[[int], None],
         on_delete: Callable[[int], None],
+        faults: DiskFaults,
     ) -> None:
         super().__init__(volume.disk, schedule=self._begin)
+        self._faults = faults
         self._volume = volume
         self._loop = loop
         self._owner = owner
@@ -160,9 +167,20 @@ class SimStore(MemoryLedgerStore):
         super()._add(write)
 
     def sync(self, writes: int | None = None) -> int:
+        for number in range(len(self._queue) if writes is None else min(writes, len(self._queue))):
+            if self._queue[number].refusal is None and self._faults.fails("write"):
+                self._refuse_write(number)
         count = super().sync(writes)
         del self._targets[:count]
         return count
+
+    def _refuse_write(self, number: int) -> None:
+        """One queued write fails; with an append fails all that its ledger's writer appends later."""
+        failed, target = LedgerWriteFailed("the disk refuses a write"), self._targets[number]
+        self._queue[number].refusal = failed
+        if target is not None:
+            target.refusal = target.refusal or failed
+            self._refuse(target)
 
     def _refuse(self, handle: _Handle) -> None:
         """The ledger was taken over: what is queued for it is not written."""
@@ -187,7 +205,7 @@ class SimStore(MemoryLedgerStore):
         return await super().create(ledger_id, fence, label)
 
     async def open(self, ledger_id: int) -> MemoryReader:
-        return RottingReader(self._find(ledger_id), self._volume.rotten)
+        return RottingReader(self._find(ledger_id), self._volume.rotten, self._faults)
 
     async def delete(self, ledger_id: int) -> None:
         if ledger_id in self._handles:

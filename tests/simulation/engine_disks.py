@@ -30,6 +30,7 @@ from meridian_broker.engines.local.store import LocalLedgerStore, LocalWriter
 from meridian_broker.engines.local.upkeep import UpkeepSettings
 from meridian_broker.engines.memory.ledgers import MemoryDisk, StoredLedger
 from meridian_broker.ledgers.store import AppendDone, LedgerError, LedgerInfo
+from simulation.disk_faults import DiskFaults
 from simulation.loop import Future, Loop, Owner, Timer
 
 T = TypeVar("T")
@@ -163,6 +164,7 @@ class EngineVolume:
         sync_us: Callable[[], int],
         on_create: Callable[[int], None],
         on_delete: Callable[[int], None],
+        faults: DiskFaults,
     ) -> EngineStore:
         """The store of a broker that begins."""
         with EngineLoop(loop).running():

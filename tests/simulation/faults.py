@@ -5,6 +5,7 @@
 silences   connections end and nobody is told: their machine lost its power, or a firewall forgot them
 restarts   a region is killed again while it starts and recovers, several times in a row
 versions   some regions run a broker of an older peer protocol, for a while or for good
+failures   single reads and writes of a disk fail, or operations of the metadata store, some with and without effect
 clocks     a wall clock jumps by minutes or an hour, forwards and back
 =========  =============================================================================================
 """
@@ -20,7 +21,7 @@ PERIOD: Final = 5
 """Shares no divisor with the periods of ``changes.py``: these meet each kind of those."""
 KINDS: Final[dict[int, int]] = {1: 1, 3: 2}
 """Remainder -> how many kinds are in the seed."""
-FAULTS: Final = ("silences", "restarts", "versions", "clocks")
+FAULTS: Final = ("silences", "restarts", "versions", "failures", "clocks")
 RESTORING: Final = ("save", "restore", "wipe")
 
 
@@ -71,6 +72,22 @@ class _Faults(Drawing):
             if random.random() < 0.5:
                 drawn.append((second, [f"version {region} {random.choice((version, 4))}", *self._life()]))
         self._insert(sorted(drawn, key=lambda one: one[0]))
+
+    def _failures(self) -> None:
+        random = self._random
+        drawn: list[tuple[int, list[str]]] = []
+        for at in self._places(random.choice((1, 3, 6))):
+            region, kind = self._region(), random.choice(("read", "read", "write", "write", "metadata", "answer"))
+            after, count = random.choice((0, 0, 1, 2, 5, 20)), random.choice((1, 1, 2, 10))
+            lines = [f"fails {region} {kind} {after} x{count}", *self._life()]
+            if random.random() < 0.4:  # what was in memory has to be read again
+                lines += [f"crash {region}", f"start {region}", f"tick {random.choice((10, 500))}"]
+            if random.random() < 0.3:
+                lines += [f"trim {region}", "tick 50"]
+            if random.random() < 0.5:
+                lines += [*self._life(), f"works {region}"]
+            drawn.append((at, lines))
+        self._insert(drawn)
 
     def _clocks(self) -> None:
         random = self._random

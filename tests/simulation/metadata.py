@@ -17,6 +17,7 @@ from meridian_broker.metadata.store import (
     Record,
     VersionConflict,
 )
+from simulation.disk_faults import DiskFaults
 from simulation.loop import Loop
 
 
@@ -43,6 +44,7 @@ class SimMetadata:
         delay_us: Callable[[], int],
         on_put: Callable[[str, bytes], None],
         on_move: Callable[[str, bytes, str], None],
+        faults: DiskFaults,
     ) -> None:
         """:param on_put: hears of every write.
         :param on_move: hears when something gets another name: the one before, what it held, and the new one."""
@@ -51,11 +53,17 @@ class SimMetadata:
         self._delay_us = delay_us
         self._on_put = on_put
         self._on_move = on_move
+        self._faults = faults
 
     async def _arrive(self) -> None:
         await self._loop.sleep(self._delay_us())
-        if self._volume.away:
+        if self._volume.away or self._faults.fails("metadata"):
             raise MetadataUnavailable("the metadata store does not answer")
+
+    async def _answer(self) -> None:
+        await self._loop.sleep(self._delay_us())
+        if self._faults.fails("answer"):
+            raise MetadataUnavailable("the answer of the metadata store is lost")
 
     async def get(self, path: str) -> Record | None:
         await self._arrive()
@@ -67,7 +75,7 @@ class SimMetadata:
             raise VersionConflict(f"{path} is at version {self._version(path)}, not {expected}")
         self._put(path, value)
         version = self._version(path)
-        await self._loop.sleep(self._delay_us())
+        await self._answer()
         return version
 
     async def delete(self, path: str, *, expected: int | None = None) -> bool:
@@ -97,7 +105,7 @@ class SimMetadata:
                 self._put(operation.path, operation.value)
             elif (found := self._volume.records.pop(operation.path, None)) is not None:
                 removed[operation.path] = found
-        await self._loop.sleep(self._delay_us())
+        await self._answer()
         return True
 
     def watch(self, prefix: str) -> AsyncIterator[list[Change]]:

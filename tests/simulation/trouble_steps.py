@@ -15,6 +15,9 @@ disk us 20                  a sync takes so much longer
 full us / room us           the disk refuses writes / takes them again
 metadata us away / back     the metadata store does not answer
 metadata us 50              each question to it takes so much longer
+fails us read 3 x2          after three more reads of its disk the next two fail; or ``write``, ``metadata``,
+                            ``answer``: see disk_faults.py
+works us                    nothing more fails
 clock us +5000              the wall clock jumps
 rot us t 3 / mend us        an entry's bytes change by themselves / the operator brings them back
 save us / restore us        keep a copy of volume and metadata / crash and start from it
@@ -127,6 +130,14 @@ class TroubleSteps(Teller):
             home.metadata_slow_us = int(state) * 1000
         else:
             home.metadata.away = state == "away"
+
+    def do_fails(self, region: str, kind: str, after: str, count: str) -> None:
+        self.world.trouble()
+        self.world.regions[region].faults.arm(kind, int(after), int(count.removeprefix("x")))
+
+    def do_works(self, region: str) -> None:
+        self.world.trouble()
+        self.world.regions[region].faults.clear()
 
     def do_clock(self, region: str, ms: str) -> None:
         self.world.regions[region].skew_ms += int(ms)

@@ -118,6 +118,7 @@ class World:
             and not region.disk_us
             and not region.metadata_slow_us
             and not region.volume.is_rotten
+            and not region.faults.is_armed
             and not region.metadata.away
             for region in self.regions.values()
         )
@@ -209,6 +210,7 @@ class World:
         for region in self.regions.values():
             region.disk_us = region.metadata_slow_us = 0
             region.metadata.away = False
+            region.faults.clear()
             region.volume.mend()
             region.retire()
             broker = region.broker
