@@ -286,6 +286,7 @@ class ReplicationServer:
             )
             if topic.recall is not None:
                 await topic.scheduler.answer(topic.recall.ready)
+            await topic.intake.enter(source.region)
             made = Producer(
                 topic,
                 self,

@@ -208,7 +208,10 @@ class TopicStats:
             "confirmed": str(status.confirmed),
             "hold": None if status.hold is None else status.hold.value,
             "lastError": status.last_error,
-            "meridian": {"unreplicated": lagging.tail_json(lagging.tail(topic, status))},
+            "meridian": {
+                "unreplicated": lagging.tail_json(lagging.tail(topic, status)),
+                "turnedAway": topic.intake.refusals().get(remote),
+            },
         }
 
     def _address(self, remote: str) -> str | None:

@@ -119,6 +119,8 @@ class Joining:
 
     def _waits(self) -> list[str]:
         """What it waits for, a sentence each."""
+        if self._topic.terminated is not None:
+            return []  # nothing comes in any more (``intake.py``)
         others = self._others()
         if others and not self._feeds:
             return ["no other region could be asked yet"]

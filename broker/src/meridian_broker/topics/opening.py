@@ -41,6 +41,7 @@ async def open_topic(
     adopted = await adoption.adopt(service, name, metadata)
     topic = await _open(service, name, metadata, adopted)
     topic.rules = service.rules(name)
+    topic.keeps_quotas = service.backlog_quotas
     await topic.deduplication.open(topic.rules.deduplication)
     if name.partition >= 0:
         partitioned = await service.catalog.partitioned.find(name.base)

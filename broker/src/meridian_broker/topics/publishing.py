@@ -91,7 +91,7 @@ def store_foreign(topic: Topic, producer: Producer, send: Send) -> None:
     :raises NotAllowed: the sender is no replicator, or speaks for a region it is not (R7).
     :raises ReplicationGap: it is not the next one of its origin (R4).
     :raises OriginConflict: its bytes are not those its origin stored (R7).
-    :raises TopicTerminated: the topic takes no more messages.
+    :raises TopicTerminated, BacklogQuotaHold, MessageTooLarge: it may not come in, see ``intake.py``.
     """
     stamp = send.origin
     if stamp is None or producer.remote_region is None or stamp.region != producer.remote_region:
@@ -105,8 +105,7 @@ def store_foreign(topic: Topic, producer: Producer, send: Send) -> None:
     if origin <= last:
         topic.log.when_durable(lambda error: producer.done([send], last if error is None else error))
         return
-    if topic.is_ended:
-        raise termination.refusal(topic)
+    topic.intake.check_pushed(stamp.region, len(send.body) - stamp.appended_metadata_bytes)
     if Position(stamp.sent_prev_ledger, stamp.sent_prev_entry) != last:
         raise ReplicationGap(
             f"{stamp.region} sent {origin} after {stamp.sent_prev_ledger}:{stamp.sent_prev_entry}, "

@@ -2,9 +2,12 @@
 """Backlog quotas: how much of a topic may wait, and what happens beyond that.
 
 What waits is measured from the slowest durable subscription, or from the other region that is farthest behind. Over the
-quota either producers are kept out until the backlog is below it again - replicators of other regions too, which go on
-later where they stopped - or the oldest entries go as drops (R14). Only subscriptions lose entries to a quota, never
-another region: what waits for replication stays.
+quota either producers are kept out until the backlog is below it again, or the oldest entries go as drops (R14). Only
+subscriptions lose entries to a quota, never another region: what waits for replication stays.
+
+Entries of other regions are kept out, too, and come later (``intake.py``), but only for what waits for subscriptions.
+What waits for another region does not become less by refusing that region's entries: two regions that are both behind
+with each other would refuse each other for ever.
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ from meridian_broker.topics import drops
 from meridian_broker.topics.errors import BacklogQuotaException, BacklogQuotaHold, TopicError
 
 if TYPE_CHECKING:
+    from meridian_broker.topics.producer import Producer
     from meridian_broker.topics.topic import Topic
 
 SIZE, AGE = QUOTA_KINDS
@@ -37,12 +41,21 @@ async def check_producer(topic: Topic) -> None:
     :raises BacklogQuotaHold, BacklogQuotaException: too much waits there.
     """
     for kind, quota in _quotas(topic):
-        if quota.policy == EVICTION:
-            continue
-        problem = await _problem(topic, kind, quota)
-        if problem is not None:
+        if quota.policy != EVICTION and (problem := await _problem(topic, kind, quota)) is not None:
             text = f"{topic.name}: {problem}; producers may come when less waits"
             raise BacklogQuotaHold(text) if quota.policy == HOLD else BacklogQuotaException(text)
+
+
+async def exceeded(topic: Topic) -> str | None:
+    """How subscriptions exceed a quota that keeps entries of other regions out, in words; None: they do not.
+
+    :raises LedgerError: the oldest message cannot be read.
+    """
+    slowest = min(_waiting_subscriptions(topic), default=topic.log.last_confirmed)
+    for kind, quota in _quotas(topic):
+        if quota.policy != EVICTION and (problem := await _beyond(topic, kind, quota, slowest)) is not None:
+            return problem
+    return None
 
 
 async def enforce(topic: Topic) -> None:
@@ -55,41 +68,52 @@ async def enforce(topic: Topic) -> None:
             if quota.policy == EVICTION:
                 await _evict(topic, kind, quota)
             else:
-                _send_producers_away(topic, problem)
+                _send_away(topic, [one for one in topic.producers.values() if one.remote_region is None], problem)
+        problem = await exceeded(topic)
+        topic.intake.found(problem)
+        if problem is not None:
+            _send_away(topic, [one for one in topic.producers.values() if one.remote_region is not None], problem)
     except (LedgerError, TopicError) as error:
         log.warning("the backlog quota of %s could not be enforced, next try in a while: %s", topic.name, error)
 
 
 def _quotas(topic: Topic) -> list[tuple[str, BacklogQuota]]:
-    return [] if topic.failure is not None else sorted(topic.rules.backlog_quotas.items())
+    is_kept = topic.keeps_quotas and topic.failure is None
+    return sorted(topic.rules.backlog_quotas.items()) if is_kept else []
 
 
 async def _problem(topic: Topic, kind: str, quota: BacklogQuota) -> str | None:
     """How a quota is exceeded, in words; None: it is not."""
+    # Of a region not reached yet nobody knows what waits for it.
+    places = [place for place in topic.replicated_positions.values() if place != EARLIEST]
+    slowest = min([*_waiting_subscriptions(topic), *places], default=topic.log.last_confirmed)
+    return await _beyond(topic, kind, quota, slowest)
+
+
+async def _beyond(topic: Topic, kind: str, quota: BacklogQuota, slowest: Position) -> str | None:
+    """The same of what stands behind a place."""
     if kind == SIZE:
-        size = topic.log.bytes_after(_slowest(topic))
+        size = topic.log.bytes_after(slowest)
         if 0 <= quota.limit_bytes <= size:
             return f"{size} bytes wait for the slowest subscription or region, its backlog quota is {quota.limit_bytes}"
     elif quota.limit_seconds > 0:
-        oldest = await topic.log.read_after(_slowest(topic), 1, 1)
+        oldest = await topic.log.read_after(slowest, 1, 1)
         seconds = (topic.scheduler.now_ms() - unpack(oldest[0][1]).publish_time_ms) // 1000 if oldest else 0
         if seconds > quota.limit_seconds:
             return f"the oldest message waits for {seconds} s, its backlog quota is {quota.limit_seconds} s"
     return None
 
 
-def _slowest(topic: Topic) -> Position:
-    """Everything after this waits for a subscription or a region; of a region not reached yet nobody knows."""
-    places = [one.mark_delete for one in topic.subscriptions.values() if one.durable]
-    places += [place for place in topic.replicated_positions.values() if place != EARLIEST]
-    return min(places, default=topic.log.last_confirmed)
+def _waiting_subscriptions(topic: Topic) -> list[Position]:
+    return [one.mark_delete for one in topic.subscriptions.values() if one.durable]
 
 
-def _send_producers_away(topic: Topic, problem: str) -> None:
-    producers = list(topic.producers.values())
+def _send_away(topic: Topic, producers: list[Producer], problem: str) -> None:
     if producers:
         log.warning("%s: %s; %d producers are sent away", topic.name, problem, len(producers))
     for producer in producers:
+        if producer.remote_region is not None:
+            topic.intake.turned_away(producer.remote_region, problem)
         topic.remove_producer(producer)
         producer.port.disconnect_producer(producer)
 

@@ -30,6 +30,7 @@ from meridian_broker.ledgers.telling import tell_each
 from meridian_broker.metadata.store import MetadataError
 from meridian_broker.positions.position import EARLIEST, LATEST, Position
 from meridian_broker.topics.errors import NotAllowed, OriginConflict, TopicError
+from meridian_broker.topics.intake import Offered
 from meridian_broker.topics.joining import Joining
 from meridian_broker.topics.recalled import Found, PeerAway, Peers, Want
 from meridian_broker.wire.pulsar import metadata as message_metadata
@@ -225,6 +226,8 @@ class Recall:
         others = self._topic.remotes
         if not others:
             return Due.NOW if self.joining.is_due else Due.NOT
+        if self._topic.is_ended and others <= self._asked and not self.joining.is_due:
+            return Due.NOT
         absent, sources = self.absent(others)
         is_waiting = self.joining.is_due or self._topic.gaps.open()
         if not sources <= self._asked or self._foreign_holes() or is_waiting:
@@ -241,6 +244,7 @@ class Recall:
         now = self._topic.scheduler.monotonic_ms()
         fed = {producer.remote_region for producer in self._topic.producers.values()}
         known = self._unfed_since_ms
+        fed |= self._topic.intake.refusals().keys()  # what it may not bring is not fetched either
         self._unfed_since_ms = {region: known.get(region, now) for region in others if region not in fed}
         return {region for region, since in self._unfed_since_ms.items() if now - since >= UNFED_MS}
 
@@ -303,6 +307,9 @@ class Recall:
 
     async def _ask_for_others(self) -> None:
         topic, others = self._topic, self.others()
+        if why := await topic.intake.closed():
+            self.problem = why
+            return
         for region, hole in self._foreign_holes():
             await self._fill(region, hole, others)
         for gap in topic.gaps.open():
@@ -404,8 +411,8 @@ class Recall:
                 return away | having.keys()
             best = max(chained, key=lambda region: len(chained[region].entries))
             stored = await self._store(want, chained[best].entries)
-            if stored is None:
-                return away | {best}  # something else was stored meanwhile: next time
+            if stored is None:  # something else was stored meanwhile, or it may not come in: next time, if ever
+                return away if topic.terminated is not None else away | {best}
             after, source = stored, best
         return set(asking)
 
@@ -433,7 +440,7 @@ class Recall:
         if want.origin == topic.region and topic.metadata is not None:
             await topic.metadata.never_below(after.ledger)
         end = self._room(want, taken[0][0].origin)
-        taken = [one for one in taken if one[0].origin is not None and one[0].origin < end]
+        taken = self._let_in(want, [one for one in taken if one[0].origin is not None and one[0].origin < end])
         if not taken:
             return None
         now = topic.scheduler.now_ms()
@@ -449,6 +456,19 @@ class Recall:
         if want.origin == topic.region:
             self.returned += len(taken)
         return after
+
+    def _let_in(self, want: Want, taken: list[tuple[EntryHeader, bytes]]) -> list[tuple[EntryHeader, bytes]]:
+        """Those before the first one that may not be stored: what follows it is chained to it."""
+        intake, is_own = self._topic.intake, want.origin == self._topic.region
+        for count, (header, body) in enumerate(taken):
+            assert header.origin is not None
+            size = len(body) - message_metadata.appended_bytes(body, want.origin, *header.origin)
+            try:
+                intake.check(Offered(size, header.origin if is_own else None))
+            except TopicError as refusal:
+                self.problem = str(refusal)
+                return taken[:count]
+        return taken
 
     def _room(self, want: Want, first: Position | None) -> Position:
         """Before which position entries from ``first`` on may be stored; ``EARLIEST``: nothing of it fits any more.

@@ -5,7 +5,8 @@ From the first moment nothing is taken any more; once all that was taken before 
 record, and only then anybody is told. Consumers that have acknowledged everything hear that this was the end.
 
 Other regions go on: each has its own topic of that name, and is terminated by itself. What their clients publish is
-not stored here then. Their replicators are refused with this reason, keep what they have, and show it in their status.
+not stored here then (``intake.py``). Their replicators are refused with this reason, keep what they have, and show it
+in their status. What a restore lost of this region's own entries is asked for before the end is recorded.
 """
 
 from __future__ import annotations
@@ -33,6 +34,9 @@ async def terminate(topic: Topic) -> Position:
     :raises MetadataError: it is not on record: the topic goes on.
     """
     topic.check_open()
+    if topic.recall is not None:
+        await topic.scheduler.answer(topic.recall.ready)
+        topic.check_open()
     if topic.terminated is not None:
         return topic.terminated
     if topic.is_ended:

@@ -33,6 +33,7 @@ from meridian_broker.topics.errors import (
 )
 from meridian_broker.topics.gaps import Gaps
 from meridian_broker.topics.holding import Holding
+from meridian_broker.topics.intake import Intake
 from meridian_broker.topics.key_ranges import KeySharedPolicy
 from meridian_broker.topics.late import Late
 from meridian_broker.topics.limits import TopicLimits
@@ -139,6 +140,9 @@ class Topic:
         self.leasing: Leasing | None = None
         self.votes: dict[str, dict[str, tuple[str, int, int]]] = {}
         """Subscription -> origin -> what this region voted: holder, term, milliseconds (R26)."""
+        self.intake = Intake(self)
+        self.keeps_quotas = True
+        """Backlog quotas are enforced."""
         self.is_ended = False
         """It takes no more messages."""
         self.terminated: Position | None = None

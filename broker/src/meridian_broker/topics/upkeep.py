@@ -56,7 +56,7 @@ async def expire(topic: Topic) -> None:
 
 async def check_quotas(service: TopicService) -> None:
     """Enforce the backlog quota of every topic that has one."""
-    for topic in list(service.topics.values()) if service.backlog_quotas else ():
+    for topic in list(service.topics.values()):
         await quotas.enforce(topic)
 
 

@@ -71,8 +71,8 @@ async def _make(connection: Connection, asked: pb.CommandProducer) -> None:
         topic = await service.served(name, create=True, incarnation=incarnation)
         if isinstance(topic, Topic) and topic.recall is not None:
             await topic.scheduler.answer(topic.recall.ready)
-        if isinstance(topic, Topic) and topic.rules.backlog_quotas and service.backlog_quotas:
-            await quotas.check_producer(topic)
+        if isinstance(topic, Topic):
+            await (quotas.check_producer(topic) if remote is None else topic.intake.enter(remote))
         if topic.rules.encryption_required and not asked.encrypted and remote is None:
             raise MetadataError(
                 f"{topic.name} takes encrypted messages only (encryptionRequired): give the producer keys"

@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What keeps another region's replicator out keeps its entries out: they are not fetched instead, from whatever region.
+Real brokers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from broker_regions import Region, regions, until
+from meridian_broker.gateway.roles import Producer
+from meridian_broker.metadata import policy_table
+from meridian_broker.metadata.policy_values import BacklogQuota
+from meridian_broker.positions.position import EARLIEST
+from meridian_broker.topics import administration, quotas, recall, upkeep
+from meridian_broker.topics.termination import terminate
+from meridian_broker.topics.topic import Topic
+from meridian_broker.wire.pulsar.topic_name import parse
+
+TOPIC = "persistent://public/default/orders"
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Who is not fed is helped at once."""
+    monkeypatch.setattr(recall, "UNFED_MS", 0)
+    yield
+
+
+async def publish(region: Region, count: int, size: int = 100) -> None:
+    connection = await region.connect()
+    producer = await Producer.open(connection, TOPIC)
+    for _ in range(count):
+        await producer.send(b"x" * size)
+    await producer.flush()
+    await connection.close()
+
+
+async def opened(region: Region, entries: int) -> Topic:
+    """The topic there, once so many entries have come."""
+    topic = await region.process.service.topic(parse(TOPIC), create=True)
+    await until(lambda: topic.log.entries == entries)
+    return topic
+
+
+async def nothing_comes(topic: Topic, remote: Region, why: str) -> None:
+    """The remote's replicator was turned away, and this region, asked to fetch what it lacks, does not."""
+    before = topic.log.last_confirmed
+    await until(lambda: why in topic.intake.refusals().get(remote.name, ""))
+    assert topic.recall is not None
+    assert remote.name not in topic.recall.absent({remote.name})[0], "it can dial us: it is not one to be helped"
+    topic.intake._turned_away.clear()  # as if it had not tried for a while
+    topic.recall.start()
+    await until(lambda: topic.recall is not None and why in topic.recall.problem)
+    assert topic.log.last_confirmed == before
+
+
+def status_of(region: Region, remote: Region) -> Any:
+    return region.process.runner.status(TOPIC)[remote.name]
+
+
+async def test_a_backlog_quota_holds_for_what_other_regions_publish(tmp_path: Path) -> None:
+    async with regions(tmp_path, "us", "eu") as (us, eu):
+        await publish(us, 20)
+        here = await opened(us, 20)
+        await opened(eu, 20)
+        here.create_subscription("slow", EARLIEST)
+        service = us.process.service
+        quota = BacklogQuota(1000, -1, quotas.HOLD).to_json()
+        await service.catalog.topic_policies.set_policy(parse(TOPIC), policy_table.BACKLOG_QUOTAS, quota, quotas.SIZE)
+        await until(lambda: bool(here.rules.backlog_quotas))
+        await upkeep.check_quotas(service)
+        await publish(eu, 50)
+        await nothing_comes(here, eu, "backlog quota")
+        assert status_of(eu, us).backlog == 50
+        await administration.skip(here.subscriptions["slow"], None)
+        await until(lambda: here.log.entries == 70)
+
+
+async def test_a_terminated_topic_does_not_grow(tmp_path: Path) -> None:
+    async with regions(tmp_path, "us", "eu") as (us, eu):
+        await publish(us, 2)
+        here = await opened(us, 2)
+        await opened(eu, 2)
+        last = await terminate(here)
+        await publish(eu, 5)
+        await nothing_comes(here, eu, "terminated in us")
+        assert here.log.last_confirmed == last
+
+
+async def test_what_is_larger_than_this_broker_takes_stays_where_it_is(tmp_path: Path) -> None:
+    async with regions(tmp_path, "us", "eu") as (us, eu):
+        service = us.process.service
+        service.topic_limits = replace(service.topic_limits, message_bytes=1000)
+        await publish(eu, 3)
+        here = await opened(us, 3)
+        await publish(eu, 1, size=6000)
+        await publish(eu, 3)
+        await nothing_comes(here, eu, "maxMessageSize")
+        here.limits = replace(here.limits, message_bytes=10_000)
+        await until(lambda: here.log.entries == 7)
