@@ -18,6 +18,7 @@ from meridian_broker.topics.administration import _Nobody
 from meridian_broker.topics.consumer import Consumer
 from meridian_broker.topics.limits import TopicLimits
 from meridian_broker.topics.progress_log import ProgressLog
+from meridian_broker.topics.recovery import OnAcked
 from meridian_broker.topics.topic import Topic
 from topic_record import TopicRecord
 
@@ -41,7 +42,7 @@ class Region:
         self.fence = 0
         self.stored: list[Position] = []
 
-    async def start(self) -> None:
+    async def start(self, on_acked: OnAcked | None = None) -> None:
         self.fence += 1
         loop = asyncio.get_running_loop()
         store = MemoryLedgerStore(self.disk, schedule=lambda work: loop.call_soon(work))
@@ -54,8 +55,8 @@ class Region:
 
         clock = HybridClock(self.scheduler.now_ms, "us")
         self.topic = Topic("t", -1, "us", "", log, new_log, self.scheduler, clock, TopicLimits(), None)
-        self.changes = await self.topic.progress_log.open(list(self.record.progress))
-        recovery.recover(self.topic, self.changes)
+        await self.topic.progress_log.open(list(self.record.progress))
+        await recovery.recover(self.topic, self.topic.progress_log.changes(), on_acked)
 
     async def settle(self) -> None:
         quiet = 0

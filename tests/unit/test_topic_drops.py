@@ -124,7 +124,8 @@ class World:
 
         clock = HybridClock(self.scheduler.now_ms, "here")
         self.topic = Topic("t", -1, "here", "", log, progress_log, self.scheduler, clock, TopicLimits(), self.told)
-        recovery.recover(self.topic, await self.topic.progress_log.open(list(self.record.progress)))
+        await self.topic.progress_log.open(list(self.record.progress))
+        await recovery.recover(self.topic, self.topic.progress_log.changes())
 
     async def live(self, story: list[tuple[str, int]]) -> None:
         """Step by step, and look at everything after each."""

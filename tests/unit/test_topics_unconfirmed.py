@@ -23,8 +23,11 @@ class Before:
 
 
 async def recall(one: Region, **since_ms: int) -> dict[tuple[str, str], tuple[int, int]]:
+    """What a restart finds."""
     before = Before(**{region: BEGAN_MS + ms for region, ms in since_ms.items()})
-    await unconfirmed.recall(one.topic, one.changes, {"us", "eu", "ap"}, before)
+    lacking = unconfirmed.Unconfirmed({"us", "eu", "ap"}, before)
+    await one.start(lacking.acked)
+    await lacking.tell(one.topic)
     return before.said
 
 
@@ -36,7 +39,6 @@ def test_entries_and_age_are_those_since_the_region_went() -> None:
         await one.ack("s", [5], 900)
         await one.ack("other", [2], 700)
         await one.ack("alone", [2], 700)
-        await one.start()
         assert await recall(one, eu=300) == {("s", "eu"): (4, 400), ("other", "eu"): (1, 700)}
         assert await recall(one, eu=300, ap=800) == await recall(one, eu=300) | {("s", "ap"): (1, 900)}
         assert await recall(one, eu=1000) == await recall(one) == await recall(one, nobody=0) == {}
@@ -50,7 +52,6 @@ def test_of_a_subscription_that_is_gone_nothing_is_owed() -> None:
         await one.ack("s", [0], 100)
         one.topic.lives.delete("s")
         await one.settle()
-        await one.start()
         assert await recall(one, eu=0) == {}
 
     asyncio.run(story())
@@ -64,7 +65,6 @@ def test_a_log_that_was_rolled_over_since_says_less_and_nothing_wrong(monkeypatc
         await one.ack("s", [2], 200)
         monkeypatch.undo()
         await one.ack("s", [3, 4], 300)
-        await one.start()
         assert await recall(one, eu=0) == {("s", "eu"): (2, 300)}
 
     asyncio.run(story())
@@ -74,7 +74,6 @@ def test_of_a_long_log_the_newest_entries_count(monkeypatch: pytest.MonkeyPatch)
     async def story() -> None:
         one = await region(s=True)
         await one.ack("s", range(12), 100)
-        await one.start()
         monkeypatch.setattr(unconfirmed, "LOOKS", 4)
         assert 0 < (await recall(one, eu=0))["s", "eu"][0] <= 4
 

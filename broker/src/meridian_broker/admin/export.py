@@ -162,7 +162,7 @@ class Exports:
                         began = time.monotonic()
                 # Deltas are merged in memory before they are durable: what is shown must survive a crash.
                 await topic.scheduler.answer(topic.progress_log.when_durable)
-                return captured, await topic.progress_log.changes()
+                return captured, [change async for some in topic.progress_log.changes() for change in some]
             except (TopicError, LedgerError) as error:
                 if attempt == ATTEMPTS:
                     log.warning("the export leaves %s out: %s", name, error)

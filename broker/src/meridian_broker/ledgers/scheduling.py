@@ -42,6 +42,11 @@ class Scheduler(Protocol):
         ...
 
 
+async def next_turn(scheduler: Scheduler) -> None:
+    """Let others run: what follows comes in the next turn of the loop."""
+    await scheduler.answer(lambda ready: scheduler.defer(lambda: ready(None)))
+
+
 async def run_all(scheduler: Scheduler, jobs: Iterable[Callable[[], Awaitable[object]]], name: str) -> None:
     """Run every job, ``AT_ONCE`` at a time. Once one fails no further job begins; those under way are waited for.
 

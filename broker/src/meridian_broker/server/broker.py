@@ -425,7 +425,7 @@ class BrokerProcess:
         limit = self.settings.process.broker_shutdown_timeout_ms / 1000
         try:
             async with asyncio.timeout(limit):
-                self.service.send_consumers_away()
+                await self.service.send_consumers_away()
                 await self._confirmed()
                 self.leases.release_unwanted()  # others go on at once with what was dispatched here (R26)
                 await self.service.close()

@@ -3,10 +3,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+import logging
+from collections.abc import Callable, Coroutine, Iterator
+from typing import TYPE_CHECKING, Any
 
-from meridian_broker.ledgers.store import LedgerError
+from meridian_broker.ledgers.scheduling import next_turn
+from meridian_broker.ledgers.store import LedgerError, LedgerNotFound
+from meridian_broker.ledgers.under_way import UnderWay
 from meridian_broker.positions import ZERO, Progress, Stamp
 from meridian_broker.positions.position import Position
 from meridian_broker.topics import cursor
@@ -17,6 +20,56 @@ if TYPE_CHECKING:
     from meridian_broker.topics.consumer import Consumer
     from meridian_broker.topics.rewinding import Resent
     from meridian_broker.topics.subscription import Subscription
+
+log = logging.getLogger(__name__)
+
+Rest = Coroutine[Any, Any, None]
+"""What is left of an acknowledgement whose entries have to be looked up first. Raises ``LedgerError`` when that fails."""
+
+
+def look_ups(subscription: Subscription) -> UnderWay:
+    """Counts the acknowledgements whose entries are being looked up; a close waits for them."""
+    if subscription.look_ups is None:
+        subscription.look_ups = UnderWay()
+    return subscription.look_ups
+
+
+def go_on_later(subscription: Subscription, rest: Rest, confirmed: Confirmed | None) -> None:
+    """Do the rest of an acknowledgement while others run."""
+    work = _go_on(subscription, look_ups(subscription).begin(), rest, confirmed)
+    subscription.topic.scheduler.spawn(work, "look acknowledged entries up")
+
+
+async def _go_on(subscription: Subscription, number: int, rest: Rest, confirmed: Confirmed | None) -> None:
+    failure: LedgerError | None = None
+    try:
+        await rest
+    except Exception as error:
+        failure = error if isinstance(error, LedgerError) else LedgerError(f"its entry cannot be looked up: {error}")
+        log.warning("%s, %s: an acknowledgement is lost: %s", subscription.topic.name, subscription.name, failure)
+        if confirmed is not None:
+            confirmed(failure)
+        if not isinstance(error, LedgerError):
+            raise
+    finally:
+        look_ups(subscription).end(number, failure)
+
+
+async def once_indexed(subscription: Subscription, ledger: int, attempt: Callable[[], int | None]) -> None:
+    """Load the index of ``ledger``, then of each ledger that ``attempt`` names, until it names none."""
+    missing: int | None = ledger
+    while missing is not None:
+        await _load_index(subscription, missing)
+        missing = attempt()
+
+
+async def _load_index(subscription: Subscription, ledger: int) -> None:
+    stored = subscription.topic.log
+    try:
+        await stored.load_index(ledger)
+    except LedgerNotFound:
+        if stored.holds(Position(ledger, 0)):
+            raise  # else it was trimmed meanwhile, and what the acknowledgement names elsewhere still counts
 
 
 def each(
@@ -103,7 +156,7 @@ def up_to(
     part: int | None,
     confirmed: Confirmed | None,
     resent: Resent | None,
-) -> None:
+) -> Rest | None:
     """A cumulative acknowledgement, as far as it is about what is not read from a compacted view.
 
     :param part: of the last entry only, all messages but those with these bits.
@@ -111,6 +164,8 @@ def up_to(
 
     What it covers becomes one piece of progress, also where that takes several turns of the loop: of the chunks of a
     message either all count or none (R18).
+
+    :returns: what is left to do, where it takes several turns or an index that is not in memory.
     """
     log = subscription.topic.log
     last = position if part is None else log.before(position)
@@ -129,11 +184,10 @@ def up_to(
         wanted = next(steps)
     except StopIteration as done:
         subscription.claims.add(delta, done.value, confirmed)
-        return
+        return None
     if resent is not None:  # what is sent from here on was not meant by it
         exceptions.resent = resent.copy()
-    work = _go_on(subscription, delta, steps, wanted, confirmed)
-    subscription.topic.scheduler.spawn(work, "claim what a cumulative acknowledgement covers")
+    return _take_steps(subscription, delta, steps, wanted, confirmed)
 
 
 def _claim_up_to(
@@ -177,26 +231,21 @@ def _index_of(log: TopicLog, position: Position) -> Iterator[int]:
         yield position.ledger
 
 
-async def _go_on(
+async def _take_steps(
     subscription: Subscription, delta: Progress, steps: cursor.Steps, wanted: int | None, confirmed: Confirmed | None
 ) -> None:
     """Take the rest of the steps, and let others run in between."""
-    log, scheduler = subscription.topic.log, subscription.topic.scheduler
-    try:
-        while True:
-            if wanted is None:
-                await scheduler.answer(lambda ready: scheduler.defer(lambda: ready(None)))
-            else:
-                await log.load_index(wanted)
-            try:
-                wanted = next(steps)
-            except StopIteration as done:
-                subscription.claims.open()  # others may have rewound it meanwhile
-                subscription.claims.add(delta, done.value, confirmed)
-                return
-    except LedgerError as error:
-        if confirmed is not None:
-            confirmed(error)
+    while True:
+        if wanted is None:
+            await next_turn(subscription.topic.scheduler)
+        else:
+            await _load_index(subscription, wanted)
+        try:
+            wanted = next(steps)
+        except StopIteration as done:
+            subscription.claims.open()  # others may have rewound it meanwhile
+            subscription.claims.add(delta, done.value, confirmed)
+            return
 
 
 def before_ledger(log: TopicLog, position: Position, floor: Position) -> Position:

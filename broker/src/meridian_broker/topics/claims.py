@@ -67,7 +67,7 @@ class Claims:
 
     def flush_pending(self) -> None:
         """As ``flush``, when there is something."""
-        if self._delta is not None:
+        if self._delta is not None or self._confirmations is not None:
             self.flush()
 
     def flush(self) -> None:

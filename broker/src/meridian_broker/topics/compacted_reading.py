@@ -18,7 +18,6 @@ from pyroaring import BitMap
 
 from meridian_broker.ledgers.entry import NO_ORIGIN, EntryHeader, unpack
 from meridian_broker.ledgers.store import LedgerError, LedgerNotFound
-from meridian_broker.ledgers.telling import tell_each
 from meridian_broker.positions import ZERO, AckSet, Stamp
 from meridian_broker.positions.position import EARLIEST, Position
 from meridian_broker.topics import acknowledging
@@ -63,9 +62,8 @@ class CompactedReading:
         """Of batches that were sent, which of their messages: compaction may take them out before they are acked."""
         self._ids_sent = AckSet()
         """Which entries were sent and may be owed: compaction and trimming may take one out before it is acked."""
-        self._jobs: deque[tuple[Coroutine[Any, Any, None], Confirmed | None]] = deque()
+        self._jobs: deque[tuple[int, Coroutine[Any, Any, None], Confirmed | None]] = deque()
         self._working = False
-        self._resolved: list[Callable[[], None]] = []
 
     def reset(self) -> None:
         """The subscription was rewound: what was acknowledged may not be any more."""
@@ -193,35 +191,33 @@ class CompactedReading:
         self._enqueue(self._acknowledge_up_to(consumer, position, part, as_now, confirmed), confirmed)
         return True
 
-    def when_resolved(self, callback: Callable[[], None]) -> None:
-        """``callback`` runs once all acknowledgements so far are in the progress, at once when they are."""
-        if self._working:
-            self._resolved.append(callback)
-        else:
-            callback()
-
     def _enqueue(self, job: Coroutine[Any, Any, None], confirmed: Confirmed | None) -> None:
-        self._jobs.append((job, confirmed))
+        self._jobs.append((acknowledging.look_ups(self._subscription).begin(), job, confirmed))
         if not self._working:
             self._working = True
             self._subscription.topic.scheduler.spawn(self._work(), "look acknowledged entries up in a compacted view")
 
     async def _work(self) -> None:
+        look_ups, lost = acknowledging.look_ups(self._subscription), LedgerError("an acknowledgement was not looked up")
         try:
             while self._jobs:
-                job, confirmed = self._jobs.popleft()
+                number, job, confirmed = self._jobs.popleft()
+                failure: LedgerError | None = lost
                 try:
                     await job
+                    failure = None
                 except LedgerError as error:
+                    failure = error
                     if confirmed is not None:
                         confirmed(error)
+                finally:
+                    look_ups.end(number, failure)
         finally:
             self._working = False
-            for job, _ in self._jobs:
+            jobs, self._jobs = self._jobs, deque()
+            for number, job, _ in jobs:
                 job.close()
-            self._jobs.clear()
-            resolved, self._resolved = self._resolved, []
-            tell_each(resolved)
+                look_ups.end(number, lost)
 
     async def _acknowledge(
         self, epochs: Epochs, positions: list[Position], batches: dict[Position, int], confirmed: Confirmed | None
@@ -279,7 +275,9 @@ class CompactedReading:
                 self._claimed = inside[-1][0] if whole else Position(position.ledger, position.entry - 1)
             if len(inside) < len(entries) or self._claimed < inside[-1][0]:
                 break
-        acknowledging.up_to(self._subscription, consumer, position, part, confirmed, resent)
+        rest = acknowledging.up_to(self._subscription, consumer, position, part, confirmed, resent)
+        if rest is not None:
+            await rest
 
     def _claim(self, epochs: Epochs, claims: list[_Claim], confirmed: Confirmed | None) -> None:
         subscription = self._subscription

@@ -214,7 +214,7 @@ class Gaps:
 
     def snapshot(self) -> Iterator[tuple[Kind, str, bytes]]:
         """What a new ledger of the progress log begins with."""
-        return ((Kind.GAP, one.origin, one.encode()) for one in self.accepted)
+        return ((Kind.GAP, one.origin, one.encode()) for one in list(self.accepted))
 
     def _take(self, accepted: Accepted) -> None:
         if accepted not in self.accepted:  # a new ledger of the log repeats it

@@ -26,8 +26,8 @@ def leave(consumer: Consumer, left: Confirmed) -> None:
         else:
             left(error)
 
-    def resolved() -> None:
-        subscription.claims.flush()
-        topic.progress_log.when_durable(durable)
+    def resolved(failure: LedgerError | None) -> None:
+        subscription.claims.flush_pending()
+        topic.progress_log.when_durable(lambda error: durable(failure or error))
 
     subscription.when_resolved(resolved)

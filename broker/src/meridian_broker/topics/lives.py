@@ -309,6 +309,8 @@ class Lives:
     def snapshot(self) -> Iterator[SubscriptionRecord]:
         """Tombstones that are to be kept."""
         for record in list(self.tombstones.values()):
+            if self.tombstones.get(record.name) is not record:
+                continue  # others run while a snapshot is written
             if self._is_too_old(record):
                 del self.tombstones[record.name]
             else:

@@ -6,13 +6,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from meridian_broker.ledgers.log import TopicLog
-from meridian_broker.topics import adoption, incarnations, recovery, removal, unconfirmed
+from meridian_broker.topics import adoption, incarnations, recovery, removal
 from meridian_broker.topics.errors import LimitReached, NotAllowed, TopicFenced, TopicNotFound
 from meridian_broker.topics.ownership import TopicMetadata
 from meridian_broker.topics.progress_log import ProgressLog
 from meridian_broker.topics.recall import Recall
 from meridian_broker.topics.termination import ended
 from meridian_broker.topics.topic import Topic
+from meridian_broker.topics.unconfirmed import Unconfirmed
 from meridian_broker.wire.pulsar.topic_name import TopicName
 
 if TYPE_CHECKING:
@@ -91,10 +92,13 @@ async def _open(service: TopicService, name: TopicName, metadata: TopicMetadata,
     await topic.compaction.open(metadata, service.workshop, adopted.views)
     if record.terminated is not None:
         ended(topic, record.terminated)
-    changes = await topic.progress_log.open(list(record.progress_ledgers), adopted.progress)
-    recovery.recover(topic, changes)
-    if service.before is not None:
-        await unconfirmed.recall(topic, changes, service.regions_of(topic.name), service.before)
+    await topic.progress_log.open(list(record.progress_ledgers), adopted.progress)
+    if service.before is None:
+        await recovery.recover(topic, topic.progress_log.changes())
+    else:
+        lacking = Unconfirmed(service.regions_of(topic.name), service.before)
+        await recovery.recover(topic, topic.progress_log.changes(), lacking.acked)
+        await lacking.tell(topic)
     return topic
 
 

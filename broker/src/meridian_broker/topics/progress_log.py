@@ -12,23 +12,32 @@ from __future__ import annotations
 
 import struct
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Collection, Iterable
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator
 from contextlib import suppress
 from enum import IntEnum
 from typing import Final, NamedTuple, Protocol
 
 from meridian_broker.ledgers.labels import Belonging, Label
 from meridian_broker.ledgers.labels import Kind as LedgerKind
-from meridian_broker.ledgers.scheduling import Scheduler
+from meridian_broker.ledgers.scheduling import Scheduler, next_turn
 from meridian_broker.ledgers.store import LedgerError, LedgerNotFound, LedgerStore, Writer
 from meridian_broker.ledgers.telling import tell_each
+from meridian_broker.ledgers.under_way import UnderWay
 
 FORMAT_VERSION: Final = 1
 _HEAD: Final = struct.Struct(">BBHQ")
 _LENGTHS: Final = struct.Struct(">II")
 ROLL_BYTES: Final = 32 << 20
-"""A progress ledger is rolled over at this size: what it holds shrinks to one snapshot a subscription."""
-READ_BYTES: Final = 1 << 20
+"""A progress ledger is rolled over once so many bytes stand behind its snapshot, ..."""
+ROLL_RECORDS: Final = 50_000
+"""... or so many records: a restart decodes and joins each of them, which takes a second of CPU. Whichever comes first,
+and never before as many bytes as the snapshot has: it costs no more than the changes that it replaces."""
+SNAPSHOT_BYTES: Final = 256 << 10
+SNAPSHOT_RECORDS: Final = 64
+"""So much of a snapshot is encoded and written before others run."""
+READ_BYTES: Final = 64 << 10
+SLICE: Final = 200
+"""Records decoded before others run: with what joining them costs a few milliseconds."""
 
 
 class Kind(IntEnum):
@@ -159,7 +168,10 @@ class ProgressLog:
         self._scheduler = scheduler
         self._snapshot = snapshot
         self._writer: Writer | None = None
-        self._rolling = False
+        self._rolls = UnderWay()
+        self._snapshot_bytes = 0
+        """Of the ledger that is written. What was appended behind its snapshot:"""
+        self._since_bytes = self._since_records = 0
         self._held: list[tuple[bytes, Done | None]] = []
         self.ledgers: list[int] = []
         self.failure: LedgerError | None = None
@@ -169,49 +181,47 @@ class ProgressLog:
         self._settled = 0
         self._settling: deque[tuple[int, Done]] = deque()
 
-    async def open(self, ledgers: list[int], unnamed: Collection[int] = ()) -> list[Change]:
-        """Every change that is on record, oldest first. Fences the earlier owner (R10).
+    async def open(self, ledgers: list[int], unnamed: Collection[int] = ()) -> None:
+        """Fence the earlier owner (R10). ``changes`` tells what is on record.
 
         :param unnamed: progress ledgers of the topic on the volume that are not among ``ledgers``. Later ones were made
             after these metadata were copied. Earlier ones were superseded, and their owner ended before it deleted
             them: that is done now, unless one of ``ledgers`` is missing. Then the volume is the older copy, and where
             it has none of them the earlier ones are all there is.
         """
-        entries: dict[int, int] = {}
+        found: list[int] = []
         for ledger_id in ledgers:
             with suppress(LedgerNotFound):
-                entries[ledger_id] = (await self._store.recover(ledger_id, self._fence)).entries
-        after = max(ledgers) if entries else -1
-        is_whole = len(entries) == len(ledgers)
+                found.append((await self._store.recover(ledger_id, self._fence)).ledger_id)
+        after = max(ledgers) if found else -1
+        is_whole = len(found) == len(ledgers)
         for ledger_id in unnamed:
             if ledger_id > after:
                 with suppress(LedgerNotFound):  # opened before, in vain, and deleted
-                    entries[ledger_id] = (await self._store.recover(ledger_id, self._fence)).entries
-        self.ledgers = sorted(entries)
-        if not entries.keys() <= set(ledgers):
+                    found.append((await self._store.recover(ledger_id, self._fence)).ledger_id)
+        self.ledgers = sorted(found)
+        if not set(found) <= set(ledgers):
             await self._metadata.save_progress_ledgers(self.ledgers)
         if is_whole:
             for ledger_id in unnamed:
                 if ledger_id <= after:
                     await self._store.delete(ledger_id)
-        return [change for ledger_id in self.ledgers async for change in self._read(ledger_id, entries[ledger_id])]
 
-    async def _read(self, ledger_id: int, entries: int) -> AsyncIterator[Change]:
-        reader = await self._store.open(ledger_id)
-        at = 0
-        while at < entries:
-            records = await reader.read(at, entries - 1, READ_BYTES)
-            at += len(records)
-            for record in records:
-                yield decode(record)
+    async def changes(self) -> AsyncIterator[list[Change]]:
+        """Every change that is on record, oldest first, ``SLICE`` at a time; others run in between.
 
-    async def changes(self) -> list[Change]:
-        """Every change still on record, for the export's evidence."""
-        found: list[Change] = []
+        :raises LedgerError: a ledger cannot be read, or went in a roll-over meanwhile.
+        :raises ProgressLogError: a record cannot be read.
+        """
         for ledger_id in list(self.ledgers):
             reader = await self._store.open(ledger_id)
-            found.extend([change async for change in self._read(ledger_id, reader.last_confirmed() + 1)])
-        return found
+            at, end = 0, reader.last_confirmed() + 1
+            while at < end:
+                records = await reader.read(at, end - 1, READ_BYTES)
+                at += len(records)
+                for first in range(0, len(records), SLICE):
+                    yield [decode(record) for record in records[first : first + SLICE]]
+                    await next_turn(self._scheduler)
 
     def append(self, kind: Kind, subscription: str, payload: bytes, done: Done | None = None) -> None:
         """Write one change; ``done(None)`` once durable, ``done(error)`` otherwise."""
@@ -227,8 +237,10 @@ class ProgressLog:
             self._held.append((record, done))
             self._roll()
             return
-        self._write(writer, record, done)
-        if writer.size >= ROLL_BYTES:
+        self._write_change(writer, record, done)
+        if self._since_bytes >= self._snapshot_bytes and (
+            self._since_bytes >= ROLL_BYTES or self._since_records >= ROLL_RECORDS
+        ):
             self._roll()
 
     def _fail(self, error: LedgerError) -> None:
@@ -248,7 +260,12 @@ class ProgressLog:
             due.append(self._settling.popleft()[1])
         tell_each(due, self.failure)
 
-    def _write(self, writer: Writer, record: bytes, done: Done | None) -> None:
+    def _write_change(self, writer: Writer, record: bytes, done: Done | None) -> None:
+        self._since_bytes += len(record)
+        self._since_records += 1
+        self._write(writer, record, done)
+
+    def _write(self, writer: Writer, record: bytes, done: Done | None = None) -> None:
         def finished(result: int | LedgerError) -> None:
             error = None if isinstance(result, int) else result
             if error is not None:
@@ -262,74 +279,123 @@ class ProgressLog:
 
         writer.append(record, finished)
 
-    def _roll(self) -> None:
-        if not self._rolling:
-            self._rolling = True
-            self._scheduler.spawn(self._roll_over(), "roll a progress ledger over")
+    # -- roll-over -----------------------------------------------------------------------------------------------
 
-    async def _roll_over(self) -> None:
-        """Begin a ledger with a snapshot of everything, then forget the ones before it."""
+    def _roll(self) -> None:
+        if self._rolls.is_idle:
+            self._scheduler.spawn(self._roll_over(self._rolls.begin()), "roll a progress ledger over")
+
+    async def _roll_over(self, number: int) -> None:
+        """Go on in another ledger, write a snapshot of everything into it, then forget the ledgers before it."""
+        old = self.ledgers
+        try:
+            try:
+                snapshot = await self._begin_ledger()
+                await self._write_snapshot(snapshot)
+            except LedgerError:
+                return  # nothing can be written any more, and everybody who waits has been told
+            await self._forget(old)
+        finally:
+            self._rolls.end(number)
+
+    async def _begin_ledger(self) -> Iterator[list[bytes]]:
+        """What is appended while the ledger is made is written behind the first slice of the snapshot.
+
+        :returns: the other slices.
+        :raises LedgerError: no ledger can be made. So with any other error; all appends fail from then on.
+        """
         try:
             ledger_id = await self._metadata.allocate_ledger_id()
             label = Label(LedgerKind.PROGRESS, self._metadata.belonging).encode()
             writer = await self._store.create(ledger_id, self._fence, label)
             # Only now: a next owner that finds it on record must find it in the store, or it could not fence it.
             await self._metadata.save_progress_ledgers([*self.ledgers, ledger_id])
+            self.ledgers = [*self.ledgers, ledger_id]
+            before, self._writer = self._writer, None
+            if before is not None:
+                await before.seal()  # whatever was written before is durable before anything that comes next
+            if self.failure is not None:
+                raise self.failure
+            snapshot = self._slices(self._snapshot())
+            first = next(snapshot, [])
         except Exception as error:
             failure = error if isinstance(error, LedgerError) else LedgerError(f"no new progress ledger: {error}")
             self._fail(failure)
             self._settle()
-            held, self._held = self._held, []
-            self._rolling = False
-            tell_each([done for _, done in held if done is not None], failure)
-            if not isinstance(error, LedgerError):
-                raise
-            return
-        old, self.ledgers = self.ledgers, [*self.ledgers, ledger_id]
-        before, self._writer = self._writer, writer
-        now = self._scheduler.now_ms()
-        snapshot = [encode(kind, name, now, payload) for kind, name, payload in self._snapshot()]
+            self._refuse_held(failure)
+            raise
         held, self._held = self._held, []
-        self._put_off(self._asked - len(held), len(snapshot))
-        for record in snapshot[:-1]:
-            self._write(writer, record, None)
-
-        def settled(error: LedgerError | None) -> None:
-            if error is None:
-                self._scheduler.spawn(self._forget(old, ledger_id, before), "forget old progress ledgers")
-            else:
-                self._rolling = False
-
-        if snapshot:
-            self._write(writer, snapshot[-1], settled)
+        self._put_off(self._asked - len(held), len(first))
+        self._writer = writer
+        self._snapshot_bytes = self._since_bytes = self._since_records = 0
+        self._write_slice(writer, first)
         for record, done in held:
-            self._write(writer, record, done)
-        if not snapshot:
-            settled(None)
+            self._write_change(writer, record, done)
+        return snapshot
+
+    def _slices(self, snapshot: Iterable[tuple[Kind, str, bytes]]) -> Iterator[list[bytes]]:
+        """Encoded as they are asked for: what a slice says is so in the turn in which it is written."""
+        now, records, size = self._scheduler.now_ms(), list[bytes](), 0
+        for kind, name, payload in snapshot:
+            records.append(encode(kind, name, now, payload))
+            size += len(records[-1])
+            if (size >= SNAPSHOT_BYTES or len(records) >= SNAPSHOT_RECORDS) and kind != Kind.SEQUENCES:
+                yield records  # sequence ids go together: only their last record says up to where they hold
+                records, size = [], 0
+        if records:
+            yield records
+
+    async def _write_snapshot(self, slices: Iterator[list[bytes]]) -> None:
+        """Write what is left of it, and wait until all of it is durable.
+
+        Other changes stand between the slices. Each slice was made in the turn in which it is written, so it holds all
+        changes before it, and those behind it are joined to it.
+        """
+        while True:
+            await self._scheduler.answer(self.when_durable)
+            records, writer = next(slices, None), self._writer
+            if records is None or writer is None:
+                return
+            self._asked += len(records)
+            self._write_slice(writer, records)
+
+    def _write_slice(self, writer: Writer, records: list[bytes]) -> None:
+        for record in records:
+            self._snapshot_bytes += len(record)
+            self._write(writer, record)
 
     def _put_off(self, written: int, snapshot: int) -> None:
-        """Who waits for what was held waits for the snapshot, too, which is written before it.
+        """Who waits for what was held waits for the first slice, too, which is written before it.
 
         :param written: so many were written before. :param snapshot: so many records the new ledger begins with.
         """
         self._settling = deque((at + snapshot if at > written else at, done) for at, done in self._settling)
         self._asked += snapshot
 
-    async def _forget(self, old: list[int], current: int, before: Writer | None) -> None:
-        try:
-            if before is not None:
-                await before.seal()
-            await self._metadata.save_progress_ledgers([current])
-            self.ledgers = [current]
-            for ledger_id in old:
-                await self._store.delete(ledger_id)
-        finally:
-            self._rolling = False  # whatever failed, the next roll-over is due at its time
+    async def _forget(self, old: list[int]) -> None:
+        """A whole snapshot is durable in the last ledger: those before it go."""
+        current = self.ledgers[-1:]
+        await self._metadata.save_progress_ledgers(current)
+        self.ledgers = current
+        for ledger_id in old:
+            await self._store.delete(ledger_id)
+
+    def _refuse_held(self, failure: LedgerError) -> None:
+        held, self._held = self._held, []
+        tell_each([done for _, done in held if done is not None], failure)
 
     async def close(self) -> None:
-        """Seal what is being written; later appends fail."""
+        """Write what was taken, then seal; later appends fail. A roll-over that hangs is waited for a bounded time."""
+        is_written = True
+        while is_written and not self._rolls.is_idle:
+            is_written = await self._rolls.wait(self._scheduler)
+        if is_written:
+            with suppress(LedgerError):
+                await self._scheduler.answer(self.when_durable)
         writer, self._writer = self._writer, None
         self.failure = self.failure or LedgerError("the topic is being closed: look its owner up again")
+        self._refuse_held(self.failure)
+        self._settle()
         if writer is not None:
             await writer.seal()
 

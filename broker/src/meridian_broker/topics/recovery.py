@@ -1,10 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the progress log keeps of a topic: how its subscriptions come back, and what a new ledger of it begins with."""
+"""What the progress log keeps of a topic: how its subscriptions come back, and what a new ledger of it begins with.
+
+A log may hold a hundred thousand acknowledgements, and a broker opens many topics while it serves others. So records
+are read in slices, and of each slice the acknowledgements of one subscription are joined to each other first: its
+progress, which may be large, is joined with the sum. The outcome is that of joining one record after the other.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import TYPE_CHECKING, Final
 
+from meridian_broker.ledgers.scheduling import next_turn
 from meridian_broker.positions import ZERO, Dropped, Progress
 from meridian_broker.topics import drops, floors, rewinding, sharing
 from meridian_broker.topics.lives import whole
@@ -15,48 +22,124 @@ if TYPE_CHECKING:
     from meridian_broker.topics.subscription import Subscription
     from meridian_broker.topics.topic import Topic
 
+_DELTAS: Final = frozenset((Kind.ACKED, Kind.MERGED))
 
-def recover(topic: Topic, changes: list[Change]) -> None:
-    """Rebuild the subscriptions from what the progress log holds."""
-    for kind, name, time_ms, payload in changes:
-        if kind == Kind.SEQUENCES:
-            topic.deduplication.recall(payload)
-            continue
-        if kind == Kind.WHOLE:
-            _recall(topic, Whole.decode(payload), name, time_ms)
-            continue
-        if kind == Kind.GAP:
-            topic.gaps.recall(name, payload)
-            continue
-        if kind == Kind.VOTES:
-            sharing.recall(topic, name, payload)
-            continue
-        subscription = topic.subscriptions.get(name)
-        if kind == Kind.SUBSCRIPTION:
-            topic.lives.recall(decode_record(payload), time_ms)
-        elif kind == Kind.REMOVED:
-            topic.subscriptions.pop(name, None)
-        elif subscription is None:
-            continue
-        elif kind in (Kind.ACKED, Kind.MERGED, Kind.PROGRESS):
-            delta = Progress.decode(payload)
-            drops.join(subscription.progress, subscription.dropped, delta)
-            if kind == Kind.ACKED:
-                subscription.last_acked_ms = time_ms
-                if subscription.replicated:
-                    subscription.first_hand = subscription.first_hand or Progress()
-                    subscription.first_hand.join(delta)
-        elif kind == Kind.FLOORS:
-            floors.apply(subscription, Progress.decode(payload))
-        elif kind == Kind.FIRST_HAND:
-            _join_first_hand(subscription, payload)
-        elif kind == Kind.DROPPED:
-            subscription.dropped = subscription.dropped or Dropped()
-            subscription.dropped.join(Dropped.decode(payload))
-    for subscription in topic.subscriptions.values():
+OnAcked = Callable[[str, int, Progress], None]
+"""Hears of every acknowledgement of this region's clients: subscription, milliseconds, what it claims."""
+
+
+async def recover(topic: Topic, slices: AsyncIterator[list[Change]], on_acked: OnAcked | None = None) -> None:
+    """Rebuild the subscriptions from what the progress log holds. Others run in between.
+
+    :raises LedgerError: the log cannot be read.
+    :raises ValueError: a record of it cannot be.
+    """
+    async for changes in slices:
+        take(topic, changes, on_acked)
+    for subscription in list(topic.subscriptions.values()):
         if subscription.progress.epoch is not ZERO:
             rewinding.begin(subscription)
         subscription.start_cursor()
+        await next_turn(topic.scheduler)
+
+
+def take(topic: Topic, changes: list[Change], on_acked: OnAcked | None = None) -> None:
+    """Some changes, in their order."""
+    sums: dict[str, _Sum] = {}
+    for change in changes:
+        kind, name, time_ms, payload = change
+        if kind not in _DELTAS:
+            if name in sums:
+                sums.pop(name).join()
+            _take_one(topic, change)
+            continue
+        subscription = topic.subscriptions.get(name)
+        if subscription is None and on_acked is None:
+            continue
+        delta = Progress.decode(payload)
+        if kind == Kind.ACKED and on_acked is not None:
+            on_acked(name, time_ms, delta)
+        if subscription is not None:
+            found = sums.get(name) or sums.setdefault(name, _Sum(subscription))
+            found.add(kind, time_ms, delta)
+    for found in sums.values():
+        found.join()
+
+
+class _Sum:
+    """Changes of one subscription's progress that follow each other."""
+
+    __slots__ = ("_acked", "_merged", "_subscription")
+
+    def __init__(self, subscription: Subscription) -> None:
+        self._subscription = subscription
+        self._acked: Progress | None = None
+        self._merged: Progress | None = None
+
+    def add(self, kind: Kind, time_ms: int, delta: Progress) -> None:
+        is_alone = self._takes_drops_back(delta)
+        if is_alone:
+            self.join()
+        if kind == Kind.ACKED:
+            self._subscription.last_acked_ms = time_ms
+            if self._acked is None:
+                self._acked = delta
+            else:
+                self._acked.join(delta)
+        elif self._merged is None:
+            self._merged = delta
+        else:
+            self._merged.join(delta)
+        if is_alone:
+            self.join()
+
+    def _takes_drops_back(self, delta: Progress) -> bool:
+        """Which drops a rewind takes back depends on what it ruled when it was heard of, and that may grow (R12)."""
+        dropped = self._subscription.dropped
+        return dropped is not None and not dropped.is_empty and delta.count_rewinds() > 0
+
+    def join(self) -> None:
+        """To what is known of the subscription."""
+        subscription, acked, merged = self._subscription, self._acked, self._merged
+        self._acked = self._merged = None
+        if acked is not None:
+            drops.join(subscription.progress, subscription.dropped, acked)
+            if subscription.replicated:
+                subscription.first_hand = subscription.first_hand or Progress()
+                subscription.first_hand.join(acked)
+        if merged is not None:
+            drops.join(subscription.progress, subscription.dropped, merged)
+
+
+def _take_one(topic: Topic, change: Change) -> None:
+    """A change that is no delta of progress."""
+    kind, name, time_ms, payload = change
+    if kind == Kind.SEQUENCES:
+        topic.deduplication.recall(payload)
+    elif kind == Kind.WHOLE:
+        _recall(topic, Whole.decode(payload), name, time_ms)
+    elif kind == Kind.GAP:
+        topic.gaps.recall(name, payload)
+    elif kind == Kind.VOTES:
+        sharing.recall(topic, name, payload)
+    elif kind == Kind.SUBSCRIPTION:
+        topic.lives.recall(decode_record(payload), time_ms)
+    elif kind == Kind.REMOVED:
+        topic.subscriptions.pop(name, None)
+    elif (subscription := topic.subscriptions.get(name)) is not None:
+        _take_state(subscription, kind, payload)
+
+
+def _take_state(subscription: Subscription, kind: Kind, payload: bytes) -> None:
+    if kind == Kind.PROGRESS:
+        drops.join(subscription.progress, subscription.dropped, Progress.decode(payload))
+    elif kind == Kind.FLOORS:
+        floors.apply(subscription, Progress.decode(payload))
+    elif kind == Kind.FIRST_HAND:
+        _join_first_hand(subscription, payload)
+    elif kind == Kind.DROPPED:
+        subscription.dropped = subscription.dropped or Dropped()
+        subscription.dropped.join(Dropped.decode(payload))
 
 
 def _recall(topic: Topic, stood: Whole, name: str, time_ms: int) -> None:
@@ -72,15 +155,16 @@ def _join_first_hand(subscription: Subscription, payload: bytes) -> None:
     subscription.first_hand.join(Progress.decode(payload))
 
 
-def snapshot(topic: Topic) -> list[tuple[Kind, str, bytes]]:
-    """Everything the progress log must begin a ledger with."""
-    records = topic.deduplication.snapshot()
-    for name, subscription in topic.subscriptions.items():
-        if subscription.durable:
-            records.append((Kind.WHOLE, name, whole(subscription).encode()))
+def snapshot(topic: Topic) -> Iterator[tuple[Kind, str, bytes]]:
+    """Everything the progress log must begin a ledger with, each as it stands when it is asked for: what changes after
+    that is in the log behind it."""
+    yield from topic.deduplication.snapshot()
+    for subscription in list(topic.subscriptions.values()):
+        if subscription.durable and subscription.is_there:
+            yield Kind.WHOLE, subscription.name, whole(subscription).encode()
             if subscription.dropped is not None:  # behind its rewinds, which would take them back
-                records.append((Kind.DROPPED, name, subscription.dropped.encode()))
-    records.extend(topic.gaps.snapshot())
-    records.extend((Kind.SUBSCRIPTION, one.name, encode_record(one)) for one in topic.lives.snapshot())
-    records.extend(sharing.snapshot(topic))
-    return records
+                yield Kind.DROPPED, subscription.name, subscription.dropped.encode()
+    yield from topic.gaps.snapshot()
+    for record in topic.lives.snapshot():
+        yield Kind.SUBSCRIPTION, record.name, encode_record(record)
+    yield from sharing.snapshot(topic)

@@ -18,6 +18,7 @@ from weakref import WeakValueDictionary
 from meridian_broker.ledgers.chapters import CacheBudget, LogLimits
 from meridian_broker.ledgers.scheduling import Scheduler, run_all
 from meridian_broker.ledgers.store import LedgerError, LedgerStore
+from meridian_broker.ledgers.under_way import all_over
 from meridian_broker.metadata.catalog import Catalog
 from meridian_broker.metadata.errors import AlreadyExists
 from meridian_broker.metadata.records import TopicRecord
@@ -312,28 +313,40 @@ class TopicService:
         topic = await self.topic(name, create=False)
         async with self.lock(topic.name):
             topic.reopen = False
-            await self.drop(topic)
-            await topic.close("the topic was unloaded: look it up again")
+            await self._close(topic, "the topic was unloaded: look it up again")
 
-    def send_consumers_away(self) -> None:
+    async def _close(self, topic: Topic, reason: str) -> None:
+        """It is not open any more afterwards, but until then: what it still tells of its acknowledgements says of which
+        topic it is."""
+        try:
+            await topic.close(reason)
+        finally:
+            await self.drop(topic)
+
+    async def send_consumers_away(self) -> None:
         """The beginning of a drain: nobody gets more messages, and what was acknowledged is told to other regions."""
         self.closing = True
-        for topic in self.topics.values():
+        topics = list(self.topics.values())
+        for topic in topics:
             for subscription in topic.subscriptions.values():
                 subscription.disconnect_consumers()
-                subscription.claims.flush_pending()
+        await all_over([work for topic in topics for work in topic.look_ups()], self.scheduler)
+        for topic in topics:
+            topic.take_acknowledgements()
 
     async def close(self) -> None:
         """The end of a drain: hand every client away and seal what is open."""
         self.closing = True
         self.non_persistent.close("this broker is shutting down")
-        for topic in list(self.topics.values()):
-            topic.reopen = False
-            await self.drop(topic)
-            try:
-                await topic.close("this broker is shutting down: look the topic up again")
-            except (LedgerError, MetadataError) as error:  # the others are closed all the same
-                log.warning("%s is not closed in good order: the next start recovers it: %s", topic.name, error)
+        jobs = [partial(self._close_for_good, topic) for topic in self.topics.values()]
+        await run_all(self.scheduler, jobs, "close a topic")  # together, for they share the group commit
+
+    async def _close_for_good(self, topic: Topic) -> None:
+        topic.reopen = False
+        try:
+            await self._close(topic, "this broker is shutting down: look the topic up again")
+        except (LedgerError, MetadataError) as error:  # the others are closed all the same
+            log.warning("%s is not closed in good order: the next start recovers it: %s", topic.name, error)
 
     # -- subscriptions and schemas -------------------------------------------------------------------------------
 

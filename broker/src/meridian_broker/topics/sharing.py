@@ -236,7 +236,7 @@ def snapshot(topic: Topic) -> Iterator[tuple[Kind, str, bytes]]:
     known = topic.subscriptions.keys() | topic.lives.tombstones.keys()
     for name in topic.votes.keys() - known:
         del topic.votes[name]
-    for name, ballots in topic.votes.items():
+    for name, ballots in list(topic.votes.items()):
         yield Kind.VOTES, name, encode(ballots)
 
 

@@ -10,12 +10,13 @@ wherever they were acked. How acknowledgements are made known is told in ``claim
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from enum import IntEnum
 from typing import TYPE_CHECKING, Final
 
 from meridian_broker.ledgers.entry import MARKER, publish_time_ms
 from meridian_broker.ledgers.store import LedgerNotFound
+from meridian_broker.ledgers.under_way import Over, UnderWay
 from meridian_broker.positions import Dropped, Progress
 from meridian_broker.positions.position import EARLIEST, Position
 from meridian_broker.topics import acknowledging, cursor, placing, rewinding, termination
@@ -76,6 +77,7 @@ class Subscription:
         "first_hand",
         "last_acked_ms",
         "last_left_ms",
+        "look_ups",
         "mark_delete",
         "messages_out",
         "pace",
@@ -112,6 +114,8 @@ class Subscription:
         self.compacted: CompactedReading | None = None
         """There while the consumer that gets messages asks for the compacted view, and until one does not."""
         self.claims = Claims(self)
+        self.look_ups: UnderWay | None = None
+        """Acknowledgements that were taken and whose entries are being looked up; made by the first of them."""
         self._barriers = 0
         self.barrier = False
         """True while dispatch waits for the newest progress of the other regions (R20)."""
@@ -364,7 +368,12 @@ class Subscription:
             positions = self.compacted.acknowledge(consumer, positions, stale, batches, confirmed)
             if not positions:
                 return
-        self._acknowledge(consumer, positions, stale, batches or {}, confirmed)
+        missing = self._acknowledge(consumer, positions, stale, batches or {}, confirmed)
+        if missing is not None:
+            rest = acknowledging.once_indexed(
+                self, missing, lambda: self._acknowledge(consumer, positions, stale, batches or {}, confirmed)
+            )
+            acknowledging.go_on_later(self, rest, confirmed)
 
     def _acknowledge(
         self,
@@ -373,15 +382,14 @@ class Subscription:
         stale: frozenset[Position],
         batches: dict[Position, int],
         confirmed: Confirmed | None,
-    ) -> None:
+    ) -> int | None:
+        """Single acknowledgements; or a ledger whose index they need first, and nothing was done."""
         log = self.topic.log
         missing = next((p.ledger for p in positions if log.index(p.ledger) is None and log.holds(p)), None)
-        if missing is not None:
-            work = self._load_then(missing, lambda: self._acknowledge(consumer, positions, stale, batches, confirmed))
-            self.topic.scheduler.spawn(work, "load an index for an acknowledgement")
-            return
-        acknowledging.each(self, consumer, positions, stale, batches, confirmed)
-        self.unblock(consumer)
+        if missing is None:
+            acknowledging.each(self, consumer, positions, stale, batches, confirmed)
+            self.unblock(consumer)
+        return missing
 
     def settle(self, consumer: Consumer, position: Position) -> None:
         """Nobody has this entry under way any more."""
@@ -421,18 +429,17 @@ class Subscription:
             acknowledging.in_memory(self, consumer, [position], confirmed, is_sharing=False)
             return
         if self.compacted is None or not self.compacted.acknowledge_up_to(consumer, position, part, confirmed):
-            acknowledging.up_to(self, consumer, position, part, confirmed, self.resent)
+            rest = acknowledging.up_to(self, consumer, position, part, confirmed, self.resent)
+            if rest is not None:
+                acknowledging.go_on_later(self, rest, confirmed)
 
-    async def _load_then(self, ledger: int, again: Callable[[], None]) -> None:
-        await self.topic.log.load_index(ledger)
-        again()
-
-    def when_resolved(self, callback: Callable[[], None]) -> None:
-        """``callback`` runs once no acknowledgement waits for its entry to be looked up, at once when none does."""
-        if self.compacted is None:
-            callback()
+    def when_resolved(self, callback: Over) -> None:
+        """``callback`` hears once all acknowledgements so far are in the progress, at once when they are, or why one of
+        them will not be."""
+        if self.look_ups is None:
+            callback(None)
         else:
-            self.compacted.when_resolved(callback)
+            self.look_ups.when_over(callback)
 
     def follow(self) -> None:
         """New entries came and nobody consumes here: acknowledgements may have come before them."""

@@ -7,6 +7,7 @@ ledger - fences the topic: clients are told to look it up again, and it is opene
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Final, Protocol
 
@@ -15,6 +16,7 @@ from meridian_broker.ledgers.log import TopicLog
 from meridian_broker.ledgers.reading import Stored
 from meridian_broker.ledgers.scheduling import Scheduler
 from meridian_broker.ledgers.times import first_since
+from meridian_broker.ledgers.under_way import UnderWay, all_over
 from meridian_broker.metadata.rules import Rules
 from meridian_broker.positions import Beginning, HybridClock, Progress
 from meridian_broker.positions.position import EARLIEST, LATEST, Position
@@ -53,6 +55,8 @@ if TYPE_CHECKING:
     from meridian_broker.topics.incarnations import Told
     from meridian_broker.topics.ownership import TopicMetadata
     from meridian_broker.topics.recall import Recall
+
+log = logging.getLogger(__name__)
 
 REPLICATION_PREFIX: Final = "pulsar.repl"
 """Producer and subscription names that begin so belong to replicators."""
@@ -194,14 +198,28 @@ class Topic:
             self.on_fenced(self)
 
     async def close(self, reason: str) -> None:
-        """Let go of the topic in good order: clients away, acknowledgements written, ledgers sealed."""
-        for subscription in self.subscriptions.values():
-            subscription.claims.flush()
-        self.deduplication.record()
+        """Let go of the topic in good order: clients away, all acknowledgements taken so far written, ledgers sealed.
+
+        What cannot be read or written is waited for a bounded time (``under_way.PATIENCE_SECONDS``).
+        """
+        self.take_acknowledgements()
         self.fence(reason)
+        if not await all_over(self.look_ups(), self.scheduler):
+            log.warning("%s: acknowledged entries could not be looked up in time, and are delivered again", self.name)
+        self.take_acknowledgements()
+        self.deduplication.record()
         await self.compaction.close()
         await self.progress_log.close()
         await self.log.close()
+
+    def look_ups(self) -> list[UnderWay]:
+        """Acknowledgements that wait for their entries to be looked up."""
+        return [one.look_ups for one in self.subscriptions.values() if one.look_ups is not None]
+
+    def take_acknowledgements(self) -> None:
+        """Write and tell those whose entries are known, without waiting for the end of this turn."""
+        for subscription in self.subscriptions.values():
+            subscription.claims.flush_pending()
 
     # -- producers -----------------------------------------------------------------------------------------------
 

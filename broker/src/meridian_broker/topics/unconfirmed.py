@@ -10,14 +10,14 @@ acknowledgements, and of a long log only the newest entries are looked at.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Protocol
 
+from meridian_broker.ledgers.scheduling import next_turn
 from meridian_broker.ledgers.store import LedgerError
 from meridian_broker.positions import Progress
-from meridian_broker.topics.progress_log import Change, Kind
 
 if TYPE_CHECKING:
     from meridian_broker.topics.topic import Topic
@@ -50,32 +50,34 @@ class _Owed:
     entries: int = 0
 
 
-async def recall(topic: Topic, changes: Iterable[Change], regions: Collection[str], before: Before) -> None:
-    """Tell what other regions of the topic lack.
+class Unconfirmed:
+    """Collects what regions lack while the progress log is read."""
 
-    :param changes: all that the progress log holds; the subscriptions are rebuilt from it.
-    """
-    since = {region: since_ms for region, since_ms in before.since_ms.items() if region in regions}
-    if not since:
-        return
-    acked = [change for change in changes if change.kind == Kind.ACKED and change.time_ms >= min(since.values())]
-    owed: dict[int, dict[str, _Owed]] = {}
-    for since_ms in since.values():
-        owed[since_ms] = _acked_since(topic, (change for change in acked if change.time_ms >= since_ms))
-    with suppress(LedgerError):  # an index that cannot be read costs a figure, and no topic
-        await _count(topic, [one for names in owed.values() for one in names.values()])
-    for region, since_ms in since.items():
-        for name, one in owed[since_ms].items():
-            before.found(topic.name, name, region, one.entries, one.since_ms)
+    def __init__(self, regions: Collection[str], before: Before) -> None:
+        """:param regions: those of the topic."""
+        self._before = before
+        self._since = {region: since_ms for region, since_ms in before.since_ms.items() if region in regions}
+        self._owed: dict[int, dict[str, _Owed]] = {since_ms: {} for since_ms in self._since.values()}
 
+    def acked(self, name: str, time_ms: int, delta: Progress) -> None:
+        """Clients here acknowledged something (``recovery.OnAcked``)."""
+        for since_ms, names in self._owed.items():
+            if time_ms >= since_ms:
+                owed = names.get(name) or names.setdefault(name, _Owed(time_ms))
+                owed.progress.join(delta)
 
-def _acked_since(topic: Topic, changes: Iterable[Change]) -> dict[str, _Owed]:
-    found: dict[str, _Owed] = {}
-    for _, name, time_ms, payload in changes:
-        subscription = topic.subscriptions.get(name)
-        if subscription is not None and subscription.replicated:
-            found.setdefault(name, _Owed(time_ms)).progress.join(Progress.decode(payload))
-    return found
+    async def tell(self, topic: Topic) -> None:
+        """Tell what other regions of the topic lack, now that its subscriptions are rebuilt."""
+        for names in self._owed.values():
+            for name in list(names):
+                subscription = topic.subscriptions.get(name)
+                if subscription is None or not subscription.replicated:
+                    del names[name]
+        with suppress(LedgerError):  # an index that cannot be read costs a figure, and no topic
+            await _count(topic, [one for names in self._owed.values() for one in names.values()])
+        for region, since_ms in self._since.items():
+            for name, one in self._owed[since_ms].items():
+                self._before.found(topic.name, name, region, one.entries, one.since_ms)
 
 
 async def _count(topic: Topic, owed: list[_Owed]) -> None:
@@ -91,5 +93,5 @@ async def _count(topic: Topic, owed: list[_Owed]) -> None:
             for _, region, origin in index.origins(first, min(first + SLICE, entries) - 1):
                 for one in owed:
                     one.entries += one.progress.is_acked(region, origin)
-            await topic.scheduler.answer(lambda ready: topic.scheduler.defer(lambda: ready(None)))
+            await next_turn(topic.scheduler)
         left -= entries

@@ -177,9 +177,11 @@ class WitnessBook:
             book = ProgressLog(service.store, metadata, service.fence, service.scheduler, self._snapshot)
             adopted = await adoption.adopt(service, name, metadata)
             pages: dict[Subject, _Page] = {}
-            for change in await book.open(list(metadata.record.progress_ledgers), adopted.progress):
-                if change.subscription:
-                    _recall(pages, change.subscription, change.payload)
+            await book.open(list(metadata.record.progress_ledgers), adopted.progress)
+            async for changes in book.changes():
+                for change in changes:
+                    if change.subscription:
+                        _recall(pages, change.subscription, change.payload)
         except (LedgerError, MetadataError, TopicError, ProgressLogError) as error:
             log.warning("this region cannot be a witness now: %s", error)
             service.scheduler.later(RETRY_SECONDS, self._may_open_again)
