@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from meridian_broker.engines.memory.ledgers import MemoryReader
@@ -117,7 +118,8 @@ async def test_a_consumer_that_leaves_is_told_once_its_acknowledgements_are_dura
     disk.ready.set()
     await one.settle()
     assert left == [None]
-    one.topic.progress_log._store.crash()
+    store: Any = one.topic.progress_log._store
+    store.crash()
     await one.start()
     assert acked(one) == wanted
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 Rest = Coroutine[Any, Any, None]
-"""What is left of an acknowledgement whose entries have to be looked up first. Raises ``LedgerError`` when that fails."""
+"""What is left of an acknowledgement whose entries have to be looked up first. Raises ``LedgerError`` if that fails."""
 
 
 def look_ups(subscription: Subscription) -> UnderWay:
