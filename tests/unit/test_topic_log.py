@@ -291,7 +291,7 @@ async def test_a_ledger_begun_while_others_are_trimmed_does_not_name_those_again
         await asyncio.sleep(0)
         assert len(log.spans()) == 2, "memory follows the record"
         rolling = asyncio.create_task(log.roll())
-        while len(log.spans()) < 3:
+        while len(log.spans()) < 3:  # noqa: ASYNC110
             await asyncio.sleep(0)
         record.gate.set()
         await asyncio.gather(trimming, rolling)
