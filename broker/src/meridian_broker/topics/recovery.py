@@ -37,10 +37,10 @@ async def recover(topic: Topic, slices: AsyncIterator[list[Change]], on_acked: O
     async for changes in slices:
         take(topic, changes, on_acked)
     for subscription in list(topic.subscriptions.values()):
+        await next_turn(topic.scheduler)
         if subscription.progress.epoch is not ZERO:
             rewinding.begin(subscription)
         subscription.start_cursor()
-        await next_turn(topic.scheduler)
 
 
 def take(topic: Topic, changes: list[Change], on_acked: OnAcked | None = None) -> None:
