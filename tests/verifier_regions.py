@@ -94,7 +94,8 @@ def record(topic: str, region: Region, *, earlier: bool) -> dict[str, Any]:
         "ledgers": [{"id": one, "entries": count, "size": 0, "sealed": True} for one, count in ledgers.items()],
         "last_own": text(last.get(region.name, EARLIEST)),
         "last_origin": {name: text(place) for name, place in last.items() if name != region.name},
-        "trimmed_to": text(EARLIEST),
+        "trimmed_to": text(region.trimmed_to),
+        "trimmed_origins": {name: text(place) for name, place in region.trimmed.items()},
         "links": [
             {"remote": name, "connected": True, "backlog": 0, "last_ack_ms": 0}
             for name in REGIONS

@@ -72,6 +72,10 @@ class Region:
     last_origin: dict[str, Place] = field(default_factory=dict)
     earlier_last: dict[str, Place] = field(default_factory=dict)
     trimmed_to: Place = EARLIEST
+    trimmed: dict[str, Place] = field(default_factory=dict)
+    """Per origin the last entry that was given back."""
+    holes: dict[str, list[tuple[Place, Place]]] = field(default_factory=dict)
+    """Per origin where the region waits for entries."""
     joined: dict[str, Place] = field(default_factory=dict)
     """Per origin the place behind which the region joined the topic."""
     earlier: dict[str, Acks] = field(default_factory=dict)
@@ -99,9 +103,16 @@ class Region:
 class Simulation:
     """The three regions and all that happened."""
 
-    def __init__(self, seed: int, steps: int = 60, *, base: int = 1000, trim: bool = True) -> None:
-        """``base``: the regions' first ledgers; ``trim``: whether regions give some of their logs back."""
+    def __init__(
+        self, seed: int, steps: int = 60, *, base: int = 1000, trim: bool = True, old_brokers: bool = False
+    ) -> None:
+        """
+        :param base: the regions' first ledgers.
+        :param trim: whether regions give some of their logs back.
+        :param old_brokers: those of the release before: they do not say what they gave back of each origin.
+        """
         self.rng = random.Random(seed)
+        self._is_old = old_brokers
         self._trims = trim
         self.regions = {name: Region(name) for name in REGIONS}
         self.own: dict[str, list[Entry]] = {name: [] for name in REGIONS}
@@ -208,9 +219,52 @@ class Simulation:
     def trim(self, region: Region, count: int) -> None:
         """Give the first ``count`` entries of the log back."""
         region.trimmed_to = region.log[count - 1].place
+        for copy in region.log[:count]:
+            if not copy.entry.marker:
+                origin = copy.entry.origin
+                region.trimmed[origin] = max(copy.entry.place, region.trimmed.get(origin, EARLIEST))
         for name in SUBSCRIPTIONS:
             region.passed[name] -= {copy.place for copy in region.log[:count]}
         del region.log[:count]
+
+    def settle(self, region: Region, copies: Sequence[Copy]) -> None:
+        """Every subscription's consumers acknowledged these in all regions, long ago."""
+        for name in SUBSCRIPTIONS:
+            for copy in copies:
+                if not copy.entry.marker:
+                    for one in self.regions.values():
+                        for acks in (one.earlier[name], one.later[name], one.firsthand[name]):
+                            acks[copy.entry] = whole(copy.entry)
+            for one in self.regions.values():
+                one.passed[name] = {copy.place for copy in one.log if one.settled(name, copy.entry)}
+            assert {copy.place for copy in copies} <= region.passed[name]
+
+    def new_life(self, region: Region) -> list[Entry]:
+        """The region restarted somewhere and could not ask the others what it had published before: the first entry
+        of one of its ledgers claims no predecessor (R5). The entries before that one; none: there is no such ledger."""
+        own = [entry for entry in self.own[region.name] if not entry.marker]
+        firsts = [at for at in range(1, len(own)) if own[at].place[0] != own[at - 1].place[0]]
+        if not firsts:
+            return []
+        at = self.rng.choice(firsts)
+        own[at].prev = (own[at].place[0], -1)
+        return own[:at]
+
+    def came_late(self, region: Region, entries: Sequence[Entry]) -> list[Copy]:
+        """The region has these behind everything else: it fetched them from another one."""
+        late = [copy for copy in region.log if copy.entry in entries]
+        for copy in late:
+            region.log.remove(copy)
+        for copy in late:
+            region.append(copy.entry)
+        region.last_origin = {
+            name: max((copy.entry.place for copy in region.log if copy.entry.origin == name and not copy.entry.marker),
+                      default=place)
+            for name, place in region.last_origin.items()
+        }  # fmt: skip
+        for name in SUBSCRIPTIONS:
+            region.passed[name] = {copy.place for copy in region.log if region.settled(name, copy.entry)}
+        return late
 
     # -- what is known -------------------------------------------------------------------------------------------------
 
@@ -227,7 +281,8 @@ class Simulation:
         def state(region: Region, last: dict[str, Place]) -> RegionState:
             cursors = {name: Cursor(True, True, "Shared", EARLIEST, 0, "") for name in SUBSCRIPTIONS}
             links = {other: Link(True, 0, 0) for other in REGIONS if other != region.name}
-            topic = TopicState("", region.trimmed_to, last, region.joined, links, cursors)
+            trimmed = None if self._is_old else region.trimmed
+            topic = TopicState("", region.trimmed_to, last, region.joined, links, cursors, trimmed, region.holes)
             return RegionState(region.name, "s", 0, {TOPIC: topic})
 
         asked = {name: self.regions[name] for name in named}

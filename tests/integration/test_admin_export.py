@@ -80,7 +80,7 @@ def test_the_tables_say_what_clients_did(broker: BrokerProcess, client: pulsar.C
     assert [one["entries"] for one in topic["ledgers"]] == [10, 10, 5]
     assert [one["sealed"] for one in topic["ledgers"]] == [True, True, False]
     assert topic["last_origins"] == [{"region": "solo", "ledger": ids[-1][0], "entry": ids[-1][1]}]
-    assert (topic["trimmed_ledger"], topic["trimmed_entry"]) == (-1, -1)
+    assert (topic["trimmed_ledger"], topic["trimmed_entry"], topic["trimmed_origins"]) == (-1, -1, [])
     (cursor,) = rows(broker, name, "cursors")
     assert (cursor["subscription"], cursor["type"], cursor["backlog"]) == ("work", "Shared", 19)
     assert (cursor["mark_delete_ledger"], cursor["mark_delete_entry"]) == ids[3]
@@ -178,6 +178,8 @@ def test_ledgers_of_a_snapshot_are_not_taken_away(broker: BrokerProcess, client:
     assert len(rows(broker, later, "entries")) < 35
     (topic,) = rows(broker, later, "topics")
     assert (topic["trimmed_ledger"], topic["trimmed_entry"]) == (ids[30][0], -1)
+    assert topic["trimmed_origins"] == [{"region": "solo", "ledger": ids[29][0], "entry": ids[29][1]}]
+    assert topic["holes"] == []
     broker.http("DELETE", f"{BASE}/kept?force=true")
     assert len(rows(broker, held, "entries")) == 35
     # Whatever the end of the process leaves undone is done at the next start.

@@ -153,6 +153,8 @@ def test_a_topics_line_becomes_rows_of_every_table() -> None:
         "last_own": "-1:-1",
         "last_origin": {ORIGIN: "1:9"},
         "trimmed_to": "-1:-1",
+        "trimmed_origins": {ORIGIN: "1:2"},
+        "holes": [[ORIGIN, "1:5", "1:9"]],
         "subscriptions": [
             {
                 "name": "s",
@@ -188,6 +190,9 @@ def test_a_topics_line_becomes_rows_of_every_table() -> None:
         {"region": ORIGIN, "ledger": 1, "entry": 9},
         {"region": "us-west", "ledger": -1, "entry": -1},
     ]
+    assert topic[10] == [{"region": ORIGIN, "ledger": 1, "entry": 2}]
+    hole = {"after_ledger": 1, "after_entry": 5, "before_ledger": 1, "before_entry": 9}
+    assert topic[11] == [{"region": ORIGIN, **hole}]
     shared = ["progress", "progress", "dropped", "passed", "passed"]
     assert [row[0] for row in rows_of("ranges")(record)] == shared
     record["ack_log"][0]["firsthand"] = True

@@ -32,10 +32,10 @@ def two_regions(simulation: Simulation) -> tuple[Region, Region]:
     return first, second
 
 
-@given(seeds, st.integers(0, 150))
+@given(seeds, st.integers(0, 150), st.booleans())
 @settings(max_examples=60, deadline=None, suppress_health_check=unhurried)
-def test_a_correct_world_has_no_finding(seed: int, steps: int) -> None:
-    findings, flows = Simulation(seed, steps).examined()
+def test_a_correct_world_has_no_finding(seed: int, steps: int, old_brokers: bool) -> None:
+    findings, flows = Simulation(seed, steps, old_brokers=old_brokers).examined()
     assert findings == []
     assert len(flows) == 9
 
@@ -168,10 +168,6 @@ def test_a_hole_below_the_high_water_is_missing(seed: int) -> None:
     held_elsewhere = {copy.entry for other in simulation.regions.values() if other is not region for copy in other.log}
     dropped = set().union(*region.dropped.values())
     untrimmed = [copy for copy in region.log if copy.entry in held_elsewhere and copy.entry not in dropped]
-    if region.trimmed_to != (-1, -1):
-        # Right behind what was trimmed, a hole cannot be told from trimming.
-        first = {copy.entry.origin: copy for copy in reversed(region.log) if not copy.entry.marker}
-        untrimmed = [copy for copy in untrimmed if copy is not first.get(copy.entry.origin)]
     assume(untrimmed)
     copy = simulation.rng.choice(untrimmed)
     region.log.remove(copy)
@@ -239,6 +235,78 @@ def test_entries_in_another_order_are_found(seed: int) -> None:
         region.passed[name] = {copy.place for copy in region.log if region.settled(name, copy.entry)}
     findings, _ = simulation.examined()
     assert told(findings) == {(Reason.OUT_OF_ORDER, "", region.name, region.name, 1)}
+
+
+def late_world(seed: int, *, claims: bool = False) -> tuple[Simulation, Region, Region, list[Copy]]:
+    """A region that has some entries of another one, the origin, behind newer ones, and those.
+
+    :param claims: whether the newer ones claim to follow them.
+    """
+    simulation = Simulation(seed, 150, trim=False)
+    region, origin = two_regions(simulation)
+    if claims:
+        before = [entry for entry in simulation.own[origin.name] if not entry.marker][:-1]
+    else:
+        before = simulation.new_life(origin)
+    assume(before)
+    count = simulation.rng.randint(1, len(before))
+    late = simulation.came_late(region, before[-count:])
+    assume(late)
+    newer = [one.entry for one in region.log[: -len(late)] if one.entry.origin == origin.name and not one.entry.marker]
+    assume(newer and newer[-1].place > late[-1].entry.place)
+    return simulation, region, origin, late
+
+
+@given(seeds)
+@some
+def test_what_came_late_is_counted_and_is_nothing_wrong(seed: int) -> None:
+    """R5: entries that their origin had lost, and that other regions gave back, stand behind newer ones."""
+    simulation, region, origin, late = late_world(seed)
+    findings, flows = simulation.examined()
+    assert findings == []
+    assert {(one.origin, one.region): one.late for one in flows if one.late} == {(origin.name, region.name): len(late)}
+    assert judge(simulation.world(), findings, flows, []).state is State.ALIGNED
+
+
+@given(seeds)
+@some
+def test_what_came_late_behind_a_trimmed_stretch_makes_nothing_missing(seed: int) -> None:
+    """Also where nobody has acknowledged it, and some of what came before it in the log is given back."""
+    simulation, region, _, late = late_world(seed)
+    count = simulation.rng.randint(1, len(region.log) - len(late))
+    simulation.settle(region, region.log[:count])
+    simulation.trim(region, count)
+    assert simulation.examined()[0] == []
+
+
+@given(seeds)
+@some
+def test_a_hole_that_is_waited_for_behind_a_trimmed_stretch_is_missing_and_no_loss(seed: int) -> None:
+    """It was never there, so it was not given back unacknowledged."""
+    simulation, region, origin, late = late_world(seed)
+    place = {copy.entry.place for copy in late}
+    first = min(one for entry in simulation.own[origin.name] if (one := entry.place) > max(place) and not entry.marker)
+    del region.log[-len(late) :]
+    count = simulation.rng.randint(1, len(region.log))
+    simulation.settle(region, region.log[:count])
+    simulation.trim(region, count)
+    region.holes[origin.name] = [(min(copy.entry.prev for copy in late), first)]
+    held = {copy.entry for one in simulation.regions.values() if one is not region for copy in one.log}
+    missing = [
+        one.entry for one in late if one.entry in held and one.entry not in set().union(*region.dropped.values())
+    ]
+    findings, _ = simulation.examined()
+    assert [one.reason for one in findings] == [Reason.ENTRY_MISSING] * bool(missing)
+    assert [one.entries for one in findings] == [len(missing)] * bool(missing)
+
+
+@given(seeds)
+@some
+def test_what_others_claimed_to_follow_did_not_come_late_but_out_of_order(seed: int) -> None:
+    simulation, region, _, late = late_world(seed, claims=True)
+    findings, flows = simulation.examined()
+    assert told(findings) == {(Reason.OUT_OF_ORDER, "", region.name, region.name, len(late))}
+    assert {one.late for one in flows} == {0}
 
 
 @given(seeds)

@@ -63,6 +63,10 @@ def capture_topic(state: AdminState, topic: Topic) -> Captured:
             "last_origin": {region: str(position) for region, position in last_origins.items()},
             "joined": {region: str(place) for region, place in log.joined.items()},
             "trimmed_to": str(trimmed_to(log)),
+            "trimmed_origins": {region: str(place) for region, place in trimmed_origins(state.region, log).items()},
+            "holes": [
+                [region, str(after), str(before)] for region, some in log.holes.ranges.items() for after, before in some
+            ],
             "links": _links(state, topic),
             "given_up": [[one.origin, str(one.after), str(one.upto)] for one in topic.gaps.accepted],
         },
@@ -132,6 +136,16 @@ def trimmed_to(log: TopicLog) -> Position:
     if not spans or (spans[0].own_before == EARLIEST and not spans[0].origins_before):
         return EARLIEST
     return Position(spans[0].ledger_id, -1)
+
+
+def trimmed_origins(region: str, log: TopicLog) -> dict[str, Position]:
+    """Per origin, its last entry that stood in what was given back. Earlier ones may be here: they came late."""
+    spans = log.spans()
+    if spans:
+        ends = {region: spans[0].own_before, **spans[0].origins_before}
+    else:
+        ends = {region: log.last_own, **log.last_origin}
+    return {origin: place for origin, place in ends.items() if place != EARLIEST}
 
 
 def _links(state: AdminState, topic: Topic) -> list[Json]:

@@ -60,6 +60,10 @@ _CURSOR: Final = [
     ("backlog", pa.int64()),
     ("epoch", pa.string()),
 ]
+_HOLE: Final = [
+    ("region", pa.string()),
+    *((name, pa.int64()) for name in ("after_ledger", "after_entry", "before_ledger", "before_entry")),
+]
 _LINK: Final = [
     ("remote", pa.string()),
     ("connected", pa.bool_()),
@@ -80,6 +84,8 @@ SCHEMAS: Final[dict[str, Any]] = {
             ("trimmed_entry", pa.int64()),
             ("links", pa.list_(pa.struct(_LINK))),
             ("cursors", pa.list_(pa.struct(_CURSOR))),
+            ("trimmed_origins", _PLACES),
+            ("holes", pa.list_(pa.struct(_HOLE))),
         ]
     ),
     "cursors": pa.schema([("region", pa.string()), ("topic", pa.string()), *_CURSOR]),

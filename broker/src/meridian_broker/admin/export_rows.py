@@ -9,7 +9,7 @@ cannot say: there both the older and the newer layer are shown.
 from __future__ import annotations
 
 from base64 import b64decode
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final
 
 from meridian_broker.ledgers.entry import MARKER, NO_ORIGIN, unpack
@@ -69,6 +69,8 @@ def topic_rows(record: Mapping[str, Any]) -> Iterator[Row]:
             for link in record.get("links", ())
         ],
         [dict(zip(CURSOR_COLUMNS, _cursor(one), strict=True)) for one in record["subscriptions"]],
+        _places(record.get("trimmed_origins", {})),
+        _holes(record.get("holes", ())),
     )
 
 
@@ -246,6 +248,15 @@ def _places(places: Mapping[str, str]) -> list[dict[str, Any]]:
         {"region": region, "ledger": place.ledger, "entry": place.entry}
         for region, place in sorted((region, parse_position(text)) for region, text in places.items())
     ]
+
+
+def _holes(holes: Iterable[tuple[str, str, str]]) -> list[dict[str, Any]]:
+    found = []
+    for region, after, before in holes:
+        one, other = parse_position(after), parse_position(before)
+        bounds = {"after_ledger": one.ledger, "after_entry": one.entry}
+        found.append({"region": region, **bounds, "before_ledger": other.ledger, "before_entry": other.entry})
+    return found
 
 
 def _intersect(left: list[Interval], right: list[Interval]) -> list[Interval]:

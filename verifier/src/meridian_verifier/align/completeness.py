@@ -12,7 +12,7 @@ from meridian_verifier.align.findings import Finding, Flow, Reason
 
 if TYPE_CHECKING:
     from meridian_verifier.align.evidence import Evidence, Stored
-    from meridian_verifier.align.intervals import Mask
+    from meridian_verifier.align.intervals import Keys, Mask
 
 QUANTILES: Final = tuple(range(0, 101, 5))
 
@@ -27,9 +27,11 @@ def completeness(evidence: Evidence) -> tuple[list[Finding], list[Flow]]:
         missing, behind = holes(evidence, region)
         findings.append(evidence.finding(Reason.ENTRY_MISSING, "", evidence.origin, region, missing))
         held = evidence.stored.get(region)
+        late = 0
         if held is not None:
-            findings += _disorder(evidence, region, held)
-        flows.append(_flow(evidence, region, held, int(missing.sum()), int(behind.sum())))
+            disorder, late = _disorder(evidence, region, held)
+            findings += disorder
+        flows.append(_flow(evidence, region, held, int(missing.sum()), int(behind.sum()), late))
     findings += _rolled_back(evidence)
     return [found for found in findings if found], flows
 
@@ -38,7 +40,8 @@ def holes(evidence: Evidence, region: str) -> tuple[Mask, Mask]:
     """Which known entries the region should hold and does not: *missing* below its high-water, *behind* above."""
     keys = evidence.known.keys
     held = evidence.stored.get(region)
-    absent = evidence.known.meant_for(region) & (keys > evidence.low_water(region))
+    due = (keys > evidence.low_water(region)) | evidence.awaited(region).holds(keys)
+    absent = evidence.known.meant_for(region) & due
     if held is not None:
         absent &= ~np.isin(keys, held.keys)
     absent &= ~evidence.dropped_anywhere(region).holds(keys)
@@ -46,15 +49,34 @@ def holes(evidence: Evidence, region: str) -> tuple[Mask, Mask]:
     return absent & below, absent & ~below
 
 
-def _disorder(evidence: Evidence, region: str, held: Stored) -> Iterable[Finding | None]:
+def _disorder(evidence: Evidence, region: str, held: Stored) -> tuple[list[Finding | None], int]:
+    """What stands twice or in another order than at the origin; and how many entries came late, as they may.
+
+    An entry is behind a newer one when an earlier place of the log holds a later entry. It came *late* when the newer
+    one did not claim to follow it: that one begins another stretch of the chain, or the region joined with it. Had the
+    newer one claimed that, it should have been refused: then the order is wrong.
+    """
+    keys = evidence.known.keys
     values, counts = np.unique(held.keys, return_counts=True)
-    doubled = np.isin(evidence.known.keys, values[counts > 1])
-    yield evidence.finding(Reason.ENTRY_DOUBLED, "", region, region, doubled)
-    # An entry is out of order when an earlier place of the log holds a later entry. Second copies are told above.
+    doubled = np.isin(keys, values[counts > 1])
+    # In the order of the log, without second copies, which are told of above.
     _, first = np.unique(held.keys, return_index=True)
     once = held.keys[np.sort(first)]
-    late = once[1:][once[1:] < np.maximum.accumulate(once)[:-1]] if len(once) else once
-    yield evidence.finding(Reason.OUT_OF_ORDER, "", region, region, np.isin(evidence.known.keys, late))
+    stretch = evidence.known.stretches()[np.searchsorted(keys, once)]
+    # Keys of a later stretch are greater than all of an earlier one, so none is behind an entry of another stretch.
+    by_stretch = once[np.argsort(stretch, kind="stable")]
+    wrong = _behind(by_stretch)
+    wrong = wrong[wrong > evidence.joined(region)]
+    late = len(_behind(once)) - len(wrong)
+    return [
+        evidence.finding(Reason.ENTRY_DOUBLED, "", region, region, doubled),
+        evidence.finding(Reason.OUT_OF_ORDER, "", region, region, np.isin(keys, wrong)),
+    ], late
+
+
+def _behind(keys: Keys) -> Keys:
+    """Those of the keys that stand behind a greater one."""
+    return keys[1:][keys[1:] < np.maximum.accumulate(keys)[:-1]] if len(keys) else keys
 
 
 def _rolled_back(evidence: Evidence) -> Iterable[Finding | None]:
@@ -69,7 +91,7 @@ def _rolled_back(evidence: Evidence) -> Iterable[Finding | None]:
             yield evidence.finding(Reason.ORIGIN_ROLLED_BACK, "", region, evidence.origin, beyond)
 
 
-def _flow(evidence: Evidence, region: str, held: Stored | None, missing: int, behind: int) -> Flow:
+def _flow(evidence: Evidence, region: str, held: Stored | None, missing: int, behind: int, late: int) -> Flow:
     at_origin = evidence.stored.get(evidence.origin)
     quantiles: tuple[int, ...] = ()
     entries = messages = given_back = 0
@@ -82,4 +104,6 @@ def _flow(evidence: Evidence, region: str, held: Stored | None, missing: int, be
             if len(here):
                 delays = np.maximum(held.stored_ms[here] - at_origin.stored_ms[there], 0)
                 quantiles = tuple(int(value) for value in np.percentile(delays, QUANTILES))
-    return Flow(evidence.topic, evidence.origin, region, entries, messages, missing, behind, quantiles, given_back)
+    return Flow(
+        evidence.topic, evidence.origin, region, entries, messages, missing, behind, quantiles, given_back, late
+    )

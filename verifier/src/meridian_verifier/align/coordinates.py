@@ -43,6 +43,11 @@ class Coordinates:
         """The key of one position."""
         return int(self.keys([ledger], [entry])[0])
 
+    @staticmethod
+    def before_ledger(keys: Keys) -> Keys:
+        """For each key that of the place before the first entry of its ledger."""
+        return (keys >> ENTRY_BITS) << ENTRY_BITS
+
     def position(self, key: int) -> tuple[int, int]:
         """The position of a key."""
         return int(self.ledgers[key >> ENTRY_BITS]), (key & _LAST_ENTRY) - 1

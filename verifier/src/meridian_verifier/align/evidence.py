@@ -5,16 +5,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
+from meridian_verifier.align.coordinates import Coordinates
 from meridian_verifier.align.facts import EARLIEST, Place, World
 from meridian_verifier.align.findings import RANGES_SHOWN, Finding, Reason
 from meridian_verifier.align.intervals import EMPTY, IntervalSet, Keys, Mask, union
-
-if TYPE_CHECKING:
-    from meridian_verifier.align.coordinates import Coordinates
 
 Holder = tuple[str, str]
 """``(region, subscription)``."""
@@ -57,10 +55,18 @@ class Known:
     """The origin's entries that at least one region holds: sorted, each once. Markers are left out."""
 
     keys: Keys
+    prev: Keys
     messages: Keys
     publish_ms: Keys
     withheld: Mapping[str, Mask]
     """Per region that some ``replicate_to`` excludes: which entries. The origin is never excluded from its own."""
+
+    def stretches(self) -> Keys:
+        """Numbers the stretches of the origin's chain: an entry begins one when it claims to follow something earlier
+        than the entry that is known before it, or nothing at all (R5). What such an entry passed over may come late."""
+        begins = self.prev == Coordinates.before_ledger(self.keys)
+        begins[1:] |= self.prev[1:] < self.keys[:-1]
+        return np.cumsum(begins)
 
     def meant_for(self, region: str) -> Mask:
         """Which of the entries this region should hold."""
@@ -103,19 +109,32 @@ class Evidence:
         return max(seen, self.place(region, "later"))
 
     def low_water(self, region: str) -> int:
-        """Up to here the region need not hold anything: before its join point, or trimmed.
+        """Up to here the region need not hold anything but what it waits for: before its join point, or trimmed.
 
-        What was trimmed is known in local coordinates only; the chain translates it: everything before the first
-        entry that is left, in the origin's order, was there earlier.
+        An older broker says in local coordinates only what it trimmed. There the chain translates it: everything before
+        the first entry that is left, in the origin's order, was there earlier.
         """
         state = self.world.later[region].topics[self.topic]
-        joined = self.coordinates.key(*state.joined.get(self.origin, EARLIEST))
+        joined = self.joined(region)
+        if state.trimmed_origins is not None:
+            return max(joined, self.coordinates.key(*state.trimmed_origins.get(self.origin, EARLIEST)))
         if state.trimmed_to == EARLIEST:
             return joined
         held = self.stored.get(region)
         if held is None or not len(held.keys):
             return max(joined, self.high_water(region))
         return max(joined, int(held.prev[np.argmin(held.keys)]))
+
+    def joined(self, region: str) -> int:
+        """Up to here the region was never meant to have anything, though it may have come later all the same (R21)."""
+        state = self.world.later[region].topics[self.topic]
+        return self.coordinates.key(*state.joined.get(self.origin, EARLIEST))
+
+    def awaited(self, region: str) -> IntervalSet:
+        """Where the region says that it waits for entries that it lacks (R5)."""
+        holes = self.world.later[region].topics[self.topic].holes.get(self.origin, ())
+        after = [self.coordinates.key(*one) for one, _ in holes]
+        return IntervalSet.of(after, [self.coordinates.key(*before) - 1 for _, before in holes])
 
     def dropped_anywhere(self, region: str) -> IntervalSet:
         """What the region dropped for at least one subscription."""

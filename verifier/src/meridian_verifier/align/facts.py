@@ -6,12 +6,15 @@ This is small (some hundred bytes a subscription), so the driver holds it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
 Place = tuple[int, int]
 """``(ledger, entry)``; whose coordinates they are is told by the field's name."""
+
+Hole = tuple[Place, Place]
+"""Entries of one origin strictly between the two may still come."""
 
 EARLIEST: Final[Place] = (-1, -1)
 
@@ -50,6 +53,10 @@ class TopicState:
     """Per origin region, the place up to which this region was never meant to have entries (R21)."""
     links: Mapping[str, Link] = field(default_factory=dict)
     cursors: Mapping[str, Cursor] = field(default_factory=dict)
+    trimmed_origins: Mapping[str, Place] | None = None
+    """Per origin, its last entry that stood in what was given back; None: an older broker does not say."""
+    holes: Mapping[str, Sequence[Hole]] = field(default_factory=dict)
+    """Per origin, where this region still waits for entries although it has later ones (R5)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,7 +42,7 @@ class Reason(StrEnum):
     ENTRY_DOUBLED = "EntryDoubled"
     """One origin is stored twice in a region (R62)."""
     OUT_OF_ORDER = "OutOfOrder"
-    """A region stores an origin's entries in another order than the origin (R62)."""
+    """A region stores an entry behind one that claims to follow it (R62)."""
     ORIGIN_ROLLED_BACK = "OriginRolledBack"
     """A region holds entries of an origin beyond that origin's own end (R5)."""
     UNREACHABLE = "Unreachable"
@@ -96,6 +96,8 @@ class Flow:
     given_back: int = 0
     """Of the origin's own entries in the origin, those that it has from other regions: it was restored from an older
     copy of its volume, and what it had received until then is not on record any more (R5)."""
+    late: int = 0
+    """Entries that stand behind newer ones, for they were fetched from another region when those were there (R5)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,7 +53,7 @@ def gather(topic: str, origin: str, world: World, entries: pa.Table, ranges: pa.
         origin,
         world,
         coordinates,
-        _known(entries, keys, world, origin),
+        _known(entries, keys, coordinates, world, origin),
         {region: _stored(entries, keys, coordinates, local, rows) for (region,), rows in _split(entries, ("region",))},
         found.get((EARLIER, "progress"), {}),
         found.get((LATER, "progress"), {}),
@@ -80,6 +80,9 @@ def _named_places(world: World, topic: str, origin: str) -> Iterator[Place]:
                 state = region.topics[topic]
                 yield state.last_origins.get(origin, EARLIEST)
                 yield state.joined.get(origin, EARLIEST)
+                yield (state.trimmed_origins or {}).get(origin, EARLIEST)
+                for hole in state.holes.get(origin, ()):
+                    yield from hole
 
 
 def _split(table: pa.Table, columns: tuple[str, ...]) -> Iterator[tuple[tuple[Any, ...], Keys]]:
@@ -115,7 +118,7 @@ def _acked(coordinates: Coordinates, rows: pa.Table) -> Acked:
     return Acked(_intervals(coordinates, rows.filter(pc.invert(in_part))), partial)
 
 
-def _known(entries: pa.Table, keys: Keys, world: World, origin: str) -> Known:
+def _known(entries: pa.Table, keys: Keys, coordinates: Coordinates, world: World, origin: str) -> Known:
     unique, first = np.unique(keys, return_index=True)
     chosen = entries.take(first)
     withheld = {}
@@ -127,7 +130,8 @@ def _known(entries: pa.Table, keys: Keys, world: World, origin: str) -> Known:
             mask = np.fromiter((to is not None and region not in to for to in lists), dtype=np.bool_, count=len(lists))
             if mask.any():
                 withheld[region] = mask
-    return Known(unique, numbers(chosen, "messages"), numbers(chosen, "publish_ms"), withheld)
+    prev = coordinates.keys(numbers(chosen, "prev_ledger"), numbers(chosen, "prev_entry"))
+    return Known(unique, prev, numbers(chosen, "messages"), numbers(chosen, "publish_ms"), withheld)
 
 
 def _stored(entries: pa.Table, keys: Keys, coordinates: Coordinates, local: Coordinates, rows: Keys) -> Stored:

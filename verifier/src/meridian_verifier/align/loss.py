@@ -89,9 +89,12 @@ def _trimmed_unacked(evidence: Evidence) -> Iterable[Finding]:
         state = evidence.world.later[region].topics[evidence.topic]
         if state.trimmed_to == EARLIEST:
             continue
-        joined = evidence.coordinates.key(*state.joined.get(evidence.origin, EARLIEST))
-        gone = IntervalSet.of([joined], [evidence.low_water(region)])
+        # What came late stands below the low water, and what is awaited was never here.
+        gone = IntervalSet.of([evidence.joined(region)], [evidence.low_water(region)]) - evidence.awaited(region)
         chosen = (gone - _settled(evidence, holder)).holds(evidence.known.keys) & evidence.known.meant_for(region)
+        held = evidence.stored.get(region)
+        if held is not None:
+            chosen &= ~np.isin(evidence.known.keys, held.keys)
         found = evidence.finding(Reason.TRIMMED_UNACKED, subscription, region, region, chosen)
         if found:
             yield found

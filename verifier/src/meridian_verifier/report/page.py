@@ -177,9 +177,21 @@ def _flows(verdict: Verdict) -> str:
             f"{flow.entries:,} / {flow.messages:,}",
             f'<b class="bad">{flow.missing:,}</b>' if flow.missing else "0",
             f"{flow.behind:,}",
+            f"{flow.late:,}",
             *(f"{flow.quantiles_ms[at]:,}" if flow.quantiles_ms else "" for at in (10, 19, 20)),
         )
         for flow in verdict.flows[:ROWS_SHOWN]
     ]
-    heads = ("topic", "origin", "region", "entries / messages", "missing", "on the way", "p50 ms", "p95 ms", "max ms")
+    heads = (
+        "topic",
+        "origin",
+        "region",
+        "entries / messages",
+        "missing",
+        "on the way",
+        "came late",
+        "p50 ms",
+        "p95 ms",
+        "max ms",
+    )
     return _table(heads, rows)

@@ -23,7 +23,7 @@ MEANINGS: Final = {
     Reason.CHECKSUM_DIFFERS: "LOSS: the same message has different contents in two regions",
     Reason.ENTRY_MISSING: "messages missing in the middle of the target's log",
     Reason.ENTRY_DOUBLED: "the same message stands twice in the region's log",
-    Reason.OUT_OF_ORDER: "the region stores the origin's messages in another order",
+    Reason.OUT_OF_ORDER: "the region stores messages behind others that claim to follow them",
     Reason.ORIGIN_ROLLED_BACK: "the origin no longer has messages that another region received from it",
     Reason.UNREACHABLE: "the region could not be asked",
     Reason.NOT_ASKED: "the topic is replicated to a region that was not named: name all of its regions",

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from meridian_verifier.align.facts import Cursor, Link, Place, RegionState, TopicState
+from meridian_verifier.align.facts import Cursor, Hole, Link, Place, RegionState, TopicState
 from meridian_verifier.source.client import RegionClient, RegionUnreachable, Taken
 from meridian_verifier.source.tables import TABLES, conform
 
@@ -67,6 +67,8 @@ def read_state(client: RegionClient, taken: Taken) -> RegionState:
                 for link in row["links"] or []
             },
             {one["subscription"]: _cursor(one) for one in row["cursors"] or []},
+            None if row["trimmed_origins"] is None else _places(row["trimmed_origins"]),
+            _holes(row["holes"]),
         )
         for row in _rows(client, taken, "topics")
     }
@@ -94,3 +96,11 @@ def _rows(client: RegionClient, taken: Taken, table: str) -> list[dict[str, Any]
 
 def _places(listed: list[dict[str, Any]] | None) -> dict[str, Place]:
     return {one["region"]: (one["ledger"], one["entry"]) for one in listed or []}
+
+
+def _holes(listed: list[dict[str, Any]] | None) -> dict[str, list[Hole]]:
+    found: dict[str, list[Hole]] = {}
+    for one in listed or []:
+        hole = (one["after_ledger"], one["after_entry"]), (one["before_ledger"], one["before_entry"])
+        found.setdefault(one["region"], []).append(hole)
+    return found

@@ -21,6 +21,14 @@ _LINKS: Final = pa.list_(
         [("remote", pa.string()), ("connected", pa.bool_()), ("backlog", pa.int64()), ("last_ack_ms", pa.int64())]
     )
 )
+_HOLES: Final = pa.list_(
+    pa.struct(
+        [
+            ("region", pa.string()),
+            *((name, pa.int64()) for name in ("after_ledger", "after_entry", "before_ledger", "before_entry")),
+        ]
+    )
+)
 _CURSOR: Final = [
     ("subscription", pa.string()),
     ("replicated", pa.bool_()),
@@ -68,6 +76,8 @@ TABLES: Final[dict[str, pa.Schema]] = {
             ("trimmed_entry", pa.int64()),
             ("links", _LINKS),
             ("cursors", pa.list_(pa.struct(_CURSOR))),
+            ("trimmed_origins", _PLACE),
+            ("holes", _HOLES),
         ]
     ),
     "cursors": pa.schema([("region", pa.string()), ("topic", pa.string()), *_CURSOR]),
