@@ -24,7 +24,7 @@ from meridian_broker.admin.subscriptions import check_elsewhere
 from meridian_broker.metadata import policies
 from meridian_broker.metadata.errors import NotFound
 from meridian_broker.metadata.policies import NamespaceRecord
-from meridian_broker.topics.administration import remove_subscription, skip
+from meridian_broker.topics.administration import remove_subscriptions, skip
 from meridian_broker.topics.errors import TopicNotFound
 from meridian_broker.topics.topic import Topic
 from meridian_broker.wire.pulsar import topic_name
@@ -152,14 +152,12 @@ async def clear_backlog(request: web.Request) -> web.Response:
 async def unsubscribe(request: web.Request) -> web.Response:
     """Delete a subscription from all topics of the namespace."""
     name = part(request, "subscription")
-    having = [topic for topic in await _all_topics(request) if name in topic.subscriptions]
-    for topic in having:
-        if topic.subscriptions[name].consumers:
-            raise Refused(412, f"subscription {name!r} has consumers on {topic.name}: close them first")
-    for topic in having:
-        await check_elsewhere(request, [topic.subscriptions[name]])
-    for topic in having:
-        await remove_subscription(topic, name)
+    found = [topic.subscriptions[name] for topic in await _all_topics(request) if name in topic.subscriptions]
+    for subscription in found:
+        subscription.topic.lives.check_unused(name)
+    for subscription in found:
+        await check_elsewhere(request, [subscription])
+    await remove_subscriptions(found)
     return done()
 
 

@@ -29,7 +29,7 @@ from meridian_broker.topics.administration import (
     make_subscription,
     move_subscription,
     move_subscription_to_time,
-    remove_subscription,
+    remove_subscriptions,
     replicate_subscription,
     skip,
 )
@@ -98,15 +98,9 @@ async def delete(request: web.Request) -> web.Response:
     forced = flag(request, "force")
     if not forced:
         for subscription in found:
-            if subscription.consumers:
-                raise Refused(
-                    412,
-                    f"subscription {subscription.name!r} has {len(subscription.consumers)} consumers on "
-                    f"{subscription.topic.name}: close them, or force",
-                )
+            subscription.topic.lives.check_unused(subscription.name)
         await check_elsewhere(request, found)
-    for subscription in found:
-        await remove_subscription(subscription.topic, subscription.name, forced=forced)
+    await remove_subscriptions(found, forced=forced)
     return done()
 
 

@@ -7,7 +7,7 @@ entry by entry in short commands, so that a long backlog does not hold up the lo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 from meridian_broker.ledgers.store import LedgerError
@@ -15,7 +15,7 @@ from meridian_broker.positions.position import EARLIEST, LATEST, Position
 from meridian_broker.topics import placing, rewinding
 from meridian_broker.topics.compaction import COMPACTION_SUBSCRIPTION
 from meridian_broker.topics.consumer import Consumer
-from meridian_broker.topics.errors import InvalidName, NotAllowed, TopicFenced
+from meridian_broker.topics.errors import InvalidName, NotAllowed, SubscriptionNotFound, TopicFenced
 from meridian_broker.topics.ruling import check_new_subscription
 from meridian_broker.topics.topic import REPLICATION_PREFIX
 
@@ -130,12 +130,25 @@ async def _acknowledge(subscription: Subscription, positions: list[Position]) ->
     await confirmed(topic, lambda done: subscription.acknowledge(nobody, positions, None, done))
 
 
-async def remove_subscription(topic: Topic, name: str, *, forced: bool = False) -> None:
-    """Delete a subscription, its consumers sent away; in all regions that share it (R16).
+async def remove_subscriptions(found: Sequence[Subscription], *, forced: bool = False) -> None:
+    """Delete subscriptions, such as those of one name on all partitions; in all regions that share them (R16).
 
-    :raises SubscriptionNotFound: there is none.
+    All of them or none: whether they have consumers is decided in the turn of the loop that deletes them.
+
+    :param forced: send their consumers away.
+    :raises SubscriptionNotFound: one was deleted since it was found.
+    :raises SubscriptionInUse: one has consumers, and nobody forces.
     """
-    await confirmed(topic, lambda done: topic.lives.delete(name, done, forced=forced))
+    for subscription in found:
+        if not subscription.is_there:
+            name = subscription.topic.name
+            raise SubscriptionNotFound(f"subscription {subscription.name!r} of {name} was deleted meanwhile")
+        if not forced:
+            subscription.topic.lives.check_unused(subscription.name)
+    for subscription in found:
+        subscription.topic.lives.delete(subscription.name, forced=forced)
+    for subscription in found:
+        await confirmed(subscription.topic, subscription.topic.progress_log.when_durable)
 
 
 async def make_subscription(

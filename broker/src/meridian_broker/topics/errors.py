@@ -25,6 +25,10 @@ class SubscriptionNotFound(TopicError):
     """There is no such subscription, and it may not be made by itself."""
 
 
+class SubscriptionInUse(TopicError):
+    """The subscription has consumers: close them or force."""
+
+
 class SubscriptionExists(TopicError):
     """There is one of that name already."""
 

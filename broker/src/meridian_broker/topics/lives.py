@@ -20,7 +20,7 @@ from meridian_broker.positions import ZERO, Beginning, Position, Progress
 from meridian_broker.topics import rewinding
 from meridian_broker.topics.claims import Confirmed
 from meridian_broker.topics.electorates import Electorates
-from meridian_broker.topics.errors import NotAllowed, SubscriptionNotFound
+from meridian_broker.topics.errors import LimitReached, NotAllowed, SubscriptionInUse, SubscriptionNotFound
 from meridian_broker.topics.progress_log import Kind, Whole
 from meridian_broker.topics.scope import follow as follow_scope
 from meridian_broker.topics.subscription import Subscription
@@ -29,10 +29,11 @@ from meridian_broker.topics.subscription_record import SubscriptionRecord, decod
 if TYPE_CHECKING:
     from meridian_broker.topics.topic import Topic
 
-TOMBSTONES_MAX: Final = 10_000
-"""Deleted subscriptions one topic remembers; beyond it the oldest is forgotten."""
+TOMBSTONES_MAX: Final = 100_000
+"""Tombstones per topic; about 25 MB. None is dropped early to make room, because a region that was away would bring its
+subscription back: a topic that has so many makes no more replicated subscriptions until the oldest expires."""
 TOMBSTONE_MS: Final = 30 * 86_400_000
-"""How long it does: a region that was away for longer may bring the subscription back."""
+"""How long a tombstone is kept. A region that was away for longer may bring the subscription back."""
 
 
 class Lives:
@@ -42,6 +43,7 @@ class Lives:
         self._topic = topic
         self.tombstones: dict[str, SubscriptionRecord] = {}
         self._closed_until_ms: dict[str, int] = {}
+        """Ordered by time: every name stays closed equally long."""
 
     # -- what other regions hear -------------------------------------------------------------------------------------
 
@@ -100,8 +102,13 @@ class Lives:
         )
 
     def begun(self, name: str, *, replicated: bool, properties: Mapping[str, str]) -> SubscriptionRecord:
-        """The record of a subscription made now. A flag that nobody asked for is nobody's decision (R17)."""
+        """The record of a subscription made now. A flag that nobody asked for is nobody's decision (R17).
+
+        :raises LimitReached: it would be replicated, and the topic has too many tombstones.
+        """
         grave = self.tombstones.get(name)
+        if replicated and grave is None:
+            self._check_room()
         life = ZERO if grave is None else grave.deleted
         stamp = self._topic.clock.next(after=life)
         if replicated:
@@ -119,6 +126,7 @@ class Lives:
         """Switch the replicated flag; the later stamp wins everywhere, and switching it on joins what all know (R17).
 
         :raises NotAllowed: a replicated subscription of that name was deleted after this one was made.
+        :raises LimitReached: the flag is switched on, and the topic has too many tombstones.
         """
         record, grave = subscription.record, self.tombstones.get(subscription.name)
         if grave is not None and grave.deleted != record.deleted:
@@ -127,6 +135,8 @@ class Lives:
                 "replicated, delete it and make it again"
             )
         if replicated:
+            if grave is None and not record.is_shared:
+                self._check_room()
             self.tombstones.pop(subscription.name, None)
         stamp = self._topic.clock.next(max(record.flag_stamp, record.created))
         subscription.record = replace(record, replicated=replicated, flag_stamp=stamp)
@@ -163,15 +173,33 @@ class Lives:
         if _is_shared(subscription):
             self._tell(subscription.name)
 
-    def delete(self, name: str, done: Confirmed | None = None, *, forced: bool = False) -> None:
-        """Delete it, in all regions when they share it. Its consumers are sent away.
-
-        :param forced: clients do not make it again by themselves for a while: they may not know yet (R16).
-        :raises SubscriptionNotFound: there is none.
+    def check_unused(self, name: str) -> None:
+        """:raises SubscriptionNotFound: there is none.
+        :raises SubscriptionInUse: it has consumers in this region (R16).
         """
+        users = len(self._find(name).consumers)
+        if users:
+            raise SubscriptionInUse(
+                f"subscription {name!r} of {self._topic.name} has {users} consumers: close them first, or force"
+            )
+
+    def _find(self, name: str) -> Subscription:
         subscription = self._topic.subscriptions.get(name)
         if subscription is None:
             raise SubscriptionNotFound(f"there is no subscription {name!r} on {self._topic.name}")
+        return subscription
+
+    def delete(self, name: str, done: Confirmed | None = None, *, forced: bool = False) -> None:
+        """Delete it, in all regions when they share it.
+
+        :param forced: send its consumers away; clients cannot make it again by themselves for a while, because they
+            may not know yet (R16).
+        :raises SubscriptionNotFound: there is none.
+        :raises SubscriptionInUse: it has consumers, and nobody forces.
+        """
+        subscription = self._find(name)
+        if not forced:
+            self.check_unused(name)
         record = subscription.record
         shared = _is_shared(subscription)
         self._remove(subscription)
@@ -192,14 +220,29 @@ class Lives:
         subscription.disconnect_consumers()
 
     def _close(self, name: str, since_ms: int | None = None) -> None:
-        since = self._topic.scheduler.now_ms() if since_ms is None else since_ms
-        self._closed_until_ms[name] = since + round(self._topic.limits.closed_seconds * 1000)
+        now_ms = self._topic.scheduler.now_ms()
+        closed = self._closed_until_ms
+        closed.pop(name, None)
+        closed[name] = (now_ms if since_ms is None else since_ms) + round(self._topic.limits.closed_seconds * 1000)
+        while (oldest := next(iter(closed))) != name and closed[oldest] <= now_ms:
+            del closed[oldest]
+
+    def _check_room(self) -> None:
+        """:raises LimitReached: another replicated subscription might leave a tombstone too many."""
+        if len(self.tombstones) < TOMBSTONES_MAX:
+            return
+        for record in list(self.tombstones.values()):
+            if self._is_too_old(record):
+                del self.tombstones[record.name]
+        if len(self.tombstones) >= TOMBSTONES_MAX:
+            days = TOMBSTONE_MS // 86_400_000
+            raise LimitReached(
+                f"{len(self.tombstones)} replicated subscriptions of {self._topic.name} were deleted within {days} "
+                "days, and no more can be remembered: do not replicate short-lived subscriptions"
+            )
 
     def _bury(self, record: SubscriptionRecord, done: Confirmed | None = None) -> None:
         self.tombstones[record.name] = record
-        if len(self.tombstones) > TOMBSTONES_MAX:
-            oldest = min(self.tombstones.values(), key=lambda one: one.deleted)
-            del self.tombstones[oldest.name]
         self._topic.progress_log.append(Kind.SUBSCRIPTION, record.name, encode_record(record), done)
 
     # -- what other regions tell -------------------------------------------------------------------------------------

@@ -24,7 +24,7 @@ from meridian_broker.metadata.topic_catalog import Deletion
 from meridian_broker.positions import ZERO, Stamp
 from meridian_broker.positions.position import EARLIEST, Position
 from meridian_broker.topics import adoption
-from meridian_broker.topics.administration import remove_subscription
+from meridian_broker.topics.administration import remove_subscriptions
 from meridian_broker.topics.errors import TopicError, TopicFenced, TopicInUse, TopicNotFound
 from meridian_broker.topics.ownership import TopicMetadata
 from meridian_broker.wire.pulsar import topic_name
@@ -357,7 +357,7 @@ async def expire_subscriptions(service: TopicService) -> None:
                     if asked > ASKED_MAX or await _is_used_elsewhere(service, subscription):
                         continue
                 try:
-                    await remove_subscription(topic, subscription.name)
+                    await remove_subscriptions([subscription])
                     log.info("subscription %s of %s expired: nobody used it", subscription.name, topic.name)
                 except TopicError as error:
                     log.warning("subscription %s of %s did not expire: %s", subscription.name, topic.name, error)

@@ -256,10 +256,7 @@ def unsubscribe(connection: Connection, command: Any) -> None:
         connection.fail(asked.request_id, MetadataError("this connection has no such consumer"))
         return
     subscription = consumer.subscription
-    if len(subscription.consumers) > 1 and not asked.force:
-        text = f"{subscription.name!r} has other consumers: close them first, or force"
-        connection.fail(asked.request_id, MetadataError(text))
-    elif subscription.durable and subscription.replicated and not asked.force:
+    if isinstance(subscription, Subscription) and subscription.replicated and not asked.force:
         connection.run(_unsubscribe_everywhere(connection, asked, consumer))
     else:
         _unsubscribe(connection, asked, consumer)
@@ -277,7 +274,12 @@ async def _unsubscribe_everywhere(connection: Connection, asked: pb.CommandUnsub
 
 
 def _unsubscribe(connection: Connection, asked: pb.CommandUnsubscribe, consumer: Consumer) -> None:
+    """Whether others consume is looked at here, in the turn of the loop that deletes the subscription."""
     subscription = consumer.subscription
+    if len(subscription.consumers) > 1 and not asked.force:
+        text = f"{subscription.name!r} has other consumers: close them first, or force"
+        connection.fail(asked.request_id, MetadataError(text))
+        return
     assert connection.consumers is not None
     del connection.consumers[asked.consumer_id]
     subscription.topic.remove_consumer(consumer)

@@ -18,6 +18,7 @@ CODES: Final[dict[type[Exception], ServerError]] = {
     situations.TopicNotFound: ServerError.TOPIC_NOT_FOUND,
     situations.TopicUnreadable: ServerError.PERSISTENCE,
     situations.SubscriptionNotFound: ServerError.SUBSCRIPTION_NOT_FOUND,
+    situations.SubscriptionInUse: ServerError.METADATA,
     situations.ConsumerBusy: ServerError.CONSUMER_BUSY,
     situations.ConsumerAssignError: ServerError.CONSUMER_ASSIGN,
     situations.ProducerBusy: ServerError.PRODUCER_BUSY,
