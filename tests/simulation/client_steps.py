@@ -214,8 +214,12 @@ class ClientSteps(Teller):
         if opened is None or name not in opened.subscriptions:
             self.say("no such subscription")
             return
+        forced = "force" in options
+        if opened.subscriptions[name].consumers and not forced:
+            self.say("unsubscribe refused: it has consumers")
+            return
         self.world.model.creations.deleted(topic, name)
-        opened.lives.delete(name, forced="force" in options)
+        opened.lives.delete(name, forced=forced)
 
     def do_switch(self, region: str, topic: str, name: str, how: str) -> None:
         opened = self._open(region, topic)
