@@ -10,6 +10,7 @@ import pytest
 from broker_process import http
 from broker_regions import Region, regions
 from meridian_broker.admin import users
+from meridian_broker.admin.everywhere import ask
 from meridian_broker.positions.position import EARLIEST
 from meridian_broker.topics.topic import Topic
 from meridian_broker.wire.proto import pulsar_pb2 as pb
@@ -25,11 +26,10 @@ class SlowAnswer:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.asked, self.arrives = asyncio.Event(), asyncio.Event()
-        self._ask = users.ask
         monkeypatch.setattr(users, "ask", self)
 
     async def __call__(self, *question: object) -> object:
-        said = await self._ask(*question)  # type: ignore[arg-type]
+        said = await ask(*question)  # type: ignore[arg-type]
         self.asked.set()
         await self.arrives.wait()
         return said
