@@ -35,6 +35,6 @@ def accept_all(world: World) -> None:
     for home in world.regions.values():
         broker = home.broker_of("")
         for topic in broker.service.topics.values() if broker is not None else ():
-            for gap in topic.gaps.open() if topic.failure is None else ():
+            for gap in topic.gaps.all() if topic.failure is None else ():
                 if broker is not None and gap.is_judged and not gap.away:
                     accept(broker, topic, gap, lambda _: None)

@@ -13,6 +13,7 @@ from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any, Final
 
 from meridian_broker.ledgers.chapters import CacheBudget, LogLimits
+from meridian_broker.ledgers.labels import Kind, Label
 from meridian_broker.ledgers.store import LedgerError
 from meridian_broker.metadata import keys
 from meridian_broker.metadata.catalog import Catalog
@@ -252,6 +253,17 @@ class SimRegion:
             view = () if record.compacted is None else (record.compacted.ledger_id,)
             named.update(record.progress_ledgers, record.compaction_scraps, view)
         return named
+
+    def records(self, topic: str, kind: Kind) -> list[Position]:
+        """Where the volume has what ledgers of one kind hold of a topic."""
+        return [
+            Position(ledger_id, number)
+            for ledger_id, stored in sorted(self.volume.disk.ledgers.items())
+            if stored.label
+            and (label := Label.decode(stored.label)).kind is kind
+            and label.belonging.topic == full_name(topic)
+            for number in range(len(stored.entries))
+        ]
 
     def forget_ledger(self, ledger: int) -> None:
         self.world.model.ledger_deleted(self, ledger)

@@ -101,7 +101,9 @@ class RottingReader(MemoryReader):
                 if (self.ledger_id, number) in self._rotten:
                     if number > first:
                         return found[: number - first]
-                    raise LedgerCorrupt(f"entry {self.ledger_id}:{number} fails its checksum")
+                    remains = bytearray(found[0])
+                    remains[-1] ^= 0x40
+                    raise LedgerCorrupt(f"entry {self.ledger_id}:{number} fails its checksum", bytes(remains))
         return found
 
 

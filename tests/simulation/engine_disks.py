@@ -189,7 +189,7 @@ class EngineVolume:
         run = found.run_of(entry) if found is not None and entry < found.confirmed else None
         if run is not None and run.places is not None:
             place = run.places[entry - run.first]
-            offset = (place >> 32) + RECORD_BYTES + (place & LENGTH_MASK) // 2
+            offset = (place >> 32) + RECORD_BYTES + (place & LENGTH_MASK) - 1
             self._rot.append(self.files.flip(segment_name(run.segment), offset))
 
     @property

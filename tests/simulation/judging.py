@@ -54,7 +54,7 @@ class Judging:
 
     def _check_receipts(self, home: SimRegion, topic: str) -> None:
         model = self._model
-        gone = model.trimmed[home.name, topic] | model.deletions.gone[home.name, topic]
+        gone = model.trimmed[home.name, topic] | model.deletions.gone[home.name, topic] | model.logs.lost(home, topic)
         logs = [model.logs.of(home, one) for one in (topic, *model.copies(home.name, topic))]
         stored = {position for log in logs for position, _, _ in log}
         for position, payload in model.receipts[home.name, topic].items():

@@ -68,7 +68,7 @@ class Logs:
         return origin, messages
 
     def of(self, home: SimRegion, topic: str) -> list[tuple[Position, Origin, int]]:
-        """Everything stored of a topic that is no marker: position, origin, messages."""
+        """Everything stored of a topic that is no marker and not given up: position, origin, messages."""
         broker = home.broker_of(topic)
         return self.of_topic(home, broker.topic(topic) if broker is not None else None)
 
@@ -77,9 +77,16 @@ class Logs:
         found = []
         for ledger, count, _ in opened.log.counts() if opened is not None else ():
             for number, (origin, _, messages) in enumerate(self.ledger(home, ledger)[:count]):
-                if origin is not None:
-                    found.append((Position(ledger, number), origin, messages))
+                position = Position(ledger, number)
+                if origin is not None and opened is not None and position not in opened.log.damage.lost:
+                    found.append((position, origin, messages))
         return found
+
+    def lost(self, home: SimRegion, topic: str) -> set[Origin]:
+        """Entries that were first stored here, that the disk damaged, and that no region had: they were given up."""
+        broker = home.broker_of(topic)
+        opened = broker.topic(topic) if broker is not None else None
+        return set() if opened is None else {Origin(home.name, *position) for position in opened.log.damage.lost}
 
     def nowhere(self, world: World, topic: str) -> frozenset[Origin]:
         """What was published in a topic and stands on no region's disk any more."""

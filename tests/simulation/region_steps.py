@@ -122,7 +122,7 @@ class RegionSteps(Teller):
     def do_accept(self, region: str, topic: str, origin: str) -> None:
         broker = self._broker(region)
         opened = None if broker is None else broker.topic(topic)
-        gap = None if opened is None else next((one for one in opened.gaps.open() if one.origin == origin), None)
+        gap = None if opened is None else next((one for one in opened.gaps.all() if one.origin == origin), None)
         if broker is None or opened is None or gap is None:
             self.say("nothing is missing")
             return
@@ -136,10 +136,11 @@ class RegionSteps(Teller):
         opened = None if broker is None else broker.topic(topic)
         if opened is None:
             return
-        for gap in opened.gaps.open():
+        for gap in opened.gaps.all():
             after, upto = (self.world.shown(Origin(gap.origin, *place)) for place in (gap.after, gap.upto))
             state = "being asked about" if not gap.is_judged else f"{' '.join(gap.away) or 'nobody'} may have it"
-            self.say(f"missing after {after} up to {upto}, {state}")
+            what = "damaged" if gap.is_damage else "missing"
+            self.say(f"{what} after {after} up to {upto}, {state}")
         for one in opened.gaps.accepted:
             after, upto = (self.world.shown(Origin(one.origin, *place)) for place in (one.after, one.upto))
             self.say(f"accepted by {one.by}: after {after} up to {upto}")

@@ -20,6 +20,7 @@ fails us read 3 x2          after three more reads of its disk the next two fail
 works us                    nothing more fails
 clock us +5000              the wall clock jumps
 rot us t 3 / mend us        an entry's bytes change by themselves / the operator brings them back
+rot us t progress 3         so do those of a record of the topic's progress log, or (view) of its compacted view
 save us / restore us        keep a copy of volume and metadata / crash and start from it
 trim us                     give back what nobody needs
 expire us t 500             drop there what was published more than 500 ms ago, of every subscription
@@ -33,6 +34,7 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+from meridian_broker.ledgers.labels import Kind
 from meridian_broker.ledgers.store import LedgerError
 from meridian_broker.metadata import policy_table
 from meridian_broker.metadata.policy_values import BacklogQuota
@@ -148,12 +150,15 @@ class TroubleSteps(Teller):
     def do_clock(self, region: str, ms: str) -> None:
         self.world.regions[region].skew_ms += int(ms)
 
-    def do_rot(self, region: str, topic: str, number: str) -> None:
+    def do_rot(self, region: str, topic: str, what: str, number: str = "") -> None:
         self.world.trouble()
         home = self.world.regions[region]
-        log = self.world.model.logs.of(home, topic)
-        if log:
-            home.volume.rot(*log[int(number) % len(log)][0])
+        if number:
+            records = home.records(topic, Kind.PROGRESS if what == "progress" else Kind.COMPACTED)
+        else:
+            records, number = [position for position, _, _ in self.world.model.logs.of(home, topic)], what
+        if records:
+            home.volume.rot(*records[int(number) % len(records)])
 
     def do_mend(self, region: str) -> None:
         self.world.regions[region].volume.mend()

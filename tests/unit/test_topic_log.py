@@ -268,8 +268,10 @@ class _Slow(TopicRecord):
         super().__init__()
         self.gate = asyncio.Event()
         self.gate.set()
+        self.asked = asyncio.Semaphore(0)
 
     async def save_spans(self, *what: Any) -> None:
+        self.asked.release()
         await self.gate.wait()
         await super().save_spans(*what)
 
@@ -287,12 +289,13 @@ async def test_a_ledger_begun_while_others_are_trimmed_does_not_name_those_again
             )
         kept = log.spans()[-1].ledger_id
         record.gate.clear()
+        record.asked = asyncio.Semaphore(0)
         trimming = asyncio.create_task(log.trim(log.last_confirmed, 0, None))
-        await asyncio.sleep(0)
+        await record.asked.acquire()
         assert len(log.spans()) == 2, "memory follows the record"
         rolling = asyncio.create_task(log.roll())
-        while len(log.spans()) < 3:  # noqa: ASYNC110
-            await asyncio.sleep(0)
+        await record.asked.acquire()
+        assert len(log.spans()) == 3
         record.gate.set()
         await asyncio.gather(trimming, rolling)
         on_record = [span.ledger_id for span in record.spans[0]]

@@ -20,7 +20,7 @@ from meridian_broker.topics.gaps import Accepted
 async def listed(request: web.Request) -> web.Response:
     """What is missing here of other regions, and what somebody accepted as lost."""
     topic = await opened_one(request)
-    missing = [gap_json(gap, topic) for gap in topic.gaps.open()]
+    missing = [gap_json(gap, topic) for gap in topic.gaps.all()]
     accepted = [accepted_json(one) for one in reversed(topic.gaps.accepted)]
     return answer({"topic": topic.name, "region": topic.region, "missing": missing, "accepted": accepted})
 

@@ -151,11 +151,17 @@ def gap_json(gap: Gap, topic: Topic) -> dict[str, Any]:
 def _gap_sentence(gap: Gap, topic: Topic, owed: list[str]) -> str:
     count = "" if gap.entries_at_most is None else f", {gap.entries_at_most} at most,"
     missing = f"{gap.origin}'s entries after {gap.after} up to {gap.upto}{count} are missing in {topic.region}"
+    if gap.is_damage:
+        missing = (
+            f"{gap.origin}'s entries after {gap.after} up to {gap.upto}{count} were damaged by {topic.region}'s disk"
+        )
     if not gap.is_judged:
-        return f"{missing}; {gap.origin} does not store them any more, the other regions are being asked"
+        why = "" if gap.is_damage else f"{gap.origin} does not store them any more, "
+        return f"{missing}; {why}the other regions are being asked"
     lost = f"owed to {', '.join(owed)}" if owed else "owed to no subscription known here: all have acknowledged them"
     how = f"meridian topics accept-gap {topic.name} --origin {gap.origin} --up-to {gap.upto}"
     if gap.away:
         away = f"{', '.join(gap.away)} may have them and cannot be asked"
         return f"{missing} ({lost}); {away}. To give them up all the same: {how} --force"
-    return f"{missing} ({lost}) and are in no region any more. To accept that, and go on: {how}"
+    where = "and no other region has them" if gap.is_damage else "and are in no region any more"
+    return f"{missing} ({lost}) {where}. To accept that, and go on: {how}"

@@ -65,7 +65,7 @@ class TopicStats:
             "publishers": [self.producer(one) for one in clients] if publishers else [],
             "subscriptions": subscriptions,
             "replication": self.replication(topic),
-            "meridian": {"missing": [lagging.gap_json(gap, topic) for gap in topic.gaps.open()]},
+            "meridian": {"missing": [lagging.gap_json(gap, topic) for gap in topic.gaps.all()]},
             "fill": fill(topic),
         }
 

@@ -37,6 +37,9 @@ CHUNK: Final = 0x08
 NO_ORIGIN: Final = 0x10
 """Came from a peer that stamps no source position: takes no part in exact mode (R2)."""
 
+DAMAGED: Final = 0x20
+"""Never stored: what is read, with ``MARKER``, where the disk damaged an entry (``damage.py``)."""
+
 EXTRA_REPLICATE_TO: Final = 1
 """Comma-joined region names this entry may go to; absent means all."""
 EXTRA_DELIVER_AT: Final = 2
@@ -44,11 +47,15 @@ EXTRA_DELIVER_AT: Final = 2
 EXTRA_KEPT: Final = 3
 """In a compacted view, of a batch that lost messages: the bits of those that are left, least significant byte first."""
 
+EXTRA_REPLACES: Final = 4
+"""i64 ledger, i64 entry: a marker whose body is what the disk damaged there, in its stored form."""
+
 HEADER: Final = struct.Struct(">BBHIIIQQqq")
 _BARE: Final = bytes((0, 0, 0, 4))
 _FOREIGN: Final = struct.Struct(">qqB")
 _EXTRA: Final = struct.Struct(">BH")
 _U64: Final = struct.Struct(">Q")
+_PLACE: Final = struct.Struct(">qq")
 _PUBLISH_TIME: Final = 16
 """Where it stands in the header."""
 _MAX_OFFSET: Final = (1 << 16) - 1
@@ -83,6 +90,8 @@ class EntryHeader(NamedTuple):
     deliver_at_ms: int | None
     kept: int | None = None
     """Bits of the messages that compaction left in a batch; None: all."""
+    replaces: Position | None = None
+    """The damaged entry that the body is put in place of."""
 
     @property
     def is_marker(self) -> bool:
@@ -160,6 +169,11 @@ def pack_extras(replicate_to: tuple[str, ...] | None, deliver_at_ms: int | None)
     return extras
 
 
+def pack_replaces(position: Position) -> bytes:
+    """The optional field of a marker that replaces a damaged entry."""
+    return _EXTRA.pack(EXTRA_REPLACES, _PLACE.size) + _PLACE.pack(*position)
+
+
 def unpack(entry: bytes) -> EntryHeader:
     """Read the header of a stored entry.
 
@@ -174,7 +188,7 @@ def unpack(entry: bytes) -> EntryHeader:
                 f"entry format {version}: this broker reads format {FORMAT_VERSION} only; a newer broker wrote it, "
                 "start that version again"
             )
-        region = origin = replicate_to = deliver_at = kept = None
+        region = origin = replicate_to = deliver_at = kept = replaces = None
         at = HEADER.size
         if flags & FOREIGN:
             ledger, number, length = _FOREIGN.unpack_from(entry, at)
@@ -190,6 +204,8 @@ def unpack(entry: bytes) -> EntryHeader:
                 (deliver_at,) = _U64.unpack_from(entry, at)
             elif kind == EXTRA_KEPT:
                 kept = int.from_bytes(entry[at : at + length], "little")
+            elif kind == EXTRA_REPLACES:
+                replaces = Position(*_PLACE.unpack_from(entry, at))
             at += length
     except (struct.error, UnicodeDecodeError) as error:
         raise EntryFormatError(f"{len(entry)} bytes are no stored entry: {error}") from error
@@ -207,6 +223,7 @@ def unpack(entry: bytes) -> EntryHeader:
         replicate_to,
         deliver_at,
         kept,
+        replaces,
     )
 
 

@@ -135,6 +135,27 @@ class LedgerIndex:
             kind = RETURNED if header.region == self.codes.names[0] else self.codes.code(header.region)
             self._append(kind, (*header.origin, *header.prev))
 
+    def add_unknown(self) -> None:
+        """The next entry is damaged, and what it was is settled later. Until then it has no place."""
+        if self._sizes is not None:
+            self._size(1)
+        self._append(NO_PLACE, (0, 0, 0, 0))
+
+    def settle_own(self, entry: int) -> None:
+        """What ``add_unknown`` added was first stored here."""
+        assert isinstance(self.kinds, bytearray)
+        self.kinds[entry] = OWN
+
+    def settle_foreign(self, entry: int, region: str, origin: Position, prev: Position) -> None:
+        """What ``add_unknown`` added was first stored in another region."""
+        assert isinstance(self.kinds, bytearray) and self._columns is not None
+        kind, values = self.codes.code(region), (*origin, *prev)
+        self.kinds[entry] = kind
+        for column, value in zip(self._columns, values, strict=True):
+            column[entry] = value
+        if kind not in self._last or values > self._last[kind]:
+            self._last[kind] = values
+
     def _append(self, kind: int, values: tuple[int, int, int, int]) -> None:
         columns = self._columns
         if columns is None:

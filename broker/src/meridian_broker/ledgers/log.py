@@ -15,6 +15,7 @@ from functools import partial
 from typing import Any, Final
 
 from meridian_broker.ledgers.chapters import CacheBudget, Chapter, LogLimits, LogMetadata, Span
+from meridian_broker.ledgers.damage import Mend
 from meridian_broker.ledgers.entry import MARKER, NO_ORIGIN, EntryHeader, pack_foreign, pack_own, unpack
 from meridian_broker.ledgers.holes import Hole, Holes, is_break
 from meridian_broker.ledgers.index import LedgerIndex
@@ -98,6 +99,7 @@ class TopicLog(ReadableLog):
         holes: Mapping[str, Sequence[Hole]] | None = None,
         found: Sequence[Span] = (),
         trimmed: Sequence[int] = (),
+        mends: Sequence[Mend] = (),
     ) -> None:
         """Take over what an earlier owner left: fence and seal it, and read what its last ledger held.
 
@@ -106,14 +108,18 @@ class TopicLog(ReadableLog):
         :param found: later ledgers of the topic that the metadata, an older copy than the volume, do not name.
         :param trimmed: ledgers of the topic that an earlier owner took off the record and did not delete. They are
             deleted now, unless the volume is an older copy: whoever restored it may still restore its metadata, too.
+        :param mends: what is on record of damaged entries.
         :raises LedgerError: a ledger cannot be recovered; nothing was changed.
         """
+        self.damage.restore(mends)
         stands = await standing(
             self._store, spans, found, last_own, last_origins, self._fence, self._scheduler.now_ms()
         )
         self._chapters = stands.chapters
         self._ids = [chapter.ledger_id for chapter in stands.chapters]
         self.holes = Holes() if stands.is_older else Holes(holes)
+        if not stands.is_older and not found:
+            self._ends_on_record = last_own, last_origins
         if self._chapters:
             new = {span.ledger_id for span in (stands.chapters if stands.is_older else found)}
             named = sum(chapter.ledger_id not in new for chapter in self._chapters)
@@ -489,6 +495,7 @@ class TopicLog(ReadableLog):
                 del self._ids[: len(gone)]
             finally:
                 self._leaving = 0
+            self.damage.forget_below(self._ids[0])
             for chapter in gone:
                 await self._store.delete(chapter.ledger_id)
         return [chapter.ledger_id for chapter in gone]

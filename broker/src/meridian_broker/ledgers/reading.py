@@ -8,16 +8,21 @@ the headers of a ledger whenever they are not there.
 
 from __future__ import annotations
 
+import logging
 from bisect import bisect_right
+from collections.abc import Callable, Mapping
 from typing import Final
 
-from meridian_broker.ledgers.chapters import CacheBudget, Chain
-from meridian_broker.ledgers.entry import unpack
+from meridian_broker.ledgers.chapters import CacheBudget, Chain, Chapter
+from meridian_broker.ledgers.damage import Damage, Rebuilding, stand_in
+from meridian_broker.ledgers.entry import EntryFormatError, unpack
 from meridian_broker.ledgers.index import LedgerIndex, Place, RegionCodes
 from meridian_broker.ledgers.scheduling import Scheduler
-from meridian_broker.ledgers.store import LedgerNotFound, LedgerStore
+from meridian_broker.ledgers.store import LedgerCorrupt, LedgerNotFound, LedgerStore, Reader
 from meridian_broker.ledgers.times import BlockTimes
-from meridian_broker.positions.position import Position
+from meridian_broker.positions.position import EARLIEST, Position
+
+log = logging.getLogger(__name__)
 
 SCAN_BYTES: Final = 128 << 10
 """Bytes of entries whose headers are read before others run: a thousand small ones, some milliseconds."""
@@ -43,6 +48,11 @@ class ReadableLog(Chain):
         """Its newest entries."""
         self._tail_first = 0
         self._tail_bytes = 0
+        self._ends_on_record: tuple[Position, Mapping[str, Position]] = (EARLIEST, {})
+        """The last entry of each chain that was in the last ledger when the record was written last."""
+        self.damage = Damage()
+        self.on_damage: Callable[[], None] = lambda: None
+        """Told after a damaged entry was found."""
 
     @property
     def region(self) -> str:
@@ -69,6 +79,8 @@ class ReadableLog(Chain):
     async def read_after(self, position: Position, max_entries: int, max_bytes: int) -> list[Stored]:
         """Stored entries after ``position``, durable ones only; at least one unless there is none.
 
+        One that the disk damaged is its copy, or stands for itself without its content (``damage.stand_in``).
+
         :raises LedgerError: the store cannot give them.
         """
         cached = self.tail_after(position, max_entries, max_bytes)
@@ -78,11 +90,12 @@ class ReadableLog(Chain):
         if following is None:
             return []
         chapter = self._chapter(following.ledger)
-        if chapter.reader is None:
-            chapter.reader = await self._store.open(chapter.ledger_id)
+        reader, ledger = await self._reader(chapter), following.ledger
         last = min(following.entry + max_entries, chapter.entries) - 1
-        entries = await chapter.reader.read(following.entry, last, max_bytes)
-        ledger = following.ledger
+        try:
+            entries = await reader.read(following.entry, last, max_bytes)
+        except LedgerCorrupt as error:
+            return [(following, await self._instead(following, error))]
         return [(_new(Position, (ledger, number)), entry) for number, entry in enumerate(entries, following.entry)]
 
     async def read_one(self, position: Position) -> bytes:
@@ -90,6 +103,65 @@ class ReadableLog(Chain):
         if not self.holds(position):
             raise LedgerNotFound(f"there is no entry {position} here: it was trimmed, or never stored")
         return (await self.read_after(Position(position.ledger, position.entry - 1), 1, 1))[0][1]
+
+    async def _reader(self, chapter: Chapter) -> Reader:
+        if chapter.reader is None:
+            chapter.reader = await self._store.open(chapter.ledger_id)
+        return chapter.reader
+
+    # -- damaged entries -------------------------------------------------------------------------------------------
+
+    async def _instead(self, position: Position, error: LedgerCorrupt) -> bytes:
+        """What is read where an entry is damaged."""
+        copy = await self._copy(position)
+        if copy is not None:
+            return copy
+        index = await self.load_index(position.ledger)
+        place, times = index.place(position.entry), await self.load_times(position.ledger)
+        if place is not None:
+            self._found_damaged(position, place, error)
+        known = times.between(position.entry)
+        return stand_in(place, self.region, position, 1 if known is None else known[1])
+
+    async def whole_again(self, position: Position) -> bytes | None:
+        """A damaged entry, if the disk reads it well by now: somebody brought the file back, or a cable was loose."""
+        if not self.holds(position):
+            self.damage.damaged.pop(position, None)
+            return None
+        reader = await self._reader(self._chapter(position.ledger))
+        try:
+            entry = (await reader.read(position.entry, position.entry, 1))[0]
+        except LedgerCorrupt:
+            return None
+        self.damage.damaged.pop(position, None)
+        index = self.index(position.ledger)
+        if index is not None and index is not self._index:
+            await self.reload_index(position.ledger)
+        return entry
+
+    async def _copy(self, position: Position) -> bytes | None:
+        """The entry that replaces a damaged one; None: there is none, or it is damaged as well."""
+        at = self.damage.copies.get(position)
+        if at is None or not self.holds(at):
+            return None
+        try:
+            marker = (await (await self._reader(self._chapter(at.ledger))).read(at.entry, at.entry, 1))[0]
+            header = unpack(marker)
+            if header.replaces == position:
+                return marker[header.body_offset :]
+        except (LedgerCorrupt, EntryFormatError):
+            pass
+        self.damage.copies.pop(position, None)
+        return None
+
+    def _found_damaged(self, position: Position, place: Place, error: LedgerCorrupt) -> None:
+        damage = self.damage
+        if position not in damage.damaged and position not in damage.lost:
+            log.error(
+                "%s: first stored in %s as %s, it is looked for in other regions", error, place.region, place.origin
+            )
+            damage.damaged[position] = place
+            self._scheduler.defer(self.on_damage)
 
     # -- the tail in memory --------------------------------------------------------------------------------------
 
@@ -125,20 +197,50 @@ class ReadableLog(Chain):
         :raises LedgerError: no such ledger, or it cannot be read.
         """
         chapter = self._chapter(ledger)
-        if chapter.index is not None:
-            return chapter.index
+        return await self.reload_index(ledger) if chapter.index is None else chapter.index
+
+    async def reload_index(self, ledger: int) -> LedgerIndex:
+        """As ``load_index``, from the ledger as it is now: copies of damaged entries came. The one before stays in
+        memory until then. It is no ledger that is being written."""
+        chapter = self._chapter(ledger)
         index, times = LedgerIndex(ledger, self._codes, chapter.span(is_open=False).link), BlockTimes()
-        if chapter.reader is None:
-            chapter.reader = await self._store.open(ledger)
-        while len(index) < chapter.entries:
-            for entry in await chapter.reader.read(len(index), chapter.entries - 1, SCAN_BYTES):
+        rebuilding = Rebuilding(index, self.region, chapter.span(is_open=False).link, chapter.origins_before)
+        reader, found, last_ms = await self._reader(chapter), dict[int, LedgerCorrupt](), 1
+        while (at := len(index)) < chapter.entries:
+            # Behind a damaged entry one is tried at a time: where many are, each read would be as long as all of them.
+            end = at if at - 1 in found else chapter.entries - 1
+            try:
+                entries = await reader.read(at, end, SCAN_BYTES)
+            except LedgerCorrupt as error:
+                position = Position(ledger, at)
+                copy = await self._copy(position)
+                entries = [] if copy is None else [copy]
+                if copy is None:
+                    rebuilding.add_damaged(self.damage.damaged.get(position), error.remains)
+                    times.note(at, 1, last_ms, last_ms)
+                    found[at] = error
+            for entry in entries:
                 header = unpack(entry)
-                times.note(len(index), 1, header.publish_time_ms, header.publish_time_ms)
-                index.add(header)
+                last_ms = header.publish_time_ms
+                times.note(len(index), 1, last_ms, last_ms)
+                rebuilding.add(header)
             if len(index) < chapter.entries:
                 await self._scheduler.answer(lambda ready: self._scheduler.defer(lambda: ready(None)))
+        following = self._following(ledger)
+        if following is None:
+            rebuilding.finish(*self._ends_on_record, is_sure=False)
+        else:
+            rebuilding.finish(following.own_before, following.origins_before)
         chapter.index, chapter.times = index, times
+        for number, damage in found.items():
+            place = index.place(number)
+            if place is not None:
+                self._found_damaged(Position(ledger, number), place, damage)
         return index
+
+    def _following(self, ledger: int) -> Chapter | None:
+        at = bisect_right(self._ids, ledger)
+        return self._chapters[at] if at < len(self._chapters) else None
 
     def times(self, ledger: int) -> BlockTimes | None:
         """When the blocks of a ledger were published, as far as that is in memory: ``load_times`` else."""

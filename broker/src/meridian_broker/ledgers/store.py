@@ -46,6 +46,11 @@ class LedgerWriteFailed(LedgerError):
 class LedgerCorrupt(LedgerError):
     """A stored entry fails its checksum. The message names the ledger, the entry and the file."""
 
+    def __init__(self, message: str, remains: bytes = b"") -> None:
+        """:param remains: the bytes that stand in the entry's place, some of them wrong; empty where there are none."""
+        super().__init__(message)
+        self.remains = remains
+
 
 @dataclass(frozen=True, slots=True)
 class LedgerInfo:
@@ -109,7 +114,7 @@ class Reader(Protocol):
         """Entries ``first`` to ``last`` inclusive, fewer when ``max_bytes`` is reached (at least one) or at the end.
 
         :raises LedgerNotFound: the ledger was deleted.
-        :raises LedgerCorrupt: an entry fails its checksum.
+        :raises LedgerCorrupt: entry ``first`` fails its checksum. Whole entries before a damaged one are returned.
         """
         ...
 

@@ -244,6 +244,30 @@ class CompactedRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class MendRecord:
+    """Consecutive damaged entries of one ledger."""
+
+    first: Position
+    count: int
+    copies: Position | None
+    """Where the first one's copy stands, the others follow it; None: they are lost, and somebody accepted that."""
+
+    def to_json(self) -> Json:
+        return {
+            "first": str(self.first),
+            "count": self.count,
+            "copies": None if self.copies is None else str(self.copies),
+        }
+
+    @classmethod
+    def from_json(cls, source: Any) -> MendRecord:
+        """:raises Invalid: a field is not what it should be."""
+        data = mapping(source, "a mend")
+        copies = None if data.get("copies") is None else _position(data, "copies")
+        return cls(_position(data, "first"), take(data, "count", int, 1), copies)
+
+
+@dataclass(frozen=True, slots=True)
 class TopicRecord:
     """What this region must know of a topic, or of one partition, before it can open it."""
 
@@ -278,6 +302,8 @@ class TopicRecord:
     """Ledgers that compaction may have begun, or left behind: they are deleted when the topic is opened."""
     newest_ledger: int = -1
     """The last ledger that ever was among ``ledgers``: one on the volume with a greater id was made later than this."""
+    mends: tuple[MendRecord, ...] = ()
+    """Entries that the disk damaged and that were replaced, or given up (``ledgers/damage.py``)."""
     deleting: str | None = None
     """Its deletion has begun: the stamp, if it is known already. What is left of it goes, at the latest when somebody
     wants to open it."""
@@ -299,6 +325,7 @@ class TopicRecord:
             "compacted": None if self.compacted is None else self.compacted.to_json(),
             "compactionScraps": list(self.compaction_scraps),
             **({"newestLedger": self.newest_ledger} if self.newest_ledger >= 0 else {}),
+            **({"mends": [mend.to_json() for mend in self.mends]} if self.mends else {}),
             **({} if self.deleting is None else {"deleting": self.deleting}),
             **self.extra,
         }
@@ -323,6 +350,7 @@ class TopicRecord:
             compacted=None if data.get("compacted") is None else CompactedRecord.from_json(data["compacted"]),
             compaction_scraps=tuple(int(ledger) for ledger in take(data, "compactionScraps", list, [])),
             newest_ledger=take(data, "newestLedger", int, -1),
+            mends=tuple(MendRecord.from_json(mend) for mend in take(data, "mends", list, [])),
             deleting=take(data, "deleting", str),
             extra=without(data, *_TOPIC_FIELDS),
             stamp=stamp,
@@ -331,6 +359,7 @@ class TopicRecord:
 
 _TOPIC_FIELDS: Final = (
     "deleting",
+    "mends",
     "incarnation",
     "properties",
     "ledgers",

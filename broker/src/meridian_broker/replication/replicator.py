@@ -107,7 +107,7 @@ class Replicator:
         self.hold: Hold | None = None
         self.last_error: str | None = None
         self.missing: Position | None = None
-        """The last entry that the remote needs and that is no longer stored here; it is told when we connect (R4)."""
+        """The last entry that the remote needs and that is damaged or not here any more; told when we connect (R4)."""
         self.confirmed = EARLIEST
         self.trimmable = EARLIEST
         """Retention may trim up to here. Less than ``confirmed`` while own entries that are not for this remote follow
@@ -241,9 +241,14 @@ class Replicator:
             position = place
             if flags & skipped:
                 back = self._returned(stored) if flags & entries.FOREIGN else None
+                if flags & entries.DAMAGED and not flags & entries.FOREIGN:
+                    back = place
                 if back is None or back <= self._chain:
                     self._scanned = place
                     continue
+                if flags & entries.DAMAGED:
+                    self._stop_gap(back, EARLIEST)
+                    break
                 position, flags = back, flags & ~entries.FOREIGN
             prev = self._chain
             if ledger != prev[0] or number != prev[1]:
@@ -425,8 +430,8 @@ class Replicator:
         return self._stop(
             Hold.GAP,
             f"{self.topic}: {self.remote} has {self.region}'s entries up to {self._chain}, but {missing} {where}is no "
-            f"longer stored in {self.region}. {self.remote} asks the other regions for them; what none of them has is "
-            f"lost, and goes on when somebody accepts that in {self.remote}: meridian topics accept-gap",
+            f"longer stored in {self.region}, or damaged. {self.remote} asks the other regions for them; what none of "
+            f"them has is lost, and goes on when somebody accepts that in {self.remote}: meridian topics accept-gap",
         )
 
     def _stop_rolled_back(self, theirs: Position, ours: Position) -> bool:

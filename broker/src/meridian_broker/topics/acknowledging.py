@@ -11,7 +11,7 @@ from meridian_broker.ledgers.scheduling import next_turn
 from meridian_broker.ledgers.store import LedgerError, LedgerNotFound
 from meridian_broker.ledgers.under_way import UnderWay
 from meridian_broker.positions import ZERO, Progress, Stamp
-from meridian_broker.positions.position import Position
+from meridian_broker.positions.position import EARLIEST, Position
 from meridian_broker.topics import cursor
 
 if TYPE_CHECKING:
@@ -176,7 +176,8 @@ def up_to(
     withheld, chunks = (frozenset(), []) if pieces is None else pieces.acknowledged(position)
     if pieces is not None:
         pieces.forget(position)
-    exceptions = cursor.Exceptions(subscription.dropped, resent, withheld=withheld)
+    read = EARLIEST if subscription.dispatcher is None else subscription.dispatcher.read
+    exceptions = cursor.Exceptions(subscription.dropped, resent, withheld=withheld, damage=log.damage, read=read)
     delta = subscription.progress.empty_delta()
     steps = _claim_up_to(subscription, consumer.epoch, delta, after, position, part, chunks, exceptions)
 

@@ -149,6 +149,8 @@ class Compactor:
             for stored in entries:
                 if stored[0] > self.horizon:
                     return
+                if stored[0] in self._log.damage.damaged:
+                    raise LedgerError(f"entry {stored[0]} is damaged: compaction waits until it is back, or given up")
                 yield stored
             position = entries[-1][0]
             await self._pause(entries)

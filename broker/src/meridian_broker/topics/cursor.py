@@ -7,6 +7,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from meridian_broker.ledgers.damage import Damage
 from meridian_broker.ledgers.index import LedgerIndex, Place
 from meridian_broker.ledgers.log import TopicLog
 from meridian_broker.ledgers.reading import ReadableLog
@@ -112,10 +113,21 @@ class Exceptions:
     """Only what began in these regions; None: in any."""
     withheld: frozenset[Position] = frozenset()
     """Not these entries."""
+    damage: Damage | None = None
+    """Not damaged entries that are given up, ..."""
+    read: Position = EARLIEST
+    """... nor others that stand behind this place: the consumer waits for them."""
 
     def counted(self, position: Position, epoch: Stamp) -> Stamp:
         """The epoch in which the acknowledgement of an entry counts."""
         return epoch if self.resent is None or self.resent.holds(position) else ZERO
+
+    def is_unsent(self, position: Position) -> bool:
+        """Whether an entry is damaged, and was so before the consumer could be sent it."""
+        damage = self.damage
+        if damage is None:
+            return False
+        return position in damage.lost or (position > self.read and position in damage.damaged)
 
     def are_none_in(self, index: LedgerIndex, first: int, last: int) -> bool:
         """Whether all entries of the stretch that began in the regions meant are claimed in the newest epoch."""
@@ -123,6 +135,8 @@ class Exceptions:
         if self.resent is not None and (ledger, first) <= self.resent.border:
             return False
         if any(at.ledger == ledger and first <= at.entry <= last for at in self.withheld):
+            return False
+        if self.damage is not None and self.damage.is_any_in(ledger, first, last):
             return False
         dropped = self.dropped
         return dropped is None or not any(dropped.meets(*run) for run in index.runs(first, last))
@@ -174,6 +188,8 @@ def _claim_stretch(
     for entry in range(first, last + 1):
         place, position = index.place(entry), Position(index.ledger_id, entry)
         if place is None or position in exceptions.withheld or (only is not None and place.region not in only):
+            continue
+        if exceptions.is_unsent(position):
             continue
         if dropped is None or not dropped.contains(place.region, place.origin):
             delta.ack(exceptions.counted(position, epoch), place.region, place.prev, place.origin)

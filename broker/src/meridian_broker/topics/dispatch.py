@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from heapq import heapify, heappop, heappush
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, ClassVar, Final
 
 from meridian_broker.ledgers.entry import CHUNK, HEADER, deliver_at_ms
 from meridian_broker.ledgers.store import LedgerError
@@ -51,6 +51,9 @@ class Dispatcher:
     """
 
     __slots__ = ("_covered", "_generation", "_reading", "consumers", "read", "subscription")
+
+    goes_round: ClassVar[bool] = False
+    """Whether entries behind a damaged one are sent before it is whole again: only where nobody counts on an order."""
 
     def __init__(self, subscription: Subscription) -> None:
         self.subscription = subscription
@@ -111,6 +114,9 @@ class Dispatcher:
         """Was the entry sent to a consumer that has neither acknowledged it nor given it back?"""
         return any(consumer.unacked is not None and position in consumer.unacked for consumer in self.consumers)
 
+    def mended(self, position: Position, entry: bytes) -> None:
+        """A damaged entry is whole again. Whoever waits for it reads on by itself."""
+
     def is_active(self, consumer: Consumer) -> bool:
         """Does this consumer get messages?"""
         return consumer in self.consumers
@@ -129,6 +135,8 @@ class Dispatcher:
         """The next entries from memory; None while they are fetched (the pump runs again then), [] at the end."""
         if self._reading:
             return None
+        if self.subscription.topic.log.damage.damaged and self._waits_for_damaged():
+            return []
         if self.subscription.pace is not None:
             limit = self.subscription.pace.allowance(limit)
         found = self.subscription.source.tail_after(self.read, limit, TURN_BYTES)
@@ -139,6 +147,26 @@ class Dispatcher:
         elif self._covered is not None:
             return self._sift(found)
         return found
+
+    def _waits_for_damaged(self) -> bool:
+        """Whether the next entry is damaged and has to be waited for. Those that need not be are passed over."""
+        subscription, log = self.subscription, self.subscription.topic.log
+        horizon = EARLIEST if subscription.compacted is None else subscription.compacted.horizon
+        for _ in range(TURN_ENTRIES):
+            following = log.after(self.read)
+            place = None if following is None else log.damage.damaged.get(following)
+            if following is None or place is None or following <= horizon:
+                return False
+            if not subscription.passes(place, following):
+                if not self.goes_round:
+                    return True
+                self._leave_out(following)
+            self.read = following
+        subscription.dispatch_soon()
+        return True
+
+    def _leave_out(self, position: Position) -> None:
+        """Go round a damaged entry: it is sent once it is whole again."""
 
     async def _fetch(self, after: Position, limit: int, generation: int) -> None:
         log = self.subscription.topic.log
@@ -151,6 +179,8 @@ class Dispatcher:
             return
         finally:
             self._reading = False
+        if entries and entries[0][0] in log.damage.damaged:
+            entries = []  # alone, as all that is damaged is read
         if generation == self._generation and entries:
             self._take(entries if self._covered is None else self._sift(entries))
         self.subscription.dispatch_soon()
@@ -264,6 +294,7 @@ class SharedDispatcher(Dispatcher):
     __slots__ = (
         "_chunks",
         "_delays",
+        "_left_out",
         "_reading_replay",
         "_redeliveries",
         "_replay",
@@ -284,6 +315,10 @@ class SharedDispatcher(Dispatcher):
         self._delays: Delays | None = None
         self._chunks: ChunkKeepers | None = None
         self._settling: Settling | None = None
+        self._left_out: set[Position] | None = None
+        """Damaged entries that were gone round."""
+
+    goes_round = True
 
     @property
     def delays(self) -> Delays:
@@ -299,7 +334,7 @@ class SharedDispatcher(Dispatcher):
         self._redeliveries.clear()
         if self._delays is not None:
             self._delays.clear()
-        self._chunks = None
+        self._chunks = self._left_out = None
         if self._settling is not None:
             self._settling.cancel()
         for consumer in self.consumers:
@@ -362,6 +397,23 @@ class SharedDispatcher(Dispatcher):
         if position not in self._replayed:
             self._replayed.add(position)
             heappush(self._replay, position)
+
+    def _leave_out(self, position: Position) -> None:
+        if self._left_out is None:
+            self._left_out = set()
+        self._left_out.add(position)
+
+    def mended(self, position: Position, entry: bytes) -> None:
+        if self._left_out is None or position not in self._left_out:
+            return
+        self._left_out.discard(position)
+        self._send_late(position, entry)
+
+    def _send_late(self, position: Position, entry: bytes) -> None:
+        if deliver_ms := self._due_later(entry):
+            self.delays.add(deliver_ms, position)
+        else:
+            self._again(position)
 
     def settled(self, position: Position) -> None:
         self._redeliveries.pop(position, None)
@@ -464,6 +516,8 @@ class SharedDispatcher(Dispatcher):
                             break
                         subscription.send(consumer, position, entry, self._redeliveries.get(position, 0))
                         is_sent = True
+                    elif position in log.damage.damaged:
+                        self._leave_out(position)
                 if not is_sent:
                     self._redeliveries.pop(position, None)
                 replayed = heappop(self._replay)

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Collection, Iterable
 from typing import TYPE_CHECKING, Final
 
+from meridian_broker.ledgers.damage import is_damaged
 from meridian_broker.ledgers.entry import unpack
 from meridian_broker.ledgers.index import LedgerIndex
 from meridian_broker.ledgers.store import LedgerError
@@ -73,6 +74,8 @@ async def _old_pages(topic: Topic, after: Position | None, before_ms: int) -> As
         is_over = False
         for position, entry in found:
             header = unpack(entry)
+            if is_damaged(entry):
+                continue  # nobody knows how old it is
             if header.publish_time_ms < before_ms:
                 old.append(position.entry)
             elif header.stored_time_ms >= before_ms:

@@ -65,6 +65,8 @@ class Gap:
     """Up to here nobody who was asked has them; behind it, somebody does."""
     away: tuple[str, ...] = ()
     """Regions that could not be asked: they may have them."""
+    is_damage: bool = False
+    """They were stored here, and the disk damaged them (``mending.py``)."""
 
     @property
     def entries_at_most(self) -> int | None:
@@ -119,6 +121,10 @@ class Gaps:
                 found.append(gap if last == gap.after else replace(gap, after=last, is_judged=False))
         return found
 
+    def all(self) -> list[Gap]:
+        """What is missing now, and what is damaged."""
+        return [*self.open(), *self._topic.mending.gaps()]
+
     def told(self, origin: str, upto: Position) -> None:
         """The region cannot send its entries up to this one any more: ask the others."""
         after = self._last(origin)
@@ -147,16 +153,30 @@ class Gaps:
 
     def concerns_nobody(self, origin: str) -> bool:
         """What is missing of the origin is in no region any more, and nobody here is owed it."""
-        gap, compaction = self._open.get(origin), self._topic.compaction
+        gap = self._open.get(origin)
         if gap is None or not gap.is_judged or gap.away or gap.lost_upto <= gap.after:
             return False
-        is_compacted = compaction.holds_from() is not None or self._topic.rules.compaction_threshold_bytes > 0
-        return not is_compacted and not self.owed_to(gap, gap.lost_upto)
+        return not self.is_compacted and not self.owed_to(gap, gap.lost_upto)
+
+    @property
+    def is_compacted(self) -> bool:
+        """A compacted view is owed what everybody acknowledged."""
+        rules = self._topic.rules
+        return self._topic.compaction.holds_from() is not None or rules.compaction_threshold_bytes > 0
 
     async def pass_over(self, origin: str) -> None:
         """Go on behind what ``concerns_nobody``. :raises TopicFenced: the topic was closed meanwhile."""
         gap = self._open[origin]
         await self._accept(Accepted(origin, gap.after, gap.lost_upto, self._topic.scheduler.now_ms(), NOBODY))
+
+    async def pass_over_damaged(self, gap: Gap) -> None:
+        """Go on behind damaged entries that no region has and nobody is owed.
+
+        :raises TopicFenced: the topic was closed meanwhile.
+        :raises MetadataError: it is not on record; they are asked for again.
+        """
+        await self._accept(Accepted(gap.origin, gap.after, gap.upto, self._topic.scheduler.now_ms(), NOBODY))
+        await self._topic.mending.give_up(gap)
 
     def _last(self, origin: str) -> Position:
         return self._topic.log.last_origin.get(origin, EARLIEST)
@@ -170,10 +190,12 @@ class Gaps:
         :raises NotFound: nothing of that origin is missing here.
         :raises GapNotAcceptable: another gap is there now, or somebody may have the entries.
         :raises TopicFenced: the topic was closed meanwhile; ask again.
+        :raises MetadataError: of damaged entries: it is recorded, and they are not passed over yet; ask again.
         """
         topic = self._topic
         topic.check_open()
-        gap = next((one for one in self.open() if one.origin == origin), None)
+        gaps = [one for one in self.all() if one.origin == origin]
+        gap = next((one for one in gaps if one.upto == upto), gaps[0] if gaps else None)
         if gap is None:
             raise NotFound(f"nothing of {origin} is known to be missing on {topic.name} in {topic.region}")
         if gap.upto != upto:
@@ -196,6 +218,8 @@ class Gaps:
         for name in names:
             drops.record(topic.subscriptions[name], lost)
         await self._accept(accepted)
+        if gap.is_damage:
+            await topic.mending.give_up(gap)
         return accepted, names
 
     async def _accept(self, accepted: Accepted) -> None:
@@ -220,7 +244,8 @@ class Gaps:
         if accepted not in self.accepted:  # a new ledger of the log repeats it
             self.accepted.append(accepted)
         del self.accepted[:-ACCEPTED_MAX]
-        self._topic.log.pass_over(accepted.origin, accepted.after, accepted.upto)
+        if accepted.origin != self._topic.region:
+            self._topic.log.pass_over(accepted.origin, accepted.after, accepted.upto)
         gap = self._open.get(accepted.origin)
         if gap is not None and accepted.upto >= gap.upto:
             del self._open[accepted.origin]

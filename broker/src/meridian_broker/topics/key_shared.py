@@ -39,6 +39,8 @@ class KeySharedDispatcher(SharedDispatcher):
 
     __slots__ = ("_lanes", "_passed", "_passed_ms", "_sending", "_slots", "policy")
 
+    goes_round = False
+
     def __init__(self, subscription: Subscription, policy: KeySharedPolicy) -> None:
         super().__init__(subscription)
         self.policy = policy
@@ -79,6 +81,9 @@ class KeySharedDispatcher(SharedDispatcher):
     def _forget(self, origin: str) -> None:
         super()._forget(origin)
         self._lanes.keep(self._of_others(origin))
+
+    def _send_late(self, position: Position, entry: bytes) -> None:
+        self._lanes.hold(stored_metadata.slot(entry), position)
 
     # -- what happens to entries in flight -----------------------------------------------------------------------
 
@@ -173,6 +178,8 @@ class KeySharedDispatcher(SharedDispatcher):
                 lanes.take(slot, position)
                 if self.subscription.is_done(position, entry):
                     self._redeliveries.pop(position, None)
+                    if position in log.damage.damaged:
+                        self._leave_out(position)
                 else:
                     self._send(consumer, slot, position, entry)
         except LedgerError as error:

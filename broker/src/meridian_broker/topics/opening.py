@@ -53,6 +53,7 @@ async def open_topic(
     if service.replication is not None:
         _recall(service, topic, metadata)
     topic.log.watch(topic.dispatch_all)
+    topic.mending.noticed()
     topic.on_fenced = service.fenced
     service.labels.forget(str(name))
     return topic
@@ -69,6 +70,7 @@ async def _open(service: TopicService, name: TopicName, metadata: TopicMetadata,
         *(metadata.spans(), record.last_own, record.last_origins, record.holes),
         found=adopted.messages,
         trimmed=adopted.trimmed,
+        mends=metadata.mends(),
     )
 
     def progress_log(topic: Topic) -> ProgressLog:

@@ -9,17 +9,18 @@ and those it has are taken from it by recovery.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from typing import Final
 
 from meridian_broker.ledgers.chapters import Span
+from meridian_broker.ledgers.damage import Mend
 from meridian_broker.ledgers.holes import Hole
 from meridian_broker.ledgers.labels import Belonging
 from meridian_broker.ledgers.scheduling import Scheduler
 from meridian_broker.metadata.catalog import Catalog
-from meridian_broker.metadata.records import CompactedRecord, LedgerRecord, TopicRecord
+from meridian_broker.metadata.records import CompactedRecord, LedgerRecord, MendRecord, TopicRecord
 from meridian_broker.metadata.store import ABSENT, MetadataUnavailable, VersionConflict
 from meridian_broker.positions import Stamp
 from meridian_broker.positions.position import Position
@@ -132,6 +133,13 @@ class TopicMetadata:
         async with self._lock:
             await self._write(replace(self.record, compacted=compacted, compaction_scraps=scraps))
 
+    async def save_mends(self, mends: Sequence[Mend]) -> None:
+        """:raises MetadataError: it is not written."""
+        async with self._lock:
+            await self._write(
+                replace(self.record, mends=tuple(MendRecord(mend.first, mend.count, mend.copies) for mend in mends))
+            )
+
     async def save_topic_epoch(self, epoch: int) -> None:
         """:raises MetadataError: it is not written."""
         async with self._lock:
@@ -178,6 +186,10 @@ class TopicMetadata:
 
     async def _pause(self) -> None:
         await self._scheduler.answer(lambda ready: self._scheduler.later(PAUSE_SECONDS, lambda: ready(None)))
+
+    def mends(self) -> list[Mend]:
+        """What is on record of damaged entries."""
+        return [Mend(mend.first, mend.count, mend.copies) for mend in self.record.mends]
 
     def spans(self) -> list[Span]:
         """The ledgers on record."""

@@ -22,6 +22,7 @@ from dataclasses import replace
 from enum import Enum
 from typing import TYPE_CHECKING, Final
 
+from meridian_broker.ledgers.damage import is_damaged
 from meridian_broker.ledgers.entry import EntryFormatError, EntryHeader, pack_foreign, unpack
 from meridian_broker.ledgers.finding import origins_between, stored_at
 from meridian_broker.ledgers.holes import Hole, is_break
@@ -71,6 +72,11 @@ async def find(topic: Topic, asker: str, want: Want) -> Found:
     places = await origins_between(topic.log, want.origin, want.after, want.before, ANSWER_ENTRIES)
     async for origin, (place, stored) in stored_at(topic.log, places):
         header = unpack(stored)
+        if is_damaged(stored):
+            if place in topic.log.damage.lost:
+                continue  # as if it had been given back
+            settled = False  # it may be whole again in a while: what lies behind it comes then
+            break
         # A break claims no predecessor; only who gave nothing back in between can say that there was none.
         before = topic.log.own_before(place.ledger) if is_own else given_back
         follows = header.prev == last or (is_break(header.prev, origin) and before <= last)
@@ -176,6 +182,10 @@ class Recall:
         if not others and not self._topic.log.last_origin:
             return set()
         return set(self._peers.regions()) - {self._topic.region} - others
+
+    def sources(self) -> set[str]:
+        """Regions that may have entries of this topic, those of the topic or not."""
+        return self.others() | self._outsiders()
 
     async def ask(self, region: str, want: Want) -> Found:
         """:raises PeerAway: there is no answer, or the region cannot say."""

@@ -32,6 +32,7 @@ from meridian_broker.topics.rewinding import Resent
 from meridian_broker.topics.subscription_record import SubscriptionRecord
 
 if TYPE_CHECKING:
+    from meridian_broker.ledgers.index import Place
     from meridian_broker.ledgers.log import TopicLog
     from meridian_broker.ledgers.times import PublishTimes
     from meridian_broker.topics.compaction import Compaction
@@ -285,10 +286,27 @@ class Subscription:
         :param position: where it is stored here: after a seek by time its publish time is looked up by it, as far as
             it is in memory (``times``). Without, only what is acked whatever its time is counts.
         """
+        if position is not None and position in self.topic.log.damage.lost:
+            return True
         time_ms = 0 if self.times is None or position is None else self.times.of(position)
         if self.progress.is_acked(region, origin, time_ms):
             return True
         return self.dropped is not None and self.dropped.contains(region, origin)
+
+    def passes(self, place: Place, position: Position) -> bool:
+        """Whether a damaged entry is not waited for: nothing of it is owed here, or it is of another region's share."""
+        if not self.durable:
+            return position <= self.mark_delete
+        if self.is_settled(place.region, place.origin, position):
+            return True
+        return self.share is not None and not self.share.holds(place.region)
+
+    def mended(self, position: Position, entry: bytes | None) -> None:
+        """A damaged entry is whole again; None: it is given up."""
+        if self.dispatcher is not None and entry is not None:
+            self.dispatcher.mended(position, entry)
+        self.advance()
+        self.dispatch_soon()
 
     def send(self, consumer: Consumer, position: Position, entry: bytes, redeliveries: int) -> None:
         """Hand an entry to a consumer and account for it."""
@@ -455,7 +473,7 @@ class Subscription:
         entries before mark-delete's right place are passed over one by one, as those behind it are.
         """
         log, progress, dropped, compacted = self.topic.log, self.progress, self.dropped, self.compacted
-        times, position = self.times, self.mark_delete
+        times, position, lost = self.times, self.mark_delete, log.damage.lost
         following, left = log.after(position), WALK
         while following is not None:
             index, left = log.index(following.ledger), left - 1
@@ -472,6 +490,7 @@ class Subscription:
                 or progress.is_acked(*origin, 0 if times is None else times.of(following))
                 or (dropped is not None and dropped.contains(*origin))
                 or (compacted is not None and compacted.passes(following))
+                or following in lost
             ):
                 position = following
                 following = log.after(position)
@@ -487,6 +506,8 @@ class Subscription:
         dispatcher = self.dispatcher
         if dispatcher is not None and compacted is None and dispatcher.read < position:
             dispatcher.read = position
+            if log.damage.damaged:  # perhaps it waited for one that is settled now
+                self.dispatch_soon()
 
     def pass_over(self, position: Position) -> None:
         """A reader is owed nothing up to here any more, but for what a compacted view still has."""

@@ -40,6 +40,7 @@ from meridian_broker.topics.key_ranges import KeySharedPolicy
 from meridian_broker.topics.late import Late
 from meridian_broker.topics.limits import TopicLimits
 from meridian_broker.topics.lives import Lives
+from meridian_broker.topics.mending import Mending
 from meridian_broker.topics.ownership import SET_ASIDE
 from meridian_broker.topics.pacing import Pacing
 from meridian_broker.topics.producer import Producer
@@ -137,6 +138,8 @@ class Topic:
         self.subscriptions: dict[str, Subscription] = {}
         self.lives = Lives(self)
         self.gaps = Gaps(self)
+        self.mending = Mending(self)
+        log.on_damage = self.mending.noticed
         self.regions: Callable[[], frozenset[str]] = lambda: frozenset((region,))
         """Where it lives, this region included."""
         self.followed: frozenset[str] = frozenset()

@@ -105,13 +105,13 @@ class EntryReads:
             if upper == lower:
                 break
             try:
-                block = await self._block(ledger, run, places, lower, upper)
+                block, remains = await self._block(ledger, run, places, lower, upper)
             except FileNotFoundError:
                 if ledger.run_of(first) is not run:
                     continue
                 raise
             if not block and not entries:
-                self._corrupt(ledger, run, first, places[lower] >> 32)
+                self._corrupt(ledger, run, first, places[lower] >> 32, remains)
             entries += block
             first += len(block)
             if len(block) < upper - lower:
@@ -122,8 +122,11 @@ class EntryReads:
         self._stats.read_bytes += sum(map(len, entries))
         return entries
 
-    async def _block(self, ledger: Ledger, run: Run, places: array[int], lower: int, upper: int) -> list[bytes]:
-        """Entries ``lower`` to ``upper - 1`` of a run in one read, as far as they are whole."""
+    async def _block(
+        self, ledger: Ledger, run: Run, places: array[int], lower: int, upper: int
+    ) -> tuple[list[bytes], bytes]:
+        """Entries ``lower`` to ``upper - 1`` of a run in one read, as far as they are whole; and the bytes of the one
+        that is not."""
         base = places[lower] >> 32
         end = places[upper - 1]
         length = (end >> 32) + RECORD_BYTES + (end & LENGTH_MASK) - base
@@ -143,29 +146,29 @@ class EntryReads:
             size = place & LENGTH_MASK
             at = (place >> 32) - base + RECORD_BYTES
             if at + size > len(data):
-                break
+                return entries, b""
             body = bytes(data[at : at + size])
             stored, crc, kind, owner, named = unpack(data, at - RECORD_BYTES)
             start = record_seed(seed if kind == ENTRY else ledger_seed(MOVED, number), entry, size)
             if stored != size or owner != number or named != entry or crc32c(body, start) != crc:
-                break
+                return entries, body
             entries.append(body)
             entry += 1
-        return entries
+        return entries, b""
 
     def _lost(self, ledger: Ledger, entry: int) -> NoReturn:
         self._stats.damaged_entries += 1
         raise LedgerCorrupt(
             f"entry {entry} of ledger {ledger.ledger_id} is in no file of {self._place}: it was lost to damage that "
-            "the broker reported when it started; skip it, or restore it from another region"
+            "the broker reported when it started"
         )
 
-    def _corrupt(self, ledger: Ledger, run: Run, entry: int, offset: int) -> NoReturn:
+    def _corrupt(self, ledger: Ledger, run: Run, entry: int, offset: int, remains: bytes) -> NoReturn:
         self._stats.damaged_entries += 1
         raise LedgerCorrupt(
             f"entry {entry} of ledger {ledger.ledger_id} fails its checksum in {self._place}/"
-            f"{segment_name(run.segment)} at byte {offset}: the disk damaged it; skip it, or restore it from another "
-            "region"
+            f"{segment_name(run.segment)} at byte {offset}: the disk damaged it",
+            remains,
         )
 
 

@@ -1,0 +1,263 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Entries that the disk damaged: what is known of them, and what is read in their place.
+
+A ledger is append-only, so a damaged entry cannot be written again where it stood. Another region's copy of it is
+appended to the log in a marker that names the place (``entry.EXTRA_REPLACES``), and the topic's record says where that
+marker stands. From then on whoever reads the damaged place gets the copy, at the same position, with the same origin
+and ``prev``: dispatch order, acknowledgements, replication and the chain (R3) do not notice. A damaged entry that no
+region has is *lost* once that was accepted; the record says that, too.
+
+Until then the place is there and its content is not. Its origin is known all the same:
+
+- from the index, where that is in memory;
+- else from the bytes that are left, if they are the header of an entry that fits into the chain: a single wrong bit is
+  nearly always in the body;
+- else from the entries behind it. One whose ``prev`` names the place, or something that is stored nowhere else, tells
+  what stood there. So does the next ledger's record.
+
+Where nothing tells, it counts as one of this region's own. That claims nothing that another region may owe: the next
+own entry then follows this place, and whoever lacks it asks for it instead of passing over it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Final
+
+from meridian_broker.ledgers.entry import (
+    DAMAGED,
+    MARKER,
+    NO_ORIGIN,
+    EntryFormatError,
+    EntryHeader,
+    pack_foreign,
+    pack_own,
+    unpack,
+)
+from meridian_broker.ledgers.index import LedgerIndex, Place
+from meridian_broker.positions.position import EARLIEST, Position
+
+log = logging.getLogger(__name__)
+
+_NO_LINK: Final = MARKER | NO_ORIGIN
+
+
+@dataclass(frozen=True, slots=True)
+class Mend:
+    """What is on record of consecutive damaged entries of one ledger."""
+
+    first: Position
+    count: int
+    copies: Position | None
+    """The marker with the first one's copy, the others follow it; None: they are lost."""
+
+
+class Damage:
+    """The damaged entries of one topic's log that are known."""
+
+    def __init__(self) -> None:
+        self.damaged: dict[Position, Place] = {}
+        """Those that are neither replaced nor lost, with what an acknowledgement of them claims."""
+        self.copies: dict[Position, Position] = {}
+        """Where the copies stand that replace damaged entries."""
+        self.lost: set[Position] = set()
+        """Those that are given up: everybody passes over them."""
+
+    def restore(self, mends: Iterable[Mend]) -> None:
+        """What the topic's record says."""
+        for mend in mends:
+            for step in range(mend.count):
+                position = Position(mend.first.ledger, mend.first.entry + step)
+                if mend.copies is None:
+                    self.lost.add(position)
+                else:
+                    self.copies[position] = Position(mend.copies.ledger, mend.copies.entry + step)
+
+    def mends(self, first: Position, more: Mapping[Position, Position | None]) -> tuple[Mend, ...]:
+        """What the record is to say, of what is still stored.
+
+        :param first: the first entry that is.
+        :param more: what comes to it; None: lost.
+        """
+        known: dict[Position, Position | None] = {**self.copies, **dict.fromkeys(self.lost), **more}
+        runs: list[Mend] = []
+        for position in sorted(known):
+            copy = known[position]
+            if position < first:
+                continue
+            if runs and _follows(runs[-1], position, copy):
+                runs[-1] = replace(runs[-1], count=runs[-1].count + 1)
+            else:
+                runs.append(Mend(position, 1, copy))
+        return tuple(runs)
+
+    def replace(self, more: Mapping[Position, Position | None]) -> None:
+        """It is on record: copies stand in the place of these, or they are lost."""
+        for position, copy in more.items():
+            self.damaged.pop(position, None)
+            if copy is None:
+                self.copies.pop(position, None)
+                self.lost.add(position)
+            else:
+                self.copies[position] = copy
+
+    def is_any_in(self, ledger: int, first: int, last: int) -> bool:
+        """Whether one of these entries of a ledger is damaged, and not replaced."""
+        return any(
+            at.ledger == ledger and first <= at.entry <= last for known in (self.damaged, self.lost) for at in known
+        )
+
+    def forget_below(self, ledger: int) -> None:
+        """Ledgers before this one are given back."""
+        for known in (self.damaged, self.copies):
+            for position in [one for one in known if one.ledger < ledger]:
+                del known[position]
+        self.lost = {one for one in self.lost if one.ledger >= ledger}
+
+
+def _follows(run: Mend, position: Position, copy: Position | None) -> bool:
+    if position != (run.first.ledger, run.first.entry + run.count) or (copy is None) != (run.copies is None):
+        return False
+    return run.copies is None or copy == (run.copies.ledger, run.copies.entry + run.count)
+
+
+def stand_in(place: Place | None, region: str, position: Position, time_ms: int) -> bytes:
+    """What is read where an entry is damaged: a marker with the entry's origin and nothing in it.
+
+    :param place: None: it takes no part in progress.
+    :param region: the one we are in.
+    :param time_ms: about when it was published.
+    """
+    if place is None:
+        return pack_own(MARKER, 1, 0, 0, time_ms, time_ms, *EARLIEST)
+    if place.region == region and place.origin == position:
+        return pack_own(MARKER | DAMAGED, 1, 0, 0, time_ms, time_ms, *place.prev)
+    return pack_foreign(
+        EntryHeader(
+            MARKER | DAMAGED,
+            0,
+            1,
+            0,
+            0,
+            time_ms,
+            time_ms,
+            place.prev,
+            place.region,
+            place.origin,
+            replicate_to=None,
+            deliver_at_ms=None,
+        )
+    )
+
+
+def is_damaged(entry: bytes) -> bool:
+    """Whether this stands for an entry that cannot be read."""
+    return bool(entry[1] & DAMAGED)
+
+
+class Rebuilding:
+    """Builds the index of a ledger of which some entries are damaged."""
+
+    def __init__(
+        self, index: LedgerIndex, region: str, own_before: Position, origins_before: Mapping[str, Position]
+    ) -> None:
+        """:param own_before: ``prev`` of the ledger's first own entry."""
+        self._index = index
+        self._region = region
+        self._last: dict[str, Position] = {**origins_before, region: own_before}
+        """Per region the last entry of its chain so far."""
+        self._unknown: list[int] = []
+        """Damaged entries of which nothing is known yet."""
+        self._guessed: set[int] = set()
+        """Those, and those that only the chain of another region explains."""
+        self._not_own: set[int] = set()
+        """Those of them that the chain of own entries passes over."""
+
+    def add(self, header: EntryHeader) -> None:
+        """The next entry is whole, or its header is beyond doubt."""
+        number = len(self._index)
+        self._index.add(header)
+        if header.flags & _NO_LINK or (header.region == self._region and header.origin is not None):
+            return
+        if header.region is None or header.origin is None:
+            region, origin = self._region, Position(self._index.ledger_id, number)
+        else:
+            region, origin = header.region, header.origin
+        last = self._last.get(region, EARLIEST)
+        if origin < last:
+            return  # it came back late
+        if self._guessed:
+            self._explain(region, header.prev, last)
+        self._last[region] = origin
+
+    def add_damaged(self, known: Place | None, remains: bytes) -> None:
+        """The next entry is damaged.
+
+        :param known: what it was, where that was known before.
+        :param remains: the bytes that are left of it.
+        """
+        header = _of_place(known, self._region, self._index.ledger_id, len(self._index)) or self._plausible(remains)
+        if header is not None:
+            self.add(header)
+        else:
+            self._unknown.append(len(self._index))
+            self._guessed.add(len(self._index))
+            self._index.add_unknown()
+
+    def finish(self, own_then: Position, origins_then: Mapping[str, Position], *, is_sure: bool = True) -> None:
+        """All entries were added.
+
+        :param own_then: and ``origins_then``: the ends of the chains when the next ledger was made.
+        :param is_sure: False: that is only as of some moment, and there may have been more.
+        """
+        for region, last in origins_then.items():
+            if self._unknown and last > self._last.get(region, EARLIEST):
+                self._explain(region, last, self._last.get(region, EARLIEST))
+        if self._guessed and (is_sure or own_then > self._last[self._region]):
+            self._explain(self._region, own_then, self._last[self._region])
+        for number in self._unknown:
+            if number in self._not_own:
+                log.error(
+                    "entry %d:%d is damaged and nothing says what it was, but that it is none of %s's own entries: "
+                    "a marker, or an entry whose region sends it again",
+                    *(self._index.ledger_id, number, self._region),
+                )
+            else:
+                self._index.settle_own(number)
+
+    def _explain(self, region: str, prev: Position, last: Position) -> None:
+        """The next entry of a chain, or its end, names the one before it."""
+        if region == self._region:
+            ledger = self._index.ledger_id
+            if prev.ledger == ledger and prev.entry in self._guessed:
+                self._index.settle_own(prev.entry)
+                self._unknown = [number for number in self._unknown if number != prev.entry]
+            self._not_own.update(number for number in self._unknown if prev < (ledger, number))
+        elif prev > last and self._unknown:
+            self._index.settle_foreign(self._unknown.pop(), region, prev, last)
+
+    def _plausible(self, remains: bytes) -> EntryHeader | None:
+        """The header that is left, if it fits into the chain."""
+        try:
+            header = unpack(remains)
+        except EntryFormatError:
+            return None
+        if header.flags & (_NO_LINK | DAMAGED) or not 1 <= header.body_offset <= len(remains):
+            return None
+        if header.region is None or header.origin is None:
+            return header if header.prev == self._last[self._region] else None
+        last = self._last.get(header.region)
+        if header.region == self._region:
+            return header if header.prev < header.origin < (self._index.ledger_id, 0) else None
+        is_next = header.prev == last and header.origin > header.prev
+        return header if is_next else None
+
+
+def _of_place(place: Place | None, region: str, ledger: int, number: int) -> EntryHeader | None:
+    if place is None:
+        return None
+    if place.region == region and place.origin == (ledger, number):
+        return EntryHeader(0, 0, 1, 0, 0, 0, 0, place.prev, None, None, None, None)
+    return EntryHeader(0, 0, 1, 0, 0, 0, 0, place.prev, place.region, place.origin, None, None)

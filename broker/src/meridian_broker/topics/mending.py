@@ -1,0 +1,274 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Damaged entries are fetched back from a region that has them; what no region has is a gap (R4, R14).
+
+``ledgers/damage.py`` tells how a copy replaces an entry that the disk damaged. Every other region is asked for it by
+its origin, be it one of our own entries or another region's, and what comes is checked as all that is fetched is (R7).
+A region that cannot be asked now is asked again later. Nothing is passed over meanwhile: the cursor stands before the
+entry, its replicators wait, and a cumulative acknowledgement does not claim it. Consumers of Exclusive, Failover and
+Key_Shared subscriptions wait, because what follows must not overtake it; those of Shared ones get the others first.
+
+Where every region was asked and none has it, the entry is a *gap*, as ``gaps.py`` has them: status names it, and a
+person accepts the loss. It is recorded as dropped, cause *lost*, and from then on everybody passes over it; other
+regions that lack it hear of that as of everything that its origin stores no longer. No person is needed where no
+durable subscription here is owed the entry.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from meridian_broker.ledgers.entry import (
+    FOREIGN,
+    MARKER,
+    EntryHeader,
+    pack_extras,
+    pack_foreign,
+    pack_own,
+    pack_replaces,
+    unpack,
+)
+from meridian_broker.ledgers.store import LedgerError
+from meridian_broker.metadata.store import MetadataError
+from meridian_broker.positions.position import EARLIEST, Position
+from meridian_broker.topics.errors import TopicError
+from meridian_broker.topics.gaps import Gap
+from meridian_broker.topics.recall import Recall, checked
+from meridian_broker.topics.recalled import PeerAway, Want
+from meridian_broker.wire.pulsar import metadata as message_metadata
+
+if TYPE_CHECKING:
+    from meridian_broker.ledgers.index import Place
+    from meridian_broker.topics.topic import Topic
+
+log = logging.getLogger(__name__)
+
+RETRY_SECONDS: Final = (1.0, 2.0, 5.0, 10.0, 30.0)
+"""Pauses before the disk and the other regions are asked again; the last one repeats."""
+ON_RECORD_MAX: Final = 1000
+"""Stretches of damaged entries that a topic's record names. A disk with more of them is to be replaced."""
+
+
+class _Run(NamedTuple):
+    """Damaged entries of one origin, each of which follows the one before it in the chain."""
+
+    origin: str
+    places: dict[Position, Place]
+    """By where they are stored here."""
+
+    @property
+    def after(self) -> Position:
+        return next(iter(self.places.values())).prev
+
+    @property
+    def upto(self) -> Position:
+        return next(reversed(self.places.values())).origin
+
+
+class Mending:
+    """See the module's text. Each topic has one."""
+
+    def __init__(self, topic: Topic) -> None:
+        self._topic = topic
+        self._away: dict[Position, tuple[str, ...]] = {}
+        """Entries that no region gave when they were asked, and those that could not be asked."""
+        self._since_ms: dict[Position, int] = {}
+        self._is_running = False
+        self._tries = 0
+        self.mended = 0
+        """Entries that were fetched back since the topic was opened."""
+
+    def noticed(self) -> None:
+        """There may be damaged entries: ask for them."""
+        self._tries = 0
+        self._start()
+
+    def gaps(self) -> list[Gap]:
+        """What is damaged and not back, in stretches."""
+        return [self._gap(run) for run in self._runs()]
+
+    def _gap(self, run: _Run) -> Gap:
+        away = {region for position in run.places for region in self._away.get(position, ())}
+        return Gap(
+            *(run.origin, run.after, run.upto),
+            min(self._since_ms.get(position, self._topic.scheduler.now_ms()) for position in run.places),
+            is_judged=self._away.keys() >= run.places.keys(),
+            lost_upto=run.upto,
+            away=tuple(sorted(away)),
+            is_damage=True,
+        )
+
+    def _runs(self) -> list[_Run]:
+        runs: dict[str, list[_Run]] = {}
+        damaged = self._topic.log.damage.damaged
+        for position in sorted(damaged, key=lambda one: (damaged[one].region, damaged[one].origin)):
+            place = damaged[position]
+            known = runs.setdefault(place.region, [])
+            if known and known[-1].upto == place.prev:
+                known[-1].places[position] = place
+            else:
+                known.append(_Run(place.region, {position: place}))
+        return [run for _, some in sorted(runs.items()) for run in some]
+
+    # -- asking
+
+    def _start(self) -> None:
+        if not self._is_running and self._topic.failure is None and self._topic.log.damage.damaged:
+            self._is_running = True
+            self._topic.scheduler.spawn(self._run(), f"fetch damaged entries of {self._topic.name} back")
+
+    async def _run(self) -> None:
+        topic = self._topic
+        try:
+            for position in list(topic.log.damage.damaged)[:ON_RECORD_MAX]:
+                self._since_ms.setdefault(position, topic.scheduler.now_ms())
+                if (entry := await topic.log.whole_again(position)) is not None:
+                    self._tell({position: entry})
+            for run in self._runs():
+                await self._fetch(run)
+            await self._pass_over()
+        except (LedgerError, TopicError, MetadataError) as error:
+            log.warning("%s: damaged entries cannot be replaced now: %s", topic.name, error)
+        finally:
+            self._is_running = False
+            damaged = topic.log.damage.damaged
+            for known in (self._away, self._since_ms):
+                for position in known.keys() - damaged.keys():
+                    del known[position]
+            if damaged:
+                pause = RETRY_SECONDS[min(self._tries, len(RETRY_SECONDS) - 1)]
+                self._tries += 1
+                topic.scheduler.later(pause, self._start)
+
+    async def _fetch(self, run: _Run) -> None:
+        """Ask every region until the whole run is back."""
+        recall, lacking, away = self._topic.recall, dict(run.places), set[str]()
+        members = set[str]() if recall is None else recall.others()
+        for region in sorted(set() if recall is None else recall.sources()):
+            assert recall is not None
+            try:
+                await self._fetch_from(recall, region, run.origin, lacking)
+            except PeerAway:
+                if region in members:
+                    away.add(region)
+            if not lacking:
+                break
+        for position in lacking:
+            self._away[position] = tuple(sorted(away))
+
+    async def _fetch_from(self, recall: Recall, region: str, origin: str, lacking: dict[Position, Place]) -> None:
+        """Take what one region has. :raises PeerAway: it cannot be asked."""
+        topic = self._topic
+        while lacking:
+            first, last = next(iter(lacking.values())), next(reversed(lacking.values()))
+            before = Position(last.origin.ledger, last.origin.entry + 1)
+            want = Want(topic.name, topic.incarnation, origin, first.prev, before)
+            found, copies, after = await recall.ask(region, want), dict[Position, bytes](), first.prev
+            wanted = {place.origin: position for position, place in lacking.items()}
+            for entry in found.entries:
+                try:
+                    header, body = checked(entry, want, after)
+                except TopicError as error:
+                    log.warning("%s: %s gave something else than what is damaged: %s", topic.name, region, error)
+                    break
+                assert header.origin is not None
+                after = header.origin
+                position = wanted.get(header.origin)
+                if position is not None and header.prev == lacking[position].prev:
+                    copies[position] = _as_stored(topic.region, position, header, body)
+            if not copies:
+                return
+            await self._store(copies)
+            for position in copies:
+                del lacking[position]
+
+    # -- storing
+
+    async def _store(self, copies: dict[Position, bytes]) -> None:
+        """Put copies in the place of damaged entries: on the disk, then on record, then in force."""
+        topic, now_ms = self._topic, self._topic.scheduler.now_ms()
+        stored: dict[Position, Position | None] = {}
+
+        def done(tokens: list[Position], first: Position | LedgerError) -> None:
+            if isinstance(first, Position):
+                for step, position in enumerate(tokens):
+                    stored[position] = Position(first.ledger, first.entry + step)
+
+        markers = [(MARKER, 1, 0, 0, now_ms, pack_replaces(position), copy) for position, copy in copies.items()]
+        topic.log.append_own(markers, done, list(copies))
+        await topic.scheduler.answer(topic.log.when_durable)
+        await self._in_force(stored)
+        for ledger in {position.ledger for position, copy in copies.items() if self._is_other(position, copy)}:
+            await topic.log.reload_index(ledger)
+        self.mended += len(copies)
+        log.warning("%s: %d damaged entries are back, from another region", topic.name, len(copies))
+        self._tell(copies)
+
+    def _tell(self, entries: dict[Position, bytes]) -> None:
+        for subscription in list(self._topic.subscriptions.values()):
+            for position, entry in entries.items():
+                subscription.mended(position, entry)
+
+    def _is_other(self, position: Position, copy: bytes) -> bool:
+        """Whether the index, made from what was left of the entry, has another number of messages."""
+        index = self._topic.log.index(position.ledger)
+        return index is not None and index.messages(position.entry) != unpack(copy).messages
+
+    async def _in_force(self, more: dict[Position, Position | None]) -> None:
+        damage, metadata = self._topic.log.damage, self._topic.metadata
+        mends = damage.mends(self._topic.log.first, more)
+        if len(mends) > ON_RECORD_MAX:
+            raise LedgerError(
+                f"more than {ON_RECORD_MAX} stretches of this log are damaged: replace the disk and rebuild the region"
+            )
+        if metadata is not None:
+            await metadata.save_mends(mends)
+        damage.replace(more)
+
+    # -- giving up
+
+    async def give_up(self, gap: Gap) -> None:
+        """Pass over a stretch from now on. :raises MetadataError: that is not on record."""
+        topic = self._topic
+        damaged = topic.log.damage.damaged
+        lost = [
+            position
+            for position, place in damaged.items()
+            if place.region == gap.origin and gap.after < place.origin <= gap.upto
+        ]
+        await self._in_force(dict.fromkeys(lost))
+        for subscription in list(topic.subscriptions.values()):
+            for position in lost:
+                subscription.mended(position, None)
+
+    async def _pass_over(self) -> None:
+        """Give up what no region has and nobody here is owed."""
+        topic = self._topic
+        if topic.gaps.is_compacted:
+            return
+        for run in self._runs():
+            gap = self._gap(run)
+            if gap.is_judged and not gap.away and not self._is_owed(run.places.items()):
+                await topic.gaps.pass_over_damaged(gap)
+
+    def _is_owed(self, places: Iterable[tuple[Position, Place]]) -> bool:
+        durable = [one for one in self._topic.subscriptions.values() if one.durable]
+        return any(not one.is_settled(place.region, place.origin, at) for at, place in places for one in durable)
+
+
+def _as_stored(region: str, position: Position, header: EntryHeader, body: bytes) -> bytes:
+    """What stood at a position, from what another region gave."""
+    if header.region != region:
+        return pack_foreign(header) + body
+    assert header.origin is not None
+    body = message_metadata.strip_appended(body, message_metadata.appended_bytes(body, region, *header.origin))
+    if header.origin != position:  # it had been lost before, and fetched back (R5)
+        return pack_foreign(header) + body
+    return pack_own(
+        *(header.flags & ~FOREIGN, header.messages, header.key_hash, header.origin_checksum),
+        *(header.publish_time_ms, header.stored_time_ms),
+        *(header.prev if header.prev > EARLIEST else EARLIEST),
+        pack_extras(header.replicate_to, header.deliver_at_ms),
+        body,
+    )

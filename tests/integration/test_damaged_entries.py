@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A bit of a stored entry flips in the engine's files: that entry is fetched back from another region, or given up by a
+person where no region has it. Everything else goes on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+from broker_inside import broker_inside
+from broker_regions import Region, regions, until
+from meridian_broker.gateway.client import PulsarClientConnection
+from meridian_broker.gateway.roles import Consumer, Producer
+from meridian_broker.positions import Cause
+from meridian_broker.server.broker import BrokerProcess
+from meridian_broker.topics.topic import Topic
+from meridian_broker.wire.proto import pulsar_pb2 as pb
+from meridian_broker.wire.pulsar.topic_name import parse
+
+TOPIC = "persistent://public/default/t"
+GAPS = "/meridian/v1/topics/persistent/public/default/t/gaps"
+EXCLUSIVE = pb.CommandSubscribe.Exclusive
+PAYLOADS = [b"message number %d" % number for number in range(8)]
+
+
+def flip(directory: Path, payload: bytes) -> None:
+    """One bit of what the engine wrote is another one now."""
+    for path in (directory / "ledgers").glob("segment-*.log"):
+        content = bytearray(path.read_bytes())
+        at = content.find(payload)
+        if at >= 0:
+            content[at] ^= 1
+            path.write_bytes(content)
+            return
+    raise AssertionError(f"{payload!r} is in no segment")
+
+
+async def publish(connection: PulsarClientConnection, payloads: list[bytes]) -> None:
+    producer = await Producer.open(connection, TOPIC)
+    for payload in payloads:
+        await producer.send(payload)
+    await producer.flush()
+    await producer.close()
+
+
+async def take(consumer: Consumer, count: int) -> list[bytes]:
+    return [payload for _ in range(count) for payload in (await consumer.receive()).payloads]
+
+
+def entries(region: Region) -> int:
+    topic = region.process.service.topics.get(TOPIC)
+    return 0 if topic is None else topic.log.entries
+
+
+async def opened(process: BrokerProcess) -> Topic:
+    return await process.service.topic(parse(TOPIC), create=False)
+
+
+async def test_a_damaged_entry_comes_back_from_another_region(tmp_path: Path) -> None:
+    """In the last ledger, and of either region: one of our own, and our copy of one of theirs."""
+    async with regions(tmp_path, "us", "eu") as (us, eu):
+        await publish(await us.connect(), PAYLOADS[:4])
+        await until(lambda: entries(eu) == 4)
+        await publish(await eu.connect(), PAYLOADS[4:])
+        await until(lambda: entries(us) == 8)
+        await us.stop()
+        for payload in (PAYLOADS[1], PAYLOADS[6]):
+            flip(tmp_path / "us", payload)
+        for start in range(2):
+            await us.start()
+            topic = await opened(us.process)
+            reading = await Consumer.subscribe(await us.connect(), TOPIC, f"s{start}", replicated=False, kind=EXCLUSIVE)
+            assert await take(reading, 8) == PAYLOADS, "each in its place"
+            assert topic.mending.mended == (0 if start else 2), "the copies outlive a restart"
+            assert topic.gaps.all() == []
+            await us.stop()
+
+
+async def test_a_lost_entry_is_passed_over_once_somebody_accepts_that(tmp_path: Path) -> None:
+    settings = {"managedLedgerMaxEntriesPerLedger": 3}
+    async with broker_inside(tmp_path, **settings) as inside:
+        connection = await PulsarClientConnection.connect(
+            f"pulsar://127.0.0.1:{inside.settings.network.broker_service_port}"
+        )
+        await Consumer.subscribe(connection, TOPIC, "s", replicated=False, kind=EXCLUSIVE)
+        await publish(connection, PAYLOADS[:7])
+        await connection.close()
+    for payload in (PAYLOADS[1], PAYLOADS[6]):
+        flip(tmp_path, payload)
+    async with broker_inside(tmp_path, **settings) as inside:
+        admin = f"http://127.0.0.1:{inside.settings.network.web_service_port}"
+        connection = await PulsarClientConnection.connect(
+            f"pulsar://127.0.0.1:{inside.settings.network.broker_service_port}"
+        )
+        topic = await opened(inside)
+        await publish(connection, PAYLOADS[7:])
+        reading = await Consumer.subscribe(connection, TOPIC, "s", replicated=False, kind=EXCLUSIVE)
+        assert await take(reading, 1) == PAYLOADS[:1]
+        async with aiohttp.ClientSession(admin) as session:
+
+            async def missing() -> list[dict[str, Any]]:
+                async with session.get(GAPS) as answer:
+                    return list((await answer.json())["missing"])
+
+            async def accept() -> None:
+                await until(lambda: any(gap.is_judged for gap in topic.gaps.all()))
+                gap = (await missing())[0]
+                assert "damaged by inside's disk (owed to s) and no other region has them" in gap["detail"]
+                async with session.post(f"{GAPS}/accept", json={"origin": "inside", "upto": gap["upto"]}) as answer:
+                    assert (answer.status, (await answer.json())["subscriptions"]) == (200, ["s"])
+
+            await accept()
+            assert await take(reading, 4) == PAYLOADS[2:6]
+            await until(lambda: bool(topic.gaps.all()))
+            await accept()
+            assert await take(reading, 1) == PAYLOADS[7:]
+            assert await missing() == []
+        assert topic.failure is None, "it was never fenced"
+        dropped = topic.subscriptions["s"].dropped
+        assert dropped is not None
+        assert {cause for cause, _, _, _ in dropped.runs()} == {Cause.LOST}
+        later = await Consumer.subscribe(connection, TOPIC, "later", replicated=False, kind=EXCLUSIVE)
+        assert await take(later, 6) == [PAYLOADS[number] for number in (0, 2, 3, 4, 5, 7)]

@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What damaged entries were: told from what is left of them, and from the entries around them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from meridian_broker.ledgers.damage import Damage, Mend, Rebuilding, is_damaged, stand_in
+from meridian_broker.ledgers.entry import MARKER, EntryHeader, pack_foreign, pack_own, unpack
+from meridian_broker.ledgers.index import LedgerIndex, Place, RegionCodes
+from meridian_broker.positions.position import EARLIEST, Position
+
+LEDGER = 50
+BEFORE = {"eu": Position(7, 3), "ap": EARLIEST}
+OWN_BEFORE = Position(40, 9)
+
+kinds = st.lists(st.sampled_from(("us", "us", "eu", "ap", "marker")), min_size=1, max_size=12)
+
+
+class Written:
+    """A ledger of region us: whole, as it was written."""
+
+    def __init__(self, kinds: Iterable[str]) -> None:
+        self.entries: list[bytes] = []
+        self.last = {"us": OWN_BEFORE, **BEFORE}
+        self.index = LedgerIndex(LEDGER, RegionCodes("us"), OWN_BEFORE)
+        for number, kind in enumerate(kinds):
+            messages = 1 + number % 3
+            if kind == "marker":
+                entry = pack_own(MARKER, 1, 0, 0, 5, 5, *self.last["us"], b"", b"marker")
+            elif kind == "us":
+                entry = pack_own(0, messages, 0, 0, 5, 5, *self.last["us"], b"", b"a body")
+                self.last["us"] = Position(LEDGER, number)
+            else:
+                origin = Position(8, self.last[kind].entry + 2)
+                header = EntryHeader(0, 0, messages, 0, 0, 5, 5, self.last[kind], kind, origin, None, None)
+                entry = pack_foreign(header) + b"a body"
+                self.last[kind] = origin
+            self.entries.append(entry)
+            self.index.add(unpack(entry))
+
+    def read(self, damaged: Iterable[int], *, has_header: bool, is_last: bool) -> LedgerIndex:
+        """The index, made from what is left of it."""
+        index = LedgerIndex(LEDGER, RegionCodes("us"), OWN_BEFORE)
+        rebuilding, lost = Rebuilding(index, "us", OWN_BEFORE, BEFORE), set(damaged)
+        for number, entry in enumerate(self.entries):
+            if number in lost:
+                rebuilding.add_damaged(None, entry[:-1] + b"?" if has_header else b"\xff" * len(entry))
+            else:
+                rebuilding.add(unpack(entry))
+        if is_last:
+            rebuilding.finish(EARLIEST, {}, is_sure=False)
+        else:
+            rebuilding.finish(self.last["us"], {region: self.last[region] for region in BEFORE})
+        return index
+
+    def places(self, index: LedgerIndex) -> list[Place | None]:
+        return [index.place(number) for number in range(len(self.entries))]
+
+
+@settings(max_examples=500)
+@given(kinds, st.data(), st.booleans())
+def test_where_bodies_are_damaged_nothing_is_unknown(chosen: list[str], data: st.DataObject, is_last: bool) -> None:
+    written = Written(chosen)
+    links = [number for number, kind in enumerate(chosen) if kind != "marker"]
+    damaged = data.draw(st.sets(st.sampled_from(links))) if links else set()
+    found = written.read(damaged, has_header=True, is_last=is_last)
+    assert written.places(found) == written.places(written.index)
+    assert [found.messages(n) for n in range(len(chosen))] == [written.index.messages(n) for n in range(len(chosen))]
+    assert found.last_own() == written.index.last_own()
+    assert found.last_origins() == written.index.last_origins()
+
+
+@settings(max_examples=500)
+@given(kinds, st.data())
+def test_where_one_header_is_damaged_the_next_ledger_tells(chosen: list[str], data: st.DataObject) -> None:
+    """One that nothing was missing without was a marker."""
+    written = Written(chosen)
+    number = data.draw(st.integers(0, len(chosen) - 1))
+    found = written.read([number], has_header=False, is_last=False)
+    if chosen[number] != "marker":
+        assert written.places(found) == written.places(written.index)
+    elif "us" in chosen[number:]:
+        assert found.place(number) is None
+
+
+@settings(max_examples=500)
+@given(kinds, st.data())
+def test_nothing_that_may_be_owed_is_claimed_with_something_else(chosen: list[str], data: st.DataObject) -> None:
+    """Whatever is damaged: whole entries claim what they claimed, or less."""
+    written = Written(chosen)
+    damaged = data.draw(st.sets(st.integers(0, len(chosen) - 1)))
+    found = written.read(damaged, has_header=False, is_last=data.draw(st.booleans()))
+    for number in range(len(chosen)):
+        was, now = written.index.place(number), found.place(number)
+        if number not in damaged:
+            assert (was is None) == (now is None)
+            if was is not None and now is not None:
+                assert now.prev >= was.prev
+                assert (now.region, now.origin) == (was.region, was.origin)
+
+
+@given(st.dictionaries(st.integers(0, 30), st.integers(0, 2), max_size=20))
+def test_what_is_on_record_comes_back(chosen: dict[int, int]) -> None:
+    """0: lost; else in which ledger its copy stands."""
+    more = {Position(5, n): Position(90 + to, n * to) if to else None for n, to in chosen.items()}
+    damage, again = Damage(), Damage()
+    mends = damage.mends(Position(5, 10), more)
+    damage.replace({position: copy for position, copy in more.items() if position.entry >= 10})
+    again.restore(mends)
+    assert (again.copies, again.lost) == (damage.copies, damage.lost)
+    assert len(again.mends(Position(5, 10), {})) == len(mends)
+
+
+def test_neighbours_are_one_line_on_record() -> None:
+    copies = {Position(5, n): Position(9, n + 4) for n in range(1000)}
+    assert Damage().mends(Position(5, 0), {**copies, Position(5, 1000): None, Position(5, 1001): None}) == (
+        Mend(Position(5, 0), 1000, Position(9, 4)),
+        Mend(Position(5, 1000), 2, None),
+    )
+
+
+def test_what_stands_for_a_damaged_entry_says_which_one_it_was() -> None:
+    at = Position(LEDGER, 3)
+    for place in (Place("us", OWN_BEFORE, at), Place("eu", Position(7, 3), Position(8, 0))):
+        entry = stand_in(place, "us", at, 99)
+        header = unpack(entry)
+        assert header.is_marker
+        assert is_damaged(entry)
+        assert (header.prev, header.publish_time_ms) == (place.prev, 99)
+        assert (header.region or "us", header.origin or at) == (place.region, place.origin)
+    assert not is_damaged(stand_in(None, "us", at, 99)), "nothing waits for a marker"
