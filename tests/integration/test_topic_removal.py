@@ -10,7 +10,8 @@ from typing import Any
 import aiohttp
 import pulsar
 import pytest
-from broker_process import BrokerProcess, wait_until
+from broker_inside import broker_inside
+from broker_process import BrokerProcess, http, wait_until
 from broker_regions import regions, until
 from meridian_broker.gateway.roles import Consumer
 from meridian_broker.metadata.policy_values import CAUGHT_UP as CAUGHT_UP_MODE
@@ -23,7 +24,9 @@ from meridian_broker.topics.incarnations import Told, follow
 from meridian_broker.topics.removal import delete_as_elsewhere, expire_subscriptions, remove_unused
 from meridian_broker.topics.service import TopicService
 from meridian_broker.topics.topic import Topic
+from meridian_broker.wire.proto import pulsar_pb2 as pb
 from meridian_broker.wire.pulsar.topic_name import TopicName, parse
+from raw_connection import RawConnection, T
 from region_clients import PATIENCE_MS
 
 SETTINGS = {"brokerDeleteInactiveTopicsFrequencySeconds": "1"}
@@ -58,11 +61,38 @@ def test_deleting_with_clients_and_with_schemas(broker: BrokerProcess, client: p
     assert listed(broker, "byhand") == set()
     assert broker.http("PUT", f"{TOPICS}/byhand/t").status == 204
     assert broker.http("GET", schema).status == 200
+    producer.close()  # it would come back, and bring its schema along
+    consumer.close()
     wait_until(lambda: broker.http("DELETE", f"{TOPICS}/byhand/t?force=true&deleteSchema=true").status == 204, "it")
     broker.http("PUT", f"{TOPICS}/byhand/t")
     assert broker.http("GET", schema).status == 404
-    producer.close()
-    consumer.close()
+
+
+async def test_a_producer_that_comes_during_a_deletion_leaves_no_schema(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with broker_inside(tmp_path) as inside:
+        await inside.service.topic(parse("t"), create=True)
+        schemas, numbered = inside.catalog.schemas, inside.catalog.schemas._numbered
+        looked, deleted = asyncio.Event(), asyncio.Event()
+
+        async def slowly(topic: TopicName) -> tuple[list[str], int, int]:
+            found = await numbered(topic)
+            if not looked.is_set():
+                looked.set()
+                await deleted.wait()
+            return found
+
+        monkeypatch.setattr(schemas, "_numbered", slowly)
+        wire = await RawConnection.open(inside.settings.network.broker_service_port)
+        wire.ask_producer("persistent://public/default/t", schema=pb.Schema(name="t", schema_data=b"", type="String"))
+        await looked.wait()
+        url = f"{inside.doors.admin_url}{TOPICS}/default/t?force=true&deleteSchema=true"
+        assert (await asyncio.to_thread(http, "DELETE", url)).status == 204
+        deleted.set()
+        assert (await wire.hear(T.ERROR)).error == pb.ServiceNotReady
+        assert await schemas.all(parse("t")) == []
+        await wire.close()
 
 
 def test_topics_that_nobody_uses_go_where_policies_say_so(broker: BrokerProcess, client: pulsar.Client) -> None:

@@ -103,7 +103,7 @@ def alive(pid: int) -> bool:
     """Whether the process runs; one that waits for its parent to ask for its exit code does not."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):  # gone before the file was opened, or while it was read
         return False
 
 

@@ -7,6 +7,7 @@ number is never given twice, not even after all schemas of a topic were deleted:
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -46,10 +47,15 @@ class Schemas:
             raise NotFound(f"topic {topic.base} has no schema{'' if version is None else f' of version {version}'}")
         return record
 
-    async def add(self, topic: TopicName, schema: SchemaRecord) -> SchemaRecord:
+    async def add(
+        self, topic: TopicName, schema: SchemaRecord, check: Callable[[], None] = lambda: None
+    ) -> SchemaRecord:
         """Number it; one that is there already keeps its number. Returns it with version and stamp.
 
         Whether it is compatible with the others is for the caller to judge, before.
+
+        :param check: raises when the schema is not wanted any more, because its topic was deleted, say. Called in the
+            turn of the loop that sends the write.
 
         :raises NotFound: the namespace does not exist.
         :raises Invalid: it is too large, or there are too many.
@@ -78,6 +84,7 @@ class Schemas:
                 Put(keys.schema_versions(topic), encode({"contents": [*contents, content], "first": first})),
                 Put(path, encode(made.to_json(), made.stamp)),
             ]
+            check()
             return made if await self._access.store.transact(checks, operations) else None
 
         return await self._access.retry(f"adding a schema to {topic.base}", attempt)

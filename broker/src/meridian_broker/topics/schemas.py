@@ -66,11 +66,13 @@ class SchemaBook:
             schema.properties.add(key=key, value=value)
         return schema, VERSION.pack(record.version)
 
-    async def add(self, topic: TopicName, schema: pb.Schema, now_ms: int) -> bytes:
-        """Add a schema; the same content again has the version it has already."""
+    async def add(
+        self, topic: TopicName, schema: pb.Schema, now_ms: int, check: Callable[[], None] = lambda: None
+    ) -> bytes:
+        """Add a schema; the same content again has the version it has already. ``check``: as ``SchemaCatalog.add``."""
         properties = {pair.key: pair.value for pair in schema.properties}
         record = SchemaRecord(NAMES.get(schema.type, str(schema.type)), schema.schema_data, properties, now_ms)
-        return VERSION.pack((await self._catalog.schemas.add(topic, record)).version)
+        return VERSION.pack((await self._catalog.schemas.add(topic, record, check)).version)
 
     def for_topic(self, topic: TopicName) -> Callable[[bytes], Awaitable[pb.Schema | None]]:
         """How a replicator asks for a schema of this topic."""

@@ -400,9 +400,9 @@ class TopicService:
     async def schema(self, name: TopicName, version: bytes | None) -> tuple[pb.Schema, bytes] | None:
         return await self.schemas.get(name, version)
 
-    async def add_schema(self, name: TopicName, schema: pb.Schema) -> bytes:
-        """The version of the schema, added when it is new."""
-        return await self.schemas.add(name, schema, self.scheduler.now_ms())
+    async def add_schema(self, name: TopicName, schema: pb.Schema, check: Callable[[], None] = lambda: None) -> bytes:
+        """The version of the schema, added when it is new, and ``check`` does not raise when it is written."""
+        return await self.schemas.add(name, schema, self.scheduler.now_ms(), check)
 
     # -- other regions -------------------------------------------------------------------------------------------
 

@@ -69,7 +69,7 @@ async def _subscribe(connection: Connection, asked: pb.CommandSubscribe) -> None
             raise NotAllowed("read_compacted is for readers, Exclusive and Failover consumers of persistent topics")
         topic = await service.served(name, create=asked.force_topic_creation)
         if asked.HasField("schema") and asked.schema.type not in (pb.Schema.NoSchema, pb.Schema.AutoConsume):
-            await service.add_schema(name, asked.schema)
+            await service.add_schema(name, asked.schema, topic.check_open)
         subscription = await _subscription(connection, asked, topic) if isinstance(topic, Topic) else None
         if connection.transport is None or connection.subscribing.get(asked.consumer_id) is not asked:
             return  # gone, or closed by the client meanwhile, which may have asked for another one since
