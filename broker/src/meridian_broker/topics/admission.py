@@ -39,10 +39,16 @@ class Admission:
         self._exclusive: Producer | None = None
         """Alone here, or about to be."""
         self.epoch: int | None = None
+        """The last one that began, or is about to."""
+        self._on_record: int | None = None
         self.ended: str | None = None
         """Why no producer comes in any more, when the topic was terminated."""
         self.limit = topic.limits.producers
         """Most producers of clients, those who wait among them."""
+
+    def recall(self, epoch: int | None) -> None:
+        """The epoch on record; None: no producer ever was alone here."""
+        self.epoch = self._on_record = epoch
 
     def add(self, producer: Producer) -> None:
         """Let in a replicator, which replaces its earlier connection, or a Shared producer.
@@ -152,9 +158,13 @@ class Admission:
             if topic.metadata is not None:
                 await topic.metadata.save_topic_epoch(epoch)
         except MetadataError as error:
+            if self.epoch == epoch:  # it never began: who was let in before may come again
+                self.epoch = self._on_record
             self.gone(producer)
             told(error)
             return
+        self._on_record = epoch
+        self.epoch = epoch if self.epoch is None else max(epoch, self.epoch)
         if topic.failure is not None:
             told(TopicFenced(f"{topic.name} is not served now ({topic.failure}): look it up again"))
         elif self.ended is not None:

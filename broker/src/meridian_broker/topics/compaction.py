@@ -73,6 +73,7 @@ class Compaction:
         self._from: Position | None = None
         """The first compaction runs: nothing behind this may be trimmed until its view is in force."""
         self._stopping = False
+        self._forgetting = False
         self._at_work = False
         self._waiting: list[Callable[[None], None]] = []
 
@@ -138,9 +139,8 @@ class Compaction:
     # -- compacting ----------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Begin a compaction. :raises CompactionRunning: one is under way."""
-        if self.status is Status.RUNNING:
-            raise CompactionRunning(f"{self._topic.name} is being compacted: wait until it is done")
+        """Begin a compaction. :raises CompactionRunning: one is under way, or the view is being deleted."""
+        self._check_idle()
         self.status, self.last_error = Status.RUNNING, ""
         self._topic.scheduler.spawn(self._run(), "compact a topic")
 
@@ -225,15 +225,29 @@ class Compaction:
     async def forget(self) -> None:
         """Be a topic that was never compacted: readers get the log as it is, and nothing is kept for the view.
 
-        :raises CompactionRunning: a compaction is under way.
+        While the view is on record it holds back the log behind its horizon. So the record goes first.
+
+        :raises CompactionRunning: a compaction is under way, or the view is being deleted.
+        :raises MetadataError: the view is still on record, and in force.
         """
+        self._check_idle()
+        _, metadata = self._ready()
+        if self.view is None:
+            return
+        self._forgetting = True
+        try:
+            await metadata.save_compaction(None, (self.view.record.ledger_id,))
+            self.view, self._is_indexed = None, False
+            await self._clear_scraps()
+        finally:
+            self._forgetting = False
+
+    def _check_idle(self) -> None:
+        """:raises CompactionRunning: the view is about to change."""
         if self.status is Status.RUNNING:
             raise CompactionRunning(f"{self._topic.name} is being compacted: wait until it is done")
-        _, metadata = self._ready()
-        old, self.view, self._is_indexed = self.view, None, False
-        if old is not None:
-            await metadata.save_compaction(None, (old.record.ledger_id,))
-            await self._clear_scraps()
+        if self._forgetting:
+            raise CompactionRunning(f"the compacted view of {self._topic.name} is being deleted: wait until it is gone")
 
     # -- reading -------------------------------------------------------------------------------------------------
 

@@ -126,11 +126,11 @@ async def _report(subscription: Subscription) -> None:
 
     def durable(error: LedgerError | None) -> None:
         if error is None and subscription.is_there:
-            progress.join(delta)
-            topic.tell_others(subscription.name, delta)
             rise(subscription)
 
+    progress.join(delta)
     topic.progress_log.append(Kind.MERGED, subscription.name, delta.encode(), durable)
+    topic.tell_others(subscription.name, delta)
 
 
 def owed_nothing_upto(subscription: Subscription) -> dict[str, Position]:

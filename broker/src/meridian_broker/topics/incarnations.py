@@ -101,14 +101,16 @@ async def follow(service: TopicService, topic: Topic, told: Told) -> None:
             return
         topic.reopen = False
         topic.fence(f"the topic was deleted in another region ({stamp})")
-        await topic.scheduler.answer(topic.log.when_durable)
-        beyond = {
-            region: end
-            for region, end in {**topic.log.last_origin, topic.region: topic.log.last_own}.items()
-            if end > told.ends.get(region, EARLIEST)
-        }
-        await service.drop(topic)
         try:
+            try:
+                await topic.scheduler.answer(topic.log.when_durable)
+            finally:
+                await service.drop(topic)
+            beyond = {
+                region: end
+                for region, end in {**topic.log.last_origin, topic.region: topic.log.last_own}.items()
+                if end > told.ends.get(region, EARLIEST)
+            }
             if beyond:
                 await _set_aside(service, topic, name, stamp, beyond)
             else:

@@ -50,6 +50,7 @@ class Joining:
         self._peers = peers
         self._others = others
         self.is_joining = is_joining
+        self._times_begun = 0
         self.origins: set[str] = set()
         """Regions whose entries others have, be they regions of the topic or not any more."""
         self.drained: set[str] = set()
@@ -63,6 +64,7 @@ class Joining:
     def begin(self) -> None:
         """The topic was on its own here, and now has other regions."""
         self.is_joining = True
+        self._times_begun += 1
         self._targets.clear()
         self.drained.clear()
 
@@ -87,14 +89,17 @@ class Joining:
 
     async def look(self) -> None:
         """Ask every other region how far it is, and write down what changed."""
-        if self.is_joining:
+        is_joining, times_begun = self.is_joining, self._times_begun
+        if is_joining:
             await self._ask()
-            self.is_joining = bool(self._waits())
+            is_joining = bool(self._waits())
         joined = dict(self._topic.log.joined)
-        metadata, now = self._topic.metadata, (self.is_joining, joined)
+        metadata, now = self._topic.metadata, (is_joining, joined)
         if metadata is not None and self._saved != now:
             await metadata.save_joining(*now)
             self._saved = now
+        if self._times_begun == times_begun:  # else it was begun anew meanwhile
+            self.is_joining = is_joining
 
     async def _ask(self) -> None:
         topic, feeds = self._topic, dict[str, Feed | None]()

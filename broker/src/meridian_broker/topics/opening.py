@@ -90,7 +90,7 @@ async def _open(service: TopicService, name: TopicName, metadata: TopicMetadata,
     )
     topic.pacing.of_broker(service.publishing)
     topic.metadata = metadata
-    topic.admission.epoch = record.topic_epoch
+    topic.admission.recall(record.topic_epoch)
     await topic.compaction.open(metadata, service.workshop, adopted.views)
     if record.terminated is not None:
         ended(topic, record.terminated)

@@ -1,0 +1,165 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a topic's metadata record says changes before memory does: a write that fails leaves everything as it was."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from broker_inside import broker_inside
+from broker_regions import until
+from meridian_broker.ledgers.store import LedgerError
+from meridian_broker.metadata.store import MetadataUnavailable
+from meridian_broker.positions import Stamp
+from meridian_broker.positions.position import EARLIEST
+from meridian_broker.server.broker import BrokerProcess
+from meridian_broker.topics import incarnations, upkeep
+from meridian_broker.topics.compaction import Status
+from meridian_broker.topics.errors import CompactionRunning
+from meridian_broker.topics.incarnations import Told
+from meridian_broker.topics.joining import Joining
+from meridian_broker.topics.topic import Topic
+from meridian_broker.wire.proto import pulsar_pb2 as pb
+from meridian_broker.wire.pulsar.metadata import build_body
+from meridian_broker.wire.pulsar.topic_name import parse
+from raw_connection import RawConnection, T
+
+NAME = "persistent://public/default/prices"
+EXCLUSIVE = pb.Exclusive
+
+
+@pytest.fixture
+async def inside(tmp_path: Path) -> AsyncIterator[BrokerProcess]:
+    async with broker_inside(tmp_path) as made:
+        yield made
+
+
+@pytest.fixture
+async def wire(inside: BrokerProcess) -> AsyncIterator[RawConnection]:
+    made = await RawConnection.open(inside.settings.network.broker_service_port)
+    yield made
+    await made.close()
+
+
+async def put(wire: RawConnection, value: bytes) -> None:
+    await wire.producer(NAME, producer_name="p")
+    facts = pb.MessageMetadata(producer_name="p", sequence_id=0, publish_time=1, partition_key="price")
+    wire.send_body(0, build_body(facts.SerializeToString(), value))
+    await wire.hear(T.SEND_RECEIPT)
+    wire.close_producer()
+    await wire.hear(T.SUCCESS)
+
+
+async def compacted(topic: Topic) -> None:
+    topic.compaction.start()
+    await until(lambda: topic.compaction.status is Status.SUCCESS)
+
+
+async def read_compacted(topic: Topic) -> list[bytes]:
+    await topic.compaction.prepare()
+    values, place = [], EARLIEST
+    while found := await topic.compaction.read_after(place, 10, 1 << 20):
+        values += [entry[-3:] for _, entry in found]
+        place = found[-1][0]
+    return values
+
+
+async def away(*_: Any) -> None:
+    raise MetadataUnavailable("the metadata store is away")
+
+
+async def test_a_view_that_cannot_be_deleted_stays_in_force_and_keeps_what_it_needs(
+    inside: BrokerProcess, wire: RawConnection
+) -> None:
+    await put(wire, b"old")
+    topic = inside.service.topics[NAME]
+    await compacted(topic)
+    assert topic.metadata is not None
+    with pytest.MonkeyPatch.context() as broken:
+        broken.setattr(topic.metadata, "save_compaction", away)
+        with pytest.raises(MetadataUnavailable):
+            await topic.compaction.forget()
+    await put(wire, b"new")
+    await topic.log.roll()
+    await upkeep.trim(topic)
+    assert await read_compacted(topic) == [b"old", b"new"]
+    await inside.service.unload(parse(NAME))
+    assert (await read_compacted(await inside.service.topic(parse(NAME), create=False)))[-1:] == [b"new"]
+
+
+async def test_no_compaction_begins_while_its_view_is_being_deleted(
+    inside: BrokerProcess, wire: RawConnection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await put(wire, b"old")
+    topic = inside.service.topics[NAME]
+    await compacted(topic)
+    assert topic.metadata is not None
+    save, gate = topic.metadata.save_compaction, asyncio.Event()
+
+    async def slow(*what: Any) -> None:
+        await gate.wait()
+        await save(*what)
+
+    monkeypatch.setattr(topic.metadata, "save_compaction", slow)
+    deleting = asyncio.ensure_future(topic.compaction.forget())
+    await asyncio.sleep(0)
+    with pytest.raises(CompactionRunning):
+        topic.compaction.start()
+    with pytest.raises(CompactionRunning):
+        await topic.compaction.forget()
+    gate.set()
+    await deleting
+    assert topic.compaction.view is None
+    await compacted(topic)
+    assert await read_compacted(topic) == [b"old"]
+
+
+async def test_an_epoch_that_was_not_recorded_fences_nobody(inside: BrokerProcess, wire: RawConnection) -> None:
+    first = await wire.producer(NAME, 1, producer_name="first", producer_access_mode=EXCLUSIVE)
+    wire.close_producer(1)
+    await wire.hear(T.SUCCESS)
+    topic = inside.service.topics[NAME]
+    assert topic.metadata is not None
+    with pytest.MonkeyPatch.context() as broken:
+        broken.setattr(topic.metadata, "save_topic_epoch", away)
+        for number in (2, 3):
+            wire.ask_producer(NAME, number, producer_access_mode=pb.ExclusiveWithFencing)
+        for _ in range(2):
+            await wire.hear(T.ERROR)
+    again = await wire.producer(
+        NAME, 4, producer_name="first", producer_access_mode=EXCLUSIVE, topic_epoch=first.topic_epoch
+    )
+    assert again.topic_epoch == first.topic_epoch
+
+
+async def test_a_copy_counts_as_filled_once_that_is_on_record(
+    inside: BrokerProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = await inside.service.topic(parse(NAME), create=True)
+    assert topic.metadata is not None
+    joining = Joining(topic, SimpleNamespace(), set, is_joining=True)  # type: ignore[arg-type]
+    joining._saved = (True, {})
+    with monkeypatch.context() as broken:
+        broken.setattr(topic.metadata, "save_joining", away)
+        with pytest.raises(MetadataUnavailable):
+            await joining.look()
+        assert joining.is_joining
+    await joining.look()
+    assert not joining.is_joining
+    assert not topic.metadata.record.joining
+
+
+async def test_a_deletion_told_by_another_region_is_tried_again_when_the_log_has_failed(
+    inside: BrokerProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = await inside.service.topic(parse(NAME), create=True)
+    told = Told(str(Stamp(inside.service.scheduler.now_ms(), 0, "inside")), {}, False)
+    monkeypatch.setattr(topic.log, "when_durable", lambda ready: ready(LedgerError("the disk refused a write")))
+    monkeypatch.setattr(incarnations, "RETRY_SECONDS", 0.01)
+    await incarnations.follow(inside.service, topic, told)
+    await until(lambda: inside.service.topics.get(NAME) not in (None, topic))
+    assert inside.service.topics[NAME].failure is None
