@@ -141,15 +141,15 @@ async def test_a_copy_counts_as_filled_once_that_is_on_record(
 ) -> None:
     topic = await inside.service.topic(parse(NAME), create=True)
     assert topic.metadata is not None
-    joining = Joining(topic, SimpleNamespace(), set, is_joining=True)  # type: ignore[arg-type]
+    joining = Joining(topic, SimpleNamespace(), set, is_joining=True)
     joining._saved = (True, {})
     with monkeypatch.context() as broken:
         broken.setattr(topic.metadata, "save_joining", away)
         with pytest.raises(MetadataUnavailable):
             await joining.look()
-        assert joining.is_joining
+        assert joining.keeps_all
     await joining.look()
-    assert not joining.is_joining
+    assert not joining.keeps_all
     assert not topic.metadata.record.joining
 
 
