@@ -248,6 +248,7 @@ def test_the_links_of_a_region_as_a_table_and_as_json(server: AdminServer) -> No
         "ap: refused",
         "ap: 1 of 10 topics has no connection for messages",
         "ap: persistent://p/d/o is held: gap",
+        "old: there is no link to it yet",
     ]
     as_json = run("regions", "status", "--json", "--url", server.url)
     assert len(json.loads(as_json.output)["regions"]) == 4
@@ -263,6 +264,8 @@ def test_the_links_of_a_region_as_a_table_and_as_json(server: AdminServer) -> No
         ({}, {"held": {"persistent://p/d/o": "gap"}}, {}, 1),
         ({}, {}, {"persistent://p/d/t": "5 entries are missing"}, 1),
         ({}, {"backlog": 7, "delay_ms": 1500}, {}, 0),
+        ({"apart": {"": "CatchingUp: what eu acknowledged is being compared"}}, {}, {}, 1),
+        ({"apart": {"persistent://p/d/t": "OtherIncarnation: t was last deleted: never in us"}}, {}, {}, 1),
     ],
 )
 def test_a_script_is_told_when_a_link_is_not_as_it_should_be(
@@ -275,6 +278,67 @@ def test_a_script_is_told_when_a_link_is_not_as_it_should_be(
     server.answers["GET /meridian/v1/regions"] = (200, {"region": "us", "regions": [us, eu]})
     assert run("regions", "status", "--url", server.url).exit_code == code
     assert run("regions", "status", "--json", "--url", server.url).exit_code == code
+
+
+NOT_OPEN = {"topics": 5, "first": ["a", "b", "c", "d", "e"]}
+NOT_KNOWN: dict[str, Any] = {"topics": None, "first": []}
+
+
+def linked(*, apart: dict[str, str] | None = None, not_open: dict[str, Any] | None = None) -> dict[str, Any]:
+    """What a region says of itself and of one that it is linked to."""
+    sent = {"topics": 10, "connected": 10, "backlog": 0, "delay_ms": 0, "held": {}}
+    us = {"name": "us", "local": True, "not_ready": {}, "not_open": not_open or {"topics": 0, "first": []}}
+    link = {"connected": True, "problem": None, "apart": apart or {}}
+    return {"region": "us", "regions": [us, {"name": "eu", "local": False, "progress": link, "replication": sent}]}
+
+
+@pytest.mark.parametrize(
+    ("said", "sentence"),
+    [
+        (linked(apart={"": "CatchingUp: it is being compared"}), "eu: CatchingUp: it is being compared"),
+        (linked(apart={"t s": "TooLarge: 5 MiB"}), "eu: t s: TooLarge: 5 MiB"),
+        (linked(not_open={"topics": 2, "first": ["a", "b"]}), "not open yet: a, b"),
+        (
+            linked(not_open=NOT_OPEN),
+            "not open yet: a, b, c and 2 more",
+        ),
+        (
+            linked(not_open={"topics": None, "first": []}),
+            "the topics on record are not known yet: the broker is starting",
+        ),
+    ],
+)
+def test_waiting_for_a_region_ends_in_time_and_says_what_is_missing(
+    server: AdminServer, said: dict[str, Any], sentence: str
+) -> None:
+    server.answers["GET /meridian/v1/regions"] = (200, said)
+    result = run("regions", "wait", "--ready", "--timeout", "0", "--url", server.url)
+    assert (result.exit_code, result.output.splitlines()) == (1, [sentence])
+    as_json = run("regions", "wait", "--ready", "--timeout", "0", "--json", "--url", server.url)
+    assert (as_json.exit_code, json.loads(as_json.output)) == (1, {"ready": False, "missing": [sentence]})
+
+
+def test_waiting_for_a_region_ends_once_it_is_ready(server: AdminServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is asked again while something is missing, and while it does not answer, as it is starting."""
+    server.answers["GET /meridian/v1/regions"] = (503, {"reason": "this broker is starting"})
+    following = [(200, linked(not_open=NOT_OPEN)), (200, linked())]
+
+    def pause(_: float) -> None:
+        server.answers["GET /meridian/v1/regions"] = following.pop(0)
+
+    monkeypatch.setattr("meridian_broker.cli.nouns.time.sleep", pause)
+    result = run("regions", "wait", "--ready", "--url", server.url)
+    assert (result.exit_code, result.output, following) == (0, "ready\n", [])
+    as_json = run("regions", "wait", "--ready", "--json", "--url", server.url)
+    assert json.loads(as_json.output) == {"ready": True, "missing": []}
+
+
+def test_waiting_for_a_region_that_does_not_answer_cannot_tell(server: AdminServer) -> None:
+    server.answers["GET /meridian/v1/regions"] = (503, {"reason": "this broker is starting"})
+    result = run("regions", "wait", "--ready", "--timeout", "0", "--url", server.url)
+    assert result.exit_code == 2
+    assert "this broker is starting" in result.output
+    assert run("regions", "wait", "--url", server.url).exit_code == 2, "what to wait for has to be said"
 
 
 def test_a_refusal_is_exit_code_1_with_the_brokers_reason(server: AdminServer) -> None:

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 from aiohttp import web
 
@@ -11,16 +11,19 @@ from meridian_broker.admin.filling import fill
 from meridian_broker.admin.requests import answer, state
 from meridian_broker.admin.state import AdminState
 
+SHOWN: Final = 100
+"""Topics named of those that are not open."""
+
 
 async def regions(request: web.Request) -> web.Response:
     """Every region, its addresses, and how the links to it are."""
     admin = state(request)
-    now = admin.service.scheduler.now_ms()
-    listed = [_region(admin, name) for name in sorted(admin.catalog.known_clusters())]
+    now, apart = admin.service.scheduler.now_ms(), admin.exchange.apart()
+    listed = [_region(admin, name, apart.get(name, {})) for name in sorted(admin.catalog.known_clusters())]
     return answer({"region": admin.region, "clock_ms": now, "regions": listed})
 
 
-def _region(admin: AdminState, name: str) -> dict[str, Any]:
+def _region(admin: AdminState, name: str, apart: dict[str, str]) -> dict[str, Any]:
     cluster = admin.catalog.cluster(name)
     shown: dict[str, Any] = {
         "name": name,
@@ -31,11 +34,13 @@ def _region(admin: AdminState, name: str) -> dict[str, Any]:
     link = admin.exchange.links.status().get(name)
     if name == admin.region:
         shown["not_ready"] = _not_ready(admin)
+        shown["not_open"] = _not_open(admin)
     if link is not None:
         shown["progress"] = {
             "connected": link.connected,
             "problem": None if link.connected else link.problem,
             "connections": link.connections,
+            "apart": apart,
         }
         shown["replication"] = _replication(admin, name)
     return shown
@@ -45,6 +50,14 @@ def _not_ready(admin: AdminState) -> dict[str, str]:
     """Topics whose copies here are not filled, each with the reason (R21)."""
     fills = {topic.name: fill(topic) for topic in admin.service.topics.values()}
     return {name: one["reason"] for name, one in sorted(fills.items()) if not one["ready"]}
+
+
+def _not_open(admin: AdminState) -> dict[str, Any]:
+    """Topics on record that are not served: what is stored of their subscriptions is not known yet."""
+    unopened = admin.service.unopened()
+    if unopened is None:
+        return {"topics": None, "first": []}
+    return {"topics": len(unopened), "first": sorted(unopened)[:SHOWN]}
 
 
 def _replication(admin: AdminState, remote: str) -> dict[str, Any]:

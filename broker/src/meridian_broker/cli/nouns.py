@@ -3,13 +3,19 @@
 
 from __future__ import annotations
 
-from typing import Any
+import time
+from dataclasses import replace
+from typing import Any, Final
 
 import click
 
 from meridian_broker.cli import standing
 from meridian_broker.cli.names import TopicName, namespace_name, namespace_path, part, topic_name
 from meridian_broker.cli.output import NO, Console, table, with_console
+from meridian_broker.cli.rest import AdminUnreachable
+
+POLL_SECONDS: Final = 0.25
+"""Between two questions whether a region is ready."""
 
 force_option = click.option("--force", is_flag=True, help="Also when it is in use.")
 
@@ -252,10 +258,11 @@ def regions_list(console: Console) -> None:
 @regions.command("status")
 @with_console
 def regions_status(console: Console) -> None:
-    """How this region's links to the others are: the one for progress, and how many of its topics replicate there.
+    """Whether consumers may come back to this region: its links to the others, its topics, and what it may lack.
 
-    Exit code 0: every link is up, every topic replicates and is complete here. 1: not so; what is wrong is told. A
-    region that falls silent counts as up for ten seconds.
+    Exit code 0: every link is up, every topic is open, filled and replicates, and what was acknowledged elsewhere while
+    this region was away is known here. 1: not so; what is missing is told. A region that falls silent counts as up for
+    ten seconds.
 
     \b
       meridian regions status --url http://127.0.0.1:8090
@@ -266,4 +273,42 @@ def regions_status(console: Console) -> None:
     else:
         click.echo("\n".join(standing.links_of(found)))
     if standing.wrong_links(found):
+        raise SystemExit(NO)
+
+
+@regions.command("wait")
+@click.option("--ready", is_flag=True, required=True, help="Until consumers may come back: see `regions status`.")
+@click.option(
+    "--timeout", "seconds", type=click.FloatRange(min=0), default=60, show_default=True, help="Seconds to wait."
+)
+@with_console
+def regions_wait(console: Console, ready: bool, seconds: float) -> None:  # noqa: ARG001 - names what is waited for
+    """Wait until this region is ready: after a restart, before its consumers come back.
+
+    Exit code 0: it is. 1: not by then; what is missing is told. 2: it did not answer.
+
+    \b
+      meridian regions wait --ready --url http://127.0.0.1:8090 && systemctl start billing
+    """
+    until = time.monotonic() + seconds
+    while True:
+        silence: AdminUnreachable | None = None
+        missing: list[str] = []
+        left = max(1.0, until - time.monotonic())
+        admin = replace(console.admin, timeout_seconds=min(left, console.admin.timeout_seconds))
+        try:
+            missing = standing.wrong_links(admin.get("/meridian/v1/regions"))
+        except AdminUnreachable as error:  # it may just be starting
+            silence = error
+        is_ready = silence is None and not missing
+        if is_ready or time.monotonic() >= until:
+            break
+        time.sleep(min(POLL_SECONDS, max(0.0, until - time.monotonic())))
+    if silence is not None:
+        raise silence
+    if console.as_json:
+        console.tree({"ready": is_ready, "missing": missing})
+    else:
+        click.echo("\n".join(missing) or "ready")
+    if not is_ready:
         raise SystemExit(NO)

@@ -56,6 +56,8 @@ class Admin:
     token: str | None = None
     tls: ssl.SSLContext | None = None
     """For ``https://``; None: the system's trust store."""
+    timeout_seconds: float = TIMEOUT_SECONDS
+    """Longest wait for a part of an answer."""
 
     def get(self, path: str, query: Mapping[str, str] | None = None) -> Any:
         """The parsed answer of a GET, see ``request``."""
@@ -93,7 +95,7 @@ class Admin:
             https = urllib.request.HTTPSHandler(context=self.tls)
             opener = urllib.request.build_opener(_NoRedirect, urllib.request.ProxyHandler({}), https)
             try:
-                with opener.open(request, timeout=TIMEOUT_SECONDS) as response:
+                with opener.open(request, timeout=self.timeout_seconds) as response:
                     return response.status, None, response.read(ANSWER_BYTES_MAX)
             except urllib.error.HTTPError as error:
                 with error:

@@ -165,16 +165,27 @@ def wrong_links(answer: Json) -> list[str]:
     for region in answer["regions"]:
         name = region["name"]
         wrong += [f"{topic}: not filled yet: {why}" for topic, why in region.get("not_ready", {}).items()]
+        wrong += _not_open(region.get("not_open", {"topics": 0}))
         if "progress" not in region:
+            wrong += [] if region["local"] else [f"{name}: there is no link to it yet"]
             continue
         link, sent = region["progress"], region["replication"]
         if not link["connected"]:
             wrong.append(f"{name}: {link['problem']}")
+        wrong += [": ".join(filter(None, (name, about, why))) for about, why in link.get("apart", {}).items()]
         if apart := sent["topics"] - sent["connected"]:
             have = "has" if apart == 1 else "have"
             wrong.append(f"{name}: {apart} of {sent['topics']} topics {have} no connection for messages")
         wrong += [f"{name}: {topic} is held: {why}" for topic, why in sent["held"].items()]
     return wrong
+
+
+def _not_open(listed: Json) -> list[str]:
+    count = listed["topics"]
+    if count is None:
+        return ["the topics on record are not known yet: the broker is starting"]
+    shown = listed["first"][:3] if count else []
+    return [f"not open yet: {', '.join(shown)}" + (f" and {count - 3} more" if count > 3 else "")] if count else []
 
 
 def links_of(answer: Json) -> Iterator[str]:

@@ -127,6 +127,10 @@ class ExchangeShell:
         """``(topic, region)`` -> entries and milliseconds that the region's progress is behind."""
         return self.core.lags(self._now_ms())
 
+    def apart(self) -> dict[str, dict[str, str]]:
+        """Region -> why it and this one do not know the same, by what that is about."""
+        return self.core.apart(self._now_ms())
+
     def behind_for(self) -> dict[str, int]:
         """Region -> for how many milliseconds it may lack something that was acknowledged here."""
         return self.core.behind_for(self._now_ms())

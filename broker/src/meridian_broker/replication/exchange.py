@@ -32,6 +32,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from meridian_broker.positions.progress import Progress
+from meridian_broker.replication.exchange_apart import apart_from
 from meridian_broker.replication.exchange_barrier import Barriers
 from meridian_broker.replication.exchange_comparing import Comparing
 from meridian_broker.replication.exchange_context import ExchangeContext, ExchangeCounters, ProgressHost, Reply
@@ -166,6 +167,7 @@ class ProgressExchange:
         self._context.now_ms = now_ms
         peer.send, peer.incompatible = send, ""
         peer.up_since_ms = now_ms
+        peer.catching.begin(now_ms, self._digest_interval_ms)
         peer.even.clear()  # the region may have crashed, or been restored, since
         peer.next_digest_ms = now_ms + self._digest_interval_ms
         send(Hello(PROTOCOL_VERSION, self._host.region, peer.next_number, leases=self.leases is not None))
@@ -385,6 +387,12 @@ class ProgressExchange:
                 entries, oldest = found.get((topic, region), (0, 0))
                 found[topic, region] = entries + book.entries, max(oldest, now_ms - (book.since() or now_ms))
         return found
+
+    def apart(self, now_ms: int) -> dict[str, dict[str, str]]:
+        """Region -> why it and this region do not know the same, by what that is about: a topic, a subscription of one,
+        or, when it is empty, everything. A link that is down is not told here."""
+        self._context.now_ms = now_ms
+        return {region: apart_from(self._context, peer) for region, peer in self._peers.items()}
 
     # -- how far others were behind before this broker started
 

@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import partial
-from itertools import chain
+from itertools import chain, islice
 from typing import Final
 
 from meridian_broker.positions.progress import Progress
@@ -38,6 +38,8 @@ from meridian_broker.replication.exchange_summing import Summing
 
 ANNOUNCE_PAUSE_MS: Final = 10
 """Between two messages of one round of digests."""
+RECONSIDERED: Final = 1000
+"""Topics that are held back of which a round looks whether they still have to be."""
 
 
 class Comparing:
@@ -64,6 +66,8 @@ class Comparing:
         context.forget_settled()
         context.book.refresh_topics()
         peer.lag.forget(context.book.has_topic)
+        for topic in list(islice(peer.waiting, RECONSIDERED)):
+            context.held(peer, topic)
         if peer.version >= SUMMARY_VERSION:
             peer.is_new = is_new or (peer.is_new and peer.to_summarize)
             self._summing.begin(peer)
@@ -207,6 +211,8 @@ class Comparing:
         if digest.differing:
             self._summing.divide(peer, digest.differing, reply)
         pending = peer.pending_topics()
+        if not digest.answer and (digest.summary is not None or peer.version < SUMMARY_VERSION):
+            peer.catching.round(self._context.now_ms)
         differing = [theirs for theirs in digest.topics if not self._same(peer, theirs)]
         questions: list[Question] = []
         for theirs in differing:
@@ -238,11 +244,14 @@ class Comparing:
         context, topic = self._context, theirs.topic
         objection = context.objection(peer.region, topic, theirs.incarnation)
         if objection is not None:
-            peer.hold_back(topic, why_of(objection[0]), objection[1], context.now_ms, theirs.incarnation)
+            peer.hold_back(topic, why_of(objection[0]), objection[1], context.now_ms, shown=theirs.incarnation)
+            peer.catching.same([topic])
             return True
         peer.release(topic)
         if theirs.digest != context.book.topic(topic):
+            peer.catching.differs(topic)
             return False
+        peer.catching.same([topic])
         if not theirs.unsettled:
             peer.lag.same_topic(topic)
             if theirs.digest:
@@ -296,6 +305,7 @@ class Comparing:
                 continue
             few = len(keys) <= self._context.limits.keys_per_question
             peer.want([Question(topic, name, state=True, keys=keys if few else None)])
+        peer.catching.listed(topic)
 
     # -- what differs, fetched
 
@@ -307,6 +317,8 @@ class Comparing:
         questions = peer.next_questions(self._context.now_ms)
         if questions:
             speak(Fetch(questions))
+        elif not peer.fetching:
+            peer.catching.drained()
 
     def take(self, peer: Peer, state: State) -> None:
         """Merge what came; a subscription that is absent here is made from it (R15)."""

@@ -171,13 +171,17 @@ class ExchangeContext:
     def held(self, peer: Peer, topic: str) -> str:
         """Why nothing of the topic is offered to the peer now; empty: it may be.
 
-        What the peer showed of the topic is judged by what is known here now: it may be what this region has learned
-        meanwhile.
+        What the peer showed of the topic, or refused, is judged by what is known here now: this region may have learned
+        of the same deletion meanwhile.
         """
         held = peer.waiting.get(topic)
         if held is None:
             return ""
-        if held.incarnation is not None and self.objection(peer.region, topic, held.incarnation) is None:
+        if held.is_ours:
+            is_over = not self.is_now(topic, held.incarnation)
+        else:
+            is_over = self.objection(peer.region, topic, held.incarnation) is None
+        if is_over:
             peer.release(topic)
             return ""
         return held.trouble.text

@@ -200,7 +200,7 @@ class Deltas:
         now_ms, why = self._context.now_ms, why_of(refusal.code)
         peer.note_trouble(key[:2], why, refusal.reason, now_ms)
         if refusal.code in (OTHER_INCARNATION, NOT_A_REGION):
-            peer.hold_back(topic, why, refusal.reason, now_ms)
+            peer.hold_back(topic, why, refusal.reason, now_ms, refused=pending.incarnation)
         peer.give_up(topic)
         self._waits.delta_lost(peer.region, [key[:2]], refusal.reason)
 

@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
 from meridian_broker.positions.progress import Progress
+from meridian_broker.replication.exchange_catching import CatchingUp
 from meridian_broker.replication.exchange_lag import Lag, Trouble, Why
 from meridian_broker.replication.exchange_messages import (
     OLDEST_VERSION,
@@ -62,8 +63,9 @@ class Held:
     """Why nothing of a topic is offered to the peer."""
 
     trouble: Trouble
-    incarnation: str | None
-    """The peer's, as it showed it last; None: it refused ours and did not show its own."""
+    incarnation: str
+    """The peer's, as it showed it last; or ours, as it refused it last."""
+    is_ours: bool
 
 
 @dataclass(slots=True)
@@ -125,6 +127,8 @@ class Peer:
         """Topics of which nothing is offered until both are known to have the same incarnation."""
         self.troubles: dict[SubscriptionKey, Trouble] = {}
         """Why the peer refused a subscription's last delta, or we could not send it."""
+        self.catching = CatchingUp(most=limits.topics_apart)
+        """Whether we have what it had when our link came up."""
         self.lag = Lag(limits.books)
         """How far the peer is behind."""
         self.forced: set[str] = set()
@@ -282,15 +286,18 @@ class Peer:
         self.even.discard(topic)
         self.forced.add(topic)
 
-    def hold_back(self, topic: str, why: Why, text: str, now_ms: int, incarnation: str | None = None) -> None:
+    def hold_back(
+        self, topic: str, why: Why, text: str, now_ms: int, *, shown: str | None = None, refused: str = ""
+    ) -> None:
         """Offer nothing of the topic until both have the same incarnation of it.
 
-        :param incarnation: the peer's, when it showed it.
+        :param shown: the peer's.
+        :param refused: ours, which it refused without showing its own.
         """
         known = self.waiting.get(topic)
         if known is not None or len(self.waiting) < self._limits.topics_apart:
             trouble = _trouble(None if known is None else known.trouble, why, text, now_ms)
-            self.waiting[topic] = Held(trouble, incarnation)
+            self.waiting[topic] = Held(trouble, refused, True) if shown is None else Held(trouble, shown, False)
         if topic in self.even:
             self.give_up(topic)
 
@@ -298,6 +305,7 @@ class Peer:
         """The peer is known to have no objection any more."""
         if self.waiting.pop(topic, None) is not None:
             self.forget_troubles(topic)
+            self.catching.again()
 
     def put_off(self, topic: str) -> bool:
         """Leave a comparison for the next digest. False: it was left long enough."""

@@ -95,6 +95,8 @@ class Summing:
         divides = peer.version >= PARTS_VERSION
         wanted = {bucket_of(topic) for topic in peer.waiting}
         ours = summary.work_out()
+        if ours == theirs.digest:
+            peer.catching.equal()
         if ours == theirs.digest and not peer.waiting:
             if not peer.up and not digest.answer:  # no link of our own to say it on
                 self._say(peer, ours, reply, answer=True)
@@ -114,6 +116,8 @@ class Summing:
     def _found_equal(self, peer: Peer, groups: list[Collection[str]]) -> None:
         """Of all topics in these groups the peer has all that is here, on its disk."""
         peer.even.update(*groups)
+        for group in groups:
+            peer.catching.same(group)
         self._context.counters.topics_equal += sum(map(len, groups))
         if peer.lag.has_missed or peer.skips or peer.troubles or peer.waiting:
             equal = set[str]().union(*groups)

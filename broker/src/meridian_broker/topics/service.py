@@ -488,6 +488,11 @@ class TopicService:
         found = self.topics.get(topic)
         return self._surveyed and topic not in self._unopened and (found is None or found.failure is None)
 
+    def unopened(self) -> set[str] | None:
+        """Topics on record that are not served now; None: which there are is not known yet."""
+        fenced = {name for name, topic in self.topics.items() if topic.failure is not None}
+        return self._unopened | fenced if self._surveyed else None
+
     def open_soon(self, topic: str) -> None:
         """Another region waits for a topic on record that is not open: it does not wait for those before it."""
         if topic in self._unopened and topic not in self._wanted and not self.closing:
