@@ -4,15 +4,21 @@ person where no region has it. Everything else goes on."""
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 from broker_inside import broker_inside
 from broker_regions import Region, regions, until
+from meridian_broker.admin.export_child import SCHEMAS
+from meridian_broker.admin.export_entries import entry_batches
+from meridian_broker.admin.export_plan import Stretch
+from meridian_broker.admin.export_rows import Row
 from meridian_broker.gateway.client import PulsarClientConnection
 from meridian_broker.gateway.roles import Consumer, Producer
 from meridian_broker.positions import Cause
+from meridian_broker.positions.position import Position
 from meridian_broker.server.broker import BrokerProcess
 from meridian_broker.topics.topic import Topic
 from meridian_broker.wire.proto import pulsar_pb2 as pb
@@ -20,6 +26,7 @@ from meridian_broker.wire.pulsar.topic_name import parse
 
 TOPIC = "persistent://public/default/t"
 GAPS = "/meridian/v1/topics/persistent/public/default/t/gaps"
+MARKER = SCHEMAS["entries"].names.index("marker")
 EXCLUSIVE = pb.CommandSubscribe.Exclusive
 PAYLOADS = [b"message number %d" % number for number in range(8)]
 
@@ -57,6 +64,13 @@ async def opened(process: BrokerProcess) -> Topic:
     return await process.service.topic(parse(TOPIC), create=False)
 
 
+def exported(topic: Topic, directory: Path) -> list[Row]:
+    """The rows of the table ``entries``."""
+    stretches = [Stretch(TOPIC, "us", ledger, 0, count - 1) for ledger, count, _ in topic.log.counts()]
+    batches = entry_batches(directory, stretches, 0, 100, topic.log.damage.copies)
+    return [row for batch in batches for row in batch]
+
+
 async def test_a_damaged_entry_comes_back_from_another_region(tmp_path: Path) -> None:
     """In the last ledger, and of either region: one of our own, and our copy of one of theirs."""
     async with regions(tmp_path, "us", "eu") as (us, eu):
@@ -70,11 +84,18 @@ async def test_a_damaged_entry_comes_back_from_another_region(tmp_path: Path) ->
         for start in range(2):
             await us.start()
             topic = await opened(us.process)
+            positions = [Position(ledger, entry) for ledger, count, _ in topic.log.counts() for entry in range(count)][
+                :8
+            ]
             reading = await Consumer.subscribe(await us.connect(), TOPIC, f"s{start}", replicated=False, kind=EXCLUSIVE)
             assert await take(reading, 8) == PAYLOADS, "each in its place"
             assert topic.mending.mended == (0 if start else 2), "the copies outlive a restart"
             assert topic.gaps.all() == []
             await us.stop()
+        rows = await asyncio.to_thread(exported, topic, tmp_path / "us" / "ledgers")
+        assert [row[:5] for row in rows if not row[MARKER]] == [
+            ("us", TOPIC, *position, "us" if number < 4 else "eu") for number, position in enumerate(positions)
+        ]
 
 
 async def test_a_lost_entry_is_passed_over_once_somebody_accepts_that(tmp_path: Path) -> None:

@@ -15,11 +15,13 @@ QUICK = ("claim-without-chain", "receipt-before-fsync", "union-replaced-by-overw
 """Hunted in ``make test``; the others in ``make simulate``."""
 BY_STORIES = (
     "a-topic-at-rest-is-not-counted",
+    "damaged-entry-passed-over",
     "former-regions-are-not-asked-for",
     "given-back-is-what-is-still-written",
     "half-a-deletion",
     "incarnation-unknown-before-a-topic-is-open",
     "late-entries-dropped",
+    "older-volume-is-swept",
     "owed-entries-passed-over",
     "refusal-passes-the-barrier",
     "renewal-not-fenced",
@@ -31,6 +33,7 @@ BY_STORIES = (
 """Not every thousand seeds find these; stories that were written for them do."""
 BY_TESTS = {
     "an-earlier-life-counts": "unit/test_positions_progress.py",
+    "damaged-entry-claimed": "unit/test_topics_damaged.py",
     "lease-term-used-again": "unit/test_lease_renewals.py",
 }
 """Nor does any of them find these; properties of what is merged do."""

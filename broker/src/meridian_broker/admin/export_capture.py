@@ -68,6 +68,7 @@ def capture_topic(state: AdminState, topic: Topic) -> Captured:
                 [region, str(after), str(before)] for region, some in log.holes.ranges.items() for after, before in some
             ],
             "links": _links(state, topic),
+            "copies": [[str(damaged), str(copy)] for damaged, copy in sorted(log.damage.copies.items())],
             "given_up": [[one.origin, str(one.after), str(one.upto)] for one in topic.gaps.accepted],
         },
         ledgers=[ledger for ledger, _, _ in counts],

@@ -186,7 +186,7 @@ def _batches(options: argparse.Namespace, plan: Planner) -> Iterator[list[Row]]:
         from meridian_broker.admin.export_entries import entry_batches
 
         stretches = plan.entries[options.partition]
-        yield from entry_batches(options.ledger_dir, stretches, options.after, ROWS_PER_BATCH)
+        yield from entry_batches(options.ledger_dir, stretches, options.after, ROWS_PER_BATCH, plan.copies)
         return
     rows = islice(_rows(options, plan), options.after, None)
     while batch := list(islice(rows, ROWS_PER_BATCH)):

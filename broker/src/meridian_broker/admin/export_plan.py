@@ -15,6 +15,8 @@ from fnmatch import translate
 from pathlib import Path
 from typing import Any, Final
 
+from meridian_broker.positions.position import Position, parse_position
+
 FORMAT: Final = 1
 """Number of the contract in ``docs/export.md``."""
 
@@ -53,6 +55,8 @@ class Planner:
         self.entries: list[list[Stretch]] = [[]]
         """Per partition of ``entries``, what it holds."""
         self._room = ENTRIES_PER_PARTITION
+        self.copies: dict[Position, Position] = {}
+        """Where copies of damaged entries stand."""
 
     def add(self, record: Mapping[str, Any], size: int) -> None:
         """The next line: its object, and its length in bytes. The trailing line with the metadata may be left out."""
@@ -63,6 +67,8 @@ class Planner:
             self._bytes = 0
         self._lines += 1
         self._bytes += size
+        for damaged, copy in record.get("copies", ()):
+            self.copies[parse_position(damaged)] = parse_position(copy)
         for ledger in record["ledgers"]:
             self._cut(record["topic"], record["region"], int(ledger["id"]), int(ledger["entries"]))
 

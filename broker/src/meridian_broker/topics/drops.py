@@ -68,19 +68,28 @@ def _begin(subscriptions: Collection[Subscription]) -> Position | None:
 
 async def _old_pages(topic: Topic, after: Position | None, before_ms: int) -> AsyncIterator[Page]:
     log = topic.log
+    doubtful: list[Page] = []  # damaged, of unknown age: those stored before something old are old, too
     while after is not None and (found := await log.read_after(after, PAGE, PAGE_BYTES)):
         index = await log.load_index(found[0][0].ledger)
+        if is_damaged(found[0][1]):
+            doubtful.append((index, [found[0][0].entry]))
+            after = found[0][0]
+            yield index, []
+            continue
         old = []
-        is_over = False
+        is_over = is_any_old = False
         for position, entry in found:
             header = unpack(entry)
-            if is_damaged(entry):
-                continue  # nobody knows how old it is
+            is_any_old |= header.stored_time_ms < before_ms
             if header.publish_time_ms < before_ms:
                 old.append(position.entry)
             elif header.stored_time_ms >= before_ms:
                 is_over = True
                 break
+        if is_any_old:
+            for page in doubtful:
+                yield page
+            doubtful.clear()
         yield index, old
         if is_over:
             return
