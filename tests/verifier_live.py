@@ -10,9 +10,10 @@ import pyarrow.compute as pc
 from meridian_verifier.align.completeness import completeness
 from meridian_verifier.align.containment import missing_acks
 from meridian_verifier.align.facts import World
-from meridian_verifier.align.findings import Finding
+from meridian_verifier.align.findings import Finding, Flow
 from meridian_verifier.align.gather import gather
 from meridian_verifier.align.loss import losses
+from meridian_verifier.align.verdicts import Verdict, judge
 from meridian_verifier.source.client import RegionClient
 from meridian_verifier.source.regions import Region
 from meridian_verifier.source.snapshots import Moment, take_moment
@@ -21,6 +22,11 @@ from meridian_verifier.source.tables import TABLES, combined, conform
 
 def live_findings(admin_urls: Mapping[str, str], topic: str) -> list[Finding]:
     """Everything that is wrong with one topic, in regions that are quiet: losses, missing acks, missing entries."""
+    return list(live_verdict(admin_urls, topic).findings)
+
+
+def live_verdict(admin_urls: Mapping[str, str], topic: str) -> Verdict:
+    """The verdict on one topic, in regions that are quiet."""
     clients = [RegionClient(Region(name, url)) for name, url in admin_urls.items()]
     first, second = take_moment(clients, topic), take_moment(clients, topic)
     assert not first.unreachable and not second.unreachable
@@ -33,13 +39,15 @@ def live_findings(admin_urls: Mapping[str, str], topic: str) -> list[Finding]:
         ]
     )
     found: list[Finding] = []
-    for origin in admin_urls:
-        of_origin = ranges.filter(
-            pc.or_kleene(pc.equal(ranges["origin_region"], origin), pc.equal(ranges["table"], "passed"))
-        )
+    flows: list[Flow] = []
+    for origin in sorted({*admin_urls, *entries["origin_region"].drop_null().to_pylist()}):
+        local = pc.is_null(ranges["origin_region"])
+        of_origin = ranges.filter(pc.or_kleene(pc.equal(ranges["origin_region"], origin), local))
         evidence = gather(topic, origin, world, entries.filter(pc.equal(entries["origin_region"], origin)), of_origin)
-        found += [*completeness(evidence)[0], *missing_acks(evidence), *losses(evidence)]
-    return found
+        missing, some = completeness(evidence)
+        found += [*missing, *missing_acks(evidence), *losses(evidence)]
+        flows += some
+    return judge(world, found, flows, [])
 
 
 def _table(

@@ -85,6 +85,9 @@ class Region:
     given_up: list[Entry] = field(default_factory=list)
     """A person accepted that they never come."""
     passed: dict[str, set[Place]] = field(default_factory=dict)
+    compacted_to: Place = EARLIEST
+    taken_out: dict[str, set[Place]] = field(default_factory=dict)
+    """Per subscription that reads the compacted view, what that does not have."""
 
     def append(self, entry: Entry) -> None:
         self.log.append(Copy(entry, self.next_place, entry.checksum))
@@ -266,6 +269,23 @@ class Simulation:
             region.passed[name] = {copy.place for copy in region.log if region.settled(name, copy.entry)}
         return late
 
+    def compact(self, region: Region, name: str) -> list[Copy]:
+        """A consumer of the subscription reads the region's compacted view, to its end: it acknowledged what the view
+        has, and passed the rest. What stands behind the horizon is as it was. The entries that the view has."""
+        count = self.rng.randint(1, len(region.log))
+        covered = [copy for copy in region.log[:count] if not copy.entry.marker]
+        kept = [copy for copy in covered if self.rng.random() < 0.4]
+        region.compacted_to = region.log[count - 1].place
+        region.taken_out[name] = {copy.place for copy in covered if copy not in kept}
+        for copy in kept:
+            for one in self.regions.values():
+                _add(one.later[name], copy.entry, whole(copy.entry))
+            _add(region.firsthand[name], copy.entry, whole(copy.entry))
+        for one in self.regions.values():
+            settled = {copy.place for copy in one.log if one.settled(name, copy.entry)}
+            one.passed[name] = settled | (region.taken_out[name] if one is region else set())
+        return kept
+
     # -- what is known -------------------------------------------------------------------------------------------------
 
     def known(self) -> list[Entry]:
@@ -282,7 +302,8 @@ class Simulation:
             cursors = {name: Cursor(True, True, "Shared", EARLIEST, 0, "") for name in SUBSCRIPTIONS}
             links = {other: Link(True, 0, 0) for other in REGIONS if other != region.name}
             trimmed = None if self._is_old else region.trimmed
-            topic = TopicState("", region.trimmed_to, last, region.joined, links, cursors, trimmed, region.holes)
+            ends = (region.trimmed_to, last, region.joined, links, cursors)
+            topic = TopicState("", *ends, trimmed, region.holes, region.compacted_to)
             return RegionState(region.name, "s", 0, {TOPIC: topic})
 
         asked = {name: self.regions[name] for name in named}
@@ -334,10 +355,11 @@ class Simulation:
                 for entry in region.dropped[name]:
                     row = _range(entry.prev, entry.place, entry.origin)
                     rows.append({**head, "taken": 2, "table": "dropped", "cause": "ttl", **row})
-                for ledger, number in region.passed[name]:
-                    for origin in REGIONS:
-                        row = _range((ledger, number - 1), (ledger, number), origin)
-                        rows.append({**head, "taken": 2, "table": "passed", **row})
+                for table, places in (("passed", region.passed[name]), ("compacted", region.taken_out.get(name, ()))):
+                    for ledger, number in places:
+                        for origin in REGIONS:
+                            row = _range((ledger, number - 1), (ledger, number), origin)
+                            rows.append({**head, "taken": 2, "table": table, **row})
             for entry in region.given_up:
                 head = {"region": region.name, "topic": TOPIC, "subscription": "", "epoch": ""}
                 row = _range(entry.prev, entry.place, entry.origin)

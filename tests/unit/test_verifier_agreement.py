@@ -273,6 +273,17 @@ def test_what_regions_say_of_themselves_is_told_everywhere(reason: Reason) -> No
     assert verdict.state is expected
 
 
+def test_what_is_wrong_with_the_topic_outweighs_what_cannot_be_told_of_a_subscription() -> None:
+    regions = Regions.sound()
+    at = Place(TOPICS[0], SUBSCRIPTIONS[0], *PAIR)
+    epoch("", "2")(regions, at)
+    link_down(regions, at)
+    verdict = regions.verdict()
+    check_agreement(verdict)
+    (one,) = [one for one in verdict.subjects if one.key == (at.topic, at.subscription)]
+    assert (one.state, one.reasons) == (State.MISALIGNED, (Reason.LINK_DOWN, Reason.REWOUND))
+
+
 happenings = st.lists(
     st.tuples(
         st.sampled_from([seen(reason) for reason in FOUND] + [cause for cause, _ in STRUCTURAL.values()]),

@@ -17,6 +17,7 @@ from meridian_broker.positions.clock import ZERO, Stamp
 from meridian_broker.positions.dropped import Cause, Dropped
 from meridian_broker.positions.position import EARLIEST, Position
 from meridian_broker.positions.progress import Progress
+from pyroaring import BitMap
 
 ORIGIN = "us-east"
 ENTRIES = 24
@@ -135,6 +136,38 @@ def test_a_batch_is_read_from_the_layer_that_rules_it() -> None:
     assert effective(progress, ORIGIN) == ([], {place: (5, 0b10000)})
 
 
+kept_in_view = st.dictionaries(st.integers(1, 3), st.sets(st.integers(0, ENTRIES - 1)))
+
+
+@given(kept_in_view, kept_in_view, st.integers(1, 4), st.integers(-1, ENTRIES - 1))
+@settings(max_examples=500, deadline=None)
+def test_what_a_view_took_out_becomes_ranges(
+    kept: dict[int, set[int]], thinned: dict[int, set[int]], ledger: int, entry: int
+) -> None:
+    def encoded(some: dict[int, set[int]]) -> dict[str, str]:
+        return {str(one): b64encode(BitMap(entries).serialize()).decode() for one, entries in some.items()}
+
+    record = {
+        **line("t", [(1, ENTRIES), (2, ENTRIES), (4, ENTRIES)]),
+        "subscriptions": [
+            {"name": "s", "mark_delete": "-1:-1", "thinned": encoded(thinned)},
+            {"name": "reads the log", "mark_delete": "-1:-1"},
+        ],
+        "view": {"horizon": f"{ledger}:{entry}", "kept": encoded(kept)},
+    }
+    ranges = [row[3:] for row in rows_of("compacted")(record)]
+    assert {row[:3] for row in rows_of("compacted")(record)} <= {(ORIGIN, "t", "s")}
+    assert all(one[2:] < two[:2] for one, two in itertools.pairwise(ranges)), "disjoint, and joined where they touch"
+    shown = {(first, at) for first, after, _, upto in ranges for at in range(after + 1, upto + 1)}
+    covered = {(one, at) for one in (1, 2, 4) for at in range(ENTRIES) if (one, at) <= (ledger, entry)}
+    expected = {(one, at) for one, at in covered if at not in kept.get(one, ())}
+    expected |= {(one, at) for one, entries in thinned.items() for at in entries if one in (1, 2) and one <= ledger}
+    assert shown == expected
+    assert [row[0] for row in rows_of("ranges")(record)] == ["compacted"] * len(ranges)
+    del record["view"]["kept"]
+    assert list(rows_of("compacted")(record)) == []
+
+
 def test_epochs_sort_as_text() -> None:
     stamps = [ZERO, Stamp(9, 0, "b"), Stamp(10, 2, "a"), Stamp(10, 11, "a"), Stamp(1_790_000_000_000, 0, "a")]
     assert [epoch_text(one) for one in stamps] == sorted(epoch_text(one) for one in stamps)
@@ -193,6 +226,7 @@ def test_a_topics_line_becomes_rows_of_every_table() -> None:
     assert topic[10] == [{"region": ORIGIN, "ledger": 1, "entry": 2}]
     hole = {"after_ledger": 1, "after_entry": 5, "before_ledger": 1, "before_entry": 9}
     assert topic[11] == [{"region": ORIGIN, **hole}]
+    assert topic[12:] == (-1, -1)
     shared = ["progress", "progress", "dropped", "passed", "passed"]
     assert [row[0] for row in rows_of("ranges")(record)] == shared
     record["ack_log"][0]["firsthand"] = True

@@ -138,6 +138,51 @@ def test_an_entry_passed_and_neither_acked_nor_dropped_is_lost(seed: int) -> Non
     assert told(findings) == {(Reason.PASSED_UNACKED, name, region.name, region.name, 1)}
 
 
+def compacted_world(seed: int) -> tuple[Simulation, Region, str, list[Copy]]:
+    simulation = Simulation(seed, trim=False)
+    region, _ = two_regions(simulation)
+    assume(region.log)
+    name = simulation.rng.choice(SUBSCRIPTIONS)
+    return simulation, region, name, simulation.compact(region, name)
+
+
+@given(seeds)
+@some
+def test_what_compaction_took_out_may_be_passed_and_given_back_unacknowledged(seed: int) -> None:
+    simulation, region, _, _ = compacted_world(seed)
+    assert simulation.examined()[0] == []
+    horizon = [copy.place for copy in region.log].index(region.compacted_to)
+    simulation.trim(region, horizon + 1)
+    findings, flows = simulation.examined()
+    assert findings == []
+    verdict = judge(simulation.world(), findings, flows, [])
+    assert verdict.state is State.ALIGNED
+    assert all("TrimmedUnacked was not judged" in one.notes[0] for one in verdict.subjects)
+
+
+@given(seeds)
+@some
+def test_on_a_compacted_topic_too_what_the_view_has_or_another_subscription_is_owed_is_lost(seed: int) -> None:
+    simulation, region, name, kept = compacted_world(seed)
+    other = next(one for one in SUBSCRIPTIONS if one != name)
+    owed = [(name, copy) for copy in region.log if copy.place > region.compacted_to and not copy.entry.marker]
+    owed += [(name, copy) for copy in kept]
+    owed += [(other, copy) for copy in region.log]
+    owed = [(whose, copy) for whose, copy in owed if whose == name or not region.settled(other, copy.entry)]
+    owed = [(whose, copy) for whose, copy in owed if copy in kept or not region.settled(whose, copy.entry)]
+    assume(owed)
+    whose, copy = simulation.rng.choice(owed)
+    for one in simulation.regions.values():
+        for acks in (one.earlier, one.later, one.firsthand):
+            acks[whose].pop(copy.entry, None)
+        one.dropped[whose].discard(copy.entry)
+        if one is not region:
+            one.passed[whose] -= {held.place for held in one.log if held.entry is copy.entry}
+    region.passed[whose].add(copy.place)
+    findings, _ = simulation.examined()
+    assert told(findings) == {(Reason.PASSED_UNACKED, whose, region.name, region.name, 1)}
+
+
 @given(seeds)
 @some
 def test_trimming_what_is_unsettled_is_a_loss(seed: int) -> None:

@@ -22,7 +22,13 @@ from typing import Any, Final
 
 from aiohttp import web
 
-from meridian_broker.admin.export_capture import Captured, SnapshotWriter, capture_subscription, capture_topic
+from meridian_broker.admin.export_capture import (
+    Captured,
+    SnapshotWriter,
+    capture_subscription,
+    capture_topic,
+    capture_view,
+)
 from meridian_broker.admin.export_plan import FORMAT, topic_filter
 from meridian_broker.admin.state import AdminState
 from meridian_broker.ledgers.store import LedgerError
@@ -160,6 +166,7 @@ class Exports:
                     if time.monotonic() - began > TURN_SECONDS:
                         await asyncio.sleep(0)
                         began = time.monotonic()
+                capture_view(captured, topic)
                 # Deltas are merged in memory before they are durable: what is shown must survive a crash.
                 await topic.scheduler.answer(topic.progress_log.when_durable)
                 return captured, [change async for some in topic.progress_log.changes() for change in some]

@@ -16,13 +16,14 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Final
 
-from meridian_broker.admin.backlogs import standing
+from meridian_broker.admin.backlogs import Standing, standing
 from meridian_broker.admin.export_plan import Planner
 from meridian_broker.admin.state import AdminState
 from meridian_broker.ledgers.log import TopicLog
 from meridian_broker.metadata.records import TopicRecord
 from meridian_broker.positions.clock import ZERO, Stamp
 from meridian_broker.positions.position import EARLIEST, LATEST, Position
+from meridian_broker.topics.compacted_reading import CompactedReading
 from meridian_broker.topics.progress_log import Change, Kind
 from meridian_broker.topics.subscription import Subscription
 from meridian_broker.topics.subscription_record import decode_record
@@ -80,7 +81,7 @@ async def capture_subscription(captured: Captured, subscription: Subscription) -
 
     Looking ahead of its cursor takes turns; what it finds acked is in the progress that is copied right after.
     """
-    stands = await standing(subscription, HOLES_KEPT)
+    reading, stands = await _stands(subscription)
     subscription.claims.flush_pending()
     log = subscription.topic.log
     dispatcher = subscription.dispatcher
@@ -103,9 +104,31 @@ async def capture_subscription(captured: Captured, subscription: Subscription) -
         line["firsthand"] = progress  # nobody else can have acked anything of it
     elif subscription.first_hand is not None:
         line["firsthand"] = subscription.first_hand.encode()
+    if reading is not None:
+        line["thinned"] = reading.thinned_done
     if line["replicated"]:
         captured.replicated.add(subscription.name)
     captured.subscriptions.append(line)
+
+
+async def _stands(subscription: Subscription) -> tuple[CompactedReading | None, Standing]:
+    """Where a subscription stands, and how it has read for as long as it took to find out."""
+    while True:
+        reading = subscription.compacted
+        stands = await standing(subscription, HOLES_KEPT)
+        if subscription.compacted is reading:
+            return reading, stands
+
+
+def capture_view(captured: Captured, topic: Topic) -> None:
+    """Add the compacted view, after the subscriptions: what their cursors passed for it, no later view has again."""
+    view = topic.compaction.view
+    if view is None:
+        return
+    captured.line["view"] = {"horizon": str(view.horizon)}
+    if view.is_loaded and any("thinned" in one for one in captured.subscriptions):
+        ledgers = [ledger for ledger in captured.ledgers if ledger <= view.horizon.ledger]
+        captured.line["view"]["kept"] = {ledger: view.kept(ledger) for ledger in ledgers}
 
 
 def durable_ends(log: TopicLog, record: TopicRecord) -> tuple[Position, Mapping[str, Position]]:
@@ -177,13 +200,18 @@ class SnapshotWriter:
     def add(self, captured: Captured, changes: Iterable[Change]) -> None:
         """One topic; topics come in the order of their names."""
         subscriptions = [
-            {key: _text(value) if isinstance(value, bytes) else value for key, value in one.items()}
+            {key: _text(value) if isinstance(value, bytes) else _bits(value) for key, value in one.items()}
             for one in captured.subscriptions
         ]
-        record = captured.line | {
-            "subscriptions": subscriptions,
-            "ack_log": _ack_log(changes, captured.replicated),
-        }
+        view = {key: _bits(value) for key, value in captured.line.get("view", {}).items()}
+        record = (
+            captured.line
+            | ({"view": view} if view else {})
+            | {
+                "subscriptions": subscriptions,
+                "ack_log": _ack_log(changes, captured.replicated),
+            }
+        )
         line = json.dumps(record, separators=(",", ":")).encode() + b"\n"
         self._planner.add(record, len(line))
         self._file.write(line)
@@ -213,6 +241,13 @@ def _ack_log(changes: Iterable[Change], wanted: set[str]) -> list[Json]:
             entry = {"subscription": name, "received_ms": time_ms, "progress": _text(payload), "firsthand": first_hand}
             log.setdefault(name, []).append(entry | ({"cause": "ack"} if first_hand else {}))
     return [entry for entries in log.values() for entry in entries]
+
+
+def _bits(value: Any) -> Any:
+    """Entries per ledger as JSON has them; everything else as it is."""
+    if not isinstance(value, dict):
+        return value
+    return {str(ledger): _text(entries.serialize()) for ledger, entries in value.items()}
 
 
 def _text(data: bytes) -> str:

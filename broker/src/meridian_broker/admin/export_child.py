@@ -86,6 +86,8 @@ SCHEMAS: Final[dict[str, Any]] = {
             ("cursors", pa.list_(pa.struct(_CURSOR))),
             ("trimmed_origins", _PLACES),
             ("holes", pa.list_(pa.struct(_HOLE))),
+            ("compacted_ledger", pa.int64()),
+            ("compacted_entry", pa.int64()),
         ]
     ),
     "cursors": pa.schema([("region", pa.string()), ("topic", pa.string()), *_CURSOR]),
@@ -93,6 +95,7 @@ SCHEMAS: Final[dict[str, Any]] = {
     "acks": pa.schema(_RANGES),
     "dropped": pa.schema(_RANGES),
     "passed": pa.schema([*_SUBSCRIPTION, *_BOUNDS]),
+    "compacted": pa.schema([*_SUBSCRIPTION, *_BOUNDS]),
     "ranges": pa.schema([("table", pa.string()), *_RANGES]),
     "entries": pa.schema(
         [

@@ -20,7 +20,7 @@ from meridian_broker.positions.position import Position, parse_position
 FORMAT: Final = 1
 """Number of the contract in ``docs/export.md``."""
 
-TOPIC_TABLES: Final = ("topics", "cursors", "progress", "acks", "dropped", "passed", "ranges")
+TOPIC_TABLES: Final = ("topics", "cursors", "progress", "acks", "dropped", "passed", "compacted", "ranges")
 """Tables made from the topics' lines of the snapshot file."""
 TABLES: Final = (*TOPIC_TABLES, "entries", "metadata")
 

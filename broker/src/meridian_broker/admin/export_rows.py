@@ -12,6 +12,8 @@ from base64 import b64decode
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final
 
+from pyroaring import BitMap
+
 from meridian_broker.ledgers.entry import MARKER, NO_ORIGIN, unpack
 from meridian_broker.positions.clock import ZERO, Stamp
 from meridian_broker.positions.dropped import Dropped
@@ -71,6 +73,7 @@ def topic_rows(record: Mapping[str, Any]) -> Iterator[Row]:
         [dict(zip(CURSOR_COLUMNS, _cursor(one), strict=True)) for one in record["subscriptions"]],
         _places(record.get("trimmed_origins", {})),
         _holes(record.get("holes", ())),
+        *parse_position(record["view"]["horizon"] if "view" in record else str(EARLIEST)),
     )
 
 
@@ -118,8 +121,28 @@ def passed_rows(record: Mapping[str, Any]) -> Iterator[Row]:
             yield (*head, *parse_position(after), *parse_position(upto))
 
 
+def compacted_rows(record: Mapping[str, Any]) -> Iterator[Row]:
+    """``compacted``: local ranges that the cursor may pass unacknowledged. The view that is read does not have them, or
+    has of a batch only messages that are acknowledged."""
+    view = record.get("view", {})
+    if "kept" not in view:
+        return
+    horizon = parse_position(view["horizon"])
+    taken = []
+    for one in record["ledgers"]:
+        ledger = int(one["id"])
+        if ledger <= horizon.ledger:
+            count = int(one["entries"]) if ledger < horizon.ledger else horizon.entry + 1
+            taken.append((ledger, BitMap(range(count)) - _bits(view["kept"], ledger)))
+    for one in record["subscriptions"]:
+        if "thinned" in one:
+            for ledger, entries in taken:
+                for first, last in _runs(entries | _bits(one["thinned"], ledger)):
+                    yield (record["region"], record["topic"], one["name"], ledger, first - 1, ledger, last)
+
+
 def range_rows(record: Mapping[str, Any]) -> Iterator[Row]:
-    """``ranges``: the four tables above in one, each row with its table's name in front.
+    """``ranges``: the five tables above in one, each row with its table's name in front.
 
     Of the log of acks only what is nowhere else: one row per ack says the same as ``firsthand`` at a hundred times
     the length.
@@ -135,8 +158,9 @@ def range_rows(record: Mapping[str, Any]) -> Iterator[Row]:
                 yield ("acks", *row)
     for row in dropped_rows(record):
         yield ("dropped", *row)
-    for row in passed_rows(record):
-        yield ("passed", *row[:3], None, None, *row[3:], None, *_NO_BATCH, None, None)
+    for table, rows in (("passed", passed_rows), ("compacted", compacted_rows)):
+        for row in rows(record):
+            yield (table, *row[:3], None, None, *row[3:], None, *_NO_BATCH, None, None)
 
 
 def metadata_rows(record: Mapping[str, Any], region: str) -> Iterator[Row]:
@@ -250,6 +274,24 @@ def _places(places: Mapping[str, str]) -> list[dict[str, Any]]:
     ]
 
 
+def _bits(ledgers: Mapping[str, str], ledger: int) -> BitMap:
+    encoded = ledgers.get(str(ledger))
+    return BitMap() if encoded is None else BitMap.deserialize(b64decode(encoded))
+
+
+def _runs(entries: BitMap) -> Iterator[tuple[int, int]]:
+    """Consecutive numbers as ``(first, last)``."""
+    first = last = -1
+    for number in entries:
+        if number != last + 1 or first < 0:
+            if first >= 0:
+                yield first, last
+            first = number
+        last = number
+    if first >= 0:
+        yield first, last
+
+
 def _holes(holes: Iterable[tuple[str, str, str]]) -> list[dict[str, Any]]:
     found = []
     for region, after, before in holes:
@@ -297,5 +339,6 @@ _TABLES: Final[dict[str, Callable[[Mapping[str, Any]], Iterator[Row]]]] = {
     "acks": ack_rows,
     "dropped": dropped_rows,
     "passed": passed_rows,
+    "compacted": compacted_rows,
     "ranges": range_rows,
 }

@@ -76,6 +76,11 @@ class CompactedReading:
         """What is at or before this is read from the view."""
         return EARLIEST if self._compaction.view is None else self._compaction.view.horizon
 
+    @property
+    def thinned_done(self) -> dict[int, BitMap]:
+        """Batches that lost messages to compaction and whose others are acknowledged: ledger -> entries. A copy."""
+        return {ledger: entries.copy() for ledger, entries in self._thinned_done.items()}
+
     def start(self) -> Position:
         """Behind which position reading begins: before mark-delete, when the view has more than the log holds."""
         subscription, view = self._subscription, self._compaction.view

@@ -99,6 +99,16 @@ class CompactedView:
     def __len__(self) -> int:
         return self._before[-1]
 
+    @property
+    def is_loaded(self) -> bool:
+        """Which entries there are is in memory."""
+        return len(self) == self.record.entries
+
+    def kept(self, ledger: int) -> BitMap:
+        """The entries of one ledger of the log that the view has. Not to be changed."""
+        at = bisect_left(self._ledgers, ledger)
+        return self._kept[at] if at < len(self._ledgers) and self._ledgers[at] == ledger else BitMap()
+
     def holds(self, position: Position) -> bool:
         """Is this an entry of the view? Any id may be asked for, also one that no entry can have."""
         at = bisect_left(self._ledgers, position.ledger)

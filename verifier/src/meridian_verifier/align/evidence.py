@@ -94,6 +94,8 @@ class Evidence:
     """Drops at S2."""
     passed: Mapping[Holder, IntervalSet]
     """What the cursor passed at S2, in that region's **local** keys."""
+    compacted: Mapping[Holder, IntervalSet]
+    """What it may have passed at S2 without an ack: the compacted view that it reads does not have it. Local keys."""
 
     def place(self, region: str, moment: str, default: Place = EARLIEST) -> int:
         """Key of the last entry of this origin that ``region`` says it stored, at ``"earlier"`` or ``"later"``."""

@@ -57,6 +57,14 @@ class TopicState:
     """Per origin, its last entry that stood in what was given back; None: an older broker does not say."""
     holes: Mapping[str, Sequence[Hole]] = field(default_factory=dict)
     """Per origin, where this region still waits for entries although it has later ones (R5)."""
+    compacted_to: Place = EARLIEST
+    """Local: the last entry that the region's compacted view takes account of."""
+
+    @property
+    def gave_back_compacted(self) -> bool:
+        """Some of what was given back may have been passed unacknowledged, because the view did not have it, and what
+        that was is on record nowhere."""
+        return EARLIEST not in (self.trimmed_to, self.compacted_to)
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,11 +29,11 @@ def gather(topic: str, origin: str, world: World, entries: pa.Table, ranges: pa.
     :param entries: from S2; columns region, ledger, entry, origin_ledger, origin_entry, prev_ledger, prev_entry,
         checksum, messages, publish_ms, stored_ms, marker, replicate_to.
     :param ranges: columns taken, table, region, subscription, after_ledger, after_entry, upto_ledger, upto_entry,
-        batch_size, acked_bits; table ``passed`` is in local coordinates, the others in the origin's.
+        batch_size, acked_bits; ``passed`` and ``compacted`` are in local coordinates, the others in the origin's.
     """
     entries = entries.filter(pc.invert(entries["marker"]))
-    is_passed = pc.equal(ranges["table"], "passed")
-    passed, ranges = ranges.filter(is_passed), ranges.filter(pc.invert(is_passed))
+    is_local = pc.is_in(ranges["table"], pa.array(["passed", "compacted"]))
+    passed, ranges = ranges.filter(is_local), ranges.filter(pc.invert(is_local))
     coordinates = Coordinates.over(
         numbers(entries, "origin_ledger"),
         numbers(entries, "prev_ledger"),
@@ -45,6 +45,9 @@ def gather(topic: str, origin: str, world: World, entries: pa.Table, ranges: pa.
         numbers(entries, "ledger"), numbers(passed, "after_ledger"), numbers(passed, "upto_ledger")
     )
     keys = coordinates.keys(numbers(entries, "origin_ledger"), numbers(entries, "origin_entry"))
+    locally: dict[str, dict[Holder, IntervalSet]] = {"passed": {}, "compacted": {}}
+    for (table, *holder), rows in _split(passed, ("table", "region", "subscription")):
+        locally[table][(holder[0], holder[1])] = _intervals(local, passed.take(rows))
     found: dict[tuple[int, str], dict[Holder, Acked]] = {}
     for (taken, table, *holder), rows in _split(ranges, ("taken", "table", "region", "subscription")):
         found.setdefault((taken, table), {})[(holder[0], holder[1])] = _acked(coordinates, ranges.take(rows))
@@ -59,10 +62,8 @@ def gather(topic: str, origin: str, world: World, entries: pa.Table, ranges: pa.
         found.get((LATER, "progress"), {}),
         found.get((LATER, "acks"), {}),
         {holder: acked.full for holder, acked in found.get((LATER, "dropped"), {}).items()},
-        {
-            (region, name): _intervals(local, passed.take(rows))
-            for (region, name), rows in _split(passed, ("region", "subscription"))
-        },
+        locally["passed"],
+        locally["compacted"],
     )
 
 

@@ -40,7 +40,9 @@ def _passed_unacked(evidence: Evidence) -> Iterable[Finding]:
         held = evidence.stored.get(region)
         if held is None:
             continue
-        passed = held.keys[evidence.passed.get(holder, EMPTY).holds(held.local)]
+        # Who reads a compacted view passes what it does not have, unacknowledged.
+        unexplained = evidence.passed.get(holder, EMPTY) - evidence.compacted.get(holder, EMPTY)
+        passed = held.keys[unexplained.holds(held.local)]
         lost = passed[~_settled(evidence, holder).holds(passed)]
         chosen = np.isin(evidence.known.keys, lost)
         found = evidence.finding(Reason.PASSED_UNACKED, subscription, region, region, chosen)
@@ -87,7 +89,7 @@ def _trimmed_unacked(evidence: Evidence) -> Iterable[Finding]:
     for holder in _replicated(evidence):
         region, subscription = holder
         state = evidence.world.later[region].topics[evidence.topic]
-        if state.trimmed_to == EARLIEST:
+        if state.trimmed_to == EARLIEST or state.gave_back_compacted:
             continue
         # What came late stands below the low water, and what is awaited was never here.
         gone = IntervalSet.of([evidence.joined(region)], [evidence.low_water(region)]) - evidence.awaited(region)

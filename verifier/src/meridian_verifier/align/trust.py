@@ -52,6 +52,11 @@ def unjudged(world: World, topics: Iterable[str], flows: Sequence[Flow]) -> Mapp
             f"Overclaimed was not judged: {region} was restored from an older copy"
             for region in restored.get(topic, ())
         ]
+        said += [
+            f"TrimmedUnacked was not judged in {region}: the topic is compacted there"
+            for region, state in world.later.items()
+            if topic in state.topics and state.topics[topic].gave_back_compacted
+        ]
         if said:
             notes[topic] = tuple(said)
     return notes

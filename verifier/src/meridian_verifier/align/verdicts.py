@@ -146,21 +146,25 @@ def _subjects(
     notes = unjudged(world, names, flows)
     for topic in sorted(names):
         for subscription in sorted(names[topic]):
-            own = findings_of.get((topic, subscription), [])
-            of_topic = findings_of.get((topic, ""), []) if subscription else []
-            yield _subject(world, (topic, subscription), pairs_of.get((topic, subscription), ()), own + of_topic, notes)
+            key, of_topic = (topic, subscription), (topic, "")
+            own = findings_of.get(key, [])
+            inherited = findings_of.get(of_topic, []) if subscription else []
+            concerned = pairs_of.get(key, []), pairs_of.get(of_topic, [])
+            yield _subject(world, key, *concerned, own + inherited, notes)
 
 
 def _subject(
     world: World,
     key: Key,
     pairs: Sequence[PairVerdict],
+    of_topic: Sequence[PairVerdict],
     findings: Sequence[Finding],
     notes: Mapping[str, tuple[str, ...]],
 ) -> SubjectVerdict:
-    wrong = [reason for pair in pairs if pair.state is State.MISALIGNED for reason in pair.reasons]
+    concerned = [*pairs, *of_topic]
+    wrong = [reason for pair in concerned if pair.state is State.MISALIGNED for reason in pair.reasons]
     wrong += [found.reason for found in findings]
-    unknown = [reason for pair in pairs if pair.state is State.UNKNOWN for reason in pair.reasons]
+    unknown = [reason for pair in concerned if pair.state is State.UNKNOWN for reason in pair.reasons]
     unknown += [Reason.NOT_ASKED] if world.not_asked(key[0]) else []
     state = State.MISALIGNED if wrong else State.UNKNOWN if unknown else State.ALIGNED
     reasons = tuple(dict.fromkeys(wrong + unknown))

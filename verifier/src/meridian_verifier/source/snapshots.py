@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from meridian_verifier.align.facts import Cursor, Hole, Link, Place, RegionState, TopicState
+from meridian_verifier.align.facts import EARLIEST, Cursor, Hole, Link, Place, RegionState, TopicState
 from meridian_verifier.source.client import RegionClient, RegionUnreachable, Taken
 from meridian_verifier.source.tables import TABLES, conform
 
@@ -69,6 +69,7 @@ def read_state(client: RegionClient, taken: Taken) -> RegionState:
             {one["subscription"]: _cursor(one) for one in row["cursors"] or []},
             None if row["trimmed_origins"] is None else _places(row["trimmed_origins"]),
             _holes(row["holes"]),
+            EARLIEST if row["compacted_ledger"] is None else (row["compacted_ledger"], row["compacted_entry"]),
         )
         for row in _rows(client, taken, "topics")
     }

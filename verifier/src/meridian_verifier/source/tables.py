@@ -78,6 +78,8 @@ TABLES: Final[dict[str, pa.Schema]] = {
             ("cursors", pa.list_(pa.struct(_CURSOR))),
             ("trimmed_origins", _PLACE),
             ("holes", _HOLES),
+            ("compacted_ledger", pa.int64()),
+            ("compacted_entry", pa.int64()),
         ]
     ),
     "cursors": pa.schema([("region", pa.string()), ("topic", pa.string()), *_CURSOR]),
@@ -85,6 +87,7 @@ TABLES: Final[dict[str, pa.Schema]] = {
     "acks": _RANGES,
     "dropped": _RANGES,
     "passed": pa.schema([("region", pa.string()), ("topic", pa.string()), ("subscription", pa.string()), *_BOUNDS]),
+    "compacted": pa.schema([("region", pa.string()), ("topic", pa.string()), ("subscription", pa.string()), *_BOUNDS]),
     "ranges": pa.schema([("table", pa.string()), *_RANGES]),
     "entries": pa.schema(
         [

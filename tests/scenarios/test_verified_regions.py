@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the verifier says of live regions in which nothing is wrong, though it may look so, and of one real loss."""
+
+from __future__ import annotations
+
+import pytest
+from admin_paths import topic_path
+from broker_process import RegionsProcess, wait_until
+from compaction_steps import Door, compact
+from compaction_steps import publish as publish_rows
+from meridian_verifier.align.findings import Reason
+from meridian_verifier.align.verdicts import State
+from region_clients import (
+    CENTRAL,
+    EAST,
+    EXCLUSIVE,
+    WEST,
+    client,
+    new_topic,
+    numbered,
+    publish,
+    stats,
+    stored,
+    subscribe,
+    take,
+    take_numbers,
+    wait_for_backlog,
+)
+from verifier_live import live_verdict
+
+REGIONS = (EAST, WEST, CENTRAL)
+SETTINGS = {
+    "compactionRateInMBPerSecond": "0",
+    "faultInjectionEnabled": "true",
+    "managedLedgerMaxEntriesPerLedger": "10",
+    "retentionCheckIntervalInSeconds": "1",
+}
+
+pytestmark = pytest.mark.slow
+
+
+def urls(regions: RegionsProcess, *named: str) -> dict[str, str]:
+    return {region: regions.admin_url(region) for region in named or REGIONS}
+
+
+def test_with_some_regions_left_out_it_cannot_tell(regions: RegionsProcess) -> None:
+    """What was acknowledged in the region that is not named, the others know, and nobody who is asked received it."""
+    topic = new_topic("named-in-part")
+    with client(regions, EAST) as east, client(regions, CENTRAL) as central:
+        subscribe(east, topic).close()
+        publish(east, topic, numbered(range(8)))
+        for region in REGIONS:
+            stored(regions, region, topic, 8)
+        take_numbers(subscribe(central, topic), range(8))
+    for region in REGIONS:
+        wait_for_backlog(regions, region, topic, 0)
+    for named in ((EAST, WEST), (EAST,)):
+        verdict = live_verdict(urls(regions, *named), topic)
+        assert verdict.findings == ()
+        assert (verdict.state, verdict.exit_code) == (State.UNKNOWN, 2)
+        assert {one.reasons for one in verdict.subjects} == {(Reason.NOT_ASKED,)}
+        assert CENTRAL in verdict.summary
+    assert live_verdict(urls(regions), topic).state is State.ALIGNED
+
+
+def test_what_compaction_took_out_is_passed_and_not_lost(regions: RegionsProcess) -> None:
+    """Also once it was given back; what the view has, or what stands behind it, is owed as ever."""
+    topic = new_topic("compacted")
+    door = Door(regions.admin_url(EAST))
+    with client(regions, EAST) as east:
+        consumer = subscribe(east, topic, kind=EXCLUSIVE, is_read_compacted=True)
+        publish_rows(east, topic, [(f"k{number % 7}", b"%d" % number) for number in range(60)])
+        for region in REGIONS:
+            stored(regions, region, topic, 60)
+        compact(door, topic.rpartition("/")[2])
+        consumer.close()
+        consumer = subscribe(east, topic, kind=EXCLUSIVE, is_read_compacted=True)
+        messages = take(consumer, 7)
+        assert {int(one.data()) for one in messages} == set(range(53, 60))
+        for message in messages[:4]:
+            consumer.acknowledge(message)
+        for region in (WEST, CENTRAL):
+            wait_for_backlog(regions, region, topic, 56)
+        place = f"{topic_path(topic)}/internalStats"
+        cursor = regions.http(EAST, "GET", place).json["cursors"]["s"]["markDeletePosition"]
+        assert int(cursor.rpartition(":")[2]) >= 0, "the cursor passed what was taken out"
+        verdict = live_verdict(urls(regions), topic)
+        assert verdict.findings == ()
+        assert verdict.state is State.ALIGNED
+        wait_until(lambda: stats(regions, EAST, topic)["storageSize"] < 60 * 70, "space to be given back")
+        verdict = live_verdict(urls(regions), topic)
+        assert verdict.findings == ()
+        assert "not judged" in " ".join(verdict.subjects[0].notes), "for it cannot be told what was taken out of that"
+        damaged = regions.http(
+            EAST, "POST", f"/meridian/v1/subscriptions/{topic.replace('://', '/')}/s/damage", {"entries": 2}
+        )
+        assert damaged.status == 200, damaged.text
+        verdict = live_verdict(urls(regions), topic)
+        assert Reason.OVERCLAIMED in {one.reason for one in verdict.losses}
+        consumer.close()
