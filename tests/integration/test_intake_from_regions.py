@@ -12,12 +12,16 @@ from typing import Any
 import pytest
 from broker_regions import Region, regions, until
 from meridian_broker.gateway.roles import Producer
+from meridian_broker.ledgers.entry import unpack
 from meridian_broker.metadata import policy_table
 from meridian_broker.metadata.policy_values import BacklogQuota
 from meridian_broker.positions.position import EARLIEST
 from meridian_broker.topics import administration, quotas, recall, upkeep
+from meridian_broker.topics.schemas import VERSION
 from meridian_broker.topics.termination import terminate
 from meridian_broker.topics.topic import Topic
+from meridian_broker.wire.proto import pulsar_pb2 as pb
+from meridian_broker.wire.pulsar import metadata as message_metadata
 from meridian_broker.wire.pulsar.topic_name import parse
 
 TOPIC = "persistent://public/default/orders"
@@ -102,3 +106,37 @@ async def test_what_is_larger_than_this_broker_takes_stays_where_it_is(tmp_path:
         await nothing_comes(here, eu, "maxMessageSize")
         here.limits = replace(here.limits, message_bytes=10_000)
         await until(lambda: here.log.entries == 7)
+
+
+async def test_what_is_fetched_names_its_schema_by_this_regions_number(tmp_path: Path) -> None:
+    """Each of the three regions numbers the schemas in another order, and the messages come from eu or from each other."""
+    schemas = [
+        pb.Schema(name="orders", type=pb.Schema.Json, schema_data=b'{"type":"record","name":"%s","fields":[]}' % name)
+        for name in (b"A", b"B", b"C")
+    ]
+    async with regions(tmp_path, "us", "eu", "ap") as (us, eu, ap):
+        for region, order in ((us, (1, 0)), (eu, (0, 1, 2)), (ap, (2, 1, 0))):
+            await region.process.service.topic(parse(TOPIC), create=True)
+            for number in order:
+                await region.process.service.add_schema(parse(TOPIC), schemas[number])
+        eu.process.runner.stop(TOPIC)  # nobody hears of eu's messages by itself
+        connection = await eu.connect()
+        producer = await Producer.open(connection, TOPIC)
+        for number in range(3):
+            version = await connection.get_or_create_schema(TOPIC, schemas[number])
+            await producer.send(b"%d" % number, schema_version=version)
+        await producer.send(b"none")
+        await producer.flush()
+        await connection.close()
+        assert await numbers(us) == [1, 0, 2, None], "the third schema was new there"
+        await eu.stop()
+        assert await numbers(ap) == [2, 1, 0, None]
+        await eu.start()
+
+
+async def numbers(region: Region) -> list[int | None]:
+    """By which numbers the messages of a region name their schemas, once all have come."""
+    topic = await opened(region, 4)
+    entries = await topic.log.read_after(EARLIEST, 10, 1 << 20)
+    found = [message_metadata.scan(stored[unpack(stored).body_offset :]).schema_version for _, stored in entries]
+    return [VERSION.unpack(version)[0] if version else None for version in found]

@@ -17,6 +17,7 @@ from meridian_broker.topics.errors import NotAllowed, TopicError, TopicFenced
 from meridian_broker.topics.producer import Producer
 from meridian_broker.topics.recalled import Feed, Found, NotWanted, PeerAway, Want
 from meridian_broker.topics.topic import Topic
+from meridian_broker.wire.proto import pulsar_pb2 as pb
 from meridian_broker.wire.pulsar import topic_name
 from meridian_broker.wire.pulsar.frames import FrameDecoder, Send
 from meridian_broker.wire.pulsar.metadata import BodyError
@@ -93,6 +94,10 @@ class ReplicationLinks:
             return await answered
         finally:
             connection.close(0)
+
+    async def schema(self, region: str, topic: str, version: bytes) -> pb.Schema | None:
+        """Messages have none here."""
+        return None
 
     def feed(self, topic_name: str, remote: str, /) -> Feed | None:
         status = self.status(topic_name).get(remote)

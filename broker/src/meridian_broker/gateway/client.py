@@ -230,6 +230,17 @@ class PulsarClientConnection(ClientWire):
             raise RequestRefused(answer.error_code, f"{topic}: {answer.error_message}")
         return answer.schema_version
 
+    async def get_schema(self, topic: str, version: bytes) -> pb.Schema | None:
+        """The schema that the broker knows by this version; None: it knows none."""
+        answer: pb.CommandGetSchemaResponse = await self.request(
+            _T.GET_SCHEMA, pb.CommandGetSchema(topic=topic, schema_version=version, request_id=0)
+        )
+        if not answer.HasField("error_code"):
+            return answer.schema
+        if answer.error_code == pb.TopicNotFound:
+            return None
+        raise RequestRefused(answer.error_code, f"{topic}: {answer.error_message}")
+
     async def open_producer(self, command: pb.CommandProducer, events: ProducerEvents) -> OpenedProducer:
         """Open a producer; ids are filled in here. ``events`` hears nothing when this raises."""
         command.producer_id = producer_id = self.next_id()

@@ -16,7 +16,7 @@ from meridian_broker.gateway.client_errors import ClientError, RequestRefused
 from meridian_broker.gateway.links import Backoff, Resolver
 from meridian_broker.gateway.remote_admin import RemoteAdmin
 from meridian_broker.gateway.remote_brokers import RemoteBrokers
-from meridian_broker.gateway.replicator_run import ReplicatorRun
+from meridian_broker.gateway.replicator_run import ReplicatorRun, partitioned_topic
 from meridian_broker.positions.position import EARLIEST, LATEST, Position
 from meridian_broker.replication.replicator import QUEUE_SIZE, Replicator
 from meridian_broker.topics.recalled import Feed, Found, NotWanted, PeerAway, Want
@@ -149,6 +149,19 @@ class ReplicatorRunner:
             feed = Feed(confirmed, end, said.behind, said.held, said.subscriptions)
         origins = frozenset(answer.origins)
         return Found(tuple(answer.entries), answer.chained, answer.settled, last, origins, feed, answer.outside)
+
+    async def schema(self, region: str, topic: str, version: bytes) -> pb.Schema | None:
+        """``topics.recalled.Peers``. :raises PeerAway: the region cannot be reached, or cannot say."""
+        place = self._remotes.get(region)
+        if place is None or not self.is_reachable(region):
+            raise PeerAway(f"{region} cannot be asked for a schema of {topic}")
+        try:
+            async with asyncio.timeout(ASK_SECONDS):
+                connection = await place.link.ready()
+                return await connection.get_schema(partitioned_topic(topic), version)
+        except (ClientError, TimeoutError) as error:
+            reason = str(error) or f"no answer in {ASK_SECONDS:g} s"
+            raise PeerAway(f"{region} does not give a schema of {topic}: {reason}") from error
 
     def feed(self, topic_name: str, remote: str) -> Feed | None:
         """How far the replicator is; None: there is none. The end of the log is the caller's to say."""

@@ -176,6 +176,8 @@ class Mending:
                 after = header.origin
                 position = wanted.get(header.origin)
                 if position is not None and header.prev == lacking[position].prev:
+                    if header.region != topic.region:
+                        body = await recall.schema_numbers.renumbered(region, header, body)
                     copies[position] = _as_stored(topic.region, position, header, body)
             if not copies:
                 return

@@ -50,6 +50,7 @@ async def open_topic(
         base = await service.catalog.partitioned.deletion(name)
         topic.base_incarnation = "" if base is None else str(base.stamp)
     topic.schema_source = service.schemas.for_topic(name)
+    topic.add_schema = lambda schema: service.add_schema(name, schema, topic.check_open)
     if service.replication is not None:
         _recall(service, topic, metadata)
     topic.log.watch(topic.dispatch_all)

@@ -34,6 +34,7 @@ from meridian_broker.topics.errors import NotAllowed, OriginConflict, TopicError
 from meridian_broker.topics.intake import Offered
 from meridian_broker.topics.joining import Joining
 from meridian_broker.topics.recalled import Found, PeerAway, Peers, Want
+from meridian_broker.topics.schema_numbers import SchemaNumbers
 from meridian_broker.wire.pulsar import metadata as message_metadata
 from meridian_broker.wire.pulsar.metadata import BodyError
 
@@ -143,6 +144,7 @@ class Recall:
         :param is_joining: the copy here is not known to be filled (R21).
         """
         self.joining = Joining(topic, peers, self.others, is_joining=is_joining)
+        self.schema_numbers = SchemaNumbers(topic, peers)
         self._topic = topic
         self._peers = peers
         self._regions = regions
@@ -420,7 +422,11 @@ class Recall:
                     await self._follow_end(max((one.last for one in found.values()), default=EARLIEST))
                 return away | having.keys()
             best = max(chained, key=lambda region: len(chained[region].entries))
-            stored = await self._store(want, chained[best].entries)
+            try:
+                stored = await self._store(best, want, chained[best].entries)
+            except PeerAway as error:
+                self.problem = str(error)
+                return away | {best}
             if stored is None:  # something else was stored meanwhile, or it may not come in: next time, if ever
                 return away if topic.terminated is not None else away | {best}
             after, source = stored, best
@@ -434,8 +440,11 @@ class Recall:
                 await topic.metadata.never_below(end.ledger)
             topic.log.follow(end)
 
-    async def _store(self, want: Want, entries: Iterable[bytes]) -> Position | None:
-        """Store what came, unless something else did meanwhile. Durable when it returns; says the last one."""
+    async def _store(self, source: str, want: Want, entries: Iterable[bytes]) -> Position | None:
+        """Store what came, unless something else did meanwhile. Durable when it returns; says the last one.
+
+        :raises PeerAway: its source cannot be asked for a schema.
+        """
         topic, after = self._topic, want.after
         taken: list[tuple[EntryHeader, bytes]] = []
         for entry in entries:
@@ -446,6 +455,8 @@ class Recall:
                 body = message_metadata.strip_appended(
                     body, message_metadata.appended_bytes(body, want.origin, *header.origin)
                 )
+            else:
+                body = await self.schema_numbers.renumbered(source, header, body)
             taken.append((header, body))
         if want.origin == topic.region and topic.metadata is not None:
             await topic.metadata.never_below(after.ledger)

@@ -7,6 +7,7 @@ from collections.abc import Collection
 from typing import Final, NamedTuple, Protocol
 
 from meridian_broker.positions.position import EARLIEST, Position
+from meridian_broker.wire.proto import pulsar_pb2 as pb
 
 
 class Want(NamedTuple):
@@ -76,4 +77,8 @@ class Peers(Protocol):
 
     async def ask(self, region: str, want: Want) -> Found:
         """:raises PeerAway: there is no answer, or the region cannot say."""
+        ...
+
+    async def schema(self, region: str, topic: str, version: bytes) -> pb.Schema | None:
+        """What a region calls by this number; None: nothing. :raises PeerAway: as ``ask``."""
         ...

@@ -46,6 +46,7 @@ from meridian_broker.topics.pacing import Pacing
 from meridian_broker.topics.producer import Producer
 from meridian_broker.topics.progress_log import ProgressLog, WhenDurable
 from meridian_broker.topics.publishing import store_foreign, store_own
+from meridian_broker.topics.schema_numbers import AddSchema
 from meridian_broker.topics.scope import Leasing
 from meridian_broker.topics.subscription import Subscription, SubscriptionType
 from meridian_broker.topics.throttling import Rate
@@ -167,6 +168,7 @@ class Topic:
         self.base_incarnation = ""
         """Stamp of that topic's last deletion (R8)."""
         self.schema_source: Callable[[bytes], Awaitable[pb.Schema | None]] | None = None
+        self.add_schema: AddSchema | None = None
         self.was_alone = False
         """It lived in this region only, when that was last looked at."""
         self.remotes: set[str] = set()
