@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import pytest
-from meridian_broker.positions import Progress
+from meridian_broker.positions import Progress, Stamp
 from meridian_broker.positions.position import EARLIEST, Position
 from meridian_broker.positions.reports import Report
 from meridian_broker.topics import floors, old_rewinds, placing, rewinding, upkeep
@@ -118,6 +118,47 @@ async def test_too_many_rewinds_are_refused_with_a_reason(monkeypatch: pytest.Mo
         await subscription.seek_to_time(0)
     with pytest.raises(LimitReached, match="was rewound 3 times"):
         await subscription.seek(Position(0, 0))
+
+
+async def test_regions_that_were_cut_and_went_back_as_often_as_they_may_go_on_together(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each made as many rewinds as it may. Together they are more: they are written, read at the next start, counted
+    against a further seek, and merged once the regions agree."""
+    monkeypatch.setattr(placing, "LAYERS_MAX", 4)
+    monkeypatch.setattr(floors, "_regions", lambda _: {"here", "there"})
+    world, subscription = await opened()
+    for _ in range(4):
+        await seek_back(world, subscription, by_time=True)
+    there, told = Progress(), list[str | None]()
+    there.beginning = subscription.progress.beginning.bare()
+    for number in range(4):
+        there.rewind(
+            Stamp(world.scheduler.ms + number, 0, "there"),
+            {},
+            publish_time_ms=world.entries[-1].published_ms + 1 + number,
+        )
+    rewinding.merge(subscription, Progress.decode(there.encode()), told.append)
+    await world.settle()
+    assert told == [None]
+    await ack_all(world, subscription)
+    assert subscription.progress.count_rewinds() > 4
+    progress, first_hand = subscription.progress.copy(), subscription.first_hand
+    await world._open_topic()
+    await world.settle()
+    subscription = world.topic.subscriptions["one"]
+    assert (subscription.progress, subscription.first_hand) == (progress, first_hand)
+    with pytest.raises(LimitReached, match="once all regions of the topic can be reached"):
+        await subscription.seek_to_time(0)
+    await upkeep.trim(world.topic)
+    await world.settle()
+    mine = subscription.progress.reports["here"]
+    report = subscription.progress.empty_delta()
+    report.reports = {"there": Report(world.topic.clock.next(), mine.state, mine.upto)}
+    rewinding.merge(subscription, report, lambda _: None)
+    await world.settle()
+    assert subscription.progress.count_rewinds() == 1
+    await subscription.seek_to_time(0)
 
 
 async def test_what_is_stored_and_was_only_dropped_is_not_acked_by_a_merge() -> None:

@@ -197,7 +197,7 @@ def _as_epoch(subscription: Subscription, source: str, told: Mapping[str, Json],
     rules = {region: (EARLIEST, end) for region, end in high.items() if end > EARLIEST}
     if not rules:
         return None
-    delta = united.empty_delta()
+    delta = united.heads()
     delta.rewind(subscription.topic.clock.next(united.epoch), rules, base)
     return delta
 

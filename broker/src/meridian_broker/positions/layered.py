@@ -18,7 +18,7 @@ from meridian_broker.positions.ackset import AckSet
 from meridian_broker.positions.beginning import UNKNOWN, Beginning
 from meridian_broker.positions.claims import BATCH_LIMIT
 from meridian_broker.positions.clock import ZERO, Stamp
-from meridian_broker.positions.layers import Layer, Rules, acks_of, covered_over, floor_over
+from meridian_broker.positions.layers import Layers, Rules, acks_of, covered_over, floor_over
 from meridian_broker.positions.position import EARLIEST, Position
 
 
@@ -31,7 +31,7 @@ class LayeredAcks:
         self.beginning: Beginning = UNKNOWN
         """Where the subscription began, and which of its lives this is. Changed by ``Progress`` only."""
         self._base: dict[str, AckSet] = {}
-        self._layers: list[Layer] | None = None
+        self._layers: Layers | None = None
         """Rewinds, oldest first. None for nearly every subscription there is."""
 
     # -- acks ----------------------------------------------------------------------------------------------------------
@@ -83,7 +83,7 @@ class LayeredAcks:
     def raise_floor(self, region: str, position: Position) -> bool:
         """Everything of a region up to here is done with, in every epoch: forget the detail (R11)."""
         changed = False
-        for layer in self._layers or ():
+        for layer in () if self._layers is None else self._layers.all():
             changed |= acks_of(layer.acks, region).raise_floor(position)
         if self._base_counts():
             changed |= acks_of(self._base, region).raise_floor(position)
@@ -94,7 +94,7 @@ class LayeredAcks:
     @property
     def epoch(self) -> Stamp:
         """The newest rewind's stamp; ``ZERO`` when there was none. Messages are dispatched under it."""
-        return ZERO if self._layers is None else self._layers[-1].epoch
+        return ZERO if self._layers is None else self._layers.epoch
 
     def moments(self) -> set[int]:
         """From which publish times on seeks by time rule. None: entries need not be judged by their times."""
@@ -106,7 +106,7 @@ class LayeredAcks:
         Of an entry whose time is not known (0) only what is certain is said: it is acked whatever its time is.
         """
         if self._layers is not None:
-            for layer in reversed(self._layers):
+            for layer in self._layers.at(region, position):
                 if layer.rules_entry(region, position, publish_time_ms):
                     acks = layer.acks.get(region)
                     return acks is not None and acks.contains(position)
@@ -175,10 +175,10 @@ class LayeredAcks:
 
     def acks(self, epoch: Stamp, region: str) -> AckSet | None:
         """The acks of one layer, to look at; None when there are none."""
-        for layer in self._layers or ():
-            if layer.epoch == epoch:
-                return layer.acks.get(region)
-        return self._base.get(region) if epoch == ZERO else None
+        if epoch == ZERO:
+            return self._base.get(region)
+        layer = None if self._layers is None else self._layers.find(epoch)
+        return None if layer is None else layer.acks.get(region)
 
     def rewinds(self) -> list[tuple[Stamp, Rules, int | None]]:
         """All rewinds that still matter, oldest first: epoch, what it rules, from which publish time on."""
@@ -192,7 +192,7 @@ class LayeredAcks:
 
     def _deciding(self, region: str, position: Position, publish_time_ms: int) -> Iterator[dict[str, AckSet]]:
         """The acks of the newest layer that rules an entry; while its time is not known, of all that may be the one."""
-        for layer in reversed(self._layers or ()):
+        for layer in () if self._layers is None else self._layers.at(region, position):
             if layer.rules_entry(region, position, publish_time_ms):
                 yield layer.acks
                 return
@@ -209,23 +209,20 @@ class LayeredAcks:
     def _ruling(
         self, epoch: Stamp, region: str, after: Position, upto: Position, publish_time_ms: int
     ) -> Iterator[dict[str, AckSet]]:
-        """The layers, newest first and not newer than ``epoch``, that may be the newest to rule some of an interval.
+        """The acks of all layers in which an ack of an interval is noted, see ``Layers.ruling``.
 
         :raises ValueError: an epoch this progress has not heard of.
         """
         self._check_epoch(epoch)
-        for layer in reversed(self._layers or ()):
-            if layer.epoch <= epoch:
-                if layer.may_rule(region, after, upto, publish_time_ms):
-                    yield layer.acks
-                if layer.rules_all(region, after, upto):
-                    return
-        if self._base_counts():
+        if self._layers is None:
             yield self._base
+            return
+        for layer in self._layers.ruling(epoch, region, after, upto, publish_time_ms):
+            yield self._base if layer is None else layer.acks
 
     def _base_counts(self) -> bool:
         """Whether the base layer may ever be read."""
-        return self._layers is None or not any(layer.rules_all_by_time for layer in self._layers)
+        return self._layers is None or not self._layers.rules_all
 
     def _check_epoch(self, epoch: Stamp) -> None:
         if epoch > self.epoch:

@@ -8,19 +8,24 @@ both. What it rules is read from its layer, whatever older layers say; everythin
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Mapping
+from bisect import bisect_left, bisect_right, insort
+from collections.abc import Iterable, Iterator, Mapping
+from operator import attrgetter
 
 from meridian_broker.positions.ackset import AckSet
 from meridian_broker.positions.claims import put_position, take_position
-from meridian_broker.positions.clock import Stamp
+from meridian_broker.positions.clock import ZERO, Stamp
 from meridian_broker.positions.position import EARLIEST, Position
 from meridian_broker.positions.varints import Reader, put_name, put_number
 
 Rules = dict[str, tuple[Position, Position]]
 """Per origin region the ``(low, high]`` that a rewind rules."""
 
-LAYERS_MAX = 4096
-"""Rewinds one subscription may remember. Those wholly overruled by newer ones are forgotten long before."""
+LAYERS_MAX = 64
+"""A subscription that has so many rewinds takes no further seek back. Regions that are cut from each other may make as
+many each; what they know together is the union, and is written and read whatever its size."""
+
+epoch_of = attrgetter("epoch")
 
 
 class Layer:
@@ -133,27 +138,191 @@ class Layer:
         return layer
 
 
-def overruled(layer: Layer, newer: Iterable[Layer]) -> bool:
-    """Whether every entry that some rewind rules is ruled by newer ones as well.
+class Layers(list[Layer]):
+    """Rewinds, oldest first, and which of them decide about a place.
 
-    Only what is certain counts: a seek by time overrules another seek by time, not ranges of positions.
+    The list of a ``Progress`` is replaced, never changed, when a rewind comes or rules more than before: whoever holds
+    one may go on with it, and what it found out about its ranges stays true.
     """
-    layers = list(newer)
-    if any(one.rules_all_by_time for one in layers):
-        return True
-    if layer.publish_time_ms is not None:
-        times = [one.publish_time_ms for one in layers if one.publish_time_ms is not None]
-        if not times or min(times) > layer.publish_time_ms:
+
+    __slots__ = ("_by_epoch", "_places")
+
+    def __init__(self, layers: Iterable[Layer] = ()) -> None:
+        super().__init__(layers)
+        self._by_epoch = {layer.epoch: layer for layer in self}
+        self._places: dict[str, tuple[list[Position], dict[int, list[Layer]]]] = {}
+        """Per origin region the borders of all ranges, and of stretches between two borders the layers in question."""
+
+    @property
+    def epoch(self) -> Stamp:
+        """The newest one's."""
+        return self[-1].epoch if self else ZERO
+
+    @property
+    def rules_all(self) -> bool:
+        """Is the base layer never read? Such a rewind is the oldest that is remembered."""
+        return bool(self) and self[0].rules_all_by_time
+
+    @property
+    def known(self) -> Layers:
+        """All rewinds that there are to know."""
+        return self
+
+    def find(self, epoch: Stamp) -> Layer | None:
+        """The rewind of this stamp, None when there is none."""
+        return self._by_epoch.get(epoch)
+
+    def replaced(self, layers: Iterable[Layer]) -> Layers | None:
+        """These instead."""
+        return Layers(layers) or None
+
+    def all(self) -> Iterable[Layer]:
+        """All of them, to note something in."""
+        return self
+
+    def at(self, region: str, position: Position) -> list[Layer]:
+        """The layers, newest first, that may be the newest to rule an entry. If one rules it by its position it is the
+        last one; before that come seeks by time."""
+        borders, found = self._places_of(region)
+        stretch = bisect_left(borders, position)
+        layers = found.get(stretch)
+        if layers is None:
+            layers = found[stretch] = list(self._look(region, position))
+        return layers
+
+    def ruling(
+        self, epoch: Stamp, region: str, after: Position, upto: Position, publish_time_ms: int
+    ) -> Iterator[Layer | None]:
+        """The layers, newest first and not newer than ``epoch``, that may be the newest to rule some of an interval; at
+        the end None, if the base layer may be read there, too."""
+        layers: Iterable[Layer] = reversed(self)
+        if epoch == self.epoch:
+            borders = self._places_of(region)[0]
+            if bisect_right(borders, after) == bisect_left(borders, upto):
+                layers = self.at(region, upto)
+        for layer in layers:
+            if layer.epoch <= epoch:
+                if layer.may_rule(region, after, upto, publish_time_ms):
+                    yield layer
+                if layer.rules_all(region, after, upto):
+                    return
+        if not self.rules_all:
+            yield None
+
+    def _places_of(self, region: str) -> tuple[list[Position], dict[int, list[Layer]]]:
+        places = self._places.get(region)
+        if places is None:
+            borders = sorted({border for layer in self for border in layer.rules.get(region, ())})
+            places = self._places[region] = borders, {}
+        return places
+
+    def _look(self, region: str, position: Position) -> Iterator[Layer]:
+        for layer in reversed(self):
+            rule = layer.rules.get(region)
+            is_certain = layer.rules_all_by_time or (rule is not None and rule[0] < position <= rule[1])
+            if is_certain or layer.publish_time_ms is not None:
+                yield layer
+            if is_certain:
+                return
+
+    def not_overruled(self) -> Layers | None:
+        """Without those of which every entry is ruled by newer ones."""
+        newer = _Ruled()
+        kept: list[Layer] = []
+        for layer in reversed(self):
+            if not kept or not newer.covers(layer):
+                kept.append(layer)
+                newer.add(layer)
+        return self.replaced(reversed(kept))
+
+    def overrules(self, layer: Layer) -> bool:
+        """Whether every entry that some other rewind rules is ruled by those here that are newer."""
+        newer = [mine for mine in self if mine.epoch > layer.epoch]
+        ruled = _Ruled()
+        for one in newer:
+            ruled.add(one)
+        return bool(newer) and ruled.covers(layer)
+
+
+class Touched(Layers):
+    """Of the rewinds that are known those about which a piece of progress says something."""
+
+    __slots__ = ("_known",)
+
+    def __init__(self, known: Layers, layers: Iterable[Layer] = ()) -> None:
+        super().__init__(layers)
+        self._known = known
+
+    @property
+    def epoch(self) -> Stamp:
+        return self._known.epoch
+
+    @property
+    def rules_all(self) -> bool:
+        return self._known.rules_all
+
+    @property
+    def known(self) -> Layers:
+        return self._known
+
+    def replaced(self, layers: Iterable[Layer]) -> Layers:
+        touched = list(layers)
+        new = [layer for layer in touched if self._known.find(layer.epoch) is None]
+        known = Layers(sorted([*self._known, *new], key=epoch_of)).not_overruled() if new else self._known
+        return Touched(known or self._known, touched)
+
+    def all(self) -> Iterable[Layer]:
+        return [self._mine(layer) for layer in self._known]
+
+    def ruling(
+        self, epoch: Stamp, region: str, after: Position, upto: Position, publish_time_ms: int
+    ) -> Iterator[Layer | None]:
+        for layer in self._known.ruling(epoch, region, after, upto, publish_time_ms):
+            yield None if layer is None else self._mine(layer)
+
+    def _mine(self, layer: Layer) -> Layer:
+        mine = self._by_epoch.get(layer.epoch)
+        if mine is None:
+            mine = self._by_epoch[layer.epoch] = layer.head()
+            if self and self[0].epoch < layer.epoch:
+                insort(self, mine, key=epoch_of)
+            else:
+                self.insert(0, mine)
+        return mine
+
+
+class _Ruled:
+    """What some rewinds rule for certain. A seek by time covers another one by time, and no ranges of positions."""
+
+    def __init__(self) -> None:
+        self._time: int | None = None
+        self._ranges: dict[str, tuple[list[Position], list[Position]]] = {}
+        """Per origin region where each range begins, and where it ends: in order, and none touches another."""
+
+    def add(self, layer: Layer) -> None:
+        time = layer.publish_time_ms
+        if time is not None and (self._time is None or time < self._time):
+            self._time = time
+        for region, (low, high) in layer.rules.items():
+            lows, highs = self._ranges.setdefault(region, ([], []))
+            first, end = bisect_left(highs, low), bisect_right(lows, high)
+            if first < end:
+                low, high = min(low, lows[first]), max(high, highs[end - 1])
+            lows[first:end], highs[first:end] = [low], [high]
+
+    def covers(self, layer: Layer) -> bool:
+        """Whether all that a rewind rules is among it."""
+        if self._time is not None and self._time <= 0:
+            return True
+        time = layer.publish_time_ms
+        if time is not None and (self._time is None or self._time > time):
             return False
-    for region, (low, high) in layer.rules.items():
-        reached = low
-        for begin, end in sorted(one.rules[region] for one in layers if region in one.rules):
-            if begin > reached:
-                break
-            reached = max(reached, end)
-        if reached < high:
-            return False
-    return True
+        return all(self._covers(region, *rule) for region, rule in layer.rules.items())
+
+    def _covers(self, region: str, low: Position, high: Position) -> bool:
+        lows, highs = self._ranges.get(region, ((), ()))
+        at = bisect_right(lows, low) - 1
+        return at >= 0 and high <= highs[at]
 
 
 # -- acks per region: what every layer has -----------------------------------------------------------------------------

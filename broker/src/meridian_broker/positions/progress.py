@@ -34,16 +34,17 @@ from meridian_broker.positions.beginning import UNKNOWN, Beginning
 from meridian_broker.positions.clock import ZERO, Stamp
 from meridian_broker.positions.layered import LayeredAcks
 from meridian_broker.positions.layers import (
-    LAYERS_MAX,
     Layer,
+    Layers,
     Rules,
+    Touched,
     acks_minus,
     acks_upto,
     acks_within,
     copy_acks,
+    epoch_of,
     extract_acks,
     join_acks,
-    overruled,
     put_acks,
     same_acks,
     take_acks,
@@ -103,20 +104,18 @@ class Progress(LayeredAcks):
         :param publish_time_ms: a seek by time: it also rules every entry published then or later, also one that is yet
             to come, or yet to be heard of.
         :returns: whether anything was new.
-        :raises ValueError: the epoch is that of the base layer, a range is empty, or there are too many rewinds.
+        :raises ValueError: the epoch is that of the base layer, or a range is empty.
         """
         if epoch <= ZERO:
             raise ValueError(f"a rewind needs a stamp later than {ZERO}, not {epoch}: take one from the region's clock")
         for region, (low, high) in rules.items():
             if not EARLIEST <= low < high:
                 raise ValueError(f"a rewind cannot rule ({low}, {high}] of {region}: the range is empty")
-        if self._layers is not None and len(self._layers) >= LAYERS_MAX:
-            raise ValueError(f"a subscription can remember {LAYERS_MAX} rewinds that still matter, and has as many")
         layer = Layer(epoch, {sys.intern(region): rule for region, rule in rules.items()}, publish_time_ms)
         layer.acks = copy_acks(base or {})
         one = Progress()
         one.beginning = self.beginning.bare()
-        one._layers = [layer]
+        one._layers = Layers([layer])
         return self.join(one)
 
     def merge_rewinds(self, done: Mapping[str, Position]) -> Progress | None:
@@ -134,9 +133,7 @@ class Progress(LayeredAcks):
         """
         if self._layers is None or len(self._layers) < 2:
             return None
-        delta = self.empty_delta()
-        heads = delta._layers
-        assert heads is not None
+        heads = [layer.head() for layer in self._layers]
         acked = {region: AckSet(min(self.start(region), end)) for region, end in done.items()}
         for acks in self._all_acks():
             join_acks(acked, acks_upto(acks, done))
@@ -146,33 +143,43 @@ class Progress(LayeredAcks):
             low, high = newest.rules.get(region, (EARLIEST, EARLIEST))
             if EARLIEST < end >= low:  # else it would come to rule what lies in between
                 newest.rules[region] = EARLIEST, max(high, end)
-        self._absorb_times(heads, done, acked)
+        changed = sorted({len(heads) - 1, self._absorb_times(heads, done, acked)})
+        delta = Progress()
+        delta.beginning = self.beginning.bare()
+        delta._layers = Layers(heads[at] for at in changed)
         after = self.copy()
         after.join(delta)
         return delta if len(after._layers or ()) < len(self._layers) else None
 
-    def _absorb_times(self, heads: list[Layer], done: Mapping[str, Position], acked: Mapping[str, AckSet]) -> None:
+    def _absorb_times(self, heads: list[Layer], done: Mapping[str, Position], acked: Mapping[str, AckSet]) -> int:
         """Let the newest seek by time rule as much as older ones, as long as the same is acked under both.
 
         :param acked: of what is done.
+        :returns: the number of that seek; where there is none, of the newest rewind.
         """
-        layers = self._layers or []
+        layers = self._layers or Layers()
         at = max((number for number, layer in enumerate(layers) if layer.publish_time_ms is not None), default=0)
         newest = layers[at].copy()
         if newest.publish_time_ms is None:
-            return
+            return len(layers) - 1
         join_acks(newest.acks, acked)
         join_acks(heads[at].acks, acked)
         for older in reversed(layers[:at]):
             if any(high > done.get(region, EARLIEST) for region, (_, high) in older.rules.items()):
-                return
+                break
             if older.publish_time_ms is not None:
                 also = older.copy()
                 join_acks(also.acks, acked)
                 if not same_acks(also.acks, newest.acks):
-                    return
+                    break
                 times = [one.publish_time_ms for one in (heads[at], older) if one.publish_time_ms is not None]
                 heads[at].publish_time_ms = min(times)
+        return at
+
+    @property
+    def layers(self) -> Layers | None:
+        """The rewinds, to look at: another list once one came, or came to rule more."""
+        return self._layers
 
     def count_rewinds(self) -> int:
         """How many rewinds are remembered."""
@@ -188,7 +195,7 @@ class Progress(LayeredAcks):
 
     @property
     def is_empty(self) -> bool:
-        is_bare = self._layers is None and self.beginning == UNKNOWN and not self.reports
+        is_bare = not self._layers and self.beginning == UNKNOWN and not self.reports
         return is_bare and all(acks.is_empty for acks in self._base.values())
 
     def cool(self, like: Progress | None = None) -> None:
@@ -203,38 +210,42 @@ class Progress(LayeredAcks):
         """Take over everything the other has; of an earlier life that is nothing.
 
         :returns: whether anything was new.
-        :raises ValueError: together they have too many rewinds.
+
+        What it costs goes with the other, not with what is known here, unless the other has a rewind that is new.
         """
         mine, their = self.beginning, other.beginning
-        if mine.life != their.life:
-            if mine.life > their.life:
-                return False
-            self.begin(their)
+        if mine.life > their.life:
+            return False
+        changed = their is not UNKNOWN and self.begin(their)
         told = other.reports and reports.joined(self.reports, other.reports)
         if told and told is not self.reports:
-            rest = Progress()
-            rest.beginning, rest._base, rest._layers, self.reports = other.beginning, other._base, other._layers, told
-            self.join(rest)
-            return True
-        if self._layers is None and other._layers is None:
-            begun = their is not UNKNOWN and self.begin(their)
-            return join_acks(self._base, other._base) or begun or mine.life != their.life
-        if mine.life == their.life and other.within(self):
-            return False
-        layers = {layer.epoch: layer for layer in self._layers or ()}
-        if len(layers.keys() | {layer.epoch for layer in other._layers or ()}) > 2 * LAYERS_MAX:
-            raise ValueError(f"a subscription can remember {LAYERS_MAX} rewinds; the two have more")
-        self.begin(their)
-        for layer in other._layers or ():
-            known = layers.get(layer.epoch)
+            self.reports, changed = told, True
+        if other._layers:
+            changed |= self._join_layers(other._layers)
+        if self._base_counts():
+            changed |= join_acks(self._base, other._base)
+        return changed
+
+    def _join_layers(self, theirs: Layers) -> bool:
+        layers = Layers() if self._layers is None else self._layers
+        changed = is_wider = False
+        new: list[Layer] = []
+        for their in theirs:
+            known = layers.find(their.epoch)
             if known is None:
-                layers[layer.epoch] = layer.copy()
+                new.append(their.copy())
             else:
-                known.join(layer)
-        self._layers = [layers[epoch] for epoch in sorted(layers)]
-        join_acks(self._base, other._base)
-        self._forget_overruled()
-        return True
+                is_wider |= not their.head_within(known)
+                changed |= known.join(their)
+        if new or is_wider:
+            after = layers.replaced(sorted([*layers, *new], key=epoch_of))
+            after = None if after is None else after.not_overruled()
+            is_any_new = after is not None and any(after.find(one.epoch) is not None for one in new)
+            if is_any_new or is_wider:
+                self._layers, changed = after, True
+                if not self._base_counts():
+                    self._base = {}
+        return changed
 
     def within(self, other: Progress) -> bool:
         """Whether the other has everything this one has: ``other.join(self)`` would change nothing."""
@@ -248,9 +259,9 @@ class Progress(LayeredAcks):
             return False
         if self._layers is None:
             return True
-        theirs = {layer.epoch: layer for layer in other._layers or ()}
+        theirs = Layers() if other._layers is None else other._layers
         for layer in self._layers:
-            their = theirs.get(layer.epoch)
+            their = theirs.find(layer.epoch)
             if their is None:
                 if not other._overrules(layer):
                     return False
@@ -269,10 +280,10 @@ class Progress(LayeredAcks):
         result.reports = reports.lacking(self.reports, other.reports)
         if other._base_counts():
             result._base = acks_minus(self._base, other._base)
-        theirs = {layer.epoch: layer for layer in other._layers or ()}
+        theirs = Layers() if other._layers is None else other._layers
         layers = []
         for layer in self._layers or ():
-            their = theirs.get(layer.epoch)
+            their = theirs.find(layer.epoch)
             if their is None:
                 if not other._overrules(layer):
                     layers.append(layer.copy())
@@ -281,35 +292,39 @@ class Progress(LayeredAcks):
             rest.acks = acks_minus(layer.acks, their.acks)
             if rest.acks or not layer.head_within(their):
                 layers.append(rest)
-        result._layers = layers or None
+        result._layers = Layers(layers) or None
         result._forget_overruled()
         if result.beginning is UNKNOWN and not result.is_empty:
             result.beginning = beginning.bare()
         return result
 
     def empty_delta(self) -> Progress:
-        """Nothing acked, the same rewinds: to collect acks in that are then joined here and elsewhere.
+        """Nothing acked: to collect acks in that are then joined here and elsewhere.
 
-        A new ``Progress()`` will not do once there was a rewind: an ack has to know the layers to find its own.
+        It knows the rewinds, for an ack has to find its layer, and says something only of those that it touches. A new
+        ``Progress()`` will not do once there was a rewind.
         """
         result = Progress()
         result.beginning = self.beginning.bare()
         if self._layers is not None:
-            result._layers = [layer.head() for layer in self._layers]
+            result._layers = Touched(self._layers.known)
+        return result
+
+    def heads(self) -> Progress:
+        """All the rewinds, and nothing acked."""
+        result = Progress()
+        result.beginning = self.beginning.bare()
+        if self._layers is not None:
+            result._layers = Layers(layer.head() for layer in self._layers.known)
         return result
 
     def _overrules(self, layer: Layer) -> bool:
-        newer = [mine for mine in self._layers or () if mine.epoch > layer.epoch]
-        return bool(newer) and overruled(layer, newer)
+        return self._layers is not None and self._layers.overrules(layer)
 
     def _forget_overruled(self) -> None:
         if self._layers is None:
             return
-        kept: list[Layer] = []
-        for layer in reversed(self._layers):
-            if not kept or not overruled(layer, kept):
-                kept.append(layer)
-        self._layers = kept[::-1] or None
+        self._layers = self._layers.not_overruled()
         if not self._base_counts():
             self._base = {}
 
@@ -318,7 +333,7 @@ class Progress(LayeredAcks):
         other.beginning = self.beginning
         other.reports = self.reports
         other._base = copy_acks(self._base)
-        other._layers = None if self._layers is None else [layer.copy() for layer in self._layers]
+        other._layers = Layers(layer.copy() for layer in self._layers or ()) or None
         return other
 
     def __eq__(self, other: object) -> bool:
@@ -326,7 +341,7 @@ class Progress(LayeredAcks):
             return NotImplemented
         if self.beginning != other.beginning or self.reports != other.reports:
             return False
-        return self._layers == other._layers and same_acks(self._base, other._base)
+        return list(self._layers or ()) == list(other._layers or ()) and same_acks(self._base, other._base)
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -381,11 +396,9 @@ class Progress(LayeredAcks):
         layers = [Layer.take(reader) for _ in range(reader.count(6))]
         reader.end()
         epochs = [layer.epoch for layer in layers]
-        if len(layers) > LAYERS_MAX or any(
-            not late > early for early, late in zip([ZERO, *epochs], epochs, strict=False)
-        ):
-            raise reader.broken("the rewinds are too many or not in order")
-        result._layers = layers or None
+        if any(not late > early for early, late in zip([ZERO, *epochs], epochs, strict=False)):
+            raise reader.broken("the rewinds are not in order")
+        result._layers = Layers(layers) or None
         if version == 3 and not result._needs_times():
             raise reader.broken("there is no rewind that rules by time alone")
         result._forget_overruled()
@@ -440,6 +453,6 @@ class Progress(LayeredAcks):
                 part = layer.head()
                 part.acks = extract_acks(layer.acks, wanted[layer.epoch])
                 layers.append(part)
-        result._layers = layers or None
+        result._layers = Layers(layers) or None
         result._forget_overruled()
         return result

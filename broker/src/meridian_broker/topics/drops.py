@@ -197,11 +197,12 @@ def join(progress: Progress, dropped: Dropped | None, delta: Progress) -> bool:
     """
     if dropped is None or dropped.is_empty:
         return progress.join(delta)
-    before = {epoch for epoch, _, _ in progress.rewinds()}
+    before = progress.layers
     changed = progress.join(delta)
-    if changed:
+    if progress.layers is not before:
+        known = {layer.epoch for layer in before or ()}
         for epoch, rules, publish_time_ms in progress.rewinds():
-            if epoch not in before:
+            if epoch not in known:
                 if publish_time_ms is not None:  # ranges do not say when their entries were published
                     rules = {region: (EARLIEST, LATEST) for _, region, _, _ in dropped.runs()}
                 dropped.take_back(rules)

@@ -18,7 +18,7 @@ from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Final
 
 from meridian_broker.ledgers.times import PublishTimes
-from meridian_broker.positions import Position
+from meridian_broker.positions import Position, Progress
 from meridian_broker.positions.position import EARLIEST
 from meridian_broker.positions.reports import agreed
 from meridian_broker.topics.progress_log import Kind
@@ -70,16 +70,21 @@ def merge_done(subscription: Subscription, done: Mapping[str, Position]) -> None
 
 def merged_elsewhere(subscription: Subscription) -> None:
     """Another region told that it merged some: the evidence of first-hand acknowledgements forgets as much (R60)."""
-    progress, log = subscription.progress, subscription.topic.progress_log
+    progress = subscription.progress
     _look_at_fewer_times(subscription)
+    heads = progress.heads()
+    for region in progress.regions():
+        newest = progress.acks(progress.epoch, region)
+        if newest is not None and newest.floor > EARLIEST:
+            heads.raise_floor(region, newest.floor)
+    tell_first_hand(subscription, heads)
+
+
+def tell_first_hand(subscription: Subscription, heads: Progress) -> None:
+    """Let the evidence of first-hand acknowledgements know of rewinds that other regions made, durably."""
     if subscription.first_hand is not None:
-        heads = progress.empty_delta()
-        for region in progress.regions():
-            newest = progress.acks(progress.epoch, region)
-            if newest is not None and newest.floor > EARLIEST:
-                heads.raise_floor(region, newest.floor)
         subscription.first_hand.join(heads)
-        log.append(Kind.FLOORS, subscription.name, heads.encode())
+        subscription.topic.progress_log.append(Kind.FLOORS, subscription.name, heads.encode())
 
 
 def _look_at_fewer_times(subscription: Subscription) -> None:

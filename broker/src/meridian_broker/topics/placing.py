@@ -95,7 +95,7 @@ async def _seek(subscription: Subscription, target: Position, time_ms: int | Non
     while (missing := _index_missing(subscription, upto, time_ms)) is not None:
         await log.load_index(missing)
     progress = subscription.progress
-    delta.join(progress.empty_delta())  # others may have rewound it meanwhile
+    delta.join(progress.heads())  # others may have rewound it meanwhile
     cursor.claim_all(log, delta, progress.epoch, _settled_upto(subscription), upto)
     if time_ms is not None:
         if seen or _takes_back(subscription, upto, time_ms):
@@ -113,8 +113,10 @@ def _next_epoch(subscription: Subscription) -> Stamp:
     progress = subscription.progress
     if progress.count_rewinds() >= LAYERS_MAX:
         raise LimitReached(
-            f"subscription {subscription.name!r} was rewound {LAYERS_MAX} times since its regions were last in touch: "
-            "seek again once all of them can be reached, for then old rewinds are merged"
+            f"subscription {subscription.name!r} was rewound {progress.count_rewinds()} times, and remembers "
+            f"{LAYERS_MAX} at most: seek again once they are merged. That happens within minutes, as far as what they "
+            "rule is acknowledged again, once all regions of the topic can be reached; take a region that is gone for "
+            "good out of the topic"
         )
     return subscription.topic.clock.next(progress.epoch)
 

@@ -86,23 +86,26 @@ def merge(subscription: Subscription, delta: Progress, done: Callable[[str | Non
     """
     subscription.claims.flush_pending()
     progress, log = subscription.progress, subscription.topic.progress_log
-    rewinds, beginning = progress.rewinds(), progress.beginning
-    known = {epoch for epoch, _, _ in rewinds}
+    before, beginning = progress.layers, progress.beginning
     if not drops.join(progress, subscription.dropped, delta):
         log.when_durable(lambda error: done(None if error is None else str(error)))
         return
     log.append(
         Kind.MERGED, subscription.name, delta.encode(), lambda error: done(None if error is None else str(error))
     )
-    # An older rewind may come after a newer one, and rules other entries.
-    is_rewound = any(epoch not in known for epoch, _, _ in progress.rewinds())
+    is_rewound = False
+    if progress.layers is not before:
+        # An older rewind may come after a newer one, and rules other entries.
+        known = {layer.epoch for layer in before or ()}
+        is_rewound = any(layer.epoch not in known for layer in progress.layers or ())
     if is_rewound or progress.beginning != beginning:
         subscription.disconnect_consumers()
         if is_rewound:
             begin(subscription)
+            old_rewinds.tell_first_hand(subscription, progress.heads())
         subscription.start_cursor()
     else:
-        if progress.rewinds() != rewinds:
+        if progress.layers is not before:
             old_rewinds.merged_elsewhere(subscription)
         subscription.advance()
         if subscription.dispatcher is not None:
