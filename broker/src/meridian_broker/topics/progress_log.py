@@ -32,12 +32,14 @@ ROLL_BYTES: Final = 32 << 20
 ROLL_RECORDS: Final = 50_000
 """... or so many records: a restart decodes and joins each of them, which takes a second of CPU. Whichever comes first,
 and never before as many bytes as the snapshot has: it costs no more than the changes that it replaces."""
-SNAPSHOT_BYTES: Final = 256 << 10
-SNAPSHOT_RECORDS: Final = 64
-"""So much of a snapshot is encoded and written before others run."""
+SNAPSHOT_BYTES: Final = 32 << 10
+SNAPSHOT_RECORDS: Final = 8
+"""So much of a snapshot is encoded and written before others run: some milliseconds."""
+SNAPSHOT_PENDING: Final = 256 << 10
+"""Bytes of a snapshot that are on their way to the disk at a time."""
 READ_BYTES: Final = 64 << 10
-SLICE: Final = 200
-"""Records decoded before others run: with what joining them costs a few milliseconds."""
+SLICE: Final = 128
+"""Records decoded before others run: with what joining them costs some milliseconds (``bench/recovery``)."""
 
 
 class Kind(IntEnum):
@@ -351,13 +353,19 @@ class ProgressLog:
         Other changes stand between the slices. Each slice was made in the turn in which it is written, so it holds all
         changes before it, and those behind it are joined to it.
         """
-        while True:
-            await self._scheduler.answer(self.when_durable)
+        pending = 0
+        while self.failure is None:
+            if pending >= SNAPSHOT_PENDING:
+                await self._scheduler.answer(self.when_durable)
+                pending = 0
+            await next_turn(self._scheduler)
             records, writer = next(slices, None), self._writer
             if records is None or writer is None:
-                return
+                break
             self._asked += len(records)
             self._write_slice(writer, records)
+            pending += sum(map(len, records))
+        await self._scheduler.answer(self.when_durable)
 
     def _write_slice(self, writer: Writer, records: list[bytes]) -> None:
         for record in records:
