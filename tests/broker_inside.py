@@ -3,18 +3,21 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 from free_ports import free_port
+from meridian_broker.engines.local.files import FilePort
 from meridian_broker.server.broker import BrokerProcess
 from meridian_broker.server.settings import Settings
 
 
 @asynccontextmanager
-async def broker_inside(directory: Path, **settings: object) -> AsyncIterator[BrokerProcess]:
-    """Started, and drained at the end."""
+async def broker_inside(
+    directory: Path, files: Callable[[Path], FilePort] | None = None, **settings: object
+) -> AsyncIterator[BrokerProcess]:
+    """Started, and drained at the end. :param files: of its ledgers, see ``BrokerProcess.start``."""
     pairs = {
         "clusterName": "inside",
         "dataDirectory": str(directory),
@@ -23,6 +26,6 @@ async def broker_inside(directory: Path, **settings: object) -> AsyncIterator[Br
         **{key: str(value) for key, value in settings.items()},
     }
     async with AsyncExitStack() as stack:
-        process = await BrokerProcess.start(Settings.of(pairs), stack)
+        process = await BrokerProcess.start(Settings.of(pairs), stack, files)
         yield process
         await process.drain()

@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""File ports for the ledger engine: a disk that remembers every operation, and one that refuses.
+"""File ports for the ledger engine: a disk that remembers every operation, one that refuses, one that fails at will.
 
 `RecordingDisk` keeps files in memory and a journal of everything that was done to them. `crashed` builds, from the
 first N operations, what a disk may hold after the power failed at that moment: finished fdatasyncs count, everything
 else may be gone, torn at any byte, or (`Loss.SCATTERED`) there in part with holes of zeros before it, as pages are
 written in any order. Names count after a sync of the directory; of the later changes any number of the first may have
 made it.
+
+`FaultyDisk` stands before any other port, in memory or real, and answers with an error whenever its `fault` says so:
+reads, writes or both, of some files or of all, for as long as a test wants.
 """
 
 from __future__ import annotations
@@ -15,8 +18,11 @@ import errno
 import os
 import random
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Final
+
+from meridian_broker.engines.local.files import AppendFile, FilePort, ReadFile
 
 
 class Loss(enum.Enum):
@@ -290,3 +296,120 @@ class RefusingDisk(RecordingDisk):
         if self.cut_fails:
             raise OSError(errno.EIO, os.strerror(errno.EIO))
         super().unlink(name)
+
+
+READS: Final = frozenset(("open", "read", "list"))
+WRITES: Final = frozenset(("create", "write", "sync", "truncate", "rename", "unlink", "sync directory"))
+
+Fault = Callable[[str, str], OSError | None]
+"""``fault(operation, file)``: how this operation fails; None: it does not. Called in the engine's threads, too."""
+
+
+def broken(operations: frozenset[str], code: int = errno.EIO, names: str = "") -> Fault:
+    """These operations fail, on files whose names end so."""
+
+    def fault(operation: str, name: str) -> OSError | None:
+        return OSError(code, os.strerror(code), name) if operation in operations and name.endswith(names) else None
+
+    return fault
+
+
+class FaultyDisk:
+    """`FilePort` over another one. Locking and closing never fail."""
+
+    def __init__(self, files: FilePort) -> None:
+        self._files = files
+        self._mutex = threading.Lock()
+        self.fault: Fault | None = None
+        self.operations = 0
+        """Counted, so that a test can draw the one at which trouble begins."""
+        self.faults = 0
+
+    def check(self, operation: str, name: str) -> None:
+        with self._mutex:
+            self.operations += 1
+            error = None if self.fault is None else self.fault(operation, name)
+            self.faults += error is not None
+        if error is not None:
+            raise error
+
+    @property
+    def place(self) -> str:
+        return self._files.place
+
+    def create(self, name: str) -> AppendFile:
+        self.check("create", name)
+        return _FaultyAppend(self, name, self._files.create(name))
+
+    def open(self, name: str) -> ReadFile:
+        self.check("open", name)
+        return _FaultyRead(self, name, self._files.open(name))
+
+    def names(self) -> list[str]:
+        self.check("list", "")
+        return self._files.names()
+
+    def truncate(self, name: str, size: int) -> None:
+        self.check("truncate", name)
+        self._files.truncate(name, size)
+
+    def sync_file(self, name: str) -> None:
+        self.check("sync", name)
+        self._files.sync_file(name)
+
+    def rename(self, old: str, new: str) -> None:
+        self.check("rename", new)
+        self._files.rename(old, new)
+
+    def unlink(self, name: str) -> None:
+        self.check("unlink", name)
+        self._files.unlink(name)
+
+    def sync_directory(self) -> None:
+        self.check("sync directory", "")
+        self._files.sync_directory()
+
+    def lock(self) -> None:
+        self._files.lock()
+
+    def unlock(self) -> None:
+        self._files.unlock()
+
+
+class _FaultyAppend:
+    def __init__(self, disk: FaultyDisk, name: str, file: AppendFile) -> None:
+        self._disk = disk
+        self._name = name
+        self._file = file
+
+    def write(self, buffers: Sequence[bytes]) -> None:
+        self._disk.check("write", self._name)
+        self._file.write(buffers)
+
+    def sync(self) -> None:
+        self._disk.check("sync", self._name)
+        self._file.sync()
+
+    def close(self) -> None:
+        self._file.close()
+
+
+class _FaultyRead:
+    def __init__(self, disk: FaultyDisk, name: str, file: ReadFile) -> None:
+        self._disk = disk
+        self._name = name
+        self._file = file
+
+    def pread(self, length: int, offset: int) -> bytes:
+        self._disk.check("read", self._name)
+        return self._file.pread(length, offset)
+
+    def read_cached(self, buffer: memoryview, offset: int) -> bool:
+        self._disk.check("read", self._name)
+        return self._file.read_cached(buffer, offset)
+
+    def size(self) -> int:
+        return self._file.size()
+
+    def close(self) -> None:
+        self._file.close()

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from broker_inside import broker_inside
 from broker_regions import until
+from meridian_broker.ledgers.periodic import SomeFailed
 from meridian_broker.ledgers.store import LedgerError
 from meridian_broker.server.broker import BrokerProcess
 from meridian_broker.topics import upkeep
@@ -96,7 +97,8 @@ async def test_one_topic_whose_space_cannot_be_given_back_does_not_keep_the_othe
     looked: list[str] = []
     monkeypatch.setattr(one.log, "trim", broken)
     monkeypatch.setattr(other.log, "cool_indexes", lambda _: looked.append(OTHER))
-    await upkeep.trim_all(inside.service)
+    with pytest.raises(SomeFailed, match="this disk is broken"):
+        await upkeep.trim_all(inside.service)
     assert looked == [OTHER]
 
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from meridian_broker.ledgers.chapters import CacheBudget, LogLimits
 from meridian_broker.ledgers.labels import Kind, Label
+from meridian_broker.ledgers.periodic import SomeFailed
 from meridian_broker.ledgers.store import LedgerError
 from meridian_broker.metadata import keys
 from meridian_broker.metadata.catalog import Catalog
@@ -138,12 +139,19 @@ class SimBroker:
         self.ready = True
         self.exchange.start()
         self.spawn(self._follow(), "follow the policies")
-        await self.service.load_all()
+        await self._load()
+
+    async def _load(self) -> None:
+        try:
+            await self.service.load_all()
+        except (MetadataError, SomeFailed):
+            return  # the next look tries again
 
     async def _follow(self) -> None:
         cooling = Cooling()
         while True:
             await self._sleep(1)
+            await self._load()
             self.service.follow_policies()
             self.service.recall_missing()
             cooling.look(self.service)

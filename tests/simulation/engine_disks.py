@@ -72,6 +72,9 @@ class EngineLoop:
     def create_future(self) -> EngineFuture:
         return EngineFuture()
 
+    def time(self) -> float:
+        return self._loop.now_us / 1_000_000
+
     def call_later(self, seconds: float, callback: Callable[..., None], *arguments: Any) -> Timer:
         return self._loop.after(round(seconds * 1_000_000), None, lambda: callback(*arguments))
 

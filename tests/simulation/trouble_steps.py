@@ -32,9 +32,11 @@ evict us t x3               drop there the three oldest, as a backlog quota does
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from typing import Any
 
 from meridian_broker.ledgers.labels import Kind
+from meridian_broker.ledgers.periodic import SomeFailed
 from meridian_broker.ledgers.store import LedgerError
 from meridian_broker.metadata import policy_table
 from meridian_broker.metadata.policy_values import BacklogQuota
@@ -174,7 +176,8 @@ class TroubleSteps(Teller):
                 broker.home.is_trimming = True
                 self.world.model.trimming(broker.home)
                 try:
-                    await upkeep.trim_all(broker.service)
+                    with suppress(SomeFailed):  # what cannot be given back now goes another time
+                        await upkeep.trim_all(broker.service)
                 finally:
                     broker.home.is_trimming = False
                 self.world.model.check_open()

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``/admin/v2/brokers``: is this broker alive and ready, which brokers are there, how are they set."""
+"""``/admin/v2/brokers``: is this broker alive and ready, which brokers are there, how are they set; and
+``/meridian/v1/health``: what is wrong inside one that is alive.
+
+A broker whose background work fails goes on serving, so probes do not see it: a restart would mend nothing.
+"""
 
 from __future__ import annotations
 
@@ -28,6 +32,24 @@ async def status_page(request: web.Request) -> web.Response:
     """``OK`` for load balancers, once everything is open."""
     check_ready(request)
     return web.Response(text="OK")
+
+
+async def inside(request: web.Request) -> web.Response:
+    """How the broker's periodic work is doing, and which files its start found damaged."""
+    admin = state(request)
+    works = [
+        {
+            "name": work.name,
+            "turns": work.turns,
+            "failures": work.failures,
+            "secondsSinceSuccess": round(work.seconds_since_success, 3),
+            "problem": work.problem,
+        }
+        for work in admin.work()
+    ]
+    failing = any(work["problem"] is not None for work in works)
+    damages = list(admin.ledgers.damages)
+    return answer({"healthy": not failing and not damages, "work": works, "damages": damages})
 
 
 def check_ready(request: web.Request) -> None:

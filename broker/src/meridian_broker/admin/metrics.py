@@ -35,6 +35,7 @@ SUBSCRIPTION: Final = (*TOPIC, "subscription")
 REMOTE: Final = (*TOPIC, "remote_cluster")
 PAIR: Final = (*SUBSCRIPTION, "remote_cluster")
 LINK: Final = ("cluster", "remote_cluster")
+WORK: Final = ("cluster", "work")
 
 GAUGES: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
     "pulsar_topics_count": ("Topics and partitions open here", NAMESPACE),
@@ -86,6 +87,11 @@ GAUGES: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
         TOPIC,
     ),
     "meridian_progress_link_up": ("1 while the link that carries progress to the region is up", LINK),
+    "meridian_periodic_work_failing": ("1 while the last turn of the periodic work failed", WORK),
+    "meridian_periodic_work_seconds_since_success": (
+        "Seconds since the last turn of the periodic work that went well",
+        WORK,
+    ),
     "meridian_connections": ("Client and peer connections", ("cluster",)),
     "meridian_export_snapshots": ("Export snapshots that can be read", ("cluster",)),
     "meridian_ledger_pending_bytes": ("Bytes of entries not durable yet", ("cluster",)),
@@ -113,6 +119,7 @@ COUNTERS: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
         "Places where lost entries of a region might have come back that are not waited for any more",
         TOPIC,
     ),
+    "meridian_periodic_work_failures_total": ("Turns of the periodic work that failed", WORK),
     "meridian_progress_link_connections_total": ("Times the link to the region was made", LINK),
 }
 ENGINE_COUNTERS: Final = {
@@ -212,6 +219,10 @@ async def read(admin: AdminState) -> Reading:
         reading.put("meridian_progress_link_up", (remote,), int(link.connected))
         reading.put("meridian_progress_link_connections_total", (remote,), link.connections)
         reading.add("meridian_unreplicated_entries", (remote,), 0)
+    for work in admin.work():
+        reading.put("meridian_periodic_work_failing", (work.name,), int(work.problem is not None))
+        reading.put("meridian_periodic_work_seconds_since_success", (work.name,), work.seconds_since_success)
+        reading.put("meridian_periodic_work_failures_total", (work.name,), work.failures)
     reading.put("meridian_connections", (), len(admin.gateway.connections))
     for name, value in asdict(admin.exchange.core.counters).items():
         text = f"Progress exchange: {name.replace('_', ' ')}"

@@ -175,6 +175,7 @@ ROUTES: Final[tuple[Route, ...]] = (
     Route("POST", f"{_OWN}/export", exporting.take),
     _get(f"{_OWN}/export/{{snapshot}}/{{table}}", exporting.table, CONTENT_TYPE),
     _get(f"{_OWN}/regions", regions.regions),
+    _get(f"{_OWN}/health", health.inside),
     _get(f"{_OWN_TOPIC}/messageid/translate", translating.translate),
     _get(f"{_OWN_TOPIC}/gaps", gaps.listed),
     Route("POST", f"{_OWN_TOPIC}/gaps/accept", gaps.accept),

@@ -14,6 +14,7 @@ from meridian_broker.gateway.exchange import ExchangeShell
 from meridian_broker.gateway.pulsar.broker import Broker
 from meridian_broker.gateway.replication import ReplicatorRunner
 from meridian_broker.gateway.tls import ContextSource
+from meridian_broker.ledgers.periodic import WorkState
 from meridian_broker.metadata.catalog import Catalog
 from meridian_broker.replication.lease_desk import LeaseDesk
 from meridian_broker.topics.service import TopicService
@@ -24,6 +25,8 @@ class AdminState:
     """The parts of one broker process, for those who watch and set it up."""
 
     region: str
+    work: Callable[[], list[WorkState]]
+    """How each kind of periodic work is doing."""
     service: TopicService
     catalog: Catalog
     leases: LeaseDesk

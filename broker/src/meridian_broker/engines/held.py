@@ -38,12 +38,17 @@ class HeldLedgers:
         self._noted: set[int] = set()
         """What the file says."""
         self._is_noting = False
+        self._refused = False
+        """The note could not be written the last time."""
 
     async def finish_deletions(self) -> None:
         """Delete what was held when the process ended. Call it once, before anything is held."""
         try:
             noted = {int(line) for line in self._note.read_text(encoding="ascii").split()}
         except FileNotFoundError:
+            return
+        except OSError as error:
+            log.warning("%s cannot be read (%s): ledgers named in it keep their space", self._note, error)
             return
         except ValueError as error:
             log.warning("%s is damaged (%s): ledgers named in it keep their space", self._note, error)
@@ -90,15 +95,25 @@ class HeldLedgers:
             self._scheduler.defer(self._write_note)
 
     def _write_note(self) -> None:
-        """The file says what ``_waiting`` says. Losing its last write costs space only, so it is not synced."""
+        """The file says what ``_waiting`` says. It is a hint: without its last write, ledgers whose deletion a stop
+        interrupts keep their space. So it is not synced, and a full disk, where deleting matters most, is no obstacle.
+        """
         self._is_noting = False
         if self._waiting == self._noted:
             return
-        self._noted = set(self._waiting)
-        if self._waiting:
-            self._note.write_text("".join(f"{ledger_id}\n" for ledger_id in sorted(self._waiting)), encoding="ascii")
+        try:
+            if self._waiting:
+                lines = "".join(f"{ledger_id}\n" for ledger_id in sorted(self._waiting))
+                self._note.write_text(lines, encoding="ascii")
+            else:
+                self._note.unlink(missing_ok=True)
+        except OSError as error:
+            if not self._refused:
+                log.warning("%s cannot be written (%s): deletions go on without it", self._note, error)
+            self._refused = True
         else:
-            self._note.unlink(missing_ok=True)
+            self._refused = False
+            self._noted = set(self._waiting)
 
     # -- the port ------------------------------------------------------------------------------------------------
 

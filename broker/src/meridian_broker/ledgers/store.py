@@ -11,6 +11,8 @@ Ordering obligations of an implementation:
 2. ``done(entry_id)`` is called only after the entry would survive a power cut.
 3. After the first ``done(error)`` of a writer every later append of that writer fails too: no gap can appear.
 4. Nothing past ``last_confirmed`` is ever handed to a reader.
+5. Whatever the storage raises, the caller gets a ``LedgerError``: an ``OSError`` never leaves the store. A read or a
+   write that failed may be tried again; it harms no other ledger.
 """
 
 from __future__ import annotations
@@ -40,7 +42,15 @@ class LedgerDeleted(LedgerNotFound):
 
 
 class LedgerWriteFailed(LedgerError):
-    """The storage refused a write (full, read-only or broken disk). Nothing after it was stored."""
+    """The storage refused a write (read-only or broken disk). Nothing after it was stored."""
+
+
+class LedgerStorageFull(LedgerWriteFailed):
+    """The storage refused a write because there is no space left."""
+
+
+class LedgerUnreadable(LedgerError):
+    """The storage failed to read what it holds (an I/O error, a volume that is away). Trying again later may work."""
 
 
 class LedgerCorrupt(LedgerError):
@@ -115,6 +125,7 @@ class Reader(Protocol):
 
         :raises LedgerNotFound: the ledger was deleted.
         :raises LedgerCorrupt: entry ``first`` fails its checksum. Whole entries before a damaged one are returned.
+        :raises LedgerUnreadable: the storage cannot read it now.
         """
         ...
 

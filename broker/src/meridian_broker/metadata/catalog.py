@@ -8,6 +8,7 @@ may be a moment old, save for this process's own writes.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -33,6 +34,8 @@ RETRY_SECONDS = 1.0
 """Pause before the catalog watches again after its watch broke."""
 
 Listener = Callable[[Changed], None]
+
+log = logging.getLogger(__name__)
 
 
 class Catalog:
@@ -150,6 +153,9 @@ class Catalog:
                         await self.refresh()
                         self._tell([Changed("everything", "")])
             except MetadataError:
+                await self._sleep(RETRY_SECONDS)
+            except Exception:
+                log.exception("a change of the metadata could not be dealt with: everything is read again")
                 await self._sleep(RETRY_SECONDS)
 
     def subscribe(self, listener: Listener) -> Callable[[], None]:

@@ -14,17 +14,18 @@ import logging
 import random
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack
 from functools import partial
-from typing import Final
+from pathlib import Path
+from typing import Any, Final
 
 import uvloop
 
 from meridian_broker.admin.state import AdminState
 from meridian_broker.admin.users import objections, used_elsewhere
 from meridian_broker.engines.held import HeldLedgers
-from meridian_broker.engines.local.files import VolumeInUse
+from meridian_broker.engines.local.files import FilePort, VolumeInUse
 from meridian_broker.engines.local.store import LocalLedgerStore
 from meridian_broker.gateway.addresses import Addresses
 from meridian_broker.gateway.authentication import Authentication, read_secret_key
@@ -56,15 +57,15 @@ from meridian_broker.replication.lease_desk import LeaseDesk
 from meridian_broker.replication.leases import LeaseTimes
 from meridian_broker.server.anew import begin_anew
 from meridian_broker.server.behind import BehindBook
+from meridian_broker.server.chores import Chores
 from meridian_broker.server.doors import Doors, client_tls
 from meridian_broker.server.loop import LoopScheduler
 from meridian_broker.server.regions_file import clusters_in
 from meridian_broker.server.settings import Settings
 from meridian_broker.server.settings_backlog import BacklogSettings
 from meridian_broker.server.waiting import StartFailed, once_there
-from meridian_broker.topics import quotas, removal, upkeep
+from meridian_broker.topics import quotas
 from meridian_broker.topics.compactor import CompactionLimits
-from meridian_broker.topics.cooling import Cooling
 from meridian_broker.topics.limits import TopicLimits
 from meridian_broker.topics.missing import StoredEnds
 from meridian_broker.topics.ruling import UNLIMITED
@@ -74,8 +75,6 @@ from meridian_broker.topics.throttling import Rate, Throttle
 
 log = logging.getLogger(__name__)
 
-POLICY_SECONDS: Final = 1.0
-"""How often the regions of topics are compared with their policies."""
 CONTACT_SECONDS: Final = 1.0
 """A broker that starts waits so long for other regions before clients are let in: what was acknowledged there while it
 was away must be known first. A region that is down is noticed at once and not waited for."""
@@ -90,10 +89,13 @@ M_TRIM_THRESHOLD: Final = -1
 """glibc maps and unmaps every block over 128 KiB; entries of that size would cost three times as much."""
 
 
-def run_broker(settings: Settings) -> int:
-    """Run until SIGTERM or SIGINT, then drain. The exit code: 0 for a clean end."""
+def run_broker(settings: Settings, files: Callable[[Path], FilePort] | None = None) -> int:
+    """Run until SIGTERM or SIGINT, then drain. The exit code: 0 for a clean end.
+
+    :param files: see ``BrokerProcess.start``.
+    """
     _tune()
-    uvloop.run(_run(settings))
+    uvloop.run(_run(settings, files))
     return 0
 
 
@@ -107,13 +109,13 @@ def _tune() -> None:
         log.info("no glibc here: large messages cost more memory traffic")
 
 
-async def _run(settings: Settings) -> None:
+async def _run(settings: Settings, files: Callable[[Path], FilePort] | None) -> None:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for name in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(name, stop.set)
     async with AsyncExitStack() as stack:
-        process = await _started(settings, stack, stop)
+        process = await _started(BrokerProcess.start(settings, stack, files), stop)
         if process is None:
             return
         log.info("region %s serves %s", process.region, process.doors)
@@ -126,9 +128,9 @@ async def _run(settings: Settings) -> None:
     log.info("stopped")
 
 
-async def _started(settings: Settings, stack: AsyncExitStack, stop: asyncio.Event) -> BrokerProcess | None:
+async def _started(start: Coroutine[Any, Any, BrokerProcess], stop: asyncio.Event) -> BrokerProcess | None:
     """None: it was told to stop before it stood. :raises StartFailed: what is stored cannot be reached or read."""
-    starting = asyncio.ensure_future(BrokerProcess.start(settings, stack))
+    starting = asyncio.ensure_future(start)
     stopping = asyncio.ensure_future(stop.wait())
     await asyncio.wait((starting, stopping), return_when=asyncio.FIRST_COMPLETED)
     (starting if stop.is_set() and not starting.done() else stopping).cancel()
@@ -172,17 +174,21 @@ class BrokerProcess:
         self.held: HeldLedgers
         self.gateway: Broker
         self.admin: AdminState
+        self.chores: Chores
         self.doors = Doors(settings)
         self._client_tls = client_tls(settings)
         self._names = 0
-        self._cooling = Cooling()
         self._peer_token: str | None = None
 
     @classmethod
-    async def start(cls, settings: Settings, stack: AsyncExitStack) -> BrokerProcess:
+    async def start(
+        cls, settings: Settings, stack: AsyncExitStack, files: Callable[[Path], FilePort] | None = None
+    ) -> BrokerProcess:
         """Open what is stored, then the doors: to other regions first, to clients once those were heard (R10).
 
         ``stack`` closes everything again.
+
+        :param files: makes the file port of the ledgers' directory; None: the operating system's own.
         """
         settings.region.data_directory.mkdir(parents=True, exist_ok=True)
         process = cls(settings)
@@ -195,7 +201,11 @@ class BrokerProcess:
         await catalog.refresh()
         process.scheduler.spawn(catalog.run(), "follow the metadata")
         volume = settings.region.data_directory / "ledgers"
-        process.ledgers = await once_there(lambda: LocalLedgerStore.start(volume), VolumeInUse, patience)
+        process.ledgers = await once_there(
+            lambda: LocalLedgerStore.start(volume, files=None if files is None else files(volume)),
+            VolumeInUse,
+            patience,
+        )
         stack.push_async_callback(process.ledgers.close)
         note = settings.region.data_directory / "ledgers-to-delete"
         process.held = HeldLedgers(process.ledgers, note, process.scheduler)
@@ -209,18 +219,9 @@ class BrokerProcess:
         await process.service.make_topics()
         await process.behind.open()
         await process.doors.serve()
-        process._speak_with_regions()
+        process.speak_with_regions()
         await process.exchange.first_contact(CONTACT_SECONDS)
-        process.scheduler.spawn(process.service.load_all(), "open the topics on record")
-        process.scheduler.spawn(process._follow_policies(), "follow the policies")
-        process.scheduler.spawn(process._trim(), "give space back")
-        process.scheduler.spawn(process._expire(), "expire old messages")
-        process.scheduler.spawn(process._check_quotas(), "check backlog quotas")
-        process.scheduler.spawn(process._remove_unused(), "remove unused topics")
-        process.scheduler.spawn(process._expire_subscriptions(), "expire unused subscriptions")
-        process.scheduler.spawn(process._compact(), "compact topics")
-        process.scheduler.spawn(process.gateway.watch_keep_alive(), "keep connections alive")
-        process.scheduler.spawn(process.gateway.watch_peers(), "keep links to other regions alive")
+        process.chores.start()
         process.gateway.ready = process.admin.ready = True
         return process
 
@@ -320,8 +321,10 @@ class BrokerProcess:
         stack.push_async_callback(self.exchange.close)
 
     async def _open_doors(self, stack: AsyncExitStack) -> None:
+        self.chores = Chores(self)
         self.admin = AdminState(
             region=self.region,
+            work=self.chores.states,
             service=self.service,
             catalog=self.catalog,
             exchange=self.exchange,
@@ -366,53 +369,11 @@ class BrokerProcess:
             return None
         return cluster.broker_service_url, cluster.service_url or None
 
-    def _speak_with_regions(self) -> None:
+    def speak_with_regions(self) -> None:
+        """Keep links to exactly the regions that the metadata name."""
         others = [name for name in self.catalog.known_clusters() if name != self.region]
         self.exchange.set_regions(others)
         self.runner.set_regions(others)
-
-    async def _follow_policies(self) -> None:
-        while True:
-            await asyncio.sleep(POLICY_SECONDS)
-            self._speak_with_regions()
-            self.service.follow_policies()
-            self.service.recall_missing()
-            self._cooling.look(self.service)
-            await self.behind.follow()
-
-    async def _trim(self) -> None:
-        while True:
-            await asyncio.sleep(self.settings.storage.retention_check_interval_in_seconds)
-            try:
-                await self.held.retry_deletions()
-                await upkeep.trim_all(self.service)
-            except (LedgerError, MetadataError) as error:
-                log.warning("space could not be given back, next try in a while: %s", error)
-
-    async def _expire(self) -> None:
-        while True:
-            await asyncio.sleep(self.settings.storage.message_expiry_check_interval_in_minutes * 60)
-            await upkeep.expire_all(self.service)
-
-    async def _remove_unused(self) -> None:
-        while True:
-            await asyncio.sleep(self.settings.removal.broker_delete_inactive_topics_frequency_seconds)
-            await removal.remove_unused(self.service)
-
-    async def _expire_subscriptions(self) -> None:
-        while True:
-            await asyncio.sleep(self.settings.removal.subscription_expiry_check_interval_in_minutes * 60)
-            await removal.expire_subscriptions(self.service)
-
-    async def _check_quotas(self) -> None:
-        while True:
-            await asyncio.sleep(self.settings.backlog.backlog_quota_check_interval_in_seconds)
-            await upkeep.check_quotas(self.service)
-
-    async def _compact(self) -> None:
-        while True:
-            await asyncio.sleep(self.settings.storage.broker_service_compaction_monitor_interval_in_seconds)
-            upkeep.compact_due(self.service)
 
     def _producer_name(self) -> str:
         self._names += 1

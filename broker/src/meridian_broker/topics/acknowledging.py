@@ -37,19 +37,21 @@ def look_ups(subscription: Subscription) -> UnderWay:
 def go_on_later(subscription: Subscription, rest: Rest, confirmed: Confirmed | None) -> None:
     """Do the rest of an acknowledgement while others run."""
     work = _go_on(subscription, look_ups(subscription).begin(), rest, confirmed)
-    subscription.topic.scheduler.spawn(work, "look acknowledged entries up")
+    subscription.topic.serve(work, "look acknowledged entries up")
 
 
 async def _go_on(subscription: Subscription, number: int, rest: Rest, confirmed: Confirmed | None) -> None:
+    """Whoever waits hears of a failure. Where nobody does it is raised, and fences the topic: so the consumer comes back
+    and gets again what could not be acknowledged, instead of counting on it."""
     failure: LedgerError | None = None
     try:
         await rest
     except Exception as error:
-        failure = error if isinstance(error, LedgerError) else LedgerError(f"its entry cannot be looked up: {error}")
+        failure = error if isinstance(error, LedgerError) else LedgerError(f"its entry cannot be looked up: {error!r}")
         log.warning("%s, %s: an acknowledgement is lost: %s", subscription.topic.name, subscription.name, failure)
         if confirmed is not None:
             confirmed(failure)
-        if not isinstance(error, LedgerError):
+        if confirmed is None or not isinstance(error, LedgerError):
             raise
     finally:
         look_ups(subscription).end(number, failure)

@@ -200,10 +200,12 @@ class CompactedReading:
         self._jobs.append((acknowledging.look_ups(self._subscription).begin(), job, confirmed))
         if not self._working:
             self._working = True
-            self._subscription.topic.scheduler.spawn(self._work(), "look acknowledged entries up in a compacted view")
+            self._subscription.topic.serve(self._work(), "look acknowledged entries up in a compacted view")
 
     async def _work(self) -> None:
+        """Whoever waits hears of a failure; where nobody does the topic is fenced, so that the consumer comes back."""
         look_ups, lost = acknowledging.look_ups(self._subscription), LedgerError("an acknowledgement was not looked up")
+        unheard: LedgerError | None = None
         try:
             while self._jobs:
                 number, job, confirmed = self._jobs.popleft()
@@ -215,6 +217,12 @@ class CompactedReading:
                     failure = error
                     if confirmed is not None:
                         confirmed(error)
+                    else:
+                        unheard = error
+                except Exception:
+                    if confirmed is not None:
+                        confirmed(lost)
+                    raise
                 finally:
                     look_ups.end(number, failure)
         finally:
@@ -223,6 +231,9 @@ class CompactedReading:
             for number, job, _ in jobs:
                 job.close()
                 look_ups.end(number, lost)
+            tell_each([confirmed for _, _, confirmed in jobs if confirmed is not None], lost)
+        if unheard is not None:
+            raise unheard
 
     async def _acknowledge(
         self, epochs: Epochs, positions: list[Position], batches: dict[Position, int], confirmed: Confirmed | None

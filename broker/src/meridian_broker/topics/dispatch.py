@@ -143,7 +143,7 @@ class Dispatcher:
         if found is None:
             self._reading = True
             work = self._fetch(self.read, limit, self._generation)
-            self.subscription.topic.scheduler.spawn(work, "read entries for a subscription")
+            self.subscription.topic.serve(work, "read entries for a subscription")
         elif self._covered is not None:
             return self._sift(found)
         return found
@@ -494,7 +494,7 @@ class SharedDispatcher(Dispatcher):
         if self._reading_replay:
             return
         self._reading_replay = True
-        self.subscription.topic.scheduler.spawn(self._replay_turn(self._generation), "send entries again")
+        self.subscription.topic.serve(self._replay_turn(self._generation), "send entries again")
 
     async def _replay_turn(self, generation: int) -> None:
         subscription, log = self.subscription, self.subscription.topic.log

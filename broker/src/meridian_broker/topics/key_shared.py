@@ -116,7 +116,7 @@ class KeySharedDispatcher(SharedDispatcher):
             if any(lanes.first_waiting(consumer) for consumer in ready):
                 self._sending = True
                 work = self._send_waiting(self._generation)
-                subscription.topic.scheduler.spawn(work, "send entries that waited")
+                subscription.topic.serve(work, "send entries that waited")
                 return
         if lanes.waiting >= LOOK_AHEAD or (self._delays is not None and self._delays.full):
             return

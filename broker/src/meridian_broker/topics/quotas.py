@@ -16,12 +16,11 @@ import logging
 from typing import TYPE_CHECKING, Final
 
 from meridian_broker.ledgers.entry import unpack
-from meridian_broker.ledgers.store import LedgerError
 from meridian_broker.metadata.policy_values import QUOTA_KINDS, QUOTA_POLICIES, BacklogQuota
 from meridian_broker.positions import Cause
 from meridian_broker.positions.position import EARLIEST, Position
 from meridian_broker.topics import drops
-from meridian_broker.topics.errors import BacklogQuotaException, BacklogQuotaHold, TopicError
+from meridian_broker.topics.errors import BacklogQuotaException, BacklogQuotaHold
 
 if TYPE_CHECKING:
     from meridian_broker.topics.producer import Producer
@@ -59,22 +58,22 @@ async def exceeded(topic: Topic) -> str | None:
 
 
 async def enforce(topic: Topic) -> None:
-    """Send producers away, or evict, where a quota is exceeded. What cannot be read is tried again at the next look."""
-    try:
-        for kind, quota in _quotas(topic):
-            problem = await _problem(topic, kind, quota)
-            if problem is None:
-                continue
-            if quota.policy == EVICTION:
-                await _evict(topic, kind, quota)
-            else:
-                _send_away(topic, [one for one in topic.producers.values() if one.remote_region is None], problem)
-        problem = await exceeded(topic)
-        topic.intake.found(problem)
-        if problem is not None:
-            _send_away(topic, [one for one in topic.producers.values() if one.remote_region is not None], problem)
-    except (LedgerError, TopicError) as error:
-        log.warning("the backlog quota of %s could not be enforced, next try in a while: %s", topic.name, error)
+    """Send producers away, or evict, where a quota is exceeded.
+
+    :raises LedgerError, TopicError: not now; it is right to try again.
+    """
+    for kind, quota in _quotas(topic):
+        problem = await _problem(topic, kind, quota)
+        if problem is None:
+            continue
+        if quota.policy == EVICTION:
+            await _evict(topic, kind, quota)
+        else:
+            _send_away(topic, [one for one in topic.producers.values() if one.remote_region is None], problem)
+    problem = await exceeded(topic)
+    topic.intake.found(problem)
+    if problem is not None:
+        _send_away(topic, [one for one in topic.producers.values() if one.remote_region is not None], problem)
 
 
 def _quotas(topic: Topic) -> list[tuple[str, BacklogQuota]]:

@@ -15,17 +15,16 @@ from contextlib import AsyncExitStack
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
+from meridian_broker.ledgers.periodic import each
 from meridian_broker.ledgers.scheduling import run_all
-from meridian_broker.ledgers.store import LedgerError
 from meridian_broker.metadata.errors import NotFound
 from meridian_broker.metadata.policy_values import CAUGHT_UP
-from meridian_broker.metadata.store import MetadataError
 from meridian_broker.metadata.topic_catalog import Deletion
 from meridian_broker.positions import ZERO, Stamp
 from meridian_broker.positions.position import EARLIEST, Position
 from meridian_broker.topics import adoption
 from meridian_broker.topics.administration import remove_subscriptions
-from meridian_broker.topics.errors import TopicError, TopicFenced, TopicInUse, TopicNotFound
+from meridian_broker.topics.errors import TopicFenced, TopicInUse, TopicNotFound
 from meridian_broker.topics.ownership import TopicMetadata
 from meridian_broker.wire.pulsar import topic_name
 from meridian_broker.wire.pulsar.topic_name import TopicName
@@ -284,7 +283,10 @@ async def claimed(service: TopicService, name: TopicName) -> tuple[TopicMetadata
 
 
 async def remove_unused(service: TopicService) -> None:
-    """Remove the topics whose rules say so and that nobody uses; a partitioned one's partitions all together or not."""
+    """Remove the topics whose rules say so and that nobody uses; a partitioned one's partitions all together or not.
+
+    :raises SomeFailed: some could not be removed now.
+    """
     found: dict[TopicName, list[Topic]] = {}
     for name, topic in service.topics.items():
         if topic.rules.inactive_topics.remove:
@@ -294,8 +296,9 @@ async def remove_unused(service: TopicService) -> None:
         if not is_unused(topic, alone=service.regions_of(topic.name) == {service.region}):
             raise TopicInUse(f"{topic.name} is used again")
 
-    for base, topics in found.items():
-        try:
+    async def remove(base: TopicName) -> None:
+        topics = found[base]
+        with contextlib.suppress(TopicInUse):
             record = await service.catalog.partitioned.find(base)
             if record is None or len(topics) == record.partitions:
                 for topic in topics:
@@ -307,10 +310,8 @@ async def remove_unused(service: TopicService) -> None:
                     held = await _held(service, names, locks)
                     await _remove(service, held, check, await _new_stamp(service, base))
                 log.info("%s was removed: nobody used it", base)
-        except TopicInUse:
-            continue
-        except (TopicError, LedgerError, MetadataError) as error:
-            log.warning("%s is not used and could not be removed, next try in a while: %s", base, error)
+
+    await each(found, str, remove)
 
 
 def is_unused(topic: Topic, *, alone: bool) -> bool:
@@ -347,20 +348,25 @@ async def expire_subscriptions(service: TopicService) -> None:
     """Delete the subscriptions that nobody has used for as long as their topic's rules say.
 
     Of one that other regions know, nobody in any region: all are asked, and one that cannot be forbids it (R16).
+
+    :raises SomeFailed: some could not be deleted now.
     """
     asked = 0
-    for topic in list(service.topics.values()):
-        for subscription in list(topic.subscriptions.values()):
-            if topic.failure is None and is_abandoned(subscription):
-                if subscription.record.is_shared:
-                    asked += 1
-                    if asked > ASKED_MAX or await _is_used_elsewhere(service, subscription):
-                        continue
-                try:
-                    await remove_subscriptions([subscription])
-                    log.info("subscription %s of %s expired: nobody used it", subscription.name, topic.name)
-                except TopicError as error:
-                    log.warning("subscription %s of %s did not expire: %s", subscription.name, topic.name, error)
+
+    async def expire(subscription: Subscription) -> None:
+        nonlocal asked
+        topic = subscription.topic
+        if topic.failure is not None or not is_abandoned(subscription):
+            return
+        if subscription.record.is_shared:
+            asked += 1
+            if asked > ASKED_MAX or await _is_used_elsewhere(service, subscription):
+                return
+        await remove_subscriptions([subscription])
+        log.info("subscription %s of %s expired: nobody used it", subscription.name, topic.name)
+
+    every = [one for topic in service.topics.values() for one in topic.subscriptions.values()]
+    await each(every, lambda one: f"{one.name} of {one.topic.name}", expire)
 
 
 async def _is_used_elsewhere(service: TopicService, subscription: Subscription) -> bool:

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Iterable
-from contextlib import AbstractAsyncContextManager, nullcontext
+from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
 from weakref import WeakValueDictionary
 
 from meridian_broker.ledgers.chapters import CacheBudget, LogLimits
+from meridian_broker.ledgers.periodic import SomeFailed, each
 from meridian_broker.ledgers.scheduling import Scheduler, run_all
 from meridian_broker.ledgers.store import LedgerError, LedgerStore
 from meridian_broker.ledgers.under_way import all_over
@@ -117,6 +118,8 @@ class TopicService:
     """Topics on record that are not open."""
     _wanted: set[str] = field(default_factory=set)
     """Those of them that are just being opened, as another region waits for them."""
+    _to_load: dict[str, TopicName] = field(default_factory=dict)
+    """Those of them that are opened without anybody asking: they could not be opened the last time."""
     _locks: WeakValueDictionary[str, AbstractAsyncContextManager[Any]] = field(default_factory=WeakValueDictionary)
     """Of each topic, as long as anybody holds it or waits for it."""
 
@@ -198,10 +201,12 @@ class TopicService:
 
     async def _reopen(self, topic: Topic) -> None:
         if self.topics.get(topic.name) is topic and not self.closing and topic.reopen:
+            name = topic_name.parse(topic.name)
             try:
-                await self.topic(topic_name.parse(topic.name), create=False)
+                await self.topic(name, create=False)
             except (TopicError, LedgerError, MetadataError) as error:
-                log.warning("topic %s is not open, and whoever asks for it next opens it: %s", topic.name, error)
+                log.warning("topic %s is not open, next try in a while, or when somebody asks: %s", name, error)
+                self._to_load[str(name)] = name
 
     async def drop(self, topic: Topic) -> None:
         """It is not open any more."""
@@ -216,20 +221,24 @@ class TopicService:
         await adoption.make_topics(self)
 
     async def load_all(self) -> None:
-        """Open every topic on record, so that replication of what is pending goes on."""
-        try:
+        """Open every topic on record, so that replication of what is pending goes on. Call it again after an error, and
+        now and then: it opens what could not be opened before.
+
+        :raises MetadataError: what is on record cannot be read.
+        :raises SomeFailed: some topics cannot be opened.
+        """
+        if not self._surveyed:
             names = [n for space in self.catalog.known_namespaces() for n in await self.catalog.topics.names(space)]
-        except MetadataError as error:
-            log.warning("the topics on record are not known yet: %s", error)
-            self.scheduler.later(1.0, lambda: self.scheduler.spawn(self.load_all(), "open the topics on record"))
-            return
-        self._unopened.update(str(name) for name in names if str(name) not in self.topics)
-        self._surveyed = True
-        for name in names:
-            try:
+            self._unopened.update(str(name) for name in names if str(name) not in self.topics)
+            self._to_load.update((str(name), name) for name in names)
+            self._surveyed = True
+        await each(list(self._to_load.values()), str, self._load)
+
+    async def _load(self, name: TopicName) -> None:
+        if not self.closing:
+            with suppress(TopicNotFound):  # deleted meanwhile
                 await self.topic(name, create=False)
-            except (TopicError, LedgerError, MetadataError) as error:
-                log.warning("topic %s cannot be opened: %s", name, error)
+            self._to_load.pop(str(name), None)
 
     # -- partitions ----------------------------------------------------------------------------------------------
 
@@ -449,14 +458,23 @@ class TopicService:
         return self.catalog.rules(self.defaults, name)
 
     def follow_policies(self) -> None:
-        """Do what policies say now, when any changed: a topic's regions, and whatever rules it."""
+        """Do what policies say now, when any changed: a topic's regions, and whatever rules it.
+
+        :raises SomeFailed: it failed for some topics, which the next call tries again.
+        """
         if self._followed == self.catalog.revision:
             return
-        self._followed = self.catalog.revision
         self.non_persistent.follow_policies()
+        failures: dict[str, Exception] = {}
         for topic in list(self.topics.values()):
             if topic.failure is None:
-                self._follow(topic)
+                try:
+                    self._follow(topic)
+                except Exception as error:
+                    failures[topic.name] = error
+        if failures:
+            raise SomeFailed(failures, len(self.topics))
+        self._followed = self.catalog.revision
 
     def _follow(self, topic: Topic) -> None:
         is_shared = self.is_shared(topic_name.parse(topic.name))
@@ -472,7 +490,7 @@ class TopicService:
         ruling.follow(topic, self.rules(topic_name.parse(topic.name)))
         sharing.follow(topic)
         if topic.rules.message_ttl_seconds != before:
-            self.scheduler.spawn(upkeep.expire(topic), "expire old messages")
+            self.scheduler.spawn(upkeep.expire_soon(topic), "expire old messages")
 
     def regions_of(self, topic: str) -> frozenset[str]:
         """Regions of a topic, this one included. Where it does not live here any more, the copy here is on its own."""

@@ -52,7 +52,7 @@ class Settling:
         self._timer = None
         if self._subscription.topic.failure is None:
             self._is_looking = True
-            self._subscription.topic.scheduler.spawn(self._look(), "settle what was acknowledged elsewhere")
+            self._subscription.topic.serve(self._look(), "settle what was acknowledged elsewhere")
 
     async def _look(self) -> None:
         subscription = self._subscription

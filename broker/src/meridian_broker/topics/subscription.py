@@ -9,13 +9,14 @@ wherever they were acked. How acknowledgements are made known is told in ``claim
 
 from __future__ import annotations
 
+import logging
 import struct
 from collections.abc import Iterable
 from enum import IntEnum
 from typing import TYPE_CHECKING, Final
 
 from meridian_broker.ledgers.entry import MARKER, publish_time_ms
-from meridian_broker.ledgers.store import LedgerNotFound
+from meridian_broker.ledgers.store import LedgerError, LedgerNotFound
 from meridian_broker.ledgers.under_way import Over, UnderWay
 from meridian_broker.positions import Dropped, Progress
 from meridian_broker.positions.position import EARLIEST, Position
@@ -41,6 +42,8 @@ if TYPE_CHECKING:
 
 _MESSAGES: Final = struct.Struct(">I")
 
+log = logging.getLogger(__name__)
+
 
 class SubscriptionType(IntEnum):
     """The wire's numbers."""
@@ -55,6 +58,8 @@ WALK: Final = 3000
 """Entries that a cursor passes in one turn of the loop: some milliseconds."""
 LEAP: Final = 64
 """After so many entries it looks whether the rest of the ledger can be passed at once."""
+READ_AGAIN_SECONDS: Final = 5.0
+"""A cursor whose way leads through a ledger that cannot be read tries again after so long."""
 _SHARING: Final = (SubscriptionType.SHARED, SubscriptionType.KEY_SHARED)
 """Types of which the broker keeps in mind who has what."""
 
@@ -546,9 +551,19 @@ class Subscription:
             await self.topic.log.load_index(position.ledger)
             if self.times is not None:
                 await self.times.load(position)
-        finally:
+        except LedgerError as error:
+            log.warning("the cursor of %s of %s stays behind for now: %s", self.name, self.topic.name, error)
+            self.topic.scheduler.later(READ_AGAIN_SECONDS, self._went_on)
+        except BaseException:
             self._loading = False
-        self.advance()
+            raise
+        else:
+            self._went_on()
+
+    def _went_on(self) -> None:
+        self._loading = False
+        if self.topic.failure is None:
+            self.advance()
 
     def start_cursor(self, settled: Position = EARLIEST) -> None:
         """Stand before the first entry that may be owed, then go over what is acked (at opening, after a rewind).

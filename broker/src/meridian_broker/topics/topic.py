@@ -8,16 +8,18 @@ ledger - fences the topic: clients are told to look it up again, and it is opene
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Mapping
-from typing import TYPE_CHECKING, Final, Protocol
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from meridian_broker.ledgers.entry import unpack
 from meridian_broker.ledgers.log import TopicLog
 from meridian_broker.ledgers.reading import Stored
 from meridian_broker.ledgers.scheduling import Scheduler
+from meridian_broker.ledgers.store import LedgerError
 from meridian_broker.ledgers.times import first_since
 from meridian_broker.ledgers.under_way import UnderWay, all_over
 from meridian_broker.metadata.rules import Rules
+from meridian_broker.metadata.store import MetadataError
 from meridian_broker.positions import Beginning, HybridClock, Progress
 from meridian_broker.positions.position import EARLIEST, LATEST, Position
 from meridian_broker.topics import placing, ruling
@@ -201,6 +203,20 @@ class Topic:
             subscription.disconnect_consumers()
         if self.on_fenced is not None:
             self.on_fenced(self)
+
+    def serve(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        """Run work that a client waits for. Should it fail, the topic is fenced: the client comes back and is served
+        anew, where a task that ended in silence would keep it waiting for ever."""
+        self.scheduler.spawn(self._or_fence(work, name), name)
+
+    async def _or_fence(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        try:
+            await work
+        except (LedgerError, MetadataError, TopicError) as error:
+            self.fence(f"failed to {name}: {error}")
+        except Exception as error:
+            self.fence(f"failed to {name}: {error!r}")
+            raise
 
     async def close(self, reason: str) -> None:
         """Let go of the topic in good order: clients away, all acknowledgements taken so far written, ledgers sealed.

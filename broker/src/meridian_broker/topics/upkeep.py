@@ -6,8 +6,10 @@ and topics of which much is not compacted yet are compacted.
 from __future__ import annotations
 
 import logging
+from collections.abc import Awaitable, Callable, Container
 from typing import TYPE_CHECKING, Final
 
+from meridian_broker.ledgers.periodic import SomeFailed, each
 from meridian_broker.ledgers.store import LedgerError
 from meridian_broker.metadata.store import MetadataError
 from meridian_broker.positions import Cause
@@ -26,47 +28,75 @@ READER_BACK_MS: Final = 60_000
 
 
 async def trim_all(service: TopicService) -> None:
-    """Give back the space of ledgers nobody needs. Where that cannot be done now it is tried again at the next look."""
+    """Give back the space of ledgers nobody needs.
+
+    :raises SomeFailed: of some topics that cannot be done now. The others had their turn.
+    """
     service.non_persistent.tidy()
-    service.follow_policies()  # a retention that was set a moment ago is to keep what it says
-    for topic in list(service.topics.values()):
-        if topic.failure is None:
-            try:
-                await trim(topic)
-            except (LedgerError, MetadataError) as error:
-                log.warning("space of %s is not given back, next try in a while: %s", topic.name, error)
+    unruled: Container[str] = ()
+    try:
+        service.follow_policies()  # a retention that was set a moment ago is to keep what it says
+    except SomeFailed as error:
+        unruled = error.failures
+    await _each_topic(service, trim, without=unruled)
 
 
 async def expire_all(service: TopicService) -> None:
-    """Drop what is older than its topic's message TTL, in every topic that has one."""
-    for topic in list(service.topics.values()):
-        await expire(topic)
+    """Drop what is older than its topic's message TTL, in every topic that has one. :raises SomeFailed: as above."""
+    await _each_topic(service, expire)
 
 
 async def expire(topic: Topic) -> None:
-    """Drop what is older than the topic's message TTL. What cannot be read is tried again at the next look."""
-    if topic.rules.message_ttl_seconds <= 0 or topic.failure is not None:
-        return
-    before_ms = topic.scheduler.now_ms() - topic.rules.message_ttl_seconds * 1000
-    try:
+    """Drop what is older than the topic's message TTL.
+
+    :raises LedgerError, TopicError: not now; it is right to try again.
+    """
+    if topic.rules.message_ttl_seconds > 0 and topic.failure is None:
+        before_ms = topic.scheduler.now_ms() - topic.rules.message_ttl_seconds * 1000
         await drops.drop_old(topic, list(topic.subscriptions.values()), before_ms)
+
+
+async def expire_soon(topic: Topic) -> None:
+    """As ``expire``, where the regular turn does what cannot be done now."""
+    try:
+        await expire(topic)
     except (LedgerError, TopicError) as error:
         log.warning("messages of %s did not expire, next try in a while: %s", topic.name, error)
 
 
 async def check_quotas(service: TopicService) -> None:
-    """Enforce the backlog quota of every topic that has one."""
-    for topic in list(service.topics.values()):
-        await quotas.enforce(topic)
+    """Enforce the backlog quota of every topic that has one. :raises SomeFailed: as above."""
+    await _each_topic(service, quotas.enforce)
 
 
-def compact_due(service: TopicService) -> None:
-    """Begin to compact the topics of which more is not compacted than their threshold allows."""
-    for topic in list(service.topics.values()):
-        threshold, compaction = topic.rules.compaction_threshold_bytes, topic.compaction
-        is_idle = topic.failure is None and compaction.status is not Status.RUNNING
-        if is_idle and 0 < threshold < compaction.bytes_to_do():
-            compaction.start()
+async def _each_topic(
+    service: TopicService, work: Callable[[Topic], Awaitable[object]], without: Container[str] = ()
+) -> None:
+    """Do it for every open topic, whatever becomes of the others. :raises SomeFailed: it failed for some."""
+
+    async def turn(topic: Topic) -> None:
+        try:
+            if topic.failure is None and topic.name not in without:
+                await work(topic)
+        except (LedgerError, TopicError, MetadataError):
+            if topic.failure is None:
+                raise  # else it was closed or fenced meanwhile: its next turn comes when it is open again
+
+    await each(list(service.topics.values()), lambda topic: topic.name, turn)
+
+
+async def compact_due(service: TopicService) -> None:
+    """Begin to compact the topics of which more is not compacted than their threshold allows.
+
+    :raises SomeFailed: as above.
+    """
+    await _each_topic(service, _compact_if_due)
+
+
+async def _compact_if_due(topic: Topic) -> None:
+    threshold, compaction = topic.rules.compaction_threshold_bytes, topic.compaction
+    if compaction.status is not Status.RUNNING and 0 < threshold < compaction.bytes_to_do():
+        compaction.start()
 
 
 async def trim(topic: Topic) -> None:

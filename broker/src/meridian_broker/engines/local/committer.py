@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from queue import Empty, SimpleQueue
 from typing import Final
 
-from meridian_broker.engines.local.files import AppendFile, FilePort
+from meridian_broker.engines.local.files import AppendFile, FilePort, unwritable
 from meridian_broker.engines.local.log import Batch, Log
 from meridian_broker.engines.local.segment import SEGMENT_HEADER_BYTES
 from meridian_broker.engines.local.stats import EngineStats
@@ -102,10 +102,7 @@ class Committer:
         self._log.complete(len(durable))
         if error is not None:
             stats.write_failures += 1
-            failure = LedgerWriteFailed(
-                f"the disk of {self._files.place} refused a write ({error}): nothing queued behind it "
-                "was stored; free space or repair the disk, then open new ledgers"
-            )
+            failure = unwritable(self._files.place, error)
             failure.__cause__ = error
             _log.error("%s", failure)
             self._log.fail(failure)

@@ -5,6 +5,9 @@ A segment is worth it when more than half of it is dead and a quarter of a full 
 have gathered (each start of a broker leaves one). The copies of a run are ``MOVED`` records; readers keep to the
 originals until the ``MOVE_DONE`` behind the last copy is durable, and so does recovery. A kill in between leaves dead
 copies and nothing else.
+
+A segment of which the disk does not give all is left alone: for good when an entry is damaged, for a growing while when
+the disk answers with an error, which may pass. Copying it over and over would fill the disk with dead copies.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ from meridian_broker.engines.local.places import Places
 from meridian_broker.engines.local.reading import EntryReads
 from meridian_broker.engines.local.segment import MOVED, move_done_record, record
 from meridian_broker.engines.local.stats import EngineStats
-from meridian_broker.ledgers.store import LedgerCorrupt, LedgerError, LedgerNotFound
+from meridian_broker.ledgers.store import LedgerCorrupt, LedgerError, LedgerNotFound, LedgerUnreadable
 
 _log = logging.getLogger(__name__)
 
@@ -28,6 +31,9 @@ CHUNK_BYTES: Final = 256 << 10
 """Copied at once: a group of this size does not delay the appends queued behind it noticeably."""
 SMALL_SEGMENTS_MAX: Final = 8
 """More segments than this that are less than half full are put together."""
+AVOID_SECONDS: Final = 60.0
+"""A segment that could not be read is left alone for so long, doubled each time."""
+AVOID_SECONDS_MAX: Final = 3600.0
 
 
 class Compaction:
@@ -42,6 +48,7 @@ class Compaction:
         segment_bytes: int,
         bytes_per_second: int,
         stopping: Callable[[], bool],
+        clock: Callable[[], float],
     ) -> None:
         self._log = log
         self._places = places
@@ -50,7 +57,10 @@ class Compaction:
         self._segment_bytes = segment_bytes
         self._bytes_per_second = bytes_per_second
         self._stopping = stopping
+        self._clock = clock
         self._given_up: set[int] = set()
+        self._avoided: dict[int, tuple[float, float]] = {}
+        """Segments that could not be read: until when each is left alone, and for how long that was."""
 
     async def step(self, segments: list[Segment]) -> bool:
         """Empty the segments worth it among those whose originals may be given up. False: there is none."""
@@ -69,10 +79,27 @@ class Compaction:
                     _log.error("segment %d cannot be emptied: %s", segment.number, error)
                     self._given_up.add(segment.number)
                     break
+                except LedgerUnreadable as error:
+                    seconds = self._avoid(segment.number)
+                    _log.error("segment %d is not emptied, next try in %.0f s: %s", segment.number, seconds, error)
+                    break
         return bool(victims)
 
+    def _avoid(self, number: int) -> float:
+        """Leave a segment alone for a while; says for how long."""
+        _, before = self._avoided.get(number, (0.0, 0.0))
+        seconds = min(max(2 * before, AVOID_SECONDS), AVOID_SECONDS_MAX)
+        self._avoided[number] = self._clock() + seconds, seconds
+        return seconds
+
+    def _may_try(self, number: int) -> bool:
+        return number not in self._given_up and self._avoided.get(number, (0.0, 0.0))[0] <= self._clock()
+
     def _victims(self, segments: list[Segment]) -> list[Segment]:
-        candidates = [each for each in segments if each.runs and each.number not in self._given_up]
+        self._given_up &= self._log.segments.keys()
+        for number in self._avoided.keys() - self._log.segments.keys():
+            del self._avoided[number]
+        candidates = [each for each in segments if each.runs and self._may_try(each.number)]
         mostly_dead = [
             each
             for each in candidates
@@ -85,12 +112,14 @@ class Compaction:
 
     async def _move(self, ledger: Ledger, run: Run) -> None:
         copies: list[Run] = []
+        is_copied = False
         try:
-            if await self._copy(ledger, run, copies):
-                await self._finish(ledger, run, copies)
-        except LedgerError:
-            self._drop(copies)
-            raise
+            is_copied = await self._copy(ledger, run, copies)
+        finally:
+            if not is_copied:  # whatever the reason: copies that count for nobody must not keep their segments
+                self._drop(copies)
+        if is_copied:
+            await self._finish(ledger, run, copies)
 
     async def _copy(self, ledger: Ledger, run: Run, copies: list[Run]) -> bool:
         """Write the copies. False: the run died meanwhile, or the broker stops."""
@@ -98,12 +127,10 @@ class Compaction:
         done = 0
         while done < count:
             if self._stopping() or not _alive(ledger, run):
-                self._drop(copies)
                 return False
             first = run.first + done
             entries = await self._reads.read(ledger, first, run.end - 1, CHUNK_BYTES)
             if not _alive(ledger, run):
-                self._drop(copies)
                 return False
             heard: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             for entry, data in enumerate(entries, first):
@@ -134,14 +161,13 @@ class Compaction:
         tell = _tell(heard)
 
         def done(result: int | LedgerError) -> None:
-            if not isinstance(result, LedgerError):
-                if _alive(ledger, run):
-                    for copy in copies:
-                        ledger.place_run(copy)
-                    self._log.segments[run.segment].drop(run)
-                    self._places.forget(run)
-                else:
-                    self._drop(copies)
+            if not isinstance(result, LedgerError) and _alive(ledger, run):
+                for copy in copies:
+                    ledger.place_run(copy)
+                self._log.segments[run.segment].drop(run)
+                self._places.forget(run)
+            else:
+                self._drop(copies)
             tell(result)
 
         self._log.put(move_done_record(ledger.ledger_id, run.first, run.count), done)

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, Protocol
 
-from meridian_broker.ledgers.store import LedgerError
+from meridian_broker.ledgers.store import LedgerError, LedgerStorageFull, LedgerUnreadable, LedgerWriteFailed
 
 LOCK_NAME: Final = "LOCK"
 IOV_MAX: Final = min(1024, os.sysconf("SC_IOV_MAX"))
@@ -26,6 +26,24 @@ IOV_MAX: Final = min(1024, os.sysconf("SC_IOV_MAX"))
 
 class VolumeInUse(LedgerError):
     """Another process has the directory. It may be about to end."""
+
+
+def unreadable(place: str, error: OSError) -> LedgerUnreadable:
+    """What a failed read means to those who asked for it."""
+    return LedgerUnreadable(
+        f"the disk of {place} cannot be read ({error}): nothing is lost by that; repair or reconnect it, and reading "
+        "goes on"
+    )
+
+
+def unwritable(place: str, error: Exception) -> LedgerWriteFailed:
+    """What a failed write means to those who wait for it."""
+    is_full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+    kind, remedy = (LedgerStorageFull, "free space") if is_full else (LedgerWriteFailed, "repair the disk")
+    return kind(
+        f"the disk of {place} refused a write ({error}): nothing queued behind it was stored; {remedy}, then open new "
+        "ledgers"
+    )
 
 
 class AppendFile(Protocol):

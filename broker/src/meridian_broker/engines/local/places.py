@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The memory that the index takes: places of runs leave it when they were not used for long, and come back on demand.
 
-Only runs whose places are also in an index file may leave. Should the file be broken when they are needed again, they
-are worked out from the segment itself.
+Only runs whose places are also in an index file may leave. Should the file be broken or unreadable when they are needed
+again, they are worked out from the segment itself.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Places:
         return run.places
 
     async def get(self, ledger: Ledger, run: Run) -> array[int]:
-        """The places, from wherever they are."""
+        """The places, from wherever they are. :raises OSError: neither the index file nor the segment can be read."""
         places = self.at_once(run)
         if places is not None:
             return places
@@ -61,7 +61,7 @@ class Places:
         if places is None:
             places = await loop.run_in_executor(None, self._from_index, ledger.ledger_id, run)
         if places is None:
-            _log.error("%s is damaged: working it out again from its segment", index_name(run.segment))
+            _log.error("%s cannot be used: working it out again from its segment", index_name(run.segment))
             places = await loop.run_in_executor(None, self._from_segment, ledger.ledger_id, run)
             segment = self._segments.get(run.segment)
             if segment is not None:
@@ -90,15 +90,15 @@ class Places:
 
     def _from_cached_index(self, ledger: int, run: Run) -> array[int] | None:
         """The places, when the page cache has them; else None."""
-        try:
-            file = self._files.open(index_name(run.segment))
-        except FileNotFoundError:
-            return None
         header, block = bytearray(INDEX_HEADER_BYTES), bytearray(block_bytes(run.stored_count))
         try:
-            found = file.read_cached(memoryview(header), 0) and file.read_cached(memoryview(block), run.block)
-        finally:
-            file.close()
+            file = self._files.open(index_name(run.segment))
+            try:
+                found = file.read_cached(memoryview(header), 0) and file.read_cached(memoryview(block), run.block)
+            finally:
+                file.close()
+        except OSError:
+            return None
         if not found or not index_is_readable(header, run.segment):
             return None
         return unpack_block(block, ledger, run.first, run.stored_count)
@@ -106,13 +106,14 @@ class Places:
     def _from_index(self, ledger: int, run: Run) -> array[int] | None:
         try:
             file = self._files.open(index_name(run.segment))
-        except FileNotFoundError:
+            try:
+                header = file.pread(INDEX_HEADER_BYTES, 0)
+                data = file.pread(block_bytes(run.stored_count), run.block)
+            finally:
+                file.close()
+        except OSError as error:
+            _log.warning("%s cannot be read: %s", index_name(run.segment), error)
             return None
-        try:
-            header = file.pread(INDEX_HEADER_BYTES, 0)
-            data = file.pread(block_bytes(run.stored_count), run.block)
-        finally:
-            file.close()
         if not index_is_readable(header, run.segment):
             return None
         return unpack_block(data, ledger, run.first, run.stored_count)

@@ -14,7 +14,7 @@ from typing import Final, NoReturn
 
 from crc32c import crc32c
 
-from meridian_broker.engines.local.files import FilePort, ReadFile
+from meridian_broker.engines.local.files import FilePort, ReadFile, unreadable
 from meridian_broker.engines.local.index import LENGTH_MASK, Ledger, Run
 from meridian_broker.engines.local.places import Places
 from meridian_broker.engines.local.recovery import segment_name
@@ -87,6 +87,9 @@ class EntryReads:
         """As `Reader.read`; ``last`` is already bounded by what is confirmed."""
         entries: list[bytes] = []
         left = max_bytes
+        alone = -1
+        """An entry that is read by itself: of a block that the disk does not give, the entries before the bad sector
+        are wanted all the same."""
         while first <= last and (left > 0 or not entries):
             # Looked up anew for each block: while one waits for the disk, entries may move to another segment.
             run = ledger.run_of(first)
@@ -94,22 +97,29 @@ class EntryReads:
                 if not entries:
                     self._lost(ledger, first)
                 break
-            places = self._places.at_once(run)
-            if places is None:
-                await self._places.get(ledger, run)
-                if ledger.deleted:
-                    raise LedgerNotFound(f"ledger {ledger.ledger_id} was deleted")
-                continue
-            lower = first - run.first
-            upper, left = _reach(places, lower, min(last + 1 - run.first, len(places)), left, bool(entries))
-            if upper == lower:
-                break
             try:
-                block, remains = await self._block(ledger, run, places, lower, upper)
-            except FileNotFoundError:
-                if ledger.run_of(first) is not run:
+                places = self._places.at_once(run)
+                if places is None:
+                    await self._places.get(ledger, run)
+                    if ledger.deleted:
+                        raise LedgerNotFound(f"ledger {ledger.ledger_id} was deleted")
                     continue
-                raise
+                lower = first - run.first
+                stop = lower + 1 if first == alone else min(last + 1 - run.first, len(places))
+                upper, reach = _reach(places, lower, stop, left, bool(entries))
+                if upper == lower:
+                    break
+                block, remains = await self._block(ledger, run, places, lower, upper)
+            except OSError as error:
+                if isinstance(error, FileNotFoundError) and ledger.run_of(first) is not run:
+                    continue
+                if first != alone:
+                    alone = first
+                    continue
+                if entries:
+                    break
+                raise unreadable(self._place, error) from error
+            left = reach
             if not block and not entries:
                 self._corrupt(ledger, run, first, places[lower] >> 32, remains)
             entries += block

@@ -12,12 +12,12 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from meridian_broker.engines.local.files import FilePort, OsFiles
+from meridian_broker.engines.local.files import FilePort, OsFiles, unreadable
 from meridian_broker.engines.local.places import INDEX_ENTRIES, Places
 from meridian_broker.engines.local.reading import EntryReads
 from meridian_broker.engines.local.recovery import State, recover
 from meridian_broker.engines.local.stats import EngineStats
-from meridian_broker.ledgers.store import LedgerInfo, LedgerNotFound
+from meridian_broker.ledgers.store import LedgerInfo, LedgerNotFound, LedgerUnreadable
 
 ATTEMPTS: Final = 5
 """The broker may remove files while they are listed; each time it does so a checkpoint lies between."""
@@ -60,21 +60,22 @@ class LocalLedgerReader:
         """Read the last checkpoint and the log behind it.
 
         :raises SegmentFormatError: a newer broker wrote these files.
+        :raises LedgerUnreadable: the directory is not there, or cannot be read.
         """
         reader = cls(files if files is not None else OsFiles(Path(directory), make=False), index_entries)
         await reader.refresh()
         return reader
 
     async def refresh(self) -> None:
-        """Look again: see what was written since."""
+        """Look again: see what was written since. :raises LedgerUnreadable: the directory cannot be read."""
         loop = asyncio.get_running_loop()
         for attempt in range(1, ATTEMPTS + 1):
             try:
                 self._state = await loop.run_in_executor(None, partial(recover, self._files, repair=False))
                 break
-            except FileNotFoundError:
-                if attempt == ATTEMPTS:
-                    raise
+            except OSError as error:
+                if attempt == ATTEMPTS or not isinstance(error, FileNotFoundError):
+                    raise unreadable(self._files.place, error) from error
         self.close()
         places = Places(self._files, self._state.segments, self._stats, self._index_entries)
         self._reads = EntryReads(self._files, places, self._stats)
@@ -105,8 +106,8 @@ class LocalLedgerReader:
             assert self._reads is not None
             try:
                 return await self._reads.read(self._state.ledgers[ledger_id], first, last_seen, max_bytes)
-            except FileNotFoundError:
-                if attempt == ATTEMPTS:
+            except LedgerUnreadable as error:
+                if attempt == ATTEMPTS or not isinstance(error.__cause__, FileNotFoundError):
                     raise
                 await self.refresh()
         raise AssertionError("unreachable")

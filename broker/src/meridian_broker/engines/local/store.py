@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from meridian_broker.engines.local.committer import Committer
-from meridian_broker.engines.local.files import FilePort, OsFiles
+from meridian_broker.engines.local.files import FilePort, OsFiles, unreadable
 from meridian_broker.engines.local.index import Ledger
 from meridian_broker.engines.local.log import Log
 from meridian_broker.engines.local.places import INDEX_ENTRIES, Places
@@ -33,6 +33,7 @@ from meridian_broker.engines.local.segment import (
 )
 from meridian_broker.engines.local.stats import EngineStats
 from meridian_broker.engines.local.upkeep import Upkeep, UpkeepSettings
+from meridian_broker.ledgers.periodic import PeriodicWork
 from meridian_broker.ledgers.store import (
     LABEL_BYTES_MAX,
     AppendDone,
@@ -135,7 +136,9 @@ class LocalLedgerStore:
         self._loop = asyncio.get_running_loop()
         self._committer = Committer(self.log, files, self._loop, stats, segment_name)
         self._upkeep = Upkeep(
-            files, self.log, state, self._places, self._reads, stats, upkeep, segment_bytes=segment_bytes
+            *(files, self.log, state, self._places, self._reads, stats, upkeep),
+            segment_bytes=segment_bytes,
+            clock=self._loop.time,
         )
         self._upkeep_task: asyncio.Task[None] | None = None
 
@@ -157,10 +160,13 @@ class LocalLedgerStore:
         :param checkpoint_bytes: a start reads at most this much log, and two segments.
         :param index_entries: how many places of entries in closed segments stay in memory, 8 bytes each.
         :param compaction_bytes_per_second: how fast mostly dead segments are emptied.
-        :raises LedgerError: another process has the directory, or its files are of a newer format.
+        :raises LedgerError: another process has the directory, its files are of a newer format, or the disk fails.
         """
-        port = files if files is not None else OsFiles(Path(directory), make=True)
-        port.lock()
+        try:
+            port = files if files is not None else OsFiles(Path(directory), make=True)
+            port.lock()
+        except OSError as error:
+            raise unreadable(str(directory), error) from error
         try:
             start = time.monotonic()
             state = await asyncio.get_running_loop().run_in_executor(None, partial(recover, port, repair=True))
@@ -173,11 +179,14 @@ class LocalLedgerStore:
                 index_entries=index_entries,
                 upkeep=UpkeepSettings(checkpoint_bytes, compaction_bytes_per_second),
             )
+        except OSError as error:
+            port.unlock()
+            raise unreadable(port.place, error) from error
         except BaseException:
             port.unlock()
             raise
         store._committer.start()
-        store._upkeep_task = asyncio.create_task(store._upkeep.run(), name="ledger upkeep")
+        store._upkeep_task = asyncio.create_task(store._upkeep.run(), name=store.upkeep.name)
         return store
 
     async def close(self) -> None:
@@ -212,6 +221,11 @@ class LocalLedgerStore:
         stats.index_entries = self._places.count
         stats.live_bytes = sum(segment.live_bytes for segment in self.log.segments.values())
         return stats
+
+    @property
+    def upkeep(self) -> PeriodicWork:
+        """How the background work on the files is doing."""
+        return self._upkeep.work
 
     async def tidy(self) -> None:
         """Do now what upkeep does in the background: checkpoint what is due, give space back."""

@@ -13,7 +13,6 @@ One task does all of it, one thing after the other, so that none of them sees an
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
@@ -36,9 +35,7 @@ from meridian_broker.engines.local.places import Places
 from meridian_broker.engines.local.reading import EntryReads
 from meridian_broker.engines.local.recovery import State, segment_name
 from meridian_broker.engines.local.stats import EngineStats
-from meridian_broker.ledgers.store import LedgerError
-
-_log = logging.getLogger(__name__)
+from meridian_broker.ledgers.periodic import PeriodicWork
 
 YIELD_EVERY: Final = 256
 """Ledgers or runs handled between two looks at the loop: well under a millisecond."""
@@ -71,6 +68,7 @@ class Upkeep:
         stats: EngineStats,
         settings: UpkeepSettings,
         segment_bytes: int,
+        clock: Callable[[], float],
     ) -> None:
         self._files = files
         self._log = log
@@ -83,9 +81,22 @@ class Upkeep:
         self._checkpoints = sorted(state.checkpoints)
         self._covered = state.covered
         self._dead_before: set[int] = set()
+        self._leaving: list[str] = []
+        """Files that nobody needs and that the disk has not let go yet."""
         self._compaction = Compaction(
-            log, places, reads, stats, segment_bytes, settings.compaction_bytes_per_second, lambda: self._stopping
+            *(log, places, reads, stats, segment_bytes, settings.compaction_bytes_per_second),
+            stopping=lambda: self._stopping,
+            clock=clock,
         )
+        self.work = PeriodicWork(
+            "look after the ledger files",
+            f"space in {files.place} is not given back and a start takes longer",
+            self._rounds,
+            PAUSE_SECONDS,
+            clock=clock,
+            sleep=self._sleep,
+        )
+        """How the background task is doing."""
         self._wanted = asyncio.Event()
         self._stopping = False
         self._busy = asyncio.Lock()
@@ -103,35 +114,37 @@ class Upkeep:
         self._wanted.set()
 
     async def run(self) -> None:
-        """Until `stop`. A disk that refuses is reported and asked again after the pause."""
+        """Until `stop`, whatever happens: what fails is reported and tried again after a pause."""
         while not self._stopping:
             await self._wanted.wait()
             self._wanted.clear()
             await self.tidy()
-            await self._pause()
+            await self._sleep(self.work.pause)
 
     async def tidy(self) -> None:
-        """Do everything there is to do now."""
+        """Do everything there is to do now. What fails is reported and tried again later."""
         async with self._busy:
-            try:
-                for _ in range(ROUNDS_MAX):
-                    if self._stopping or not await self._round():
-                        return
-            except (OSError, LedgerError) as error:
-                _log.warning("upkeep of %s was interrupted and will be tried again: %s", self._files.place, error)
+            if not await self.work.attempt():
                 self._wanted.set()
 
-    async def _pause(self) -> None:
-        for _ in range(10):
-            if self._stopping:
+    async def _rounds(self) -> None:
+        for _ in range(ROUNDS_MAX):
+            if self._stopping or not await self._round():
                 return
-            await asyncio.sleep(PAUSE_SECONDS / 10)
+
+    async def _sleep(self, seconds: float) -> None:
+        """Cut short by `stop`."""
+        while seconds > 0 and not self._stopping:
+            await asyncio.sleep(min(seconds, PAUSE_SECONDS / 10))
+            seconds -= PAUSE_SECONDS / 10
 
     def _closed(self, _: Segment) -> None:
         self._wanted.set()
 
     async def _round(self) -> bool:
         """One step of each kind. False: nothing was left to do."""
+        if self._leaving:
+            await self._unlink()
         for segment in [each for each in self._log.segments.values() if each.closed and not each.indexed]:
             await self._write_index(segment)
         if self._behind() >= self._settings.checkpoint_bytes or self._dead():
@@ -202,14 +215,19 @@ class Upkeep:
 
     async def _release(self, numbers: set[int]) -> None:
         """Unlink segments, and checkpoints beyond the newest two."""
-        names = [checkpoint_name(number) for number in self._checkpoints[:-2]]
+        self._leaving += [checkpoint_name(number) for number in self._checkpoints[:-2]]
         del self._checkpoints[:-2]
         for number in numbers:
             self._reads.files.forget(number)
             del self._log.segments[number]
-            names += [segment_name(number), index_name(number)]
+            self._leaving += [segment_name(number), index_name(number)]
         self._stats.segments_removed += len(numbers)
-        await self._in_thread(lambda: _unlink(self._files, names))
+        await self._unlink()
+
+    async def _unlink(self) -> None:
+        """What the disk refuses to unlink is tried again in the next round."""
+        await self._in_thread(lambda: _unlink(self._files, self._leaving))
+        self._leaving = []
 
     @staticmethod
     async def _in_thread(work: Callable[[], None]) -> None:

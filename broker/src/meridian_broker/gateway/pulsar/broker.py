@@ -12,10 +12,10 @@ from typing import Any, Final, Protocol
 
 from meridian_broker.gateway.addresses import AddressBook
 from meridian_broker.gateway.authentication import Authentication
-from meridian_broker.gateway.client_options import PEER_KEEP_ALIVE_SECONDS
 from meridian_broker.gateway.pulsar.connection import Connection, Handler
 from meridian_broker.gateway.pulsar.flow import BYTES, WRITE_BYTES, turn_bytes
 from meridian_broker.gateway.tls import HANDSHAKE_SECONDS
+from meridian_broker.ledgers.telling import tell_each
 from meridian_broker.topics.service import TopicService
 
 LONG_ANSWERS: Final = 4
@@ -113,19 +113,10 @@ class Broker:
     def peer_gone(self, connection: Connection) -> None:
         self.peers.gone(connection)
 
-    async def watch_keep_alive(self) -> None:
-        """Ping silent connections of clients, close dead ones; runs until cancelled."""
-        await self._watch(self.keep_alive_seconds, peers=False)
-
-    async def watch_peers(self) -> None:
-        """The same for connections of other regions' brokers, which are asked more often; runs until cancelled."""
-        await self._watch(PEER_KEEP_ALIVE_SECONDS, peers=True)
-
-    async def _watch(self, seconds: float, *, peers: bool) -> None:
-        while True:
-            await asyncio.sleep(seconds)
-            for connection in [one for one in self.connections if one.is_peer == peers]:
-                connection.keep_alive()
+    async def keep_alive(self, *, peers: bool) -> None:
+        """Ping silent connections, close dead ones. Call it every ``keep_alive_seconds`` for clients, and every
+        ``PEER_KEEP_ALIVE_SECONDS`` for other regions' brokers."""
+        tell_each([one.keep_alive for one in self.connections if one.is_peer == peers])
 
 
 async def listen(

@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Work that a process repeats for as long as it lives, and that survives whatever goes wrong in one of its turns.
+
+A failed turn is logged once, not once per attempt, with what follows from it while it lasts; the next attempts come at
+growing distances, up to a bound; and the state can be seen at any time, by operators and by metrics. A turn that deals
+with many topics gives each of them its chance (`each`), so that one bad topic neither stops nor slows the others.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
+from typing import Final, TypeVar
+
+T = TypeVar("T")
+
+BACKOFF_SECONDS_MAX: Final = 30.0
+"""The longest pause between attempts of work whose own interval is shorter."""
+NAMED_MAX: Final = 3
+"""Failures that a message spells out; the others are counted."""
+
+log = logging.getLogger(__name__)
+
+
+class SomeFailed(Exception):
+    """A turn failed for some of what it deals with; everything else had its turn."""
+
+    def __init__(self, failures: dict[str, Exception], tried: int) -> None:
+        named = "; ".join(f"{name}: {error}" for name, error in list(failures.items())[:NAMED_MAX])
+        more = f"; and {len(failures) - NAMED_MAX} more" if len(failures) > NAMED_MAX else ""
+        super().__init__(f"{len(failures)} of {tried} failed: {named}{more}")
+        self.failures = failures
+
+
+async def each(items: Iterable[T], name: Callable[[T], str], work: Callable[[T], Awaitable[object]]) -> None:
+    """Do ``work`` for every item, whatever becomes of the others.
+
+    :raises SomeFailed: it failed for some of them.
+    """
+    failures: dict[str, Exception] = {}
+    tried = 0
+    for item in items:
+        tried += 1
+        try:
+            await work(item)
+        except Exception as error:
+            failures[name(item)] = error
+    if failures:
+        raise SomeFailed(failures, tried)
+
+
+@dataclass(frozen=True, slots=True)
+class WorkState:
+    """How one kind of periodic work is doing."""
+
+    name: str
+    turns: int
+    """Turns that ended, well or not."""
+    failures: int
+    """Turns that failed since the start."""
+    seconds_since_success: float
+    """Since the last turn that went well; since the start while there was none."""
+    problem: str | None
+    """Why the last turn failed; None: it did not."""
+
+
+class PeriodicWork:
+    """One kind of work, named by what it does: "expire old messages".
+
+    :param consequence: what stands still while it fails; ends the log line.
+    :param turn: does it once.
+    :param seconds: from the end of one turn to the next.
+    :param clock: seconds, monotonic.
+    :param sleep: waits for so many seconds.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        consequence: str,
+        turn: Callable[[], Awaitable[object]],
+        seconds: float,
+        *,
+        clock: Callable[[], float],
+        sleep: Callable[[float], Awaitable[object]],
+    ) -> None:
+        self.name = name
+        self._consequence = consequence
+        self._turn = turn
+        self._seconds = seconds
+        self._clock = clock
+        self._sleep = sleep
+        self._turns = 0
+        self._failures = 0
+        self._failed_in_a_row = 0
+        self._last_success = clock()
+        self._problem: str | None = None
+
+    async def run(self, *, at_once: bool = False) -> None:
+        """A turn after each pause, until cancelled. :param at_once: the first one without a pause."""
+        if at_once:
+            await self.attempt()
+        while True:
+            await self._sleep(self.pause)
+            await self.attempt()
+
+    async def attempt(self) -> bool:
+        """One turn now. Says whether it went well; raises nothing but a cancellation."""
+        try:
+            await self._turn()
+        except Exception as error:
+            self._failed(error)
+        else:
+            self._succeeded()
+        self._turns += 1
+        return self._problem is None
+
+    @property
+    def pause(self) -> float:
+        """Seconds until the next turn: the interval, doubled with each failure in a row up to a bound."""
+        doubled = self._seconds * float(1 << min(self._failed_in_a_row, 10))
+        return max(self._seconds, min(doubled, BACKOFF_SECONDS_MAX))
+
+    def state(self) -> WorkState:
+        """As of now."""
+        since = self._clock() - self._last_success
+        return WorkState(self.name, self._turns, self._failures, since, self._problem)
+
+    def _succeeded(self) -> None:
+        if self._problem is not None:
+            log.info("%s: it works again", self.name)
+        self._problem = None
+        self._failed_in_a_row = 0
+        self._last_success = self._clock()
+
+    def _failed(self, error: Exception) -> None:
+        causes = list(error.failures.values()) if isinstance(error, SomeFailed) else [error]
+        problem = str(error) or repr(error)
+        is_news, self._problem = problem != self._problem, problem
+        self._failures += 1
+        # Where only some failed, the others should not wait longer than usual for their next turn.
+        self._failed_in_a_row = 0 if isinstance(error, SomeFailed) else self._failed_in_a_row + 1
+        if is_news:
+            log.error(
+                "failed to %s: %s. It is tried again; until then, %s",
+                *(self.name, problem, self._consequence),
+                exc_info=next(filter(_is_bug, causes), None),
+            )
+
+
+def _is_bug(error: Exception) -> bool:
+    """Errors of our own are made for situations and explain themselves; any other one needs its traceback."""
+    return not type(error).__module__.startswith("meridian_broker.")

@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The periodic work of a broker: one table of it, one owner, one place to see how it is doing."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Final
+
+from meridian_broker.gateway.client_options import PEER_KEEP_ALIVE_SECONDS
+from meridian_broker.ledgers.periodic import PeriodicWork, WorkState
+from meridian_broker.topics import removal, upkeep
+from meridian_broker.topics.cooling import Cooling
+
+if TYPE_CHECKING:
+    from meridian_broker.server.broker import BrokerProcess
+
+LOOK_SECONDS: Final = 1.0
+"""How often topics are compared with their policies and with other regions."""
+OPEN_SECONDS: Final = 5.0
+"""Between attempts to open topics that could not be opened."""
+
+
+class Chores:
+    """Begins the periodic work of one broker, as tasks of its scheduler."""
+
+    def __init__(self, process: BrokerProcess) -> None:
+        self._process = process
+        self._works: list[PeriodicWork] = [process.ledgers.upkeep]
+
+    def states(self) -> list[WorkState]:
+        """How each kind of work is doing, as of now."""
+        return [work.state() for work in self._works]
+
+    def start(self) -> None:
+        """Begin all of it. It ends when the scheduler is closed."""
+        process, service = self._process, self._process.service
+        storage, removing = process.settings.storage, process.settings.removal
+        cooling = Cooling()
+
+        async def follow_policies() -> None:
+            process.speak_with_regions()
+            service.follow_policies()
+
+        async def recall_missing() -> None:
+            service.recall_missing()
+
+        async def cool() -> None:
+            cooling.look(service)
+
+        async def give_space_back() -> None:
+            await process.held.retry_deletions()
+            await upkeep.trim_all(service)
+
+        self._begin(
+            *("open the topics on record", service.load_all, OPEN_SECONDS),
+            "topics that are not open do not replicate until a client asks for them",
+            at_once=True,
+        )
+        self._begin(
+            *("follow the policies", follow_policies, LOOK_SECONDS),
+            "changed policies and regions have no effect on open topics",
+        )
+        self._begin(
+            *("ask other regions for missing entries", recall_missing, LOOK_SECONDS),
+            "entries that only a third region has do not arrive",
+        )
+        self._begin(
+            *("pack idle acknowledgements", cool, LOOK_SECONDS),
+            "they take more memory than they need",
+        )
+        self._begin(
+            *("record which regions are behind", process.behind.follow, LOOK_SECONDS),
+            "a restart may show a region that is behind as in step",
+        )
+        self._begin(
+            *("give space back", give_space_back, storage.retention_check_interval_in_seconds),
+            "ledgers that nobody needs stay on the disk",
+        )
+        self._begin(
+            *("expire old messages", lambda: upkeep.expire_all(service)),
+            storage.message_expiry_check_interval_in_minutes * 60,
+            "messages stay in backlogs beyond their TTL",
+        )
+        self._begin(
+            *("enforce backlog quotas", lambda: upkeep.check_quotas(service)),
+            process.settings.backlog.backlog_quota_check_interval_in_seconds,
+            "backlogs grow beyond their quotas",
+        )
+        self._begin(
+            *("remove unused topics", lambda: removal.remove_unused(service)),
+            removing.broker_delete_inactive_topics_frequency_seconds,
+            "topics that nobody uses stay",
+        )
+        self._begin(
+            *("expire unused subscriptions", lambda: removal.expire_subscriptions(service)),
+            removing.subscription_expiry_check_interval_in_minutes * 60,
+            "subscriptions that nobody uses hold back space",
+        )
+        self._begin(
+            *("compact topics", lambda: upkeep.compact_due(service)),
+            storage.broker_service_compaction_monitor_interval_in_seconds,
+            "compacted views fall behind",
+        )
+        self._begin(
+            *("look after client connections", lambda: process.gateway.keep_alive(peers=False)),
+            process.gateway.keep_alive_seconds,
+            "dead connections of clients are not noticed",
+        )
+        self._begin(
+            *("look after connections of other regions", lambda: process.gateway.keep_alive(peers=True)),
+            PEER_KEEP_ALIVE_SECONDS,
+            "dead links are not noticed",
+        )
+
+    def _begin(
+        self,
+        name: str,
+        turn: Callable[[], Awaitable[object]],
+        seconds: float,
+        consequence: str,
+        *,
+        at_once: bool = False,
+    ) -> None:
+        work = PeriodicWork(name, consequence, turn, seconds, clock=time.monotonic, sleep=asyncio.sleep)
+        self._works.append(work)
+        self._process.scheduler.spawn(work.run(at_once=at_once), name)
