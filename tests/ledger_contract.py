@@ -34,6 +34,10 @@ class World(Protocol):
         """Close the store and start another on the same storage."""
         ...
 
+    def fail(self, is_failing: bool) -> None:
+        """From now on the storage fails whatever it can fail; or it is well again."""
+        ...
+
 
 class Readable(Protocol):
     """As much of a store as reading takes."""
@@ -259,3 +263,31 @@ class LedgerContract:
         store = await ledgers.reopen()
         assert [info.sealed for info in await store.list()] == [True, True]
         assert await read_all(store, 2) == [b"sealed"] * 10
+
+    async def test_a_storage_that_fails_raises_nothing_but_ledger_errors(self, ledgers: World) -> None:
+        writer = await ledgers.store.create(1, fence=1)
+        sealed = await ledgers.store.create(2, fence=1)
+        await append_all(writer, [b"kept"] * 10)
+        await append_all(sealed, [b"sealed"] * 10)
+        await sealed.seal()
+        ledgers.fail(True)
+        reader = await ledgers.store.open(2)
+        results = await asyncio.gather(
+            append_one(writer, b"unsure"),
+            reader.read(0, 9, EVERYTHING),
+            ledgers.store.create(3, fence=1),
+            ledgers.store.recover(1, fence=2),
+            ledgers.store.delete(9),
+            ledgers.store.list(),
+            return_exceptions=True,
+        )
+        errors = [result for result in results if isinstance(result, BaseException)]
+        assert [error for error in errors if not isinstance(error, LedgerError)] == []
+        ledgers.fail(False)
+        assert await reader.read(0, 9, EVERYTHING) == [b"sealed"] * 10
+        assert (await ledgers.store.recover(1, fence=2)).sealed
+        assert (await read_all(ledgers.store, 1))[:10] == [b"kept"] * 10
+        assert await append_all(await ledgers.store.create(4, fence=2), [b"new"]) == [0]
+        store = await ledgers.reopen()
+        assert (await read_all(store, 1))[:10] == [b"kept"] * 10
+        assert await read_all(store, 4) == [b"new"]

@@ -107,6 +107,8 @@ class RecordingDisk:
 
     def unlink(self, name: str) -> None:
         with self._mutex:
+            if name not in self._names:
+                raise FileNotFoundError(name)
             del self._names[name]
             self.journal.append(Operation("unlink", name=name))
 
@@ -261,6 +263,35 @@ class ColdDisk(RecordingDisk):
         file = super().open(name)
         file.cold = True
         return file
+
+
+class BadSector(RecordingDisk):
+    """A range of bytes, of all files, that cannot be read."""
+
+    bad: tuple[int, int] | None = None
+
+    def open(self, name: str) -> _Read:
+        file = super().open(name)
+        return _BadRead(self, file)
+
+
+class _BadRead(_Read):
+    def __init__(self, disk: BadSector, file: _Read) -> None:
+        super().__init__(file._file)
+        self._disk = disk
+
+    def pread(self, length: int, offset: int) -> bytes:
+        self._check(length, offset)
+        return super().pread(length, offset)
+
+    def read_cached(self, buffer: memoryview, offset: int) -> bool:
+        self._check(len(buffer), offset)
+        return super().read_cached(buffer, offset)
+
+    def _check(self, length: int, offset: int) -> None:
+        bad = self._disk.bad
+        if bad is not None and offset < bad[1] and bad[0] < offset + length:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
 
 
 class RefusingDisk(RecordingDisk):

@@ -10,17 +10,20 @@ from pathlib import Path
 
 import pytest
 from ledger_contract import EVERYTHING, LedgerContract, append_all, append_one, read_all
+from ledger_disks import READS, WRITES, FaultyDisk, broken
+from meridian_broker.engines.local.files import FilePort, OsFiles
 from meridian_broker.engines.local.readonly import LocalLedgerReader
 from meridian_broker.engines.local.store import LocalLedgerStore
-from meridian_broker.ledgers.store import LedgerError, LedgerNotFound
+from meridian_broker.ledgers.store import LedgerError, LedgerNotFound, LedgerUnreadable
 
 SEGMENT = 1 << 16
 """Segments of 64 KiB, so that a few hundred entries meet everything a large log meets."""
 
 
-async def start(directory: Path, *, index_entries: int = 1 << 20) -> LocalLedgerStore:
+async def start(directory: Path, *, index_entries: int = 1 << 20, files: FilePort | None = None) -> LocalLedgerStore:
     return await LocalLedgerStore.start(
         directory,
+        files=files,
         segment_bytes=SEGMENT,
         checkpoint_bytes=2 * SEGMENT,
         index_entries=index_entries,
@@ -29,20 +32,25 @@ async def start(directory: Path, *, index_entries: int = 1 << 20) -> LocalLedger
 
 
 class LocalWorld:
-    def __init__(self, directory: Path, store: LocalLedgerStore) -> None:
+    def __init__(self, directory: Path, disk: FaultyDisk, store: LocalLedgerStore) -> None:
         self.directory = directory
+        self.disk = disk
         self.store = store
 
     async def reopen(self) -> LocalLedgerStore:
         await self.store.close()
-        self.store = await start(self.directory)
+        self.store = await start(self.directory, files=self.disk)
         return self.store
+
+    def fail(self, is_failing: bool) -> None:
+        self.disk.fault = broken(READS | WRITES) if is_failing else None
 
 
 @pytest.fixture
 async def ledgers(tmp_path: Path) -> AsyncIterator[LocalWorld]:
     directory = tmp_path / "made" / "when" / "absent"
-    world = LocalWorld(directory, await start(directory))
+    disk = FaultyDisk(OsFiles(directory, make=True))
+    world = LocalWorld(directory, disk, await start(directory, files=disk))
     yield world
     await world.store.close()
 
@@ -231,7 +239,7 @@ async def test_another_process_follows_entries_that_move(ledgers: LocalWorld) ->
 
 
 async def test_reading_only_needs_a_directory_that_exists(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError):
+    with pytest.raises(LedgerUnreadable, match="No such file"):
         await LocalLedgerReader.open_readonly(tmp_path / "absent")
     assert not (tmp_path / "absent").exists()
 

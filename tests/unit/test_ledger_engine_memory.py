@@ -25,6 +25,12 @@ class MemoryWorld:
         self.store = self._start()
         return self.store
 
+    def fail(self, is_failing: bool) -> None:
+        if is_failing:
+            self.store.fail_writes("full")
+        else:
+            self.store.repair()
+
 
 @pytest.fixture
 async def ledgers() -> AsyncIterator[MemoryWorld]:

@@ -112,3 +112,22 @@ async def test_a_refused_deletion_is_done_at_the_next_start(tmp_path: Path, sche
     await store_of(disk, note, scheduler)
     assert not disk.ledgers
     assert not note.exists()
+
+
+async def test_a_note_that_cannot_be_written_keeps_nothing_from_being_deleted(
+    tmp_path: Path, scheduler: LoopScheduler, caplog: pytest.LogCaptureFixture
+) -> None:
+    disk, note = MemoryDisk(), tmp_path / "note"
+    note.mkdir()  # reading, writing and removing it fail
+    held = await store_of(disk, note, scheduler)
+    for ledger in (1, 2, 3):
+        await (await held.create(ledger, 1)).seal()
+    held.hold([2])
+    for ledger in (1, 2, 3):
+        await held.delete(ledger)
+    assert sorted(disk.ledgers) == [2]
+    assert len([record for record in caplog.records if "cannot be written" in record.message]) == 1
+    note.rmdir()
+    held.release([2])
+    await scheduler.settled()
+    assert not disk.ledgers

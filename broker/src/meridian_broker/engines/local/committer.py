@@ -188,7 +188,7 @@ class Committer:
                 self._files.unlink(name)
             else:
                 self._files.truncate(name, self._synced)
-        except OSError as error:
-            # Harmless: the next segment's header says how much of this one counts.
+        except Exception as error:
+            # Whatever it is, the thread goes on, for everybody waits for it. It is harmless: the next segment's header says how much of this one counts.
             _log.warning("could not cut %s after a failed write: %s", name, error)
         self._file = None
