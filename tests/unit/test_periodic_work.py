@@ -79,7 +79,7 @@ async def test_what_fails_for_some_only_is_not_put_off_for_the_others() -> None:
 
 
 async def test_a_problem_that_lasts_is_logged_once_and_its_end_too(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO)
+    caplog.set_level(logging.INFO, "meridian_broker")
     errors = [LedgerError("full"), LedgerError("full"), LedgerError("gone"), None, LedgerError("gone")]
     await run(work_of(Clock(5), raising([*errors])))
     assert [record.getMessage() for record in caplog.records] == [
@@ -93,6 +93,7 @@ async def test_a_problem_that_lasts_is_logged_once_and_its_end_too(caplog: pytes
 
 @pytest.mark.logs_error("KeyError")
 async def test_a_bug_comes_with_its_traceback(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "meridian_broker")
     await run(work_of(Clock(1), raising([SomeFailed({"a": LedgerError("full"), "b": KeyError("x")}, 9)])))
     assert caplog.records[0].exc_info is not None
     assert isinstance(caplog.records[0].exc_info[1], KeyError)

@@ -189,6 +189,7 @@ class Committer:
             else:
                 self._files.truncate(name, self._synced)
         except Exception as error:
-            # Whatever it is, the thread goes on, for everybody waits for it. It is harmless: the next segment's header says how much of this one counts.
+            # Harmless: the next segment's header says how much of this one counts. Whatever went wrong, the thread must
+            # go on, for everybody waits for it.
             _log.warning("could not cut %s after a failed write: %s", name, error)
         self._file = None

@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Disks that fail for a while: nothing with a receipt is lost, nothing fills up, and the work goes on."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import random
+from contextlib import suppress
+
+import pytest
+from ledger_contract import append_all, append_one, read_all
+from ledger_disks import READS, WRITES, BadSector, ColdDisk, Fault, FaultyDisk, RecordingDisk, broken
+from meridian_broker.engines.local.store import LocalLedgerStore
+from meridian_broker.ledgers.store import LedgerError, LedgerUnreadable
+
+
+async def test_one_unreadable_sector_does_not_fill_the_disk() -> None:
+    """What lives in its segment is copied up to the sector, in vain; that must not be done over and over."""
+    disk = FaultyDisk(RecordingDisk())
+    store = await LocalLedgerStore.start(
+        "unused", files=disk, segment_bytes=1 << 16, checkpoint_bytes=1 << 40, compaction_bytes_per_second=1 << 40
+    )
+    keep, gone = await store.create(1, fence=1), await store.create(2, fence=1)
+    kept = [b"%04d" % number * 250 for number in range(12)]
+    for entry in kept:
+        await append_all(keep, [entry])
+        await append_all(gone, [b"x" * 4000])
+    while store.stats().segments < 3:
+        await append_all(gone, [b"x" * 4000])
+    await store.delete(2)
+    log_bytes = store.stats().log_bytes
+    disk.fault = broken(frozenset(("read",)), names="01.log")
+    for _ in range(5):
+        await store.tidy()
+    assert store.stats().moved_bytes == 0
+    assert store.stats().log_bytes < log_bytes + 1000
+    disk.fault = None
+    assert await read_all(store, 1) == kept
+    await store.close()
+
+
+async def test_entries_before_an_unreadable_sector_are_read_and_so_are_those_behind() -> None:
+    disk = BadSector()
+    store = await LocalLedgerStore.start("unused", files=disk)
+    writer = await store.create(1, fence=1)
+    entries = [b"%04d" % number * 100 for number in range(10)]
+    await append_all(writer, entries)
+    (name,) = [name for name in disk.names() if name.endswith(".log")]
+    at = disk.content()[name].index(b"0007" * 100)
+    disk.bad = at, at + 100
+    reader = await store.open(1)
+    assert await reader.read(0, 9, 1 << 20) == entries[:7]
+    with pytest.raises(LedgerUnreadable):
+        await reader.read(7, 9, 1 << 20)
+    assert await reader.read(8, 9, 1 << 20) == entries[8:]
+    disk.bad = None
+    assert await reader.read(0, 9, 1 << 20) == entries
+    await store.close()
+
+
+async def test_places_come_from_the_segment_while_the_index_file_cannot_be_read() -> None:
+    disk = FaultyDisk(ColdDisk())
+    store = await LocalLedgerStore.start(
+        "unused", files=disk, segment_bytes=1 << 13, checkpoint_bytes=1 << 14, index_entries=1
+    )
+    entries = [b"%04d" % number * 100 for number in range(200)]
+    await append_all(await store.create(1, fence=1), entries)
+    await store.tidy()
+    disk.fault = broken(READS, names=".index")
+    assert await read_all(store, 1) == entries
+    disk.fault = None
+    assert await read_all(store, 1) == entries
+    await store.close()
+
+
+@pytest.mark.parametrize("code", [errno.EIO, errno.ENOSPC])
+@pytest.mark.parametrize("operations", [READS, WRITES, READS | WRITES], ids=["reads", "writes", "everything"])
+async def test_whenever_the_disk_fails_no_receipt_is_broken_and_the_work_goes_on(
+    operations: frozenset[str], code: int
+) -> None:
+    """15 moments at which it begins to fail, each time for a drawn number of operations."""
+    whole = FaultyDisk(RecordingDisk())
+    await _busy_while_it_fails(whole)
+    rng = random.Random(code)
+    for begins in sorted(rng.sample(range(whole.operations), 15)):
+        disk = FaultyDisk(RecordingDisk())
+        ends = begins + rng.choice((1, 5, 60, 1000))
+        disk.fault = during(disk, begins, ends, broken(operations, code))
+        await _busy_while_it_fails(disk)
+
+
+def during(disk: FaultyDisk, begins: int, ends: int, fault: Fault) -> Fault:
+    """It is there from one operation of the disk to another."""
+    return lambda operation, name: fault(operation, name) if begins <= disk.operations < ends else None
+
+
+async def _busy_while_it_fails(disk: FaultyDisk) -> None:
+    """Ledgers are written, read, sealed and deleted; in the end everything with a receipt is there."""
+    fault, disk.fault = disk.fault, None
+    store = await LocalLedgerStore.start(
+        "unused", files=disk, segment_bytes=8192, checkpoint_bytes=8192, index_entries=20,
+        compaction_bytes_per_second=1 << 40,
+    )  # fmt: skip
+    disk.fault = fault
+    stored: dict[int, list[bytes]] = {}
+    for number in range(12):
+        try:
+            writer = await store.create(number, fence=1)
+        except LedgerError:
+            continue
+        stored[number] = []
+        for entry in (b"%d/%d " % (number, entry) * 40 for entry in range(12)):
+            if isinstance(await append_one(writer, entry), int):
+                stored[number].append(entry)
+        with suppress(LedgerError):
+            await writer.seal()
+        with suppress(LedgerError):
+            assert await read_all(store, number) == stored[number]
+        if number % 3 == 0:
+            with suppress(LedgerError):
+                await store.delete(number)
+                del stored[number]
+        await store.tidy()
+    disk.fault = None
+    await store.tidy()
+    assert store.upkeep.state().problem is None
+    for number, entries in stored.items():
+        assert await read_all(store, number) == entries
+    assert await append_all(await store.create(100, fence=1), [b"well again"]) == [0]
+    await store.close()
+    store = await LocalLedgerStore.start("unused", files=disk, segment_bytes=8192)
+    assert store.damages == ()
+    for number, entries in stored.items():
+        assert await read_all(store, number) == entries
+    await store.close()
+
+
+@pytest.mark.logs_error("MemoryError")
+async def test_upkeep_survives_any_error_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    disk = FaultyDisk(RecordingDisk())
+    store = await LocalLedgerStore.start("unused", files=disk, segment_bytes=8192, checkpoint_bytes=8192)
+
+    caplog.set_level(logging.WARNING, "meridian_broker")
+
+    def out_of_memory(operation: str, name: str) -> OSError | None:
+        if operation == "create" and name.endswith(".new"):
+            raise MemoryError
+        return None
+
+    disk.fault = out_of_memory
+    writer = await store.create(1, fence=1)
+    while store.upkeep.state().failures == 0:
+        await append_all(writer, [b"x" * 1000] * 10)
+        await asyncio.sleep(0)
+    assert "failed to look after the ledger files: MemoryError()" in caplog.text
+    disk.fault = None
+    await store.tidy()
+    assert store.upkeep.state().problem is None
+    assert store.stats().checkpoints > 0
+    await store.close()
