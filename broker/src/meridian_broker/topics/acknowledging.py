@@ -41,7 +41,7 @@ def go_on_later(subscription: Subscription, rest: Rest, confirmed: Confirmed | N
 
 
 async def _go_on(subscription: Subscription, number: int, rest: Rest, confirmed: Confirmed | None) -> None:
-    """Whoever waits hears of a failure. Where nobody does it is raised, and fences the topic: so the consumer comes back
+    """Whoever waits hears of a failure. Where nobody does it is raised and fences the topic: so the consumer comes back
     and gets again what could not be acknowledged, instead of counting on it."""
     failure: LedgerError | None = None
     try:

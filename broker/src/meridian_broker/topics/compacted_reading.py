@@ -18,6 +18,7 @@ from pyroaring import BitMap
 
 from meridian_broker.ledgers.entry import NO_ORIGIN, EntryHeader, unpack
 from meridian_broker.ledgers.store import LedgerError, LedgerNotFound
+from meridian_broker.ledgers.telling import tell_each
 from meridian_broker.positions import ZERO, AckSet, Stamp
 from meridian_broker.positions.position import EARLIEST, Position
 from meridian_broker.topics import acknowledging
