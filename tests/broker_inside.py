@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
@@ -14,10 +14,17 @@ from meridian_broker.server.settings import Settings
 
 
 @asynccontextmanager
-async def broker_inside(
-    directory: Path, files: Callable[[Path], FilePort] | None = None, **settings: object
+async def broker_inside(directory: Path, **settings: object) -> AsyncIterator[BrokerProcess]:
+    """Started, and drained at the end."""
+    async with broker_on(directory, None, settings) as process:
+        yield process
+
+
+@asynccontextmanager
+async def broker_on(
+    directory: Path, files: Callable[[Path], FilePort] | None, settings: Mapping[str, object]
 ) -> AsyncIterator[BrokerProcess]:
-    """Started, and drained at the end. :param files: of its ledgers, see ``BrokerProcess.start``."""
+    """The same on a disk of the test's own, see ``BrokerProcess.start``."""
     pairs = {
         "clusterName": "inside",
         "dataDirectory": str(directory),

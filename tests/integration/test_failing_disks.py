@@ -9,9 +9,10 @@ import errno
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
-from broker_inside import broker_inside
+from broker_inside import broker_on
 from broker_process import http
 from broker_regions import until
 from ledger_disks import READS, WRITES, Fault, FaultyDisk, broken
@@ -47,7 +48,7 @@ class Region:
 
     @asynccontextmanager
     async def started(self) -> AsyncIterator[BrokerProcess]:
-        async with broker_inside(self.directory, self._files, **self.settings) as inside:
+        async with broker_on(self.directory, self._files, self.settings) as inside:
             yield inside
 
 
@@ -63,7 +64,7 @@ async def publish(inside: BrokerProcess, topic: str, count: int) -> None:
 class Consumer:
     """As official clients do, it subscribes again whenever the broker sends it away; it keeps the ids that it gets."""
 
-    def __init__(self, inside: BrokerProcess, topic: str, kind: pb.CommandSubscribe.SubType.ValueType) -> None:
+    def __init__(self, inside: BrokerProcess, topic: str, kind: Any) -> None:
         self._port = inside.settings.network.broker_service_port
         self._topic = topic
         self._kind = kind
@@ -131,9 +132,7 @@ def problem(inside: BrokerProcess, name: str) -> str | None:
 
 
 @pytest.mark.parametrize("kind", [pb.CommandSubscribe.Exclusive, pb.CommandSubscribe.Shared])
-async def test_a_consumer_is_served_once_the_disk_can_be_read_again(
-    tmp_path: Path, kind: pb.CommandSubscribe.SubType.ValueType
-) -> None:
+async def test_a_consumer_is_served_once_the_disk_can_be_read_again(tmp_path: Path, kind: Any) -> None:
     region = Region(tmp_path)
     async with region.started() as inside, Consumer(inside, ONE, kind).running():
         await publish(inside, ONE, 12)
