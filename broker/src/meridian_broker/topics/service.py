@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Iterable
-from contextlib import AbstractAsyncContextManager, nullcontext, suppress
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
 from weakref import WeakValueDictionary
 
 from meridian_broker.ledgers.chapters import CacheBudget, LogLimits
-from meridian_broker.ledgers.periodic import SomeFailed, each
+from meridian_broker.ledgers.periodic import SomeFailed
 from meridian_broker.ledgers.scheduling import Scheduler, run_all
 from meridian_broker.ledgers.store import LedgerError, LedgerStore
 from meridian_broker.ledgers.under_way import all_over
@@ -40,6 +40,7 @@ from meridian_broker.topics.errors import (
 )
 from meridian_broker.topics.limits import TopicLimits
 from meridian_broker.topics.lives import Lives
+from meridian_broker.topics.loading import Loading
 from meridian_broker.topics.missing import Missing
 from meridian_broker.topics.non_persistent import NonPersistentTopic
 from meridian_broker.topics.non_persistent_service import NonPersistentTopics
@@ -112,14 +113,10 @@ class TopicService:
     closing: bool = False
     _followed: int = -1
     """The catalog's revision that open topics go by."""
-    _surveyed: bool = False
-    """The topics on record are known: before that, one that is not open may be one that was not opened yet."""
     _unopened: set[str] = field(default_factory=set)
     """Topics on record that are not open."""
     _wanted: set[str] = field(default_factory=set)
     """Those of them that are just being opened, as another region waits for them."""
-    _to_load: dict[str, TopicName] = field(default_factory=dict)
-    """Those of them that are opened without anybody asking: they could not be opened the last time."""
     _locks: WeakValueDictionary[str, AbstractAsyncContextManager[Any]] = field(default_factory=WeakValueDictionary)
     """Of each topic, as long as anybody holds it or waits for it."""
 
@@ -129,6 +126,7 @@ class TopicService:
         self.catalog.topics.on_change = self.watchers.changed
         self.non_persistent = NonPersistentTopics(self.catalog, self.scheduler, self.topic_limits, self.defaults)
         self.missing = Missing()
+        self.loader = Loading(self)
         self.labels = adoption.Labels(self.store)
         self.workshop = Workshop(self.store, self.fence, self.new_lock(), self.compaction_limits)
 
@@ -206,7 +204,7 @@ class TopicService:
                 await self.topic(name, create=False)
             except (TopicError, LedgerError, MetadataError) as error:
                 log.warning("topic %s is not open, next try in a while, or when somebody asks: %s", name, error)
-                self._to_load[str(name)] = name
+                self.loader.later(name)
 
     async def drop(self, topic: Topic) -> None:
         """It is not open any more."""
@@ -221,24 +219,14 @@ class TopicService:
         await adoption.make_topics(self)
 
     async def load_all(self) -> None:
-        """Open every topic on record, so that replication of what is pending goes on. Call it again after an error, and
-        now and then: it opens what could not be opened before.
+        """Open every topic on record, see ``Loading.load_all``. Call it again after an error, and now and then."""
+        await self.loader.load_all()
 
-        :raises MetadataError: what is on record cannot be read.
-        :raises SomeFailed: some topics cannot be opened.
-        """
-        if not self._surveyed:
-            names = [n for space in self.catalog.known_namespaces() for n in await self.catalog.topics.names(space)]
-            self._unopened.update(str(name) for name in names if str(name) not in self.topics)
-            self._to_load.update((str(name), name) for name in names)
-            self._surveyed = True
-        await each(list(self._to_load.values()), str, self._load)
-
-    async def _load(self, name: TopicName) -> None:
-        if not self.closing:
-            with suppress(TopicNotFound):  # deleted meanwhile
-                await self.topic(name, create=False)
-            self._to_load.pop(str(name), None)
+    async def survey(self) -> list[TopicName]:
+        """The topics on record. :raises MetadataError: they cannot be read."""
+        names = [n for space in self.catalog.known_namespaces() for n in await self.catalog.topics.names(space)]
+        self._unopened.update(str(name) for name in names if str(name) not in self.topics)
+        return names
 
     # -- partitions ----------------------------------------------------------------------------------------------
 
@@ -504,12 +492,12 @@ class TopicService:
     def is_served(self, topic: str) -> bool:
         """Whether what we say about a topic is all that we know: it is open, or there never was one here."""
         found = self.topics.get(topic)
-        return self._surveyed and topic not in self._unopened and (found is None or found.failure is None)
+        return self.loader.is_surveyed and topic not in self._unopened and (found is None or found.failure is None)
 
     def unopened(self) -> set[str] | None:
         """Topics on record that are not served now; None: which there are is not known yet."""
         fenced = {name for name, topic in self.topics.items() if topic.failure is not None}
-        return self._unopened | fenced if self._surveyed else None
+        return self._unopened | fenced if self.loader.is_surveyed else None
 
     def open_soon(self, topic: str) -> None:
         """Another region waits for a topic on record that is not open: it does not wait for those before it."""

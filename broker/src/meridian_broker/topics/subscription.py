@@ -9,18 +9,17 @@ wherever they were acked. How acknowledgements are made known is told in ``claim
 
 from __future__ import annotations
 
-import logging
 import struct
 from collections.abc import Iterable
 from enum import IntEnum
 from typing import TYPE_CHECKING, Final
 
 from meridian_broker.ledgers.entry import MARKER, publish_time_ms
-from meridian_broker.ledgers.store import LedgerError, LedgerNotFound
+from meridian_broker.ledgers.store import LedgerNotFound
 from meridian_broker.ledgers.under_way import Over, UnderWay
 from meridian_broker.positions import Dropped, Progress
 from meridian_broker.positions.position import EARLIEST, Position
-from meridian_broker.topics import acknowledging, cursor, placing, rewinding, termination
+from meridian_broker.topics import acknowledging, cursor, placing, rewinding, termination, walking_on
 from meridian_broker.topics.claims import Claims, Confirmed
 from meridian_broker.topics.compacted_reading import CompactedReading
 from meridian_broker.topics.consumer import Consumer
@@ -42,8 +41,6 @@ if TYPE_CHECKING:
 
 _MESSAGES: Final = struct.Struct(">I")
 
-log = logging.getLogger(__name__)
-
 
 class SubscriptionType(IntEnum):
     """The wire's numbers."""
@@ -58,8 +55,6 @@ WALK: Final = 3000
 """Entries that a cursor passes in one turn of the loop: some milliseconds."""
 LEAP: Final = 64
 """After so many entries it looks whether the rest of the ledger can be passed at once."""
-READ_AGAIN_SECONDS: Final = 5.0
-"""A cursor whose way leads through a ledger that cannot be read tries again after so long."""
 _SHARING: Final = (SubscriptionType.SHARED, SubscriptionType.KEY_SHARED)
 """Types of which the broker keeps in mind who has what."""
 
@@ -69,7 +64,6 @@ class Subscription:
 
     __slots__ = (
         "_barriers",
-        "_loading",
         "_passed_over",
         "_pumping",
         "barrier",
@@ -81,6 +75,7 @@ class Subscription:
         "durable",
         "entries_dropped",
         "first_hand",
+        "is_walking_on",
         "last_acked_ms",
         "last_left_ms",
         "look_ups",
@@ -135,7 +130,8 @@ class Subscription:
         self.last_left_ms = topic.scheduler.now_ms()
         """When its last consumer left; before, when it was made or opened here."""
         self._pumping = False
-        self._loading = False
+        self.is_walking_on = False
+        """The cursor waits for an index to be loaded."""
         self._passed_over = False
 
     @property
@@ -483,7 +479,7 @@ class Subscription:
         while following is not None:
             index, left = log.index(following.ledger), left - 1
             if index is None or left < 0:
-                self._go_on_soon(following)
+                walking_on.soon(self, following)
                 break
             if left and not left % LEAP and cursor.is_rest_acked(index, progress, following):
                 position = Position(following.ledger, len(index) - 1)
@@ -501,7 +497,7 @@ class Subscription:
                 following = log.after(position)
                 continue
             if times is not None and not times.of(following) and progress.depends_on_time(*origin):
-                self._go_on_soon(following)
+                walking_on.soon(self, following)
             break
         self.mark_delete = position
         if self.resent is not None and dropped is None:  # what was dropped may be acknowledged yet
@@ -540,30 +536,6 @@ class Subscription:
         self.advance()
         self.dispatch_soon()
         return is_any_held
-
-    def _go_on_soon(self, position: Position) -> None:
-        if not self._loading:
-            self._loading = True
-            self.topic.scheduler.spawn(self._go_on(position), "move a cursor on")
-
-    async def _go_on(self, position: Position) -> None:
-        try:
-            await self.topic.log.load_index(position.ledger)
-            if self.times is not None:
-                await self.times.load(position)
-        except LedgerError as error:
-            log.warning("the cursor of %s of %s stays behind for now: %s", self.name, self.topic.name, error)
-            self.topic.scheduler.later(READ_AGAIN_SECONDS, self._went_on)
-        except BaseException:
-            self._loading = False
-            raise
-        else:
-            self._went_on()
-
-    def _went_on(self) -> None:
-        self._loading = False
-        if self.topic.failure is None:
-            self.advance()
 
     def start_cursor(self, settled: Position = EARLIEST) -> None:
         """Stand before the first entry that may be owed, then go over what is acked (at opening, after a rewind).

@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Topics are opened although nobody asks for them: what a topic holds for other regions has to leave without clients.
+
+At the start these are all topics on record; later those that failed and could not be opened again at once. What cannot
+be opened stays on the list, and the next attempt tries it again.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from meridian_broker.ledgers.periodic import each
+from meridian_broker.topics.errors import TopicNotFound
+
+if TYPE_CHECKING:
+    from meridian_broker.topics.service import TopicService
+    from meridian_broker.wire.pulsar.topic_name import TopicName
+
+
+class Loading:
+    """The topics that a broker opens by itself."""
+
+    def __init__(self, service: TopicService) -> None:
+        self._service = service
+        self._left: dict[str, TopicName] = {}
+        self.is_surveyed = False
+        """The topics on record are known: before that, one that is not open may be one that was not opened yet."""
+
+    def later(self, name: TopicName) -> None:
+        """It could not be opened now."""
+        self._left[str(name)] = name
+
+    async def load_all(self) -> None:
+        """Open all that is on the list.
+
+        :raises MetadataError: what is on record cannot be read.
+        :raises SomeFailed: some topics cannot be opened.
+        """
+        if not self.is_surveyed:
+            for name in await self._service.survey():
+                self.later(name)
+            self.is_surveyed = True
+        await each(list(self._left.values()), str, self._load)
+
+    async def _load(self, name: TopicName) -> None:
+        if not self._service.closing:
+            with suppress(TopicNotFound):  # it was deleted meanwhile
+                await self._service.topic(name, create=False)
+            self._left.pop(str(name), None)
