@@ -47,7 +47,7 @@ async def _go_on(subscription: Subscription, number: int, rest: Rest, confirmed:
     try:
         await rest
     except Exception as error:
-        failure = error if isinstance(error, LedgerError) else LedgerError(f"its entry cannot be looked up: {error!r}")
+        failure = error if isinstance(error, LedgerError) else LedgerError(f"its entry cannot be looked up: {error}")
         log.warning("%s, %s: an acknowledgement is lost: %s", subscription.topic.name, subscription.name, failure)
         if confirmed is not None:
             confirmed(failure)
