@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from meridian_broker.positions.progress import Progress
 from meridian_broker.replication.exchange_messages import ExchangeLimits
+from meridian_broker.replication.exchange_refusals import AGAIN_MS, PATIENCE_MS
 from meridian_broker.replication.exchange_waits import WaitResult
 
 NAMES = ["us", "eu", "ap", "sa", "af"]
@@ -53,6 +54,9 @@ class Wait:
 
     region: str
     life: int
+    name: str
+    known: dict[str, Progress]
+    """What the regions know that has to be here when it ends: all of when it began, but for what a crash took."""
     result: WaitResult | None = None
 
 
@@ -128,23 +132,26 @@ class Model:
         self.world.network.deaf.discard(self.two(one, two))
 
     def do_crash(self, region: int) -> None:
-        self.world.crash(self.name(region))
+        gone = self.name(region)
+        self.world.crash(gone)
+        for wait in self.waits:
+            wait.known[gone] = self._progress(gone, wait.name)
 
     def do_barrier(self, region: int, subscription: int) -> None:
         asker, name = self.name(region), SUBSCRIPTIONS[subscription]
-        known = {r: self._progress(r, name) for r in self.names}
 
-        def check(done: WaitResult) -> None:
+        def check(wait: Wait, done: WaitResult) -> None:
             for region in done.confirmed:
-                assert known[region].within(self._progress(asker, name)), f"{asker} lacks what {region} knew"
+                assert wait.known[region].within(self._progress(asker, name)), f"{asker} lacks what {region} knew"
 
-        self._wait(self.world.regions[asker].exchange.barrier, asker, name, check)
+        patience_ms = PATIENCE_MS + 2 * (250 + AGAIN_MS)
+        self._wait(self.world.regions[asker].exchange.barrier, asker, name, check, patience_ms)
 
     def do_flush(self, region: int, subscription: int) -> None:
         closer, name = self.name(region), SUBSCRIPTIONS[subscription]
         own = self.world.facts.get((closer, TOPIC, name), Progress()).copy()
 
-        def check(done: WaitResult) -> None:
+        def check(_: Wait, done: WaitResult) -> None:
             for region in done.confirmed:
                 on_disk = self.world.regions[region].disk.progress.get((TOPIC, name), Progress())
                 assert own.within(on_disk), f"{region} does not have on disk what clients in {closer} acked"
@@ -154,19 +161,26 @@ class Model:
     def _progress(self, region: str, name: str) -> Progress:
         return (self.world.regions[region].progress(TOPIC, name) or Progress()).copy()
 
-    def _wait(self, start: Callable[..., None], region: str, name: str, check: Callable[[WaitResult], None]) -> None:
+    def _wait(
+        self,
+        start: Callable[..., None],
+        region: str,
+        name: str,
+        check: Callable[[Wait, WaitResult], None],
+        within_ms: int = 250,
+    ) -> None:
         life = self.world.regions[region].life
         started_ms = self.world.now_ms
-        wait = Wait(region, life)
+        wait = Wait(region, life, name, {one: self._progress(one, name) for one in self.names})
         self.waits.append(wait)
 
         def done(result: WaitResult) -> None:
             assert wait.result is None, "told twice"
-            assert self.world.now_ms <= started_ms + 250, "told late"
+            assert self.world.now_ms <= started_ms + within_ms, "told late"
             assert result.confirmed | set(result.missing) == set(self.names) - {region}
             wait.result = result
             if life == self.world.regions[region].life:
-                check(result)
+                check(wait, result)
 
         start(TOPIC, name, self.world.now_ms, done)
 

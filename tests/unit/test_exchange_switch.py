@@ -15,6 +15,7 @@ from meridian_broker.replication.exchange_messages import (
     PeerMessage,
     TopicDigest,
 )
+from meridian_broker.replication.exchange_refusals import AGAIN_MS, PATIENCE_MS
 from meridian_broker.replication.exchange_waits import WaitResult
 
 T, S = "t", "sub"
@@ -138,9 +139,12 @@ def test_more_than_the_limit_are_answered_as_incomplete(what: str) -> None:
     world = world_of("us", "eu", limits=ExchangeLimits(waiters=2))
     ack(world, "us", 0)
     waits = [begin(world, what, "us") for _ in range(3)]
-    assert waits[2].result == WaitResult(frozenset(), {"eu": "TooManyWaiting"})
+    if what == "flush":
+        assert waits.pop().result == WaitResult(frozenset(), {"eu": "TooManyWaiting"})
     world.run(10)
     assert all(wait.result is not None and wait.result.complete for wait in waits[:2])
+    world.run(AGAIN_MS)
+    assert all(wait.result is not None and wait.result.complete for wait in waits)
 
 
 def test_a_topic_of_another_incarnation_is_missing_with_the_reason() -> None:
@@ -148,8 +152,9 @@ def test_a_topic_of_another_incarnation_is_missing_with_the_reason() -> None:
     world.regions["us"].delete_topic(T)
     world.regions["us"].subscribe(T, S)
     wait = begin(world, "barrier", "us")
-    world.run(10)
+    world.run(PATIENCE_MS + AGAIN_MS)
     assert wait.result is not None and "last deleted" in wait.result.missing["eu"]
+    assert wait.after_ms >= PATIENCE_MS, "eu may find out: dispatch waits"
     flush = begin(world, "flush", "us")
     assert flush.result is not None and "last deleted" in flush.result.missing["eu"]
 

@@ -13,6 +13,7 @@ import pytest
 from exchange_world import World
 from meridian_broker.positions.progress import Progress
 from meridian_broker.replication.exchange_messages import BarrierDone, Delta, Digest, PeerMessage, State
+from meridian_broker.replication.exchange_refusals import AGAIN_MS, PATIENCE_MS
 from meridian_broker.replication.exchange_waits import WaitResult
 
 T, S = "t", "sub"
@@ -120,9 +121,9 @@ def test_what_never_gets_to_the_disk_is_said_to_whoever_waits() -> None:
     world.regions["eu"].exchange.barrier(T, S, world.now_ms, ends.append)
     us.exchange.flush(T, S, world.now_ms, ends.append)
     world.run(DISK_MS + 20)
-    assert [reason for end in ends for reason in end.missing.values()] == [
-        "us cannot store it: another broker has it"
-    ] * 2
+    assert [end.missing["eu"] for end in ends] == ["us cannot store it: another broker has it"], "the flush"
+    world.run(PATIENCE_MS + AGAIN_MS)
+    assert [end.missing["us"] for end in ends[1:]] == ["us cannot store it: another broker has it"], "the barrier"
     assert acked(world, "eu") == 0
 
 
