@@ -109,7 +109,7 @@ async def test_what_is_larger_than_this_broker_takes_stays_where_it_is(tmp_path:
 
 
 async def test_what_is_fetched_names_its_schema_by_this_regions_number(tmp_path: Path) -> None:
-    """Each of the three regions numbers the schemas in another order, and the messages come from eu or from each other."""
+    """Each of three regions numbers the schemas in another order; the messages come from eu, or from each other."""
     schemas = [
         pb.Schema(name="orders", type=pb.Schema.Json, schema_data=b'{"type":"record","name":"%s","fields":[]}' % name)
         for name in (b"A", b"B", b"C")
