@@ -153,7 +153,7 @@ def write_snapshot(path: Path, records: list[dict[str, Any]]) -> dict[str, int]:
 
 
 class ServedRegion:
-    """One region's export port. Odd POSTs answer S1, even ones S2."""
+    """One region's export port. POSTs answer the moments of ``records`` in turn: odd ones S1, even ones S2."""
 
     def __init__(self, directory: Path, region: str, simulations: Mapping[str, Simulation]) -> None:
         self.region = region
@@ -182,7 +182,7 @@ class ServedRegion:
     async def _take(self, _: web.Request) -> web.Response:
         name = f"s{self._asked}"
         path = self.directory / f"{name}.jsonl"
-        partitions = write_snapshot(path, self.records[self._asked % 2])
+        partitions = write_snapshot(path, self.records[self._asked % len(self.records)])
         self._asked += 1
         answer = {"snapshot": name, "region": self.region, "taken_ms": 1_790_000_000_000 + 2000 * self._asked}
         return web.json_response({**answer, "expires": 0, "format": 1, "partitions": partitions})

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from meridian_verifier.session import start_session
 from meridian_verifier.source.datasource import MeridianDataSource
 from meridian_verifier.source.regions import Region
 from pyspark.sql import SparkSession
-from verifier_regions import ServedRegion, serve
+from verifier_regions import ServedRegion, encoded, serve
 from verifier_worlds import SUBSCRIPTIONS, Simulation, whole
 
 pytestmark = pytest.mark.slow
@@ -77,6 +78,41 @@ def test_the_fault_is_found_and_nothing_else(spark: SparkSession, regions: list[
     html = page(verdict)
     assert "MissingAck" in html
     assert "us-west" in html
+
+
+def test_what_may_be_behind_for_longer_is_compared_again_then(
+    spark: SparkSession, regions: list[ServedRegion], broken: Simulation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At S2 us-west lacks an acknowledgement, at S3 it has it: how long the subscription may be behind decides."""
+    east, west, name = broken.regions["us-east"], broken.regions["us-west"], SUBSCRIPTIONS[0]
+    for region in regions:
+        first, second = region.records
+        third = [dict(one) for one in second]
+        if region.region == "us-west":
+            acks = dict(west.later[name])
+            acks |= {entry: whole(entry) for entry, bits in east.earlier[name].items() if bits == whole(entry)}
+            for one in third:
+                if one["topic"] == BROKEN:
+                    told = [
+                        {**sub, "progress": encoded(acks)} if sub["name"] == name else sub
+                        for sub in one["subscriptions"]
+                    ]
+                    one["subscriptions"] = told
+        monkeypatch.setattr(region, "records", [first, second, third])
+    for lags, expected in (({(BROKEN, name): 300}, State.ALIGNED), ({}, State.MISALIGNED)):
+        for region in regions:
+            monkeypatch.setattr(region, "_asked", 0)
+        said: list[str] = []
+        patient = dataclasses.replace(request(regions, topics=BROKEN), max_lags=lags)
+        verdict, _ = verify_in(spark, patient, said.append)
+        assert verdict.state is expected
+        assert any("once more 0.3 s after S1" in sentence for sentence in said) == bool(lags)
+    for region in regions:
+        monkeypatch.setattr(region, "_asked", 0)
+    for_ever = dataclasses.replace(request(regions, topics=BROKEN), max_lags={(BROKEN, name): 3_600_000})
+    verdict, _ = verify_in(spark, for_ever, lambda _: None)
+    assert verdict.state is State.UNKNOWN
+    assert Reason.LAGGING in {reason for one in verdict.subjects for reason in one.reasons}
 
 
 def test_a_region_that_is_down_is_unknown_and_the_others_are_judged(

@@ -18,6 +18,7 @@ from meridian_operator.plan.outcome import Finding as Condition
 from meridian_operator.plan.verdicts import aligned, rows_of, run_of, verdict_of
 from meridian_verifier.align.facts import EARLIEST, Cursor, Link, RegionState, TopicState, World
 from meridian_verifier.align.findings import Finding, Reason
+from meridian_verifier.align.patience import undecided
 from meridian_verifier.align.verdicts import EXIT_CODES, WORST_FIRST, State, Verdict, judge
 from meridian_verifier.job import Timing
 from meridian_verifier.report.configmap import LABEL, Run, manifests, rows, whole
@@ -242,7 +243,18 @@ def check_agreement(verdict: Verdict) -> None:
 
 
 def test_every_reason_has_a_place_here() -> None:
-    assert {*FOUND, *STRUCTURAL} == set(Reason)
+    assert {*FOUND, *STRUCTURAL, Reason.LAGGING} == set(Reason)
+
+
+def test_what_is_behind_and_may_be_is_told_everywhere() -> None:
+    regions = Regions.sound()
+    at = Place(TOPICS[0], SUBSCRIPTIONS[0], *PAIR)
+    seen(Reason.MISSING_ACK)(regions, at)
+    link_down(regions, at)
+    verdict = undecided(regions.verdict(), [(at.topic, name) for name in ("", *SUBSCRIPTIONS)])
+    check_agreement(verdict)
+    assert verdict.state is State.UNKNOWN
+    assert {one.reasons for one in verdict.subjects if one.topic == at.topic} == {(Reason.LAGGING,)}
 
 
 @pytest.mark.parametrize("at", PLACES, ids=lambda at: f"{at.subscription or 'topic'}, {at.target}")

@@ -15,6 +15,7 @@ from rich.console import Console
 from meridian_verifier.cluster import Cluster, ClusterError
 from meridian_verifier.session import JavaMissing, check_java
 from meridian_verifier.source.regions import Region, RegionsError, parse_regions, read_regions_file
+from meridian_verifier.wanted_lags import max_lags
 
 COULD_NOT_TELL: Final = 2
 INTERRUPTED: Final = 130
@@ -26,6 +27,11 @@ INTERRUPTED: Final = 130
 @click.option("--topics", help="Only topics whose full name matches: a glob, or re: and a regular expression.")
 @click.option(
     "--max-lag", type=click.FloatRange(min=0), default=2.0, show_default=True, help="Seconds regions may be behind."
+)
+@click.option(
+    "--max-lags-from-cluster",
+    is_flag=True,
+    help="In a pod: for a subscription with a ReplicatedSubscription, its spec.maxLag counts instead.",
 )
 @click.option("--report-dir", type=click.Path(path_type=Path, file_okay=False), help="Write the HTML report here.")
 @click.option("--token-file", type=click.Path(exists=True, dir_okay=False), help="A file with the super-user's token.")
@@ -53,6 +59,7 @@ def verify(
     regions: str | None,
     topics: str | None,
     max_lag: float,
+    max_lags_from_cluster: bool,
     report_dir: Path | None,
     token_file: str | None,
     master: str,
@@ -70,7 +77,8 @@ def verify(
         named = _named(regions_file, regions)
         settings = _spark_settings(spark_conf)
         check_java()
-    except (RegionsError, JavaMissing) as error:
+        lags = max_lags(Cluster()) if max_lags_from_cluster else {}
+    except (RegionsError, JavaMissing, ClusterError) as error:
         console.print(f"[red]cannot verify:[/] {error}", soft_wrap=True)
         raise SystemExit(COULD_NOT_TELL) from None
     # Spark's classes take a second to load: not before it is certain that they are needed.
@@ -82,7 +90,7 @@ def verify(
     from meridian_verifier.report.summary import summary
     from meridian_verifier.report.terminal import show
 
-    request = Request(named, topics, round(max_lag * 1000), master, token_file, settings)
+    request = Request(named, topics, round(max_lag * 1000), lags, master, token_file, settings)
     try:
         with console.status("starting") as status:
 

@@ -4,10 +4,11 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -15,7 +16,8 @@ from typing import Final
 from pyspark.sql import SparkSession
 
 from meridian_verifier.align.facts import World
-from meridian_verifier.align.verdicts import Verdict, counted, judge, rewound
+from meridian_verifier.align.patience import MaxLags, behind, superseded, undecided
+from meridian_verifier.align.verdicts import Key, Verdict, counted, judge, rewound
 from meridian_verifier.examine import Outcome, examine
 from meridian_verifier.session import start_session
 from meridian_verifier.source.client import RegionClient, read_token
@@ -24,6 +26,13 @@ from meridian_verifier.source.snapshots import Moment, take_moment
 
 ROUNDS: Final = 3
 """S1 is taken again so many times in all when a subscription is rewound in between (R61)."""
+
+LOOKS: Final = 4
+"""So many times more what is behind is compared, each time for those whose maxLag is over; the last time for all."""
+LONGEST_MS: Final = 300_000
+"""A longer maxLag is not waited for: S1 lives for ten minutes in the regions, and must still be read then."""
+NAMED_MAX: Final = 50
+"""Topics that a request for a snapshot names one by one."""
 
 Tell = Callable[[str], None]
 """Hears one sentence per step."""
@@ -38,6 +47,8 @@ class Request:
     """Glob over full topic names, or ``re:`` and a regular expression; None: all."""
     max_lag_ms: int = 2000
     """How far regions may be behind one another: the time between the two snapshots."""
+    max_lags: Mapping[Key, int] = field(default_factory=dict)
+    """The same for single subscriptions, by topic (without its partition) and name."""
     master: str = "local[2]"
     token_file: str | None = None
     spark_settings: Mapping[str, str] = field(default_factory=dict)
@@ -73,8 +84,47 @@ def verify(request: Request, tell: Tell) -> tuple[Verdict, Timing]:
 def verify_in(spark: SparkSession, request: Request, tell: Tell) -> tuple[Verdict, Timing]:
     """Run in a session that is there already."""
     begun = time.monotonic()
-    first, second = take_snapshots(request, tell)
+    lags = MaxLags(request.max_lag_ms, request.max_lags)
+    first, second = take_snapshots(request, lags.shortest_ms, tell)
     taken = time.monotonic()
+    verdict = _compare(spark, request, first, second, tell)
+    verdict = _wait_for_slow_ones(spark, request, lags, first, verdict, tell)
+    return verdict, Timing(0.0, taken - begun, time.monotonic() - taken)
+
+
+def _wait_for_slow_ones(
+    spark: SparkSession, request: Request, lags: MaxLags, first: Moment, verdict: Verdict, tell: Tell
+) -> Verdict:
+    """Compare what is behind, and may be, with S1 again when its time is over."""
+    waited = lags.shortest_ms
+    clients = _clients(request)
+    for look in range(LOOKS):
+        slow = {key: lag for key, lag in behind(verdict, lags, waited).items() if lag <= LONGEST_MS}
+        if not slow:
+            break
+        waited = max(slow.values()) if look == LOOKS - 1 else min(slow.values())
+        tell(f"{counted(len(slow), 'subject')} behind, as may be: once more {waited / 1000:g} s after S1")
+        threading.Event().wait(max(0.0, first.at + waited / 1000 - time.monotonic()))
+        topics = sorted({topic for topic, _ in slow})
+        later = take_moment(clients, _pattern(topics) or request.topics)
+        verdict = superseded(verdict, _compare(spark, request, _only(first, set(topics)), later, tell), slow)
+    return undecided(verdict, behind(verdict, lags, waited))
+
+
+def _pattern(topics: Sequence[str]) -> str | None:
+    """These topics, as the export takes them; None: they are too many to name."""
+    return "re:" + "|".join(map(re.escape, topics)) if len(topics) <= NAMED_MAX else None
+
+
+def _only(moment: Moment, topics: Collection[str]) -> Moment:
+    states = {
+        name: dataclasses.replace(state, topics={one: told for one, told in state.topics.items() if one in topics})
+        for name, state in moment.states.items()
+    }
+    return dataclasses.replace(moment, states=states)
+
+
+def _compare(spark: SparkSession, request: Request, first: Moment, second: Moment, tell: Tell) -> Verdict:
     world = world_of(request, first, second)
     topics = world.topics()
     outcome = Outcome()
@@ -86,19 +136,22 @@ def verify_in(spark: SparkSession, request: Request, tell: Tell) -> tuple[Verdic
     for problem in outcome.problems.values():
         tell(f"not read to the end: {problem}")
     world = dataclasses.replace(world, unreachable={**outcome.problems, **world.unreachable})
-    verdict = judge(world, outcome.findings, outcome.flows, outcome.strips)
-    return verdict, Timing(0.0, taken - begun, time.monotonic() - taken)
+    return judge(world, outcome.findings, outcome.flows, outcome.strips)
 
 
-def take_snapshots(request: Request, tell: Tell) -> tuple[Moment, Moment]:
-    """S1 and S2, at least ``max_lag_ms`` apart. When a rewind came between, S2 becomes S1 and another is taken."""
+def _clients(request: Request) -> list[RegionClient]:
     token = read_token(request.token_file)
-    clients = [RegionClient(region, token) for region in request.regions]
+    return [RegionClient(region, token) for region in request.regions]
+
+
+def take_snapshots(request: Request, apart_ms: int, tell: Tell) -> tuple[Moment, Moment]:
+    """S1 and S2, at least ``apart_ms`` apart. When a rewind came between, S2 becomes S1 and another is taken."""
+    clients = _clients(request)
     tell(f"snapshot S1 of {', '.join(region.name for region in request.regions)}")
     first = take_moment(clients, request.topics)
     for round_number in range(1, ROUNDS + 1):
-        tell(f"waiting {request.max_lag_ms / 1000:g} s, then snapshot S2")
-        threading.Event().wait(request.max_lag_ms / 1000)
+        tell(f"waiting {apart_ms / 1000:g} s, then snapshot S2")
+        threading.Event().wait(apart_ms / 1000)
         second = take_moment(clients, request.topics)
         if round_number == ROUNDS or not rewound(world_of(request, first, second)):
             break

@@ -49,6 +49,8 @@ class Reason(StrEnum):
     """Unknown: the region could not be asked."""
     NOT_ASKED = "NotAsked"
     """Unknown: the topic is replicated to a region that this check was not told to ask."""
+    LAGGING = "Lagging"
+    """Unknown: behind, as it may be for longer than one run waits."""
     REWOUND = "Rewound"
     """Unknown: the subscription was rewound between the snapshots; ask again."""
     INCARNATION = "Incarnation"

@@ -27,6 +27,7 @@ MEANINGS: Final = {
     Reason.ORIGIN_ROLLED_BACK: "the origin no longer has messages that another region received from it",
     Reason.UNREACHABLE: "the region could not be asked",
     Reason.NOT_ASKED: "the topic is replicated to a region that was not named: name all of its regions",
+    Reason.LAGGING: "behind, and its maxLag is longer than one run waits",
     Reason.REWOUND: "the subscription was rewound during the check",
     Reason.INCARNATION: "the topic was deleted and made again, and the regions do not agree on that yet",
 }

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -22,6 +23,8 @@ class Moment:
     taken: Mapping[str, Taken]
     states: Mapping[str, RegionState]
     unreachable: Mapping[str, str]
+    at: float
+    """When it was complete, in seconds of this machine's monotonic clock."""
 
 
 def take_moment(clients: Sequence[RegionClient], topics: str | None) -> Moment:
@@ -37,6 +40,7 @@ def take_moment(clients: Sequence[RegionClient], topics: str | None) -> Moment:
         {name: taken for name, (taken, _) in good.items()},
         {name: state for name, (_, state) in good.items()},
         {name: str(error) for name, error in answers.items() if isinstance(error, RegionUnreachable)},
+        time.monotonic(),
     )
 
 

@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``spec.maxLag`` of every ReplicatedSubscription, straight from the Kubernetes API: what the objects say is used."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+from urllib.parse import quote
+
+from meridian_verifier.align.verdicts import Key
+from meridian_verifier.cluster import Cluster, ClusterError
+
+PATH: Final = "/apis/meridian.dev/v1alpha1/replicatedsubscriptions"
+PAGE: Final = 500
+_DURATION: Final = re.compile(r"([0-9]{1,9}(ms|s|m|h|d))+")
+_MILLIS: Final = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+
+
+def max_lags(cluster: Cluster) -> dict[Key, int]:
+    """Milliseconds by topic and subscription. Of two objects that want the same one the oldest rules.
+
+    :raises ClusterError: no answer, a refusal, or an object that makes no sense.
+    """
+    found: dict[Key, tuple[tuple[str, str, str], int]] = {}
+    following = ""
+    while True:
+        page = cluster.get(f"{PATH}?limit={PAGE}&continue={quote(following)}")
+        if page is None:
+            return {}  # there is no such kind in this cluster
+        try:
+            for one in page["items"]:
+                meta, spec = one["metadata"], one["spec"]
+                age = str(meta["creationTimestamp"]), str(meta["namespace"]), str(meta["name"])
+                key = str(spec["topic"]), str(spec["subscription"])
+                if "maxLag" in spec and (key not in found or age < found[key][0]):
+                    found[key] = age, milliseconds(spec["maxLag"])
+            following = page["metadata"].get("continue") or ""
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise ClusterError(f"GET {PATH}: an object that makes no sense: {error!r}") from error
+        if not following:
+            return {key: lag for key, (_, lag) in found.items()}
+
+
+def milliseconds(text: str) -> int:
+    """Of a duration such as ``1m30s``. :raises ValueError: it is none."""
+    if _DURATION.fullmatch(text) is None:
+        raise ValueError(f"{text!r} is no duration such as 30s")
+    return sum(int(number) * _MILLIS[unit] for number, unit in re.findall(r"([0-9]+)(ms|s|m|h|d)", text))
