@@ -89,7 +89,7 @@ async def test_a_damaged_entry_comes_back_from_another_region(tmp_path: Path) ->
             ]
             reading = await Consumer.subscribe(await us.connect(), TOPIC, f"s{start}", replicated=False, kind=EXCLUSIVE)
             assert await take(reading, 8) == PAYLOADS, "each in its place"
-            assert topic.mending.mended == (0 if start else 2), "the copies outlive a restart"
+            assert topic.mending.replaced == (0 if start else 2), "the copies outlive a restart"
             assert topic.gaps.all() == []
             await us.stop()
         rows = await asyncio.to_thread(exported, topic, tmp_path / "us" / "ledgers")

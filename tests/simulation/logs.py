@@ -83,10 +83,11 @@ class Logs:
         return found
 
     def lost(self, home: SimRegion, topic: str) -> set[Origin]:
-        """Entries that were first stored here, that the disk damaged, and that no region had: they were given up."""
+        """Entries that the disk damaged and that no region had: they were given up."""
         broker = home.broker_of(topic)
         opened = broker.topic(topic) if broker is not None else None
-        return set() if opened is None else {Origin(home.name, *position) for position in opened.log.damage.lost}
+        places = set[Position]() if opened is None else opened.log.damage.lost
+        return {origin for place in places if (origin := self.origin_at(home, place)) is not None}
 
     def nowhere(self, world: World, topic: str) -> frozenset[Origin]:
         """What was published in a topic and stands on no region's disk any more."""

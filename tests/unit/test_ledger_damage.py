@@ -13,7 +13,7 @@ from meridian_broker.ledgers.index import LedgerIndex, Place, RegionCodes
 from meridian_broker.positions.position import EARLIEST, Position
 
 LEDGER = 50
-BEFORE = {"eu": Position(7, 3), "ap": EARLIEST}
+BEFORE = {"eu": Position(7, 3)}
 OWN_BEFORE = Position(40, 9)
 
 kinds = st.lists(st.sampled_from(("us", "us", "eu", "ap", "marker")), min_size=1, max_size=12)
@@ -24,7 +24,7 @@ class Written:
 
     def __init__(self, kinds: Iterable[str]) -> None:
         self.entries: list[bytes] = []
-        self.last = {"us": OWN_BEFORE, **BEFORE}
+        self.last = {"us": OWN_BEFORE, **BEFORE, "ap": EARLIEST}
         self.index = LedgerIndex(LEDGER, RegionCodes("us"), OWN_BEFORE)
         for number, kind in enumerate(kinds):
             messages = 1 + number % 3
@@ -53,7 +53,7 @@ class Written:
         if is_last:
             rebuilding.finish(EARLIEST, {}, is_sure=False)
         else:
-            rebuilding.finish(self.last["us"], {region: self.last[region] for region in BEFORE})
+            rebuilding.finish(self.last["us"], {region: self.last[region] for region in ("eu", "ap")})
         return index
 
     def places(self, index: LedgerIndex) -> list[Place | None]:

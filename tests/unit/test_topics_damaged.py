@@ -12,6 +12,7 @@ from meridian_broker.ledgers.store import LedgerCorrupt
 from meridian_broker.positions.position import EARLIEST, Position
 from meridian_broker.topics.administration import _Nobody
 from meridian_broker.topics.consumer import Consumer
+from meridian_broker.topics.mending import PATIENCE_MS
 from meridian_broker.topics.subscription import SubscriptionType
 from topic_of_one_region import BEGAN_MS, Region, region
 
@@ -114,6 +115,9 @@ async def test_an_entry_that_was_sent_before_it_was_damaged_is_acknowledged(rott
     subscription.acknowledge_cumulative(consumer, one.stored[9])
     await one.settle()
     assert subscription.mark_delete == one.stored[9]
+    one.scheduler.ms += PATIENCE_MS
+    one.topic.mending.noticed()
+    await one.settle()
     assert one.topic.gaps.all() == [], "nobody is owed it any more"
 
 

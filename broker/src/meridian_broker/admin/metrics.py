@@ -82,6 +82,10 @@ GAUGES: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
         "Entry ids and part batches remembered above floors (exposeSubscriptionSyncMetricsInPrometheus)",
         SUBSCRIPTION,
     ),
+    "meridian_damaged_entries": (
+        "Entries that the disk damaged, and that are neither replaced from another region nor given up",
+        TOPIC,
+    ),
     "meridian_held_for_regions_bytes": (
         "Bytes of ledgers kept beyond their retention because another region lacks entries in them",
         TOPIC,
@@ -120,6 +124,10 @@ COUNTERS: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
         TOPIC,
     ),
     "meridian_periodic_work_failures_total": ("Turns of the periodic work that failed", WORK),
+    "meridian_damaged_entries_replaced_total": (
+        "Entries that the disk damaged and that were fetched back from another region",
+        TOPIC,
+    ),
     "meridian_progress_link_connections_total": ("Times the link to the region was made", LINK),
 }
 ENGINE_COUNTERS: Final = {
@@ -260,6 +268,8 @@ def _topic(reading: Reading, admin: AdminState, topic: Topic, lags: Mapping[tupl
     reading.put("meridian_held_for_regions_bytes", labels, topic.holding.bytes_held)
     reading.put("meridian_held_for_regions_given_up_total", labels, topic.holding.entries_let_go)
     reading.put("meridian_replication_holes_given_up_total", labels, topic.log.holes.given_up)
+    reading.put("meridian_damaged_entries", labels, len(topic.log.damage.damaged))
+    reading.put("meridian_damaged_entries_replaced_total", labels, topic.mending.replaced)
     for remote, status in admin.replication.status(topic.name).items():
         far = (*labels, remote)
         reading.put("pulsar_replication_backlog", far, status.backlog)

@@ -152,6 +152,16 @@ def stand_in(place: Place | None, region: str, position: Position, time_ms: int)
     )
 
 
+def published_ms(place: Place, region: str, remains: bytes) -> int | None:
+    """When a damaged entry was published, as far as what is left of it is its header."""
+    try:
+        header = unpack(remains)
+    except EntryFormatError:
+        return None
+    is_it = header.prev == place.prev and (header.region or region) == place.region
+    return header.publish_time_ms if is_it and header.origin in (None, place.origin) else None
+
+
 def is_damaged(entry: bytes) -> bool:
     """Whether this stands for an entry that cannot be read."""
     return bool(entry[1] & DAMAGED)
@@ -192,19 +202,22 @@ class Rebuilding:
             self._explain(region, header.prev, last)
         self._last[region] = origin
 
-    def add_damaged(self, known: Place | None, remains: bytes) -> None:
-        """The next entry is damaged.
+    def add_damaged(self, known: Place | None, remains: bytes) -> EntryHeader | None:
+        """The next entry is damaged. Returns what is left of its header, if that can be relied on.
 
         :param known: what it was, where that was known before.
         :param remains: the bytes that are left of it.
         """
-        header = _of_place(known, self._region, self._index.ledger_id, len(self._index)) or self._plausible(remains)
+        header = self._plausible(remains)
         if header is not None:
             self.add(header)
+        elif known is not None:
+            self.add(_of_place(known, self._region, self._index.ledger_id, len(self._index)))
         else:
             self._unknown.append(len(self._index))
             self._guessed.add(len(self._index))
             self._index.add_unknown()
+        return header
 
     def finish(self, own_then: Position, origins_then: Mapping[str, Position], *, is_sure: bool = True) -> None:
         """All entries were added.
@@ -248,16 +261,14 @@ class Rebuilding:
             return None
         if header.region is None or header.origin is None:
             return header if header.prev == self._last[self._region] else None
-        last = self._last.get(header.region)
+        last = self._last.get(header.region, EARLIEST)
         if header.region == self._region:
             return header if header.prev < header.origin < (self._index.ledger_id, 0) else None
         is_next = header.prev == last and header.origin > header.prev
         return header if is_next else None
 
 
-def _of_place(place: Place | None, region: str, ledger: int, number: int) -> EntryHeader | None:
-    if place is None:
-        return None
+def _of_place(place: Place, region: str, ledger: int, number: int) -> EntryHeader:
     if place.region == region and place.origin == (ledger, number):
         return EntryHeader(0, 0, 1, 0, 0, 0, 0, place.prev, None, None, None, None)
     return EntryHeader(0, 0, 1, 0, 0, 0, 0, place.prev, place.region, place.origin, None, None)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from meridian_broker.ledgers.chapters import CacheBudget, Chain, Chapter
-from meridian_broker.ledgers.damage import Damage, Rebuilding, stand_in
+from meridian_broker.ledgers.damage import Damage, Rebuilding, published_ms, stand_in
 from meridian_broker.ledgers.entry import EntryFormatError, unpack
 from meridian_broker.ledgers.index import LedgerIndex, Place, RegionCodes
 from meridian_broker.ledgers.scheduling import Scheduler
@@ -119,9 +119,12 @@ class ReadableLog(Chain):
         index = await self.load_index(position.ledger)
         place, times = index.place(position.entry), await self.load_times(position.ledger)
         if place is not None:
-            self._found_damaged(position, place, error)
-        known = times.between(position.entry)
-        return stand_in(place, self.region, position, 1 if known is None else known[1])
+            self._found_damaged({position: place}, error)
+        time_ms = None if place is None else published_ms(place, self.region, error.remains)
+        if time_ms is None:  # not earlier than it was: a seek to a time takes it along rather than skip it
+            known = times.between(position.entry)
+            time_ms = 1 if known is None else known[1]
+        return stand_in(place, self.region, position, time_ms)
 
     async def whole_again(self, position: Position) -> bytes | None:
         """A damaged entry, if the disk reads it well by now: somebody brought the file back, or a cable was loose."""
@@ -154,13 +157,14 @@ class ReadableLog(Chain):
         self.damage.copies.pop(position, None)
         return None
 
-    def _found_damaged(self, position: Position, place: Place, error: LedgerCorrupt) -> None:
+    def _found_damaged(self, found: dict[Position, Place], error: LedgerCorrupt) -> None:
+        """:param error: of the first one."""
         damage = self.damage
-        if position not in damage.damaged and position not in damage.lost:
-            log.error(
-                "%s: first stored in %s as %s, it is looked for in other regions", error, place.region, place.origin
-            )
-            damage.damaged[position] = place
+        new = {at: place for at, place in found.items() if at not in damage.damaged and at not in damage.lost}
+        if new:
+            more = f", and {len(new) - 1} others of its ledger" if len(new) > 1 else ""
+            log.error("%s%s; it is looked for in other regions", error, more)
+            damage.damaged.update(new)
             self._scheduler.defer(self.on_damage)
 
     # -- the tail in memory --------------------------------------------------------------------------------------
@@ -216,7 +220,8 @@ class ReadableLog(Chain):
                 copy = await self._copy(position)
                 entries = [] if copy is None else [copy]
                 if copy is None:
-                    rebuilding.add_damaged(self.damage.damaged.get(position), error.remains)
+                    header = rebuilding.add_damaged(self.damage.damaged.get(position), error.remains)
+                    last_ms = last_ms if header is None else header.publish_time_ms
                     times.note(at, 1, last_ms, last_ms)
                     found[at] = error
             for entry in entries:
@@ -232,10 +237,9 @@ class ReadableLog(Chain):
         else:
             rebuilding.finish(following.own_before, following.origins_before)
         chapter.index, chapter.times = index, times
-        for number, damage in found.items():
-            place = index.place(number)
-            if place is not None:
-                self._found_damaged(Position(ledger, number), place, damage)
+        places = {Position(ledger, number): place for number in found if (place := index.place(number)) is not None}
+        if places:
+            self._found_damaged(places, found[next(iter(places)).entry])
         return index
 
     def _following(self, ledger: int) -> Chapter | None:

@@ -8,7 +8,8 @@ every subscription here, and replication goes on behind them.
 
 No person is asked where nobody is owed them. That is so when
 
-* no region of the topic stores them: each was asked, and each answered;
+* no region of the topic stores them: each was asked, and each answered. The origin itself knows of nothing that it may
+  get back, such as an entry that its disk damaged;
 * every durable subscription here has them acknowledged, all of them, in whatever region that was. A region that stores
   nothing of them delivers nothing of them either, so nothing is skipped that would have come;
 * no subscription is known to another region that is not known here: it might be owed them. The origin is asked, too;

@@ -16,7 +16,7 @@ durable subscription here is owed the entry.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from meridian_broker.ledgers.entry import (
@@ -39,6 +39,7 @@ from meridian_broker.topics.recalled import PeerAway, Want
 from meridian_broker.wire.pulsar import metadata as message_metadata
 
 if TYPE_CHECKING:
+    from meridian_broker.ledgers.damage import Mend
     from meridian_broker.ledgers.index import Place
     from meridian_broker.topics.topic import Topic
 
@@ -46,6 +47,8 @@ log = logging.getLogger(__name__)
 
 RETRY_SECONDS: Final = (1.0, 2.0, 5.0, 10.0, 30.0)
 """Pauses before the disk and the other regions are asked again; the last one repeats."""
+PATIENCE_MS: Final = 10_000
+"""What nobody is owed is given up after so long: until then another region may store it, as it was on its way there."""
 ON_RECORD_MAX: Final = 1000
 """Stretches of damaged entries that a topic's record names. A disk with more of them is to be replaced."""
 
@@ -76,7 +79,9 @@ class Mending:
         self._since_ms: dict[Position, int] = {}
         self._is_running = False
         self._tries = 0
-        self.mended = 0
+        self._unrecorded: dict[Position, Position] = {}
+        """Copies that are stored, and that the record could not be told of yet."""
+        self.replaced = 0
         """Entries that were fetched back since the topic was opened."""
 
     def noticed(self) -> None:
@@ -125,6 +130,7 @@ class Mending:
                 self._since_ms.setdefault(position, topic.scheduler.now_ms())
                 if (entry := await topic.log.whole_again(position)) is not None:
                     self._tell({position: entry})
+            await self._record()
             for run in self._runs():
                 await self._fetch(run)
             await self._pass_over()
@@ -190,43 +196,55 @@ class Mending:
     async def _store(self, copies: dict[Position, bytes]) -> None:
         """Put copies in the place of damaged entries: on the disk, then on record, then in force."""
         topic, now_ms = self._topic, self._topic.scheduler.now_ms()
-        stored: dict[Position, Position | None] = {}
+        self._mends(dict.fromkeys(copies))
 
         def done(tokens: list[Position], first: Position | LedgerError) -> None:
             if isinstance(first, Position):
                 for step, position in enumerate(tokens):
-                    stored[position] = Position(first.ledger, first.entry + step)
+                    self._unrecorded[position] = Position(first.ledger, first.entry + step)
 
         markers = [(MARKER, 1, 0, 0, now_ms, pack_replaces(position), copy) for position, copy in copies.items()]
         topic.log.append_own(markers, done, list(copies))
         await topic.scheduler.answer(topic.log.when_durable)
-        await self._in_force(stored)
-        for ledger in {position.ledger for position, copy in copies.items() if self._is_other(position, copy)}:
-            await topic.log.reload_index(ledger)
-        self.mended += len(copies)
-        log.warning("%s: %d damaged entries are back, from another region", topic.name, len(copies))
-        self._tell(copies)
+        await self._record()
 
-    def _tell(self, entries: dict[Position, bytes]) -> None:
+    async def _record(self) -> None:
+        """Read the copies that are stored from now on. :raises MetadataError: they are not on record; try again."""
+        topic, stored = self._topic, {**self._unrecorded}
+        if not stored:
+            return
+        await self._in_force(stored)
+        self._unrecorded.clear()
+        entries = {position: await topic.log.read_one(position) for position in stored if topic.log.holds(position)}
+        for ledger in {position.ledger for position, entry in entries.items() if self._is_other(position, entry)}:
+            await topic.log.reload_index(ledger)
+        self.replaced += len(entries)
+        log.warning("%s: %d damaged entries are back, from another region", topic.name, len(entries))
+        self._tell(entries)
+
+    def _tell(self, entries: Mapping[Position, bytes]) -> None:
         for subscription in list(self._topic.subscriptions.values()):
-            for position, entry in entries.items():
-                subscription.mended(position, entry)
+            subscription.mended(entries)
 
     def _is_other(self, position: Position, copy: bytes) -> bool:
         """Whether the index, made from what was left of the entry, has another number of messages."""
         index = self._topic.log.index(position.ledger)
         return index is not None and index.messages(position.entry) != unpack(copy).messages
 
-    async def _in_force(self, more: dict[Position, Position | None]) -> None:
-        damage, metadata = self._topic.log.damage, self._topic.metadata
-        mends = damage.mends(self._topic.log.first, more)
+    async def _in_force(self, more: Mapping[Position, Position | None]) -> None:
+        mends, metadata = self._mends(more), self._topic.metadata
+        if metadata is not None:
+            await metadata.save_mends(mends)
+        self._topic.log.damage.replace(more)
+
+    def _mends(self, more: Mapping[Position, Position | None]) -> tuple[Mend, ...]:
+        """What is to be on record. :raises LedgerError: it is too much."""
+        mends = self._topic.log.damage.mends(self._topic.log.first, more)
         if len(mends) > ON_RECORD_MAX:
             raise LedgerError(
                 f"more than {ON_RECORD_MAX} stretches of this log are damaged: replace the disk and rebuild the region"
             )
-        if metadata is not None:
-            await metadata.save_mends(mends)
-        damage.replace(more)
+        return mends
 
     # -- giving up
 
@@ -240,18 +258,17 @@ class Mending:
             if place.region == gap.origin and gap.after < place.origin <= gap.upto
         ]
         await self._in_force(dict.fromkeys(lost))
-        for subscription in list(topic.subscriptions.values()):
-            for position in lost:
-                subscription.mended(position, None)
+        self._tell({})
 
     async def _pass_over(self) -> None:
         """Give up what no region has and nobody here is owed."""
         topic = self._topic
         if topic.gaps.is_compacted:
             return
+        patient_ms = topic.scheduler.now_ms() - PATIENCE_MS
         for run in self._runs():
             gap = self._gap(run)
-            if gap.is_judged and not gap.away and not self._is_owed(run.places.items()):
+            if gap.since_ms <= patient_ms and gap.is_judged and not gap.away and not self._is_owed(run.places.items()):
                 await topic.gaps.pass_over_damaged(gap)
 
     def _is_owed(self, places: Iterable[tuple[Position, Place]]) -> bool:

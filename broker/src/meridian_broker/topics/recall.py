@@ -352,7 +352,9 @@ class Recall:
         topic.gaps.judged(replace(gap, after=after), lost_upto, away)
         if topic.gaps.concerns_nobody(gap.origin):
             if gap.origin in self.others():
-                answers[gap.origin] = await self._answer(gap.origin, want)
+                origin = answers[gap.origin] = await self._answer(gap.origin, want)
+                if origin is not None and (origin.entries or not origin.is_settled):
+                    return  # what was damaged there, or lost, is back, or may be in a while
             if self._knows_all_of(answers.values()) and topic.gaps.concerns_nobody(gap.origin):
                 await topic.gaps.pass_over(gap.origin)
 

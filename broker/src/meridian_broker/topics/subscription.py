@@ -10,7 +10,7 @@ wherever they were acked. How acknowledgements are made known is told in ``claim
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from enum import IntEnum
 from typing import TYPE_CHECKING, Final
 
@@ -302,10 +302,11 @@ class Subscription:
             return True
         return self.share is not None and not self.share.holds(place.region)
 
-    def mended(self, position: Position, entry: bytes | None) -> None:
-        """A damaged entry is whole again; None: it is given up."""
-        if self.dispatcher is not None and entry is not None:
-            self.dispatcher.mended(position, entry)
+    def mended(self, entries: Mapping[Position, bytes]) -> None:
+        """These damaged entries are whole again; others may be given up."""
+        if self.dispatcher is not None:
+            for position, entry in entries.items():
+                self.dispatcher.mended(position, entry)
         self.advance()
         self.dispatch_soon()
 
