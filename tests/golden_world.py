@@ -36,8 +36,9 @@ from meridian_broker.replication import lease_messages as lease
 from meridian_broker.topics import progress_log, sequences
 from meridian_broker.topics.electorates import BEGUN, Electorates
 from meridian_broker.topics.gaps import Accepted
-from meridian_broker.topics.progress_log import Kind, Whole
+from meridian_broker.topics.progress_log import Kind
 from meridian_broker.topics.subscription_record import SubscriptionRecord
+from meridian_broker.topics.whole import Whole
 from meridian_broker.wire.pulsar.topic_name import parse
 
 REGIONS = ("us-east", "us-west", "eu-central")

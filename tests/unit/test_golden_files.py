@@ -32,6 +32,7 @@ from meridian_broker.positions.progress import Progress
 from meridian_broker.replication import exchange_codec
 from meridian_broker.topics import progress_log, sequences, sharing
 from meridian_broker.topics.subscription_record import decode_record, encode_record
+from meridian_broker.topics.whole import Whole
 from meridian_broker.wire.pulsar.frames import FrameDecoder
 from meridian_broker.wire.pulsar.topic_name import parse
 
@@ -121,7 +122,7 @@ def test_progress_records_are_read(kind: progress_log.Kind) -> None:
     if kind is progress_log.Kind.SUBSCRIPTION:
         assert decode_record(expected[3]) == world.SUBSCRIPTION
     if kind is progress_log.Kind.WHOLE:
-        assert progress_log.Whole.decode(expected[3]).record == world.RECORD
+        assert Whole.decode(expected[3]).record == world.RECORD
     if kind is progress_log.Kind.VOTES:
         assert sharing.decode(expected[3]) == {
             "eu-central": ("eu-central#7", 3, 6000),

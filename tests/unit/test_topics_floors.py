@@ -9,7 +9,8 @@ from typing import Any
 
 from meridian_broker.positions import Cause, Progress
 from meridian_broker.topics import drops, floors, recovery
-from meridian_broker.topics.progress_log import Kind, Whole
+from meridian_broker.topics.progress_log import Kind
+from meridian_broker.topics.whole import Whole
 from topic_of_one_region import Region, region
 
 

@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 from meridian_broker.positions import ZERO, Cause, Dropped, Position, Progress, Stamp
 from meridian_broker.positions.position import EARLIEST
 from meridian_broker.topics import drops, recovery
-from meridian_broker.topics.progress_log import Change, Kind, Whole
+from meridian_broker.topics.progress_log import Change, Kind
 from meridian_broker.topics.subscription_record import SubscriptionRecord, encode_record
 from meridian_broker.topics.topic import Topic
+from meridian_broker.topics.whole import Whole
 from progress_model import RUNS, histories, many, pick, plans, run
 from topic_of_one_region import Region
 

@@ -21,10 +21,11 @@ from meridian_broker.topics import rewinding
 from meridian_broker.topics.claims import Confirmed
 from meridian_broker.topics.electorates import Electorates
 from meridian_broker.topics.errors import LimitReached, NotAllowed, SubscriptionInUse, SubscriptionNotFound
-from meridian_broker.topics.progress_log import Kind, Whole
+from meridian_broker.topics.progress_log import Kind
 from meridian_broker.topics.scope import follow as follow_scope
 from meridian_broker.topics.subscription import Subscription
 from meridian_broker.topics.subscription_record import SubscriptionRecord, decode_record, encode_record, join_records
+from meridian_broker.topics.whole import Whole
 
 if TYPE_CHECKING:
     from meridian_broker.topics.topic import Topic

@@ -26,7 +26,6 @@ from meridian_broker.ledgers.under_way import UnderWay
 
 FORMAT_VERSION: Final = 1
 _HEAD: Final = struct.Struct(">BBHQ")
-_LENGTHS: Final = struct.Struct(">II")
 ROLL_BYTES: Final = 32 << 20
 """A progress ledger is rolled over once so many bytes stand behind its snapshot, ..."""
 ROLL_RECORDS: Final = 50_000
@@ -62,7 +61,7 @@ class Kind(IntEnum):
     SEQUENCES = 8
     """Last sequence ids of producers, of no subscription (``sequences.py``)."""
     WHOLE = 9
-    """A subscription as it stands (``Whole``): made, or its flag switched. One record, so that a crash leaves no
+    """A subscription as it stands (``whole.py``): made, or its flag switched. One record, so that a crash leaves no
     subscription behind of which it is not known where it begins."""
     GAP = 10
     """Entries of an origin (its name stands in the subscription's place) that somebody gave up (``gaps.py``)."""
@@ -82,29 +81,6 @@ class Change(NamedTuple):
     subscription: str
     time_ms: int
     payload: bytes
-
-
-class Whole(NamedTuple):
-    """Payload of ``Kind.WHOLE``. Layout: ``u32 length of the record | u32 length of the progress | record | progress |
-    first-hand progress``; the last one is empty where nobody keeps it."""
-
-    record: bytes
-    progress: bytes
-    first_hand: bytes
-
-    def encode(self) -> bytes:
-        return _LENGTHS.pack(len(self.record), len(self.progress)) + self.record + self.progress + self.first_hand
-
-    @classmethod
-    def decode(cls, payload: bytes) -> Whole:
-        """:raises ProgressLogError: these bytes are no such payload."""
-        if len(payload) < _LENGTHS.size:
-            raise ProgressLogError(f"{len(payload)} bytes are no whole subscription")
-        record, progress = _LENGTHS.unpack_from(payload)
-        middle = _LENGTHS.size + record
-        if middle + progress > len(payload):
-            raise ProgressLogError(f"a whole subscription is cut off after {len(payload)} bytes")
-        return cls(payload[_LENGTHS.size : middle], payload[middle : middle + progress], payload[middle + progress :])
 
 
 class ProgressLogMetadata(Protocol):

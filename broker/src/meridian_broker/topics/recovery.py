@@ -15,8 +15,9 @@ from meridian_broker.ledgers.scheduling import next_turn
 from meridian_broker.positions import ZERO, Dropped, Progress
 from meridian_broker.topics import drops, floors, rewinding, sharing
 from meridian_broker.topics.lives import whole
-from meridian_broker.topics.progress_log import Change, Kind, Whole
+from meridian_broker.topics.progress_log import Change, Kind
 from meridian_broker.topics.subscription_record import decode_record, encode_record
+from meridian_broker.topics.whole import Whole
 
 if TYPE_CHECKING:
     from meridian_broker.topics.subscription import Subscription
