@@ -67,7 +67,7 @@ class Agreement:
         }
         for source in have:
             for target in have:
-                if source == target:
+                if source == target or self._is_ended(target, topic):
                     continue
                 joined = self._joined(source, target, topic)
                 lacks = {o for o in have[source] - have[target] if o.region == source and o.position >= joined}
@@ -93,6 +93,8 @@ class Agreement:
         for holder, home in self._world.homes_of(topic).items():
             stored = {origin for _, origin, _ in self._world.model.logs.of(home, topic)}
             for target in have:
+                if self._is_ended(target, topic):
+                    continue
                 lacks = stored - have[target]
                 lacks = {one for one in lacks if one.position > self.begins(target, topic, one.region)}
                 # Nobody waited for it where it began, or, when that region is gone, in one of the others.
@@ -106,6 +108,11 @@ class Agreement:
                     first = self._world.shown(min(lacks))
                     return f"{target} lacks {len(lacks)} entries that {holder} has, the first {first}"
         return ""
+
+    def _is_ended(self, region: str, topic: str) -> bool:
+        """It was terminated there, and takes nothing more from anybody."""
+        opened = self._opened(region, topic)
+        return opened is not None and opened.terminated is not None
 
     def _is_stopped(self, source: str, target: str, topic: str) -> bool:
         """Replication waits for a person, says so, and has a reason to.

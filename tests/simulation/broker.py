@@ -42,6 +42,7 @@ from simulation.exchange_links import ExchangeLinks
 from simulation.loop import Lock, SimScheduler
 from simulation.metadata import MetadataVolume, SimMetadata
 from simulation.names import HEARD_US, full_name
+from simulation.quotas import QuotaWatch
 from simulation.replication_links import ReplicationLinks
 
 if TYPE_CHECKING:
@@ -65,6 +66,7 @@ class SimBroker:
         self.version = home.version
         self.restores = home.restores
         """Restores of the region before this life: what an earlier life said may be gone."""
+        self.quotas = QuotaWatch(self)
         self.scheduler = SimScheduler(world.loop, self, home.wall_ms)
         self.store = home.volume.start(
             world.loop,
@@ -99,7 +101,7 @@ class SimBroker:
             SimMetadata(world.loop, home.metadata, home.metadata_us, home.written, home.moved, home.faults),
             clock,
             self.scheduler.now_ms,
-            self._sleep,
+            self.sleep,
         )
         while True:
             try:
@@ -108,7 +110,7 @@ class SimBroker:
                 fence = await catalog.next_broker_epoch("broker-0", above=home.volume.newest_fence())
                 break
             except MetadataError:
-                await self._sleep(1)
+                await self.sleep(1)
         self.service = TopicService(
             region=home.name,
             catalog=catalog,
@@ -135,10 +137,11 @@ class SimBroker:
                 await self.service.make_topics()
                 break
             except MetadataError:
-                await self._sleep(1)
+                await self.sleep(1)
         self.ready = True
         self.exchange.start()
         self.spawn(self._follow(), "follow the policies")
+        self.spawn(self.quotas.run(), "look after backlog quotas")
         await self._load()
 
     async def _load(self) -> None:
@@ -150,13 +153,13 @@ class SimBroker:
     async def _follow(self) -> None:
         cooling = Cooling()
         while True:
-            await self._sleep(1)
+            await self.sleep(1)
             await self._load()
             self.service.follow_policies()
             self.service.recall_missing()
             cooling.look(self.service)
 
-    async def _sleep(self, seconds: float) -> None:
+    async def sleep(self, seconds: float) -> None:
         await self.world.loop.sleep(round(seconds * 1_000_000))
 
     def topic(self, name: str) -> Topic | None:

@@ -5,11 +5,12 @@ produce us t x3 [batch 4] [key k]  publish; what has no receipt is sent again
 marker us t                 store a marker, as replication of snapshots will
 forge us t marker|origin    a client sends what only brokers of other regions may
 subscribe us t sub [latest] make a replicated subscription
-consumer c1 us t sub [shared|exclusive|failover|key_shared] [latest] [auto]
+consumer c1 us t sub [shared|exclusive|failover|key_shared] [latest] [auto] [compacted]
 narrow c1                   on its next connection it has room for one message
 ack c1 x3 [newest|every2]   one ACK of some of what it holds; or ``ack c1 us/1:2 ...``
 ack us t sub us/1:2 ...     one ACK of a consumer that is just there
 cumulative c1 x3            everything up to the third it holds; or ``cumulative c1 us/1:2``
+stray c1 eu 5               one cumulative ACK with the id that the fifth entry stored in eu has there
 late c1 x3 [0 2]            one ACK of what it still holds from before it was sent away; or of some messages of batches
 part c1 us/1:2 0 2          some messages of a batch; or ``part c1 x1 0 2`` of the first it holds
 nack c1 x2
@@ -119,6 +120,7 @@ class ClientSteps(Teller):
         consumer = self.world.consume(name, region, topic, subscription, kind)
         consumer.initial = LATEST if "latest" in options else EARLIEST
         consumer.auto = "auto" in options
+        consumer.compacted = "compacted" in options
         consumer.connect()
 
     def do_ack(self, *words: str) -> None:
@@ -166,6 +168,14 @@ class ClientSteps(Teller):
             chosen = self._choose(consumer, words)
             if chosen:
                 consumer.ack_cumulative(max(chosen))
+
+    def do_stray(self, name: str, region: str, number: str) -> None:
+        consumer = self._consumer(name)
+        if consumer is None or consumer.server is None or consumer.kind in SHARING:
+            return
+        log = self.world.model.logs.of(self.world.regions[region], consumer.topic)
+        if log and region != consumer.region:
+            consumer.server.ack_stray(log[int(number) % len(log)][0])
 
     def do_part(self, name: str, message: str, *numbers: str) -> None:
         consumer = self._consumer(name)

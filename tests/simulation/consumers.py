@@ -41,6 +41,8 @@ class SimConsumer:
         self.kind = kind
         self.initial: Position = EARLIEST
         self.auto = False
+        self.compacted = False
+        """It asks for the compacted view."""
         self.probe: dict[Position, int] | None = None
         """Given: only looks; what it got, with the bits."""
         self.held: dict[Position, Held] = {}

@@ -15,6 +15,7 @@ from meridian_broker.ledgers.store import LedgerError
 from meridian_broker.positions import ZERO, Stamp
 from meridian_broker.positions.position import EARLIEST, Position
 from meridian_broker.topics.consumer import Consumer
+from meridian_broker.topics.leaving import leave
 from simulation.broker import REFUSALS, SimBroker
 from simulation.facts import rewinds_of, subscription_of
 from simulation.network import Connection
@@ -58,12 +59,19 @@ class ConsumerServer:
             if client.subscription not in topic.subscriptions:
                 self._model.creations.asked(broker.home, client.topic, client.subscription, client.initial, topic)
             subscription = await broker.service.subscription(
-                topic, client.subscription, durable=True, replicated=True, initial=client.initial, properties={}
+                *(topic, client.subscription),
+                durable=True,
+                replicated=True,
+                initial=client.initial,
+                properties={},
+                read_compacted=client.compacted,
             )
             self._model.creations.seen(broker.home, client.topic, subscription, self._model.facts_of(subscription))
             if self._is_gone:
                 return
-            self._consumer = topic.add_consumer(subscription, self, 1, client.name, client.kind, 0, None)
+            self._consumer = topic.add_consumer(
+                *(subscription, self, 1, client.name, client.kind, 0, None), read_compacted=client.compacted
+            )
         except REFUSALS:
             self._model.creations.refused(client.topic, client.subscription, client.initial, topic)
             self.connection.send(1, lambda: client.lost(self))
@@ -108,8 +116,18 @@ class ConsumerServer:
                     *(home, topic, consumer, behind, position),
                     lambda p: self._was_sent(consumer, p),
                     lambda p: self._order.get(p, 0) > self._order.get(position, 0) > 0,
+                    self._order.keys() if consumer.read_compacted else None,
                 )
                 consumer.subscription.acknowledge_cumulative(consumer, position, None, _all(told))
+
+        self.connection.send(0, arrive)
+
+    def ack_stray(self, position: Position) -> None:
+        """A cumulative ack with an id of another region: it names nothing here, so nothing is acknowledged by it."""
+
+        def arrive() -> None:
+            if self._consumer is not None:
+                self._consumer.subscription.acknowledge_cumulative(self._consumer, position, None, lambda _: None)
 
         self.connection.send(0, arrive)
 
@@ -133,18 +151,7 @@ class ConsumerServer:
             if consumer is None:
                 self._answer_close()
                 return
-            subscription = subscription_of(consumer)
-            topic = subscription.topic
-            subscription.claims.flush()
-            topic.remove_consumer(consumer)
-
-            def durable(error: LedgerError | None) -> None:
-                if error is not None or not subscription.replicated or topic.exchange is None:
-                    self._answer_close()
-                else:
-                    topic.exchange.flush(topic.name, subscription.name, self._answer_close)
-
-            topic.progress_log.when_durable(durable)
+            leave(consumer, lambda _: self._answer_close())
 
         self.connection.send(0, arrive)
 
@@ -189,7 +196,7 @@ class ConsumerServer:
         """Nothing the client has to do."""
 
     def reached_end(self, consumer: Consumer) -> None:
-        """Topics are not terminated here."""
+        """Nothing is delivered behind it: ``Model.delivering`` looks."""
 
 
 def _all(told: list[Callable[[LedgerError | None], None]]) -> Callable[[LedgerError | None], None]:

@@ -58,8 +58,10 @@ class Creations:
             stored = subscription.topic.log
             places = {**stored.last_origin, home.name: stored.last_own}
         if created.region == home.name:
-            if asked_here and facts.nowhere is None:
-                facts.nowhere = self._logs.nowhere(home.world, topic)
+            if asked_here and (
+                facts.nowhere is None or (facts.is_a_creation_forgotten and created not in facts.places)
+            ):
+                facts.nowhere = (facts.nowhere or frozenset()) | self._logs.nowhere(home.world, topic)
             facts.made.setdefault(home.name, created)
             facts.places.setdefault(created, places)
 

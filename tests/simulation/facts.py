@@ -55,6 +55,8 @@ class Acked:
     known: dict[str, int] = field(default_factory=dict)
     heard_by: dict[str, SimBroker] = field(default_factory=dict)
     """Region -> the broker that has it, durable or not."""
+    taken_by: SimBroker | None = None
+    """The broker that a client told, and that did not refuse it."""
 
 
 @dataclass(frozen=True, slots=True)

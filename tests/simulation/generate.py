@@ -14,6 +14,7 @@ from random import Random
 from typing import Final
 
 from simulation.changes import with_changes
+from simulation.commands import with_commands
 from simulation.faults import with_faults
 from simulation.scopes import with_scopes
 from simulation.voters import with_voters
@@ -388,4 +389,4 @@ class Generator:
 def story_of(seed: int) -> list[str]:
     """The lines of a seed."""
     lines = with_changes(seed, with_scopes(seed, Generator(seed).story()))
-    return with_faults(seed, with_voters(seed, lines))
+    return with_commands(seed, with_faults(seed, with_voters(seed, lines)))

@@ -14,7 +14,7 @@ must be left after one), ``judging.py`` (what must hold in the end).
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from typing import TYPE_CHECKING
 
 from meridian_broker.ledgers.store import LedgerError
@@ -153,10 +153,11 @@ class Model(Crashes):
         regions = frozenset(self._world.names) if opened is None else opened.regions()
         if opened is not None and home.is_trimming:
             regions &= home.trimming_among.get(opened.name, regions)
+        places = {origin: Position(ledger, n) for n, (origin, _, _) in enumerate(self.logs.ledger(home, ledger))}
         for origin in going.keys() - self.trimmed[home.name, topic]:
             self.given_to[home.name, topic][origin] = regions
         if opened is not None and not going.keys() <= self.trimmed[home.name, topic]:
-            self._check_given_back(home, opened, going)
+            self._check_given_back(home, opened, going, places)
         self.trimmed[home.name, topic] |= going.keys()
 
     def trimming(self, home: SimRegion) -> None:
@@ -166,11 +167,15 @@ class Model(Crashes):
         home.trimming_among = {topic.name: topic.regions() for topic in topics}
         home.trimming_for = {one for topic in topics for one in topic.subscriptions.values()}
 
-    def _check_given_back(self, home: SimRegion, opened: Topic, going: dict[Origin, int]) -> None:
-        """Nothing goes that a subscription known there waits for."""
+    def _check_given_back(
+        self, home: SimRegion, opened: Topic, going: dict[Origin, int], places: dict[Origin | None, Position]
+    ) -> None:
+        """Nothing goes that a subscription known there waits for; a compacted reader waits for what its view holds."""
         topic = opened.name.rpartition("/")[2]
         for subscription in home.trimming_for.intersection(opened.subscriptions.values()):
             for origin, messages in going.items():
+                if subscription.compacted is not None and subscription.compacted.passes(places[origin]):
+                    continue
                 if bits := self.judging.owed(home, topic, subscription, origin, messages, alone=True):
                     text = f"{home.name} gives back {self._world.shown(origin)} of {topic} (bits {bits:b})"
                     self.violate("given back unread", f"{text}, for which {subscription.name} waits")
@@ -232,12 +237,14 @@ class Model(Crashes):
         upto: Position,
         was_sent: Callable[[Position], bool],
         came_later: Callable[[Position], bool],
+        seen: Container[Position] | None,
     ) -> list[Heard]:
         """A cumulative ack.
 
         :param behind: it is about what is stored behind this place.
         :param was_sent: of these it counts in the newest epoch (R13).
         :param came_later: these the client had not got yet when it got the one it acks: another share, won meanwhile.
+        :param seen: it reads the compacted view, and these were sent to it: only what the view holds is acknowledged.
         """
         subscription = subscription_of(consumer)
         log = self.logs.of_topic(home, subscription.topic)
@@ -248,6 +255,14 @@ class Model(Crashes):
             if behind < place <= upto and (only is None or (origin.region in only and not came_later(place)))
         }
         facts = self.facts_of(subscription)
+        if seen is not None and subscription.compacted is not None:
+            takes_out = subscription.compacted.passes
+            unseen = {
+                origin: found.pop(origin)
+                for place, origin, _ in log
+                if origin in found and (place not in seen or takes_out(place))
+            }
+            facts.add(Acked(consumer.epoch, unseen))
         # What may have been dropped here was perhaps never sent to the consumer, which then says nothing of it.
         dropped = {o: bits for o, bits in found.items() if facts.perhaps_dropped(o, home.name, self.logs.published[o])}
         if dropped:
@@ -267,7 +282,10 @@ class Model(Crashes):
         """An operator acknowledges the next ones. What may have been dropped is not among them."""
         facts = self.facts_of(subscription_of(consumer))
         origins = {place: origin for place in bits if (origin := self.logs.origin_at(home, place)) is not None}
-        if any(facts.perhaps_dropped(origin, home.name, self.logs.published[origin]) for origin in origins.values()):
+        is_compacted = subscription_of(consumer).compacted is not None  # then it skips what the view holds
+        if is_compacted or any(
+            facts.perhaps_dropped(origin, home.name, self.logs.published[origin]) for origin in origins.values()
+        ):
             every = {origin: (1 << messages) - 1 for _, origin, messages in self.logs.of(home, topic)}
             facts.add(Acked(consumer.epoch, every))
             return lambda _: None
@@ -297,13 +315,27 @@ class Model(Crashes):
         self, home: SimRegion, topic: str, subscription: Subscription, epoch: Stamp, bits: dict[Origin, int]
     ) -> Heard:
         ack = Acked(epoch, bits, rewinds_of(subscription.progress))
+        ack.taken_by = home.broker if home.is_one else None
         self.facts_of(subscription).add(ack)
 
         def heard(error: LedgerError | None) -> None:
             if error is None:
                 ack.known.setdefault(home.name, self._world.loop.now_us)
+            else:
+                ack.taken_by = None
 
         return heard
+
+    def stopping(self, home: SimRegion) -> Callable[[], None]:
+        """A planned stop begins: what its broker took until now is on its disk once that has ended well (R20)."""
+        taken = [ack for facts in self.facts.values() for ack in facts.acks if ack.taken_by is home.broker]
+
+        def stopped() -> None:
+            for ack in taken:
+                if ack.taken_by is not None:
+                    ack.known.setdefault(home.name, self._world.loop.now_us)
+
+        return stopped
 
     def seeking(
         self, home: SimRegion, topic: str, subscription: Subscription, target: Position, time_ms: int | None = None
@@ -355,7 +387,9 @@ class Model(Crashes):
         origin, _, _ = self.logs.look(home.name, position, entry)
         if origin is None:
             return
-        name = subscription.name
+        name, end = subscription.name, subscription.topic.terminated
+        if end is not None and position > end:
+            self.violate("delivered behind the end", f"{home.name} sends {position} of {topic}, which ended at {end}")
         facts = self.facts.get(self.key(subscription))
         if facts is None:
             return

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from meridian_broker.positions.position import Position
+from meridian_broker.topics import quotas
+from meridian_broker.topics.errors import TopicTerminated
 from meridian_broker.topics.producer import Producer
 from meridian_broker.wire.proto import pulsar_pb2 as pb
 from meridian_broker.wire.pulsar import metadata
@@ -106,6 +108,13 @@ class SimProducer:
             self._connecting = True
             self._again()
 
+    def ended(self, server: ProducerServer) -> None:
+        """The topic takes no more messages: the application hears that nothing else will be stored."""
+        if self._asked is server:
+            self._asked = self._server = None
+            self._connecting = False
+            self.pending.clear()
+
     def receipt(self, server: ProducerServer, sequence: int, position: Position) -> None:
         if self._server is server and self.pending and self.pending[0].sequence == sequence:
             sent = self.pending.popleft()
@@ -132,7 +141,11 @@ class ProducerServer:
             made = Producer(
                 topic, self, 1, f"p-{self._client.region}", name_is_given=False, epoch=self._epoch, connected_since_ms=0
             )
+            await quotas.check_producer(topic)
             topic.add_producer(made)
+        except TopicTerminated:
+            self._connection.send(1, lambda: self._client.ended(self))
+            return
         except REFUSALS:
             self._connection.send(1, lambda: self._client.closed(self))
             return

@@ -20,6 +20,7 @@ Everything else stands at the top of the file that does it::
     client_steps.py             producers, subscriptions, consumers
     trouble_steps.py            what breaks, and what a region does by itself: trim, expire, evict
     region_steps.py             whole regions, where topics live, deletions, gaps
+    topic_steps.py              quotas, terminations
     scopes.py                   dispatch scope
     questions.py                how things stand
 """
@@ -34,13 +35,14 @@ from simulation.quiet import Quiet
 from simulation.region_steps import RegionSteps
 from simulation.scopes import ScopeSteps
 from simulation.teller import StoryError
+from simulation.topic_steps import TopicSteps
 from simulation.trouble_steps import TroubleSteps
 from simulation.world import World
 
 __all__ = ["Story", "StoryError"]
 
 
-class Story(ClientSteps, TroubleSteps, RegionSteps, ScopeSteps, Questions):
+class Story(ClientSteps, TroubleSteps, RegionSteps, TopicSteps, ScopeSteps, Questions):
     """One story while it is told."""
 
     def __init__(self) -> None:

@@ -24,8 +24,6 @@ rot us t progress 3         so do those of a record of the topic's progress log,
 save us / restore us        keep a copy of volume and metadata / crash and start from it
 trim us                     give back what nobody needs
 expire us t 500             drop there what was published more than 500 ms ago, of every subscription
-terminate us t              the topic takes no more messages there
-quota us t 500              as little may wait there, more is kept out; ``quota us t off``
 evict us t x3               drop there the three oldest, as a backlog quota does
 """
 
@@ -38,15 +36,11 @@ from typing import Any
 from meridian_broker.ledgers.labels import Kind
 from meridian_broker.ledgers.periodic import SomeFailed
 from meridian_broker.ledgers.store import LedgerError
-from meridian_broker.metadata import policy_table
-from meridian_broker.metadata.policy_values import BacklogQuota
 from meridian_broker.metadata.store import MetadataError
 from meridian_broker.positions import Cause
-from meridian_broker.topics import drops, quotas, termination, upkeep
+from meridian_broker.topics import drops, upkeep
 from meridian_broker.topics.errors import TopicError
-from meridian_broker.wire.pulsar import topic_name
 from simulation.broker import SimRegion
-from simulation.names import full_name
 from simulation.teller import Teller
 
 
@@ -98,10 +92,12 @@ class TroubleSteps(Teller):
         if broker is None:
             return
         self.world.trouble()
+        stopped = self.world.model.stopping(broker.home)
 
         async def work() -> None:
             try:
                 await broker.service.close()
+                stopped()
             except (LedgerError, MetadataError) as error:
                 self.say(f"{region}: {error}")
             self.world.crash(region)
@@ -205,37 +201,6 @@ class TroubleSteps(Teller):
         some = list(opened.subscriptions.values())
         self.world.model.evicting(home, topic, some, upto)
         self._drop(home, lambda: drops.drop_upto(evicting, some, Cause.QUOTA, upto))
-
-    def do_terminate(self, region: str, topic: str) -> None:
-        opened = self._open(region, topic)
-        if opened is None:
-            self.say(f"{region} does not serve {topic}")
-            return
-        ending = opened
-
-        async def work() -> None:
-            try:
-                await termination.terminate(ending)
-            except (LedgerError, TopicError, MetadataError) as error:
-                self.say(f"refused: {error}")
-
-        self.world.loop.spawn(self.world.regions[region].broker_of(""), work(), "terminate a topic")
-
-    def do_quota(self, region: str, topic: str, limit: str) -> None:
-        broker = self._broker(region)
-        if broker is None:
-            return
-        catalog, service = broker.service.catalog, broker.service
-        quota = None if limit == "off" else BacklogQuota(int(limit), -1, quotas.HOLD).to_json()
-        name = topic_name.parse(full_name(topic))
-
-        async def work() -> None:
-            await catalog.topic_policies.set_policy(name, policy_table.BACKLOG_QUOTAS, quota, quotas.SIZE)
-            await catalog.refresh()  # here nobody watches the store, as brokers do
-            service.follow_policies()
-            await upkeep.check_quotas(service)
-
-        self.world.loop.spawn(broker, work(), "set a backlog quota")
 
     def _drop(self, home: SimRegion, drop: Callable[[], Coroutine[Any, Any, object]]) -> None:
         async def work() -> None:

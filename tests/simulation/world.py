@@ -28,6 +28,7 @@ from simulation.model import Model
 from simulation.names import full_name
 from simulation.network import Network, Weather
 from simulation.producers import SimProducer
+from simulation.quotas import lift
 
 SLOW_FOR_US: Final = 500_000
 """So long after a slow message was sent a barrier may take longer than it waits."""
@@ -70,6 +71,8 @@ class World:
         """Topics of which somebody said in some region where they live."""
         self.outside: dict[str, set[str]] = defaultdict(set)
         """Topic -> regions that were none of its at some time, as somebody was told."""
+        self.quotas: set[tuple[str, str]] = set()
+        """(region, topic) where a backlog quota was set at some time."""
         self.accepts_gaps = False
         """In the end a person accepts what is lost everywhere."""
         self.gone: set[str] = set()
@@ -222,7 +225,8 @@ class World:
                 region.start()
 
     def settle(self, told: set[SimBroker]) -> None:
-        """Each region is told where topics live: one that was down, or was told something else, does not know.
+        """Each region is told where topics live: one that was down, or was told something else, does not know. Backlog
+        quotas are lifted.
 
         :param told: brokers that were told; whoever is up now and is none of them is told and noted there.
         """
@@ -233,6 +237,8 @@ class World:
             told.add(broker)
             for topic in sorted(self.told):
                 broker.spawn(live_in(broker, topic, sorted(self.homes_of(topic))), "say where a topic lives")
+            limited = sorted(topic for name, topic in self.quotas if name == region.name)
+            broker.spawn(lift(broker, limited), "lift backlog quotas")
 
     # -- topics
 

@@ -238,6 +238,9 @@ class Compaction:
         try:
             await metadata.save_compaction(None, (self.view.record.ledger_id,))
             self.view, self._is_indexed = None, False
+            for subscription in self._topic.subscriptions.values():
+                if subscription.durable and subscription.compacted is not None:
+                    subscription.read_anew()
             await self._clear_scraps()
         finally:
             self._forgetting = False

@@ -162,6 +162,8 @@ class Subscription:
                 raise ConsumerBusy(f"subscription {self.name!r} is Exclusive and has its consumer already")
         else:
             self.type = kind
+            if kind in _SHARING:  # none of those reads compacted; of the others the one that gets messages decides
+                self.read_compacted(False)
             dispatcher = self._make_dispatcher(kind, consumer.key_shared)
             if self.durable and self.replicated and self.topic.exchange is not None:
                 self._ask_others(self.topic.exchange)
@@ -222,9 +224,12 @@ class Subscription:
 
     def read_compacted(self, wanted: bool) -> None:
         """Read the compacted view from now on, or the whole log."""
-        if wanted == (self.compacted is not None):
-            return
-        self.compacted = CompactedReading(self) if wanted else None
+        if wanted != (self.compacted is not None):
+            self.compacted = CompactedReading(self) if wanted else None
+            self.read_anew()
+
+    def read_anew(self) -> None:
+        """Go on at the first entry that is owed: by another view than before, what it passed over may be owed again."""
         if self.durable:
             self.start_cursor()
         if self.dispatcher is not None:

@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Backlog quotas: setting them, looking after them as a broker does, and what they must hold.
+
+What a quota evicts may be missing in its region alone (R14). What it holds must hold: from the look that sends
+producers away until less waits, nothing is appended, whichever way it comes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from meridian_broker.ledgers.store import LedgerError
+from meridian_broker.metadata import policy_table
+from meridian_broker.metadata.policy_values import QUOTA_KINDS, QUOTA_POLICIES, BacklogQuota
+from meridian_broker.positions.position import EARLIEST, Position
+from meridian_broker.topics import quotas
+from meridian_broker.wire.pulsar import topic_name
+from simulation.names import full_name
+
+if TYPE_CHECKING:
+    from meridian_broker.topics.topic import Topic
+    from simulation.broker import SimBroker
+
+LOOK_SECONDS: Final = 2.0
+SIZE, AGE = QUOTA_KINDS
+HOLD, _, EVICTION = QUOTA_POLICIES
+POLICIES: Final = {"hold": HOLD, "evict": EVICTION}
+
+
+async def set_quota(broker: SimBroker, topic: str, limit: str, policy: str = "hold") -> None:
+    """As the admin API does it, and the broker looks at once. ``limit``: bytes, or ``3s``; ``off``: there is none."""
+    name = topic_name.parse(full_name(topic))
+    value: dict[str, Any] | None = None
+    if limit != "off":
+        broker.world.quotas.add((broker.region, topic))
+        is_age = limit.endswith("s")
+        size, seconds = (-1, int(limit[:-1])) if is_age else (int(limit), -1)
+        value = {AGE if is_age else SIZE: BacklogQuota(size, seconds, POLICIES[policy]).to_json()}
+    broker.quotas.changed(str(name))
+    await broker.service.catalog.topic_policies.set_policy(name, policy_table.BACKLOG_QUOTAS, value)
+    await broker.service.catalog.refresh()  # here nobody watches the store, as brokers do
+    broker.service.follow_policies()
+    broker.quotas.changed(str(name))
+    if (found := broker.topic(topic)) is not None:
+        await broker.quotas.look(found)
+
+
+@dataclass(frozen=True, slots=True)
+class _Closed:
+    """A topic to which nothing may be appended, as long as no less waits than now."""
+
+    topic: Topic
+    waiting: tuple[list[Position], list[Position]]
+    """Where subscriptions stand, and other regions."""
+    own: Position | None
+    """The last own entry, where no more may come; None: they may."""
+    foreign: dict[str, Position] | None
+    """The last entry of each other region, where no more may come."""
+
+
+class QuotaWatch:
+    """What one life of a broker does about quotas, with a model beside it."""
+
+    def __init__(self, broker: SimBroker) -> None:
+        self._broker = broker
+        self._model = broker.world.model
+        self._closed: dict[str, _Closed] = {}
+
+    async def run(self) -> None:
+        """Look again and again, as the broker's own loop does."""
+        while True:
+            await self._broker.sleep(LOOK_SECONDS)
+            for topic in list(self._broker.service.topics.values()):
+                if topic.rules.backlog_quotas or topic.name in self._closed:
+                    await self.look(topic)
+
+    async def look(self, topic: Topic) -> None:
+        """At one topic."""
+        if (closed := self._closed.pop(topic.name, None)) is not None and closed.topic is topic:
+            self._check(closed)
+        for kind, quota in topic.rules.backlog_quotas.items() if topic.failure is None else ():
+            if quota.policy == EVICTION:
+                self._evicting(topic, kind, quota)
+        hold = topic.rules.backlog_quotas.get(SIZE)
+        limit = hold.limit_bytes if hold is not None and hold.policy == HOLD else -1
+        waiting = _waiting(topic)
+        is_full = [0 <= limit <= topic.log.bytes_after(min(places)) for places in _slowest(topic)]
+        await quotas.enforce(topic)
+        if not any(is_full):
+            return
+        with contextlib.suppress(LedgerError):
+            await topic.scheduler.answer(topic.log.when_durable)  # what was taken before this look
+            own = topic.log.last_own if is_full[0] else None
+            self._closed[topic.name] = _Closed(topic, waiting, own, dict(topic.log.last_origin) if is_full[1] else None)
+
+    def changed(self, topic: str) -> None:
+        """Another quota rules it: what was found until now says nothing."""
+        self._closed.pop(topic, None)
+
+    def _check(self, closed: _Closed) -> None:
+        topic = closed.topic
+        if topic.failure is not None or _waiting(topic) != closed.waiting or not topic.rules.backlog_quotas:
+            return
+        has_more = closed.own not in (None, topic.log.last_own)
+        if has_more or closed.foreign not in (None, topic.log.last_origin):
+            text = f"{topic.region} stores more of {topic.name} although its backlog quota holds producers"
+            self._model.violate("a quota does not hold", text)
+
+    def _evicting(self, topic: Topic, kind: str, quota: BacklogQuota) -> None:
+        home, short = self._broker.home, topic.name.rpartition("/")[2]
+        some = [one for one in topic.subscriptions.values() if one.durable]
+        slowest = min(_slowest(topic)[0])
+        if kind == SIZE and 0 <= quota.limit_bytes <= topic.log.bytes_after(slowest):
+            upto = topic.log.place_before_last(int(quota.limit_bytes * quotas.EVICT_TO))
+            self._model.evicting(home, short, some, upto)
+        elif kind == AGE:
+            now, published = home.wall_ms(), self._model.logs.published
+            waiting = [origin for place, origin, _ in self._model.logs.of_topic(home, topic) if place > slowest]
+            if waiting and now - published[waiting[0]] >= quota.limit_seconds * 1000:
+                self._model.expiring(home, some, now - int(quota.limit_seconds * quotas.EVICT_TO * 1000))
+
+
+def _waiting(topic: Topic) -> tuple[list[Position], list[Position]]:
+    subscriptions = [one.mark_delete for one in topic.subscriptions.values() if one.durable]
+    return subscriptions, [place for place in topic.replicated_positions.values() if place != EARLIEST]
+
+
+def _slowest(topic: Topic) -> tuple[list[Position], list[Position]]:
+    """What own messages wait for, and what those of other regions wait for: never for other regions."""
+    subscriptions, regions = _waiting(topic)
+    nobody = [topic.log.last_confirmed]
+    return subscriptions + regions or nobody, subscriptions or nobody
+
+
+async def lift(broker: SimBroker, topics: list[str]) -> None:
+    """Nobody sets a quota any more."""
+    for topic in topics:
+        await set_quota(broker, topic, "off")
