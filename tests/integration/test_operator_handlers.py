@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -15,6 +16,7 @@ from broker_regions import until
 from kopf._core.engines import posting
 from meridian_operator.handlers import geo_topics, replicated_subscriptions
 from meridian_operator.handlers.world import DRY_RUN, PAUSED, World
+from meridian_operator.plan.verdicts import rows_of
 from meridian_operator.regions.directory import Region, Tokens
 
 REGIONS = ("east", "west")
@@ -77,6 +79,19 @@ def replicated(**fields: Any) -> dict[str, Any]:
     return {"topic": TOPIC, "subscription": "billing", "deletionPolicy": "Delete", **fields}
 
 
+async def verdicts_are_told(cluster: Cluster) -> None:
+    """What the verifier says of the topic becomes the GeoTopic's condition."""
+    assert (await cluster.reconcile(geo_topics, geo(partitions=2)))["Aligned"] == "NotVerifiedYet"
+    row = {"topic": f"{TOPIC}-partition-1", "subscription": "", "verdict": "misaligned", "detail": "EntryMissing"}
+    verifier = ("meridian-system", "default")
+    told = {"verdict.json": json.dumps({"run": "1", "time": "2026-01-01T00:00:00Z", "subscriptions": [row]})}
+    cluster.indices["verdicts"] = {subject: [rows] for subject, rows in rows_of(verifier, told).items()}
+    cluster.indices["verdict_runs"] = {verifier: ["1"]}
+    assert "Aligned" not in await cluster.reconcile(geo_topics, geo(partitions=2))
+    (aligned,) = (one for one in cluster.status["conditions"] if one["type"] == "Aligned")
+    assert (aligned["status"], aligned["reason"]) == ("False", "Misaligned")
+
+
 async def test_both_kinds_from_nothing_to_ready_and_gone(cluster: Cluster, regions: RegionsProcess) -> None:
     subscriptions = Cluster(cluster.memo, cluster.indices["regions"])
 
@@ -103,6 +118,7 @@ async def test_both_kinds_from_nothing_to_ready_and_gone(cluster: Cluster, regio
     await until(topic_ready)
     assert cluster.status["regionsReady"] == "2/2"
     assert [row["partitions"] for row in cluster.status["regions"]] == [2, 2]
+    await verdicts_are_told(cluster)
     await until(subscription_ready)
     assert subscriptions.status["regionsReady"] == "2/2"
     assert all(row["replicated"] for row in subscriptions.status["regions"])

@@ -246,6 +246,17 @@ def test_every_reason_has_a_place_here() -> None:
     assert {*FOUND, *STRUCTURAL, Reason.LAGGING} == set(Reason)
 
 
+def test_the_terminal_says_of_which_topic_each_finding_is() -> None:
+    regions = Regions.sound()
+    for topic in TOPICS:
+        seen(Reason.PASSED_UNACKED)(regions, Place(topic, SUBSCRIPTIONS[0], "us-east", "us-east"))
+    console = Console(file=io.StringIO(), width=200, record=True)
+    show(regions.verdict(), console)
+    wrong = console.export_text().partition("What is wrong")[2]
+    for topic in TOPICS:
+        assert re.search(rf"PassedUnacked +│ {topic.removeprefix('persistent://')} +│ billing +│ us-east ", wrong)
+
+
 def test_what_is_behind_and_may_be_is_told_everywhere() -> None:
     regions = Regions.sound()
     at = Place(TOPICS[0], SUBSCRIPTIONS[0], *PAIR)
