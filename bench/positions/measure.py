@@ -198,6 +198,38 @@ def subscriptions(quick: bool) -> Iterator[tuple[dict[str, Any], int | None]]:
         yield json.loads(done.stdout), None if most is None else most // part
 
 
+SINGLE_TIMES = 2.0
+"""How much more an acknowledgement may cost with thousands of rewinds of ranges than with none."""
+TIMED_US = 1500
+"""What one in a turn of its own may cost with as many seeks by time as one region may make."""
+LONGEST_MS = 20.0
+"""The longest turn of the loop that a cumulative acknowledgement may cause."""
+
+
+def acknowledging(quick: bool) -> Iterator[tuple[str, float, float]]:
+    """``(what, at most, measured)`` of acknowledgements on a real topic, in a process of its own."""
+    script = Path(__file__).with_name("acks.py")
+    words = ["2000", "100000"] if quick else ["10000", "1000000"]
+    command = [sys.executable, str(script), *words]
+    found = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    none, *rewound = found["singles"]
+    print(f"\n{'one acknowledgement, rewinds':>34}{'alone, us':>12}{'of 100, us':>12}")
+    for case in found["singles"]:
+        print(f"{case['rewinds']:>20,} by {case['kind']:>9}{case['alone_us']:>13}{case['together_us']:>12}")
+    for case in rewound:
+        name = f"one acknowledgement, {case['rewinds']:,} rewinds by {case['kind']}"
+        if case["kind"] == "place":
+            for how in ("alone_us", "together_us"):
+                yield f"{name}, {how[:-3]}, times that without", SINGLE_TIMES, round(case[how] / none[how], 2)
+        elif case["rewinds"] > 1:
+            yield f"{name}, alone, us", TIMED_US, case["alone_us"]
+    entries = found["entries"]
+    print(f"\n{'one over entries':>20}{'':10}{'longest turn, ms':>18}{'receipt, ms':>13}{'cursor, ms':>12}")
+    for kind, case in found["cumulative"].items():
+        print(f"{entries:>20,}{kind:>10}{case['longest']:>18}{case['durable']:>13}{case['whole']:>12}")
+        yield f"cumulative over {entries:,} entries, {kind}, longest turn, ms", LONGEST_MS, case["longest"]
+
+
 def memory_bytes(thing: object, seen: set[int] | None = None) -> int:
     """``sys.getsizeof`` of a thing and all it holds, names of regions included; without what all of its kind share."""
     seen = {id(UNKNOWN), id(sys.modules)} if seen is None else seen
@@ -265,7 +297,8 @@ def main() -> None:
             f"{f'<= {most:,}' if most else '':>12}{shape['index_bytes']:>12,}{shape['index_unpacked_bytes']:>12,}"
         )
 
-    limits = [(f"{name}, ns", limit, times[name]) for name, limit in TARGETS_NS.items()]
+    limits = list[tuple[str, float, float]](acknowledging(options.quick))
+    limits += [(f"{name}, ns", limit, times[name]) for name, limit in TARGETS_NS.items()]
     limits += [(f"{name}, bytes", limit, sizes[name]) for name, limit in TARGETS_BYTES.items()]
     for shape, most in whole:
         name = f"subscription with {shape['holes']:,} random holes over {shape['entries']:,} entries"

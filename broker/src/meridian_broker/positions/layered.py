@@ -120,7 +120,8 @@ class LayeredAcks:
 
     def all_acked(self, region: str, after: Position, upto: Position) -> bool:
         """Whether all of ``(after, upto]`` is acked, whatever entries it has and whenever they were published."""
-        return covered_over(region, after, upto, self._base.get(region), self.start(region), (self._layers or [])[::-1])
+        newest_first = [] if self._layers is None else list(self._layers.over(region, after, upto))
+        return covered_over(region, after, upto, self._base.get(region), self.start(region), newest_first)
 
     def depends_on_time(self, region: str, position: Position) -> bool:
         """Whether only its publish time can tell if an entry, or some of it, is acked."""

@@ -190,16 +190,22 @@ class Layers(list[Layer]):
             layers = found[stretch] = list(self._look(region, position))
         return layers
 
+    def over(self, region: str, after: Position, upto: Position) -> Iterable[Layer]:
+        """As ``at``, of all entries in an interval: the same layers, where no range begins or ends inside."""
+        return reversed(self) if self.stretch(region, after, upto) is None else self.at(region, upto)
+
+    def stretch(self, region: str, after: Position, upto: Position) -> int | None:
+        """The number of the stretch between two borders that an interval lies in; None: there is a border inside."""
+        borders = self._places_of(region)[0]
+        number = bisect_left(borders, upto)
+        return number if number == bisect_right(borders, after) else None
+
     def ruling(
         self, epoch: Stamp, region: str, after: Position, upto: Position, publish_time_ms: int
-    ) -> Iterator[Layer | None]:
+    ) -> Iterable[Layer | None]:
         """The layers, newest first and not newer than ``epoch``, that may be the newest to rule some of an interval; at
         the end None, if the base layer may be read there, too."""
-        layers: Iterable[Layer] = reversed(self)
-        if epoch == self.epoch:
-            borders = self._places_of(region)[0]
-            if bisect_right(borders, after) == bisect_left(borders, upto):
-                layers = self.at(region, upto)
+        layers = self.over(region, after, upto) if epoch == self.epoch else reversed(self)
         for layer in layers:
             if layer.epoch <= epoch:
                 if layer.may_rule(region, after, upto, publish_time_ms):
@@ -247,11 +253,13 @@ class Layers(list[Layer]):
 class Touched(Layers):
     """Of the rewinds that are known those about which a piece of progress says something."""
 
-    __slots__ = ("_known",)
+    __slots__ = ("_known", "_noting")
 
     def __init__(self, known: Layers, layers: Iterable[Layer] = ()) -> None:
         super().__init__(layers)
         self._known = known
+        self._noting: dict[tuple[str, int], list[Layer | None]] = {}
+        """Of stretches between two borders in which layers acknowledgements of the newest epoch are noted."""
 
     @property
     def epoch(self) -> Stamp:
@@ -276,9 +284,16 @@ class Touched(Layers):
 
     def ruling(
         self, epoch: Stamp, region: str, after: Position, upto: Position, publish_time_ms: int
-    ) -> Iterator[Layer | None]:
-        for layer in self._known.ruling(epoch, region, after, upto, publish_time_ms):
-            yield None if layer is None else self._mine(layer)
+    ) -> Iterable[Layer | None]:
+        known = self._known
+        stretch = known.stretch(region, after, upto) if epoch == known.epoch and not publish_time_ms else None
+        found = None if stretch is None else self._noting.get((region, stretch))
+        if found is None:
+            layers = known.ruling(epoch, region, after, upto, publish_time_ms)
+            found = [None if layer is None else self._mine(layer) for layer in layers]
+            if stretch is not None:
+                self._noting[region, stretch] = found
+        return found
 
     def _mine(self, layer: Layer) -> Layer:
         mine = self._by_epoch.get(layer.epoch)
