@@ -13,6 +13,7 @@ from meridian_broker.gateway.client_errors import ConnectionLost
 from meridian_broker.gateway.client_options import ClientOptions, peer_options
 from meridian_broker.gateway.links import Backoff, PeerLinks, Send
 from meridian_broker.gateway.replication import ReplicatorRunner
+from meridian_broker.positions import Stamp
 from meridian_broker.positions.position import EARLIEST, Position
 from meridian_broker.replication.replicator_status import Hold, ReplicatorStatus
 from meridian_broker.topics.incarnations import Told
@@ -33,6 +34,7 @@ class Source(LocalLog):
     region = LOCAL
     incarnation = ""
     base_incarnation = ""
+    created: Stamp | None = None
     partitions = None
     replication_rate = Rate()
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from meridian_broker.ledgers.store import LedgerError
 from meridian_broker.metadata.store import MetadataError
+from meridian_broker.positions import Stamp
 from meridian_broker.positions.position import EARLIEST, Position
 from meridian_broker.replication.replication_source import ReplicationSource, last_own_durable
 from meridian_broker.replication.replicator import RemotePlace, Replicator
@@ -98,6 +99,11 @@ class ReplicationLinks:
     async def schema(self, region: str, topic: str, version: bytes) -> pb.Schema | None:
         """Messages have none here."""
         return None
+
+    async def make_partitioned(
+        self, region: str, topic: str, partitions: int, incarnation: str, created: Stamp | None, /
+    ) -> None:
+        raise PeerAway("simulated topics have no partitions")
 
     def feed(self, topic_name: str, remote: str, /) -> Feed | None:
         status = self.status(topic_name).get(remote)

@@ -28,11 +28,11 @@ from meridian_broker.admin.requests import (
     topic_of,
 )
 from meridian_broker.admin.state import AdminState
-from meridian_broker.admin.users import topic_objections
+from meridian_broker.admin.users import split_objections, topic_objections
 from meridian_broker.metadata.errors import Invalid
 from meridian_broker.metadata.topic_catalog import MAX_PARTITIONS
 from meridian_broker.positions import Stamp
-from meridian_broker.topics import incarnations, removal, termination, upkeep
+from meridian_broker.topics import incarnations, kinds, removal, termination, upkeep
 from meridian_broker.topics.topic import Topic
 from meridian_broker.wire.pulsar.topic_name import NON_PERSISTENT, TopicName
 
@@ -118,11 +118,22 @@ async def _delete(request: web.Request, name: TopicName, *, partitioned: bool) -
         others = admin.service.regions_of(str(name)) - {admin.region} if name.is_persistent else frozenset()
         path = request.rel_url.raw_path
         forced = flag(request, "force")
-        if others and not forced and (objection := await topic_objections(admin, str(name), others, path)) is not None:
-            raise Refused(412, objection)
+        if others and not forced:
+            await _check_deletion(admin, name, others, path)
         await _delete_everywhere(admin, name, others, path, force=forced)
     if flag(request, "deleteSchema") and name.partition < 0:
         await admin.catalog.schemas.delete(name)
+
+
+async def _check_deletion(admin: AdminState, name: TopicName, others: Collection[str], path: str) -> None:
+    """:raises Refused: another region uses the topic, has one of the other kind by that name, or cannot be asked."""
+    used, split = await asyncio.gather(
+        topic_objections(admin, str(name), others, path), split_objections(admin, str(name), others, path)
+    )
+    if split is not None:
+        raise Refused(422, split)
+    if used is not None:
+        raise Refused(412, used)
 
 
 async def _delete_everywhere(
@@ -159,6 +170,14 @@ def _stamp(admin: AdminState, text: str) -> Stamp:
     return stamp
 
 
+def _creation(text: str) -> Stamp:
+    """:raises Refused: it is no stamp."""
+    try:
+        return Stamp.parse(text)
+    except ValueError as error:
+        raise Refused(400, f"?created=: {error}") from None
+
+
 # -- partitions ----------------------------------------------------------------------------------------------------
 
 
@@ -173,7 +192,8 @@ async def get_partitions(request: web.Request) -> web.Response:
 async def create_partitioned(request: web.Request) -> web.Response:
     """Make a partitioned topic; the body is the number of partitions.
 
-    ``?incarnation=``: another region asks, and this is the last deletion that it knows of (R8)."""
+    ``?incarnation=``: another region asks, and this is the last deletion that it knows of (R8). ``?created=``: its
+    stamp of the creation, which decides if this region has a topic without partitions by that name."""
     given = await body(request)
     having: dict[str, str] = {}
     if isinstance(given, Mapping):
@@ -183,7 +203,11 @@ async def create_partitioned(request: web.Request) -> web.Response:
     known = request.query.get("incarnation")
     if known is not None and (later := await incarnations.follow_base(service, name, known)) is not None:
         raise Refused(412, f"{name} was deleted ({later.stamp}), and you know of {known or 'no deletion'} (R8)")
-    await service.create_partitioned(name, _count(given), having)
+    created = request.query.get("created")
+    if created is None:
+        await service.create_partitioned(name, _count(given), having)
+    else:
+        await kinds.create_as_told(service, name, _count(given), having, _creation(created))
     return done()
 
 

@@ -12,7 +12,7 @@ from urllib.parse import quote
 from meridian_broker.admin.everywhere import ask
 from meridian_broker.admin.requests import Refused
 from meridian_broker.admin.state import AdminState
-from meridian_broker.wire.pulsar.topic_name import in_path
+from meridian_broker.wire.pulsar.topic_name import in_path, parse
 
 SECONDS: Final = 5.0
 """A region that takes longer to answer cannot be asked."""
@@ -44,6 +44,34 @@ async def topic_objections(admin: AdminState, topic: str, others: Collection[str
     said = await asyncio.gather(*(_asked(admin, region, stats, _clients, "clients") for region in sorted(others)))
     reasons = [one for one in said if one]
     return f"{topic} stays: {'; '.join(reasons)}. Close what uses it, or force" if reasons else None
+
+
+async def split_objections(admin: AdminState, topic: str, others: Collection[str], path: str) -> str | None:
+    """Why a topic may not go: other regions have the name for a topic of the other kind. ``path``: of its deletion."""
+    base = path.removesuffix("/partitions")
+    if parse(topic).partition >= 0:
+        return None
+    said = await asyncio.gather(*(_of_other_kind(admin, region, base, base != path) for region in sorted(others)))
+    having = ", ".join(one for one in said if one)
+    kind = "without" if base != path else "with"
+    return (
+        f"{topic} stays: {having} has the name for a topic {kind} partitions, which the regions have not settled yet. "
+        "Wait until they reach each other; or force: what another region has is set aside there under another name"
+        if having
+        else None
+    )
+
+
+async def _of_other_kind(admin: AdminState, region: str, base: str, partitioned: bool) -> str:
+    """The region, if it has a topic of the other kind. One that cannot be asked is for ``topic_objections`` to name."""
+    try:
+        async with asyncio.timeout(SECONDS):
+            status, said = await ask(admin, region, "GET", f"{base}/partitions")
+    except (Refused, TimeoutError):
+        return ""
+    if status != 200 or not isinstance(said, Mapping):
+        return ""
+    return region if (said.get("partitions", 0) > 0) != partitioned else ""
 
 
 async def _asked(

@@ -16,6 +16,7 @@ import aiohttp
 
 from meridian_broker.gateway.client_errors import ClientError
 from meridian_broker.gateway.tls import ContextSource
+from meridian_broker.positions import Stamp
 from meridian_broker.wire.pulsar.topic_name import in_path
 
 TIMEOUT: Final = 10.0
@@ -36,6 +37,10 @@ class OtherDeletion(RemoteAdminFailed):
     """The remote knows of a later deletion of the topic, so it is not made there again (R8)."""
 
 
+class OtherKindThere(RemoteAdminFailed):
+    """The remote has a topic without partitions by that name, and keeps it."""
+
+
 class RemoteAdmin:
     """Asks once per (region, topic, count), however many partitions start at the same time."""
 
@@ -48,10 +53,14 @@ class RemoteAdmin:
         self._known: dict[tuple[str, str], int] = {}
         self._locks: dict[tuple[str, str], asyncio.Lock] = {}
 
-    async def ensure_partitions(self, region: str, topic: str, partitions: int, incarnation: str = "") -> None:
+    async def ensure_partitions(
+        self, region: str, topic: str, partitions: int, incarnation: str = "", created: Stamp | None = None
+    ) -> None:
         """Make ``topic`` (a partitioned topic's own name) have at least so many partitions in ``region``.
 
         :param incarnation: stamp of its last deletion: who knows of a later one does not make it again.
+        :param created: stamp of its creation: who made a topic without partitions earlier keeps that.
+        :raises OtherKindThere: the remote did so.
         :raises OtherDeletion: the remote knows of a later one.
         :raises RemoteAdminFailed: it cannot be told, or does not want to.
         """
@@ -62,7 +71,10 @@ class RemoteAdmin:
         try:
             async with lock:
                 if self._known.get(key, 0) < partitions:
-                    count = await self._raise_to(region, topic, partitions, incarnation)
+                    making = f"?incarnation={quote(incarnation, safe='')}"
+                    if created is not None:
+                        making += f"&created={quote(str(created), safe='')}"
+                    count = await self._raise_to(region, topic, partitions, making)
                     if len(self._known) >= CACHE:
                         self._known.clear()
                     self._known[key] = count
@@ -79,7 +91,7 @@ class RemoteAdmin:
             await self._session.close()
             self._session = None
 
-    async def _raise_to(self, region: str, topic: str, partitions: int, incarnation: str) -> int:
+    async def _raise_to(self, region: str, topic: str, partitions: int, making: str) -> int:
         place = self._resolve(region)
         if place is None or place[1] is None:
             raise RemoteAdminFailed(f"no admin URL is known for region {region}: {topic} cannot be prepared there")
@@ -92,14 +104,17 @@ class RemoteAdmin:
             )
         if count >= partitions:
             return count
-        method, query = ("POST", "") if count else ("PUT", f"?incarnation={quote(incarnation, safe='')}")
+        method, query = ("POST", "") if count else ("PUT", making)
         status, body = await self._ask(method, url + query, partitions)
         if status == DELETED_LATER:
             raise OtherDeletion(f"{topic} is not made in {region}: {body[:200]}")
         if status == 409:  # another region's replicator was quicker: see what it made
+            refusal = body
             status, body = await self._ask("GET", url, None)
             if status == 200 and (count := _count(body)) >= partitions:
                 return count
+            if status == 200 and count == 0:
+                raise OtherKindThere(f"{topic} is not made in {region}: {refusal[:200]}")
             method, (status, body) = "POST", await self._ask("POST", url, partitions)
         if status >= 300:
             raise RemoteAdminFailed(

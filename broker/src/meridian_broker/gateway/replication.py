@@ -14,12 +14,14 @@ from typing import TYPE_CHECKING, Final
 
 from meridian_broker.gateway.client_errors import ClientError, RequestRefused
 from meridian_broker.gateway.links import Backoff, Resolver
-from meridian_broker.gateway.remote_admin import RemoteAdmin
+from meridian_broker.gateway.remote_admin import OtherKindThere, RemoteAdmin
 from meridian_broker.gateway.remote_brokers import RemoteBrokers
 from meridian_broker.gateway.replicator_run import ReplicatorRun, partitioned_topic
+from meridian_broker.positions import Stamp
 from meridian_broker.positions.position import EARLIEST, LATEST, Position
 from meridian_broker.replication.replicator import QUEUE_SIZE, Replicator
-from meridian_broker.topics.recalled import Feed, Found, NotWanted, PeerAway, Want
+from meridian_broker.topics.errors import OtherKind
+from meridian_broker.topics.recalled import Feed, Found, HasOtherKind, NotWanted, PeerAway, Want
 from meridian_broker.wire.proto import peer_pb2
 from meridian_broker.wire.proto import pulsar_pb2 as pb
 
@@ -28,8 +30,12 @@ if TYPE_CHECKING:
     from meridian_broker.replication.replication_source import ReplicationSource
     from meridian_broker.replication.replicator_status import ReplicatorStatus
 
+REFUSED: Final[dict[int, type[PeerAway]]] = {pb.NotAllowedError: NotWanted, pb.TopicNotFound: HasOtherKind}
+"""What a region means that refuses entries."""
 LAST_DELAY: Final = 5.0
 """Seconds between attempts of a replicator that is refused again and again."""
+UP_SECONDS: Final = 1.0
+"""Longest wait for a link that is not up: a region that has just started, or that we have just lost, may be there."""
 ASK_SECONDS: Final = 5.0
 """Longest wait for entries that another region is asked for. Producers of a topic wait for its first answers."""
 
@@ -134,10 +140,8 @@ class ReplicatorRunner:
                 answer: peer_pb2.EntriesFound = await connection.request(pb.BaseCommand.ENTRIES_WANTED, asked)
         except (ClientError, TimeoutError) as error:
             reason = str(error) or f"no answer in {ASK_SECONDS:g} s"
-            is_outside = isinstance(error, RequestRefused) and error.code == pb.NotAllowedError
-            raise (NotWanted if is_outside else PeerAway)(
-                f"{region} does not give entries of {want.origin}: {reason}"
-            ) from error
+            refused = REFUSED.get(error.code, PeerAway) if isinstance(error, RequestRefused) else PeerAway
+            raise refused(f"{region} does not give entries of {want.origin}: {reason}") from error
         last = Position(answer.last_ledger, answer.last_entry)
         feed = None
         if answer.HasField("feed"):
@@ -162,6 +166,26 @@ class ReplicatorRunner:
         except (ClientError, TimeoutError) as error:
             reason = str(error) or f"no answer in {ASK_SECONDS:g} s"
             raise PeerAway(f"{region} does not give a schema of {topic}: {reason}") from error
+
+    async def make_partitioned(
+        self, region: str, topic: str, partitions: int, incarnation: str, created: Stamp | None
+    ) -> None:
+        """``topics.service.GeoReplication``. A region is away whose link does not come up at once."""
+        place = self._remotes.get(region)
+        if place is None:
+            raise PeerAway(f"there is no link to {region}")
+        try:
+            if place.link.connection is None:
+                place.link.nudge()
+                async with asyncio.timeout(UP_SECONDS):
+                    await place.link.ready()
+            async with asyncio.timeout(ASK_SECONDS):
+                await self._admin.ensure_partitions(region, topic, partitions, incarnation, created)
+        except OtherKindThere as error:
+            raise OtherKind(str(error)) from error
+        except (ClientError, TimeoutError) as error:
+            problem = place.link.problem if place.link.connection is None else f"no answer in {ASK_SECONDS:g} s"
+            raise PeerAway(str(error) or problem or "it takes no connection") from error
 
     def feed(self, topic_name: str, remote: str) -> Feed | None:
         """How far the replicator is; None: there is none. The end of the log is the caller's to say."""

@@ -171,12 +171,16 @@ class ReplicatorRun:
         if source.partitions is not None:
             base = partitioned_topic(source.name)
             try:
-                await self._admin.ensure_partitions(self.place.region, base, source.partitions, source.base_incarnation)
+                await self._admin.ensure_partitions(
+                    self.place.region, base, source.partitions, source.base_incarnation, source.created
+                )
             except OtherDeletion:
                 pass  # the answer to PRODUCER says which one
         self._ended = None
         self._epoch += 1
         told = peer_pb2.ReplicationSource(region=source.region, incarnation=self._core.incarnation)
+        if source.partitions is None and source.created is not None:
+            told.created = str(source.created)
         if self._core.missing is not None:
             told.missing_ledger, told.missing_entry = self._core.missing
         command = pb.CommandProducer(

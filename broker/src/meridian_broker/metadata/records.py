@@ -156,16 +156,24 @@ class PartitionedTopicRecord:
     properties: Mapping[str, str] = field(default_factory=dict)
     extra: Mapping[str, Any] = field(default_factory=dict)
     stamp: Stamp | None = None
+    created: Stamp | None = None
+    """Of its creation, in whatever region; None where an earlier version made it."""
 
     def to_json(self) -> Json:
-        return {"partitions": self.partitions, "properties": dict(self.properties), **self.extra}
+        return {
+            "partitions": self.partitions,
+            "properties": dict(self.properties),
+            **_created_json(self.created),
+            **self.extra,
+        }
 
     @classmethod
     def from_json(cls, source: Any, stamp: Stamp | None = None) -> PartitionedTopicRecord:
         """:raises Invalid: a field is not what it should be."""
         data = mapping(source, "a partitioned topic")
         partitions = take(data, "partitions", int, 0)
-        return cls(partitions, strings(data, "properties"), without(data, "partitions", "properties"), stamp)
+        extra = without(data, "partitions", "properties", "created")
+        return cls(partitions, strings(data, "properties"), extra, stamp, _created(data))
 
 
 @dataclass(frozen=True, slots=True)
@@ -307,6 +315,8 @@ class TopicRecord:
     deleting: str | None = None
     """Its deletion has begun: the stamp, if it is known already. What is left of it goes, at the latest when somebody
     wants to open it."""
+    created: Stamp | None = None
+    """Of its creation, in whatever region; None for partitions, and where an earlier version made it."""
 
     def to_json(self) -> Json:
         return {
@@ -327,6 +337,7 @@ class TopicRecord:
             **({"newestLedger": self.newest_ledger} if self.newest_ledger >= 0 else {}),
             **({"mends": [mend.to_json() for mend in self.mends]} if self.mends else {}),
             **({} if self.deleting is None else {"deleting": self.deleting}),
+            **_created_json(self.created),
             **self.extra,
         }
 
@@ -352,12 +363,14 @@ class TopicRecord:
             newest_ledger=take(data, "newestLedger", int, -1),
             mends=tuple(MendRecord.from_json(mend) for mend in take(data, "mends", list, [])),
             deleting=take(data, "deleting", str),
+            created=_created(data),
             extra=without(data, *_TOPIC_FIELDS),
             stamp=stamp,
         )
 
 
 _TOPIC_FIELDS: Final = (
+    "created",
     "deleting",
     "mends",
     "incarnation",
@@ -415,6 +428,19 @@ class SchemaRecord:
             raise Invalid("the data of a schema are not base64") from None
         kind, time_ms = take(data, "type", str, ""), take(data, "timestamp", int, 0)
         return cls(kind, definition, strings(data, "properties"), time_ms, version, stamp)
+
+
+def _created(source: Mapping[str, Any]) -> Stamp | None:
+    """:raises Invalid: it is no stamp."""
+    text = take(source, "created", str)
+    try:
+        return None if text is None else Stamp.parse(text)
+    except ValueError as error:
+        raise Invalid(f"created: {error}") from None
+
+
+def _created_json(created: Stamp | None) -> Json:
+    return {} if created is None else {"created": str(created)}
 
 
 def _position(data: Mapping[str, Any], key: str) -> Position:

@@ -25,6 +25,8 @@ from meridian_broker.wire.pulsar.topic_name import PERSISTENT, TopicName
 
 MAX_PARTITIONS = 10_000
 """Most partitions of one topic."""
+ASIDE = "-set-aside-"
+"""Between the name of a topic and the time at which a copy of it was set aside (R8)."""
 
 
 class Deletion(NamedTuple):
@@ -134,9 +136,15 @@ class PartitionedTopics:
         return await self._deletions.find(topic.base)
 
     async def create(
-        self, topic: TopicName, partitions: int, properties: Mapping[str, str] | None = None
+        self,
+        topic: TopicName,
+        partitions: int,
+        properties: Mapping[str, str] | None = None,
+        created: Stamp | None = None,
     ) -> PartitionedTopicRecord:
-        """:raises AlreadyExists: there is a topic of that name, partitioned or not.
+        """
+        :param created: the stamp of its creation in another region; None: it is created here and now.
+        :raises AlreadyExists: there is a topic of that name, partitioned or not.
         :raises NotFound: its namespace does not exist.
         :raises Invalid: an impossible number, or a partition's name.
         """
@@ -152,13 +160,14 @@ class PartitionedTopics:
             if await self._access.store.get(plain) is not None:
                 raise AlreadyExists(f"topic {topic} exists already, without partitions")
             stamp = self._access.stamp(None)
+            made = replace(record, created=created or stamp, stamp=stamp)
             checks = [
                 Check(keys.namespace(topic.namespace_name), namespace.version),
                 Check(path, ABSENT),
                 Check(plain, ABSENT),
             ]
-            done = await self._access.store.transact(checks, [Put(path, encode(record.to_json(), stamp))])
-            return replace(record, stamp=stamp) if done else None
+            done = await self._access.store.transact(checks, [Put(path, encode(made.to_json(), stamp))])
+            return made if done else None
 
         return await self._access.retry(f"creating {topic}", attempt)
 
@@ -207,6 +216,10 @@ class PartitionedTopics:
             return await self._access.store.transact([Check(path, version)], [put]) or None
 
         await self._access.retry(f"changing {topic}", attempt)
+
+    async def take_back(self, topic: TopicName) -> None:
+        """Forget that a topic is partitioned, as if it never was: no deletion is remembered."""
+        await self._access.store.delete(keys.partitioned_topic(topic))
 
     async def delete(self, topic: TopicName, stamp: Stamp | None = None) -> Stamp:
         """Forget the partition count; delete the partitions (as topics) first. Returns the deletion's stamp.
@@ -292,6 +305,8 @@ class Topics:
                 raise AlreadyExists(f"topic {topic} is partitioned: its partitions are topics, it is not")
             incarnation, checks = await self._deletions.incarnation(topic)
             made = replace(record or TopicRecord(), incarnation=incarnation)
+            if topic.partition < 0 and made.created is None:
+                made = replace(made, created=self._access.stamp(None))
             checks += [
                 Check(keys.namespace(topic.namespace_name), namespace.version),
                 Check(path, ABSENT),
@@ -352,10 +367,18 @@ class Topics:
         if self.on_change is not None:
             self.on_change(topic, False)
 
-    async def move(self, topic: TopicName, to: TopicName, why: Mapping[str, str], stamp: Stamp) -> None:
-        """Give a topic that was deleted in other regions another name here, with all it holds (R8).
+    async def aside(self, topic: TopicName) -> list[TopicRecord]:
+        """Copies of the topic that were set aside: their ledgers still say that they are the topic's."""
+        return [
+            TopicRecord.from_json(*decode(path, record.value))
+            for path, record in await self._access.store.scan(keys.topic(topic) + ASIDE)
+        ]
 
-        :param why: properties that say so.
+    async def move(self, topic: TopicName, to: TopicName, why: Mapping[str, str], stamp: Stamp | None) -> None:
+        """Give a topic another name here, with all it holds (R8).
+
+        :param why: properties that say why.
+        :param stamp: of its deletion in another region; None: it was not deleted.
         :raises NotFound: it does not exist here.
         """
         old, new = keys.topic(topic), keys.topic(to)
@@ -364,15 +387,17 @@ class Topics:
             found = await self._access.store.get(old)
             if found is None:
                 raise NotFound(f"topic {topic} does not exist in {self._access.region}")
-            check, put, mark = await self._deletions.marking(topic, stamp)
             incarnation, checks = await self._deletions.incarnation(to)
             value, written = decode(old, found.value)
             record = TopicRecord.from_json(value)
             moved = replace(record, incarnation=incarnation, properties={**record.properties, **why})
-            checks += [Check(old, found.version), Check(new, ABSENT), check]
-            operations: list[Put | Delete] = [Delete(old), put, Put(new, encode(moved.to_json(), written))]
-            operations += [] if topic.partition >= 0 else await _policies_to_forget(self._access, topic)
-            return await self._deletions.write(checks, operations, topic, mark) or None
+            checks += [Check(old, found.version), Check(new, ABSENT)]
+            operations: list[Put | Delete] = [Delete(old), Put(new, encode(moved.to_json(), written))]
+            if stamp is None:
+                return await self._access.store.transact(checks, operations) or None
+            check, put, mark = await self._deletions.marking(topic, stamp)
+            forgotten = [] if topic.partition >= 0 else await _policies_to_forget(self._access, topic)
+            return await self._deletions.write([*checks, check], [*operations, put, *forgotten], topic, mark) or None
 
         await self._access.retry(f"setting {topic} aside", attempt)
         if self.on_change is not None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
+from meridian_broker.positions import Stamp
 from meridian_broker.positions.position import EARLIEST, Position
 from meridian_broker.topics.throttling import Rate
 
@@ -38,6 +39,11 @@ class ReplicationSource(Protocol):
     @property
     def base_incarnation(self) -> str:
         """Stamp of the last deletion of the partitioned topic it belongs to."""
+        ...
+
+    @property
+    def created(self) -> Stamp | None:
+        """Of the topic's creation, or of the partitioned topic's it belongs to; None: not known."""
         ...
 
     @property

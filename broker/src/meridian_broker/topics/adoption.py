@@ -11,6 +11,7 @@ Such metadata do not know the ledgers that were begun since, nor the topics; but
 - Ledgers of a later incarnation: the topic was deleted and made again meanwhile, and what the record says is of before.
   So too where the record says that the topic was just being deleted when the copy was made (``removal.claimed``).
   Ledgers of an earlier incarnation than the record's, or than the last deletion on record, are of a topic that is gone.
+- Ledgers of a copy that was set aside are that one's, which names them, though they say that they are the topic's.
 
 A ledger that somebody began and could not put on record has no entries, for none is stored before it is on record: it
 is deleted. Whoever may still write to what is adopted is fenced, as every earlier owner is (R10).
@@ -123,7 +124,11 @@ async def make_topics(service: TopicService) -> None:
             on_record[namespace] = set(await service.catalog.topics.names(namespace))
         if name in on_record[namespace]:
             continue
-        incarnation = newest(await service.labels.of(topic))
+        ledgers = await service.labels.of(topic)
+        aside = await _ledgers_aside(service, name)
+        if all(one.ledger_id in aside for one in ledgers):
+            continue
+        incarnation = newest(ledgers)
         known = await service.catalog.topics.incarnation(name)
         if stamp_of(incarnation) < stamp_of(known):
             continue  # deleted
@@ -139,6 +144,16 @@ async def make_topics(service: TopicService) -> None:
             partitions[name.base] = max(name.partition + 1, partitions.get(name.base, 0))
     for base, count in partitions.items():
         await _make_partitioned(service, base, count)
+
+
+async def _ledgers_aside(service: TopicService, name: TopicName) -> set[int]:
+    """Ledgers that say that they are the topic's, and are those of copies of it that were set aside."""
+    found: set[int] = set()
+    for record in await service.catalog.topics.aside(name):
+        found |= {*record.progress_ledgers, *record.compaction_scraps, *(one.ledger_id for one in record.ledgers)}
+        if record.compacted is not None:
+            found.add(record.compacted.ledger_id)
+    return found
 
 
 async def _make_partitioned(service: TopicService, base: TopicName, count: int) -> None:
@@ -168,6 +183,9 @@ async def adopt(service: TopicService, name: TopicName, metadata: TopicMetadata)
     unnamed = [
         one for one in ledgers if one.label.belonging.incarnation == record.incarnation and one.ledger_id not in named
     ]
+    if unnamed:
+        aside = await _ledgers_aside(service, name)
+        unnamed = [one for one in unnamed if one.ledger_id not in aside]
     messages = [
         Span(number, label.own_before, dict(label.origins_before), is_joined=label.is_joined)
         for number, label, _ in unnamed

@@ -69,6 +69,10 @@ class TopicTerminated(TopicError):
     """The topic takes no more messages."""
 
 
+class OtherKind(TopicError):
+    """Another region has the name for a topic with partitions, and this one for a topic without, or the reverse."""
+
+
 class NotAllowed(TopicError):
     """Not for this client, or not on this topic."""
 

@@ -15,18 +15,15 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from itertools import count
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from meridian_broker.ledgers.store import LedgerError
-from meridian_broker.metadata.policy_table import REPLICATION
 from meridian_broker.metadata.store import MetadataError
 from meridian_broker.metadata.topic_catalog import Deletion
 from meridian_broker.positions import ZERO, Stamp
 from meridian_broker.positions.position import EARLIEST, Position
-from meridian_broker.topics import removal
+from meridian_broker.topics import aside, removal
 from meridian_broker.topics.errors import TopicError, TopicNotFound
-from meridian_broker.topics.ownership import SET_ASIDE
 from meridian_broker.topics.removal import stamp_of
 from meridian_broker.wire.pulsar import topic_name
 from meridian_broker.wire.pulsar.topic_name import TopicName
@@ -112,7 +109,12 @@ async def follow(service: TopicService, topic: Topic, told: Told) -> None:
                 if end > told.ends.get(region, EARLIEST)
             }
             if beyond:
-                await _set_aside(service, topic, name, stamp, beyond)
+                regions = ", ".join(sorted(beyond))
+                why = (
+                    f"{name} was deleted in other regions ({stamp}), and this copy has messages of {regions} that "
+                    "they never got"
+                )
+                await aside.set_aside(service, topic, name, why, stamp)
             else:
                 await removal.destroy(service, topic, stamp)
                 log.warning("topic %s was deleted in another region (%s) and is now deleted here", name, stamp)
@@ -130,31 +132,6 @@ async def _open_again(service: TopicService, name: TopicName) -> None:
     except (TopicError, LedgerError, MetadataError):
         if not service.closing:
             service.scheduler.later(RETRY_SECONDS, lambda: service.scheduler.spawn(_open_again(service, name), "retry"))
-
-
-async def _set_aside(
-    service: TopicService, topic: Topic, name: TopicName, stamp: Stamp, beyond: Mapping[str, Position]
-) -> None:
-    to = await _free_name(service, name, stamp)
-    regions = ", ".join(sorted(beyond))
-    why = f"{name} was deleted in other regions ({stamp}), and this copy has messages of {regions} that they never got"
-    await service.catalog.topic_policies.set_policy(to, REPLICATION, {service.region: True})
-    await topic.close(why)
-    await service.catalog.topics.move(name, to, {SET_ASIDE: why}, stamp)
-    service.forget(topic.name)
-    log.warning("%s: it is kept as %s in %s alone; look at it, then delete it", why, to, service.region)
-    await service.topic(to, create=False)
-
-
-async def _free_name(service: TopicService, name: TopicName, stamp: Stamp) -> TopicName:
-    """Of a copy that is set aside. It may have been so before, and the metadata be of before that (R5)."""
-    aside = f"{name.local_name}-set-aside-{stamp.time_ms}"
-    for again in count(2):
-        to = TopicName(name.domain, name.tenant, name.namespace, aside)
-        if await service.catalog.topics.find(to) is None:
-            return to
-        aside = f"{name.local_name}-set-aside-{stamp.time_ms}-{again}"
-    raise AssertionError("unreachable")
 
 
 def _is_possible(service: TopicService, stamp: Stamp) -> bool:

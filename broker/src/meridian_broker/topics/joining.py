@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from meridian_broker.positions.position import EARLIEST, LATEST, Position
-from meridian_broker.topics.recalled import Feed, Found, NotWanted, PeerAway, Peers, Want
+from meridian_broker.topics.recalled import Feed, Found, HasOtherKind, NotWanted, PeerAway, Peers, Want
 
 if TYPE_CHECKING:
     from meridian_broker.topics.topic import Topic
@@ -58,6 +58,8 @@ class Joining:
         self._targets: dict[str, Position] = {}
         """Per region the place in its log up to which everything must be here."""
         self._feeds: Mapping[str, Feed | None] = {}
+        self._other_kinds: list[str] = []
+        """What the regions said that have a topic of the other kind by this name."""
         record = None if topic.metadata is None else topic.metadata.record
         self._saved = None if record is None else (record.joining, dict(record.joined))
 
@@ -102,7 +104,7 @@ class Joining:
             self.is_joining = is_joining
 
     async def _ask(self) -> None:
-        topic, feeds = self._topic, dict[str, Feed | None]()
+        topic, feeds, other_kinds = self._topic, dict[str, Feed | None](), list[str]()
         # Of our own entries after all: nothing is sent, and everything is said.
         want = Want(topic.name, topic.incarnation, topic.region, Position(LATEST.ledger, LATEST.entry - 1), LATEST)
         for region in sorted(self._others()):
@@ -110,6 +112,9 @@ class Joining:
                 found: Found = await self._peers.ask(region, want)
             except NotWanted:
                 feeds[region] = OUTSIDE
+                continue
+            except HasOtherKind as error:
+                other_kinds.append(str(error))
                 continue
             except PeerAway:
                 continue
@@ -120,16 +125,15 @@ class Joining:
             feeds[region] = feed = found.feed
             if feed is not None:
                 self._targets.setdefault(region, feed.end)
-        self._feeds = feeds
+        self._feeds, self._other_kinds = feeds, other_kinds
 
     def _waits(self) -> list[str]:
         """What it waits for, a sentence each."""
         if self._topic.terminated is not None:
             return []  # nothing comes in any more (``intake.py``)
-        others = self._others()
+        others, waits = self._others(), list(self._other_kinds)
         if others and not self._feeds:
-            return ["no other region could be asked yet"]
-        waits = []
+            return waits or ["no other region could be asked yet"]
         for region in sorted(others):
             feed = self._feeds.get(region)
             if region not in self._feeds:

@@ -6,8 +6,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from meridian_broker.ledgers.log import TopicLog
+from meridian_broker.positions import Stamp
 from meridian_broker.topics import adoption, incarnations, recovery, removal
-from meridian_broker.topics.errors import LimitReached, NotAllowed, TopicFenced, TopicNotFound
+from meridian_broker.topics.errors import LimitReached, NotAllowed, OtherKind, TopicFenced, TopicNotFound
 from meridian_broker.topics.ownership import TopicMetadata
 from meridian_broker.topics.progress_log import ProgressLog
 from meridian_broker.topics.recall import Recall
@@ -21,7 +22,12 @@ if TYPE_CHECKING:
 
 
 async def open_topic(
-    service: TopicService, name: TopicName, create: bool, incarnation: str | None, growing_to: int
+    service: TopicService,
+    name: TopicName,
+    create: bool,
+    incarnation: str | None,
+    growing_to: int,
+    created: Stamp | None,
 ) -> Topic:
     """As ``TopicService.topic``; the caller holds the topic's lock.
 
@@ -38,15 +44,17 @@ async def open_topic(
                 f"{name} was deleted in {service.region} ({deleted or 'never'}), and the other region knows of "
                 f"another deletion ({incarnation or 'none'}): it is not made again from there (R8)"
             )
-        await metadata.create(service.fence, joining=service.is_shared(name))
+        await metadata.create(service.fence, joining=service.is_shared(name), created=created)
     adopted = await adoption.adopt(service, name, metadata)
     topic = await _open(service, name, metadata, adopted)
     topic.rules = service.rules(name)
     topic.keeps_quotas = service.backlog_quotas
     await topic.deduplication.open(topic.rules.deduplication)
+    topic.created = metadata.record.created
     if name.partition >= 0:
         partitioned = await service.catalog.partitioned.find(name.base)
         topic.partitions = growing_to or (None if partitioned is None else partitioned.partitions)
+        topic.created = None if partitioned is None else partitioned.created
         base = await service.catalog.partitioned.deletion(name)
         topic.base_incarnation = "" if base is None else str(base.stamp)
     topic.schema_source = service.schemas.for_topic(name)
@@ -130,7 +138,11 @@ async def _may_create(service: TopicService, name: TopicName, create: bool, *, f
             if name.partition >= record.partitions:
                 raise TopicNotFound(f"{name.base} has {record.partitions} partitions, not {name.partition + 1}")
             return
+        if foreign and await service.catalog.topics.find(name.base) is not None:
+            raise OtherKind(f"{service.region} has {name.base} as a topic without partitions")
     elif (record := await service.catalog.partitioned.find(name)) is not None:
+        if foreign:
+            raise OtherKind(f"{service.region} has {name} as a topic with {record.partitions} partitions")
         raise NotAllowed(f"{name} is partitioned: name one of its {record.partitions} partitions")
     if foreign and create:
         return

@@ -79,9 +79,12 @@ class TopicMetadata:
                 continue  # the one before wrote something meanwhile
         raise TopicFenced(f"{self._name} is written by others all the time: look it up again")
 
-    async def create(self, fence: int, *, joining: bool) -> None:
-        """:raises AlreadyExists: somebody else made it."""
-        record = TopicRecord(owner=fence, joining=joining)
+    async def create(self, fence: int, *, joining: bool, created: Stamp | None = None) -> None:
+        """
+        :param created: the stamp of its creation in another region; None: it is created here and now.
+        :raises AlreadyExists: somebody else made it.
+        """
+        record = TopicRecord(owner=fence, joining=joining, created=created)
         self.record, self._version = await self._catalog.topics.create(self._name, record)
 
     async def begin_again(self, incarnation: str, *, joining: bool) -> None:

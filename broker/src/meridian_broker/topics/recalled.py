@@ -66,6 +66,10 @@ class NotWanted(PeerAway):
     """The region does not count us among the topic's regions, so it sends nothing either."""
 
 
+class HasOtherKind(PeerAway):
+    """The region has the name for a topic of the other kind, with partitions or without (``topics.kinds``)."""
+
+
 class Peers(Protocol):
     """The other regions' brokers."""
 

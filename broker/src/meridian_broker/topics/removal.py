@@ -22,7 +22,7 @@ from meridian_broker.metadata.policy_values import CAUGHT_UP
 from meridian_broker.metadata.topic_catalog import Deletion
 from meridian_broker.positions import ZERO, Stamp
 from meridian_broker.positions.position import EARLIEST, Position
-from meridian_broker.topics import adoption
+from meridian_broker.topics import adoption, aside
 from meridian_broker.topics.administration import remove_subscriptions
 from meridian_broker.topics.errors import TopicFenced, TopicInUse, TopicNotFound
 from meridian_broker.topics.ownership import TopicMetadata
@@ -62,7 +62,7 @@ async def delete(service: TopicService, name: TopicName, *, force: bool, begun: 
             service.non_persistent.delete([name], force=force, partitioned=False)
             return None
         async with AsyncExitStack() as locks:
-            topics = await _held(service, [name], locks)
+            topics = await hold(service, [name], locks)
             if not topics:
                 raise TopicNotFound(f"topic {name} does not exist")
             stamp = await _new_stamp(service, name)
@@ -74,7 +74,7 @@ async def delete(service: TopicService, name: TopicName, *, force: bool, begun: 
         if not name.is_persistent:
             service.non_persistent.delete(names, force=force, partitioned=True)
             return await partitioned.delete(name)
-        topics = await _held(service, names, locks)
+        topics = await hold(service, names, locks)
         stamp = await _new_stamp(service, name)
         await _remove(service, topics, check, stamp, begun)
         return await partitioned.delete(name, stamp)  # this counts for partitions that nobody has used yet, too
@@ -83,21 +83,44 @@ async def delete(service: TopicService, name: TopicName, *, force: bool, begun: 
 async def delete_as_elsewhere(service: TopicService, name: TopicName, stamp: Stamp, *, partitioned: bool) -> None:
     """Another region deleted it, whoever uses it here: so is it here, also where there is none to delete (R8).
 
-    A link may have told of the deletion before: what was made since then stays.
+    A link may have told of the deletion before: what was made since then stays. What is of the other kind here, with
+    partitions or without (``topics.kinds``), was never replicated to the region that deleted: it is set aside.
+
+    :raises TopicFenced: it was opened, or grew, meanwhile.
     """
     async with AsyncExitStack() as locks:
-        names = [name]
-        if partitioned:
-            await locks.enter_async_context(service.lock(str(name)))
-            names = await partition_names(service, name)
+        names = await _names_of_both_kinds(service, name)
+        topics = [one for one in await hold(service, names, locks) if stamp_of(one.incarnation) < stamp]
+        if names != await _names_of_both_kinds(service, name):
+            raise TopicFenced(f"{name} has other partitions than a moment ago: delete it again")
         known = await service.catalog.topics.deletion(name)
         is_told = known is not None and known.stamp >= stamp
-        topics = await _held(service, names, locks)
-        await _remove(service, [one for one in topics if stamp_of(one.incarnation) < stamp], _anyway, stamp)
-        if partitioned and not is_told:
+        meant = [one for one in topics if (one.name != str(name)) == partitioned or name.partition >= 0]
+        await _remove(service, meant, _anyway, stamp)
+        for topic in topics:
+            if topic not in meant:
+                await _leave(service, topic, f"{name} was deleted in another region ({stamp})", stamp)
+        if name.partition < 0 and not is_told:
             with contextlib.suppress(NotFound):
                 await service.catalog.partitioned.delete(name, stamp)
         await service.catalog.topics.mark_deleted(name, stamp)
+
+
+async def _leave(service: TopicService, topic: Topic, why: str, stamp: Stamp) -> None:
+    """A topic goes that nobody else has messages of: it is set aside if it holds any. The caller holds its lock."""
+    topic.reopen = False
+    topic.fence(why)
+    await topic.scheduler.answer(topic.log.when_durable)
+    await service.drop(topic)
+    if topic.log.after(EARLIEST) is None:
+        await destroy(service, topic, stamp)
+        return
+    reason = f"{why}, and nobody else has the messages of this topic, which is of the other kind"
+    await aside.set_aside(service, topic, topic_name.parse(topic.name), reason, stamp)
+
+
+async def _names_of_both_kinds(service: TopicService, name: TopicName) -> list[TopicName]:
+    return [name, *await partition_names(service, name)] if name.partition < 0 else [name]
 
 
 async def forget_partitioned(service: TopicService, name: TopicName, stamp: Stamp) -> None:
@@ -122,14 +145,19 @@ async def take_back(service: TopicService, names: Iterable[TopicName]) -> None:
     """
     for name in names:
         async with AsyncExitStack() as locks:
-            for topic in await _held(service, [name], locks):
+            for topic in await hold(service, [name], locks):
                 if topic.log.last_own == EARLIEST and not topic.log.last_origin:
-                    topic.reopen = False
-                    topic.fence("this partition is not one of its topic")
-                    await service.drop(topic)
-                    await service.catalog.topics.take_back(name)
-                    service.forget(topic.name)
-                    await _delete_ledgers(topic)
+                    await unmake(service, topic, "the topic has no such partition")
+
+
+async def unmake(service: TopicService, topic: Topic, why: str) -> None:
+    """Remove a topic that holds no message as if it had never been made; the caller holds its lock."""
+    topic.reopen = False
+    topic.fence(why)
+    await service.drop(topic)
+    await service.catalog.topics.take_back(topic_name.parse(topic.name))
+    service.forget(topic.name)
+    await _delete_ledgers(topic)
 
 
 async def partition_names(service: TopicService, name: TopicName) -> list[TopicName]:
@@ -140,7 +168,7 @@ async def partition_names(service: TopicService, name: TopicName) -> list[TopicN
     return list(dict.fromkeys([*numbered, *on_record]))
 
 
-async def _held(service: TopicService, names: list[TopicName], locks: AsyncExitStack) -> list[Topic]:
+async def hold(service: TopicService, names: list[TopicName], locks: AsyncExitStack) -> list[Topic]:
     """Those that exist, open, and the locks of all, taken in the order of their names.
 
     Whoever holds the lock of a partitioned topic may take those of its partitions, and nobody takes them the other way
@@ -307,7 +335,7 @@ async def remove_unused(service: TopicService) -> None:
                     names = [topic_name.parse(topic.name) for topic in topics]
                     if record is not None:
                         await locks.enter_async_context(service.lock(str(base)))
-                    held = await _held(service, names, locks)
+                    held = await hold(service, names, locks)
                     await _remove(service, held, check, await _new_stamp(service, base))
                 log.info("%s was removed: nobody used it", base)
 

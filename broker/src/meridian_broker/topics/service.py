@@ -21,17 +21,15 @@ from meridian_broker.ledgers.scheduling import Scheduler, run_all
 from meridian_broker.ledgers.store import LedgerError, LedgerStore
 from meridian_broker.ledgers.under_way import all_over
 from meridian_broker.metadata.catalog import Catalog
-from meridian_broker.metadata.errors import AlreadyExists
 from meridian_broker.metadata.records import TopicRecord
 from meridian_broker.metadata.rules import Rules
 from meridian_broker.metadata.store import MetadataError
-from meridian_broker.positions import HybridClock, Progress
+from meridian_broker.positions import HybridClock, Progress, Stamp
 from meridian_broker.positions.position import EARLIEST, LATEST, Position
-from meridian_broker.topics import adoption, growth, opening, placing, removal, ruling, sharing, upkeep
+from meridian_broker.topics import adoption, growth, kinds, making, opening, placing, removal, ruling, sharing, upkeep
 from meridian_broker.topics.compaction import Workshop
 from meridian_broker.topics.compactor import CompactionLimits
 from meridian_broker.topics.errors import (
-    InvalidName,
     NotAllowed,
     TopicError,
     TopicFenced,
@@ -72,6 +70,18 @@ class GeoReplication(Peers, Protocol):
         ...
 
     def stop(self, topic_name: str, remote: str | None = None, /) -> object: ...
+
+    async def make_partitioned(
+        self, region: str, topic: str, partitions: int, incarnation: str, created: Stamp | None, /
+    ) -> None:
+        """Have a region make a partitioned topic, with so many partitions at least.
+
+        :param incarnation: stamp of its last deletion (R8).
+        :param created: stamp of its creation.
+        :raises OtherKind: it made one without partitions earlier.
+        :raises PeerAway: it does not do it now.
+        """
+        ...
 
 
 async def _cannot_say(topic: str, subscription: str, within_ms: int) -> str | None:
@@ -138,12 +148,19 @@ class TopicService:
             raise TopicNotFound(f"namespace {name.namespace_name} does not exist: make it first")
 
     async def topic(
-        self, name: TopicName, *, create: bool, incarnation: str | None = None, growing_to: int = 0
+        self,
+        name: TopicName,
+        *,
+        create: bool,
+        incarnation: str | None = None,
+        growing_to: int = 0,
+        created: Stamp | None = None,
     ) -> Topic:
         """The open topic.
 
         :param incarnation: another region asks: make the topic only if both mean the same one (R8).
         :param growing_to: make this partition although the topic has fewer: it is about to have so many.
+        :param created: stamp of the creation, if it is made because another region has it (``topics.kinds``).
         :raises TopicError: it does not exist and may not be made, or cannot be opened.
         """
         key = str(name)
@@ -162,11 +179,13 @@ class TopicService:
             if found is not None:
                 await self.drop(found)
             async with self.loading:
-                return await self._open(name, create, incarnation, growing_to)
+                return await self._open(name, create, incarnation, growing_to, created)
 
-    async def _open(self, name: TopicName, create: bool, incarnation: str | None, growing_to: int) -> Topic:
+    async def _open(
+        self, name: TopicName, create: bool, incarnation: str | None, growing_to: int, created: Stamp | None
+    ) -> Topic:
         try:
-            topic = await opening.open_topic(self, name, create, incarnation, growing_to)
+            topic = await opening.open_topic(self, name, create, incarnation, growing_to, created)
         except ValueError as error:
             raise TopicUnreadable(f"{name} cannot be opened: {error}") from error
         self.topics[str(name)] = topic
@@ -182,11 +201,11 @@ class TopicService:
         return self.replication is not None and len(self.regions_of(str(name))) > 1
 
     async def served(
-        self, name: TopicName, *, create: bool, incarnation: str | None = None
+        self, name: TopicName, *, create: bool, incarnation: str | None = None, created: Stamp | None = None
     ) -> Topic | NonPersistentTopic:
         """The topic of whatever kind, for clients. :raises TopicError: see ``topic``."""
         if name.is_persistent:
-            return await self.topic(name, create=create, incarnation=incarnation)
+            return await self.topic(name, create=create, incarnation=incarnation, created=created)
         await self.check_exists(name)
         return await self.non_persistent.topic(name, create=create)
 
@@ -236,26 +255,7 @@ class TopicService:
 
         :raises TopicNotFound: there is none, and none may be made.
         """
-        await self.check_exists(name)
-        record = await self.catalog.partitioned.find(name.base)
-        if record is not None:
-            if name.partition >= record.partitions:
-                raise TopicNotFound(f"{name.base} has {record.partitions} partitions, not {name.partition + 1}")
-            return record.partitions if name.partition < 0 else 0
-        if str(name) in self.topics or str(name) in self.non_persistent.topics:
-            return 0
-        if await self.catalog.topics.find(name) is not None:
-            return 0
-        creation = self.rules(name).auto_topic_creation
-        if not create or not creation.allowed:
-            raise TopicNotFound(f"topic {name} does not exist")
-        if creation.partitioned and name.partition < 0:
-            try:
-                await self.create_partitioned(name, creation.partitions, {})
-            except AlreadyExists:  # somebody else was quicker
-                return await self.partitions(name, create=False)
-            return creation.partitions
-        return 0
+        return await making.partitions(self, name, create=create)
 
     async def create_topic(self, name: TopicName, properties: dict[str, str]) -> None:
         """Make a topic without partitions. :raises AlreadyExists: there is one of that name."""
@@ -268,18 +268,8 @@ class TopicService:
         await self.topic(name, create=False)
 
     async def create_partitioned(self, name: TopicName, partitions: int, properties: dict[str, str]) -> None:
-        """Make a partitioned topic with all its partitions. :raises AlreadyExists: there is a topic of that name."""
-        await self.check_exists(name)
-        if partitions < 1:
-            raise InvalidName(f"{partitions} partitions: a partitioned topic has at least one")
-        if await self.catalog.topics.find(name) is not None:
-            raise AlreadyExists(f"{name} exists as a topic without partitions")
-        async with self.lock(str(name)):
-            await opening.check_room(self, name, partitions)
-            await self.catalog.partitioned.create(name, partitions, properties)
-            made = range(partitions if name.is_persistent else 0)
-            jobs = [partial(self.topic, name.with_partition(index), create=False) for index in made]
-            await run_all(self.scheduler, jobs, "make a partition")
+        """Make a partitioned topic, in all its regions that can be reached. :raises AlreadyExists: there is one."""
+        await making.create_partitioned(self, name, partitions, properties)
 
     async def grow(self, name: TopicName, partitions: int) -> None:
         """More partitions; the subscriptions of the topic start at the earliest message of the new ones (R15)."""
@@ -426,7 +416,11 @@ class TopicService:
         try:
             topic = await self.topic(name, create=False)
         except TopicNotFound:
+            await kinds.check_kind(self, name)
             return Found((), is_chained=True, is_settled=False, feed=NOTHING_TO_SEND)
+        except NotAllowed:
+            await kinds.check_kind(self, name)
+            raise
         is_outside = asker not in self.regions_of(topic.name)
         if is_outside and want.origin != asker:
             raise NotAllowed(f"{asker} is not a region of {topic.name} here")

@@ -20,7 +20,7 @@ from meridian_broker.ledgers.times import first_since
 from meridian_broker.ledgers.under_way import UnderWay, all_over
 from meridian_broker.metadata.rules import Rules
 from meridian_broker.metadata.store import MetadataError
-from meridian_broker.positions import Beginning, HybridClock, Progress
+from meridian_broker.positions import Beginning, HybridClock, Progress, Stamp
 from meridian_broker.positions.position import EARLIEST, LATEST, Position
 from meridian_broker.topics import placing, ruling
 from meridian_broker.topics.admission import Admission
@@ -167,6 +167,8 @@ class Topic:
         self.own_before = log.own_before
         self.partitions: int | None = None
         """Of the partitioned topic this is a partition of; None for other topics."""
+        self.created: Stamp | None = None
+        """Of its creation, or of the partitioned topic's that this is a partition of; None: not known."""
         self.base_incarnation = ""
         """Stamp of that topic's last deletion (R8)."""
         self.schema_source: Callable[[bytes], Awaitable[pb.Schema | None]] | None = None

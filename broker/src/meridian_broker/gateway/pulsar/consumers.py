@@ -6,6 +6,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
+from meridian_broker.gateway.pulsar.patience import patiently
 from meridian_broker.gateway.pulsar.refusals import REFUSALS, code_of
 from meridian_broker.ledgers.entry import BATCH, unpack
 from meridian_broker.ledgers.store import LedgerError
@@ -22,6 +23,7 @@ from meridian_broker.wire.proto import pulsar_pb2 as pb
 from meridian_broker.wire.pulsar import encode, topic_name
 from meridian_broker.wire.pulsar.errors import ConsumerNotFoundError, MetadataError, ServerError, ServiceNotReadyError
 from meridian_broker.wire.pulsar.frames import CUMULATIVE, Ack, Flow
+from meridian_broker.wire.pulsar.topic_name import TopicName
 
 if TYPE_CHECKING:
     from meridian_broker.gateway.pulsar.connection import Connection
@@ -62,15 +64,13 @@ def subscribe(connection: Connection, command: Any) -> None:
 
 
 async def _subscribe(connection: Connection, asked: pb.CommandSubscribe) -> None:
-    service = connection.broker.service
     try:
         name = topic_name.parse(asked.topic)
         if asked.read_compacted and not (name.is_persistent and SubscriptionType(asked.subType) in _ONE_READS):
             raise NotAllowed("read_compacted is for readers, Exclusive and Failover consumers of persistent topics")
-        topic = await service.served(name, create=asked.force_topic_creation)
-        if asked.HasField("schema") and asked.schema.type not in (pb.Schema.NoSchema, pb.Schema.AutoConsume):
-            await service.add_schema(name, asked.schema, topic.check_open)
-        subscription = await _subscription(connection, asked, topic) if isinstance(topic, Topic) else None
+        topic, subscription = await patiently(
+            lambda: _found(connection, asked, name), lambda: _is_wanted(connection, asked)
+        )
         if connection.transport is None or connection.subscribing.get(asked.consumer_id) is not asked:
             return  # gone, or closed by the client meanwhile, which may have asked for another one since
         consumer = _enter(connection, asked, topic, subscription)
@@ -87,6 +87,23 @@ async def _subscribe(connection: Connection, asked: pb.CommandSubscribe) -> None
         connection.consumers = {}
     connection.consumers[asked.consumer_id] = consumer
     connection.succeed(asked.request_id)
+
+
+def _is_wanted(connection: Connection, asked: pb.CommandSubscribe) -> bool:
+    """The client has not closed the consumer meanwhile, and this broker is not about to send everybody away."""
+    is_there = connection.transport is not None and not connection.broker.service.closing
+    return is_there and connection.subscribing.get(asked.consumer_id) is asked
+
+
+async def _found(
+    connection: Connection, asked: pb.CommandSubscribe, name: TopicName
+) -> tuple[Topic | NonPersistentTopic, Subscription | None]:
+    """The topic and the subscription. :raises TopicError: refused."""
+    service = connection.broker.service
+    topic = await service.served(name, create=asked.force_topic_creation)
+    if asked.HasField("schema") and asked.schema.type not in (pb.Schema.NoSchema, pb.Schema.AutoConsume):
+        await service.add_schema(name, asked.schema, topic.check_open)
+    return topic, await _subscription(connection, asked, topic) if isinstance(topic, Topic) else None
 
 
 async def _subscription(connection: Connection, asked: pb.CommandSubscribe, topic: Topic) -> Subscription:

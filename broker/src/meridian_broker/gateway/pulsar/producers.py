@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 from meridian_broker.gateway.pulsar.refusals import REFUSALS
 from meridian_broker.ledgers.store import LedgerError
+from meridian_broker.positions import Stamp
 from meridian_broker.positions.position import EARLIEST, Position
-from meridian_broker.topics import incarnations, quotas
+from meridian_broker.topics import incarnations, kinds, quotas
 from meridian_broker.topics.access import AccessMode
 from meridian_broker.topics.admission import Admitted
 from meridian_broker.topics.errors import NotAllowed, TopicFenced
 from meridian_broker.topics.incarnations import Told
+from meridian_broker.topics.kinds import Kind
 from meridian_broker.topics.non_persistent import NonPersistentTopic
 from meridian_broker.topics.producer import Producer
 from meridian_broker.topics.topic import REPLICATION_PREFIX, Topic
@@ -68,7 +70,11 @@ async def _make(connection: Connection, asked: pb.CommandProducer) -> None:
         if incarnation is not None and (told := await incarnations.differing(service, name, incarnation)) is not None:
             _answer_other(connection, asked, told)
             return
-        topic = await service.served(name, create=True, incarnation=incarnation)
+        created = _created(asked)
+        carried = [] if created is None else await kinds.make_way(service, name, kinds.Creation(created, Kind.PLAIN))
+        topic = await service.served(name, create=True, incarnation=incarnation, created=created)
+        if isinstance(topic, Topic) and carried:
+            await kinds.carry(service, [topic], carried)
         if isinstance(topic, Topic) and topic.recall is not None:
             await topic.scheduler.answer(topic.recall.ready)
         if isinstance(topic, Topic):
@@ -127,6 +133,14 @@ async def _make(connection: Connection, asked: pb.CommandProducer) -> None:
         # What is fetched from a third region meanwhile is not promised.
         last = None if remote is None else topic.log.last_origin.get(remote, EARLIEST)
         topic.log.when_durable(lambda error: _answer_durable(connection, asked.request_id, made, last, error))
+
+
+def _created(asked: pb.CommandProducer) -> Stamp | None:
+    """When a replicator's topic was created, a topic without partitions; None: it does not say."""
+    try:
+        return Stamp.parse(asked.replication_source.created) if asked.replication_source.created else None
+    except ValueError as error:
+        raise MetadataError(f"the topic's creation has no stamp: {error}") from error
 
 
 def _answer_durable(

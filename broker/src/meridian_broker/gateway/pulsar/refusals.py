@@ -16,6 +16,7 @@ REFUSALS: Final = (situations.TopicError, WireError, LedgerError, MetadataError)
 
 CODES: Final[dict[type[Exception], ServerError]] = {
     situations.TopicNotFound: ServerError.TOPIC_NOT_FOUND,
+    situations.OtherKind: ServerError.TOPIC_NOT_FOUND,
     situations.TopicUnreadable: ServerError.PERSISTENCE,
     situations.SubscriptionNotFound: ServerError.SUBSCRIPTION_NOT_FOUND,
     situations.SubscriptionInUse: ServerError.METADATA,

@@ -38,16 +38,18 @@ class OriginStamp(_message.Message):
     def __init__(self, region: _Optional[str] = ..., ledger: _Optional[int] = ..., entry: _Optional[int] = ..., prev_ledger: _Optional[int] = ..., prev_entry: _Optional[int] = ..., sent_prev_ledger: _Optional[int] = ..., sent_prev_entry: _Optional[int] = ..., checksum: _Optional[int] = ..., appended_metadata_bytes: _Optional[int] = ..., messages: _Optional[int] = ..., key_hash: _Optional[int] = ..., publish_time_ms: _Optional[int] = ..., flags: _Optional[int] = ..., stored_time_ms: _Optional[int] = ...) -> None: ...
 
 class ReplicationSource(_message.Message):
-    __slots__ = ("region", "incarnation", "missing_ledger", "missing_entry")
+    __slots__ = ("region", "incarnation", "missing_ledger", "missing_entry", "created")
     REGION_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     MISSING_LEDGER_FIELD_NUMBER: _ClassVar[int]
     MISSING_ENTRY_FIELD_NUMBER: _ClassVar[int]
+    CREATED_FIELD_NUMBER: _ClassVar[int]
     region: str
     incarnation: str
     missing_ledger: int
     missing_entry: int
-    def __init__(self, region: _Optional[str] = ..., incarnation: _Optional[str] = ..., missing_ledger: _Optional[int] = ..., missing_entry: _Optional[int] = ...) -> None: ...
+    created: str
+    def __init__(self, region: _Optional[str] = ..., incarnation: _Optional[str] = ..., missing_ledger: _Optional[int] = ..., missing_entry: _Optional[int] = ..., created: _Optional[str] = ...) -> None: ...
 
 class OriginEnd(_message.Message):
     __slots__ = ("region", "ledger", "entry")

@@ -1,0 +1,40 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Requests that are tried again here, because clients do not.
+
+While a topic is being closed, opened anew or deleted it cannot be served, and the protocol has ``ServiceNotReady`` for
+that: look it up and try again. Official C++ clients, and what is built on them, do so with PRODUCER and lookups; with
+SUBSCRIBE they do nothing until their own time-out (30 seconds by default), and then fail.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Final, TypeVar
+
+from meridian_broker.ledgers.store import LedgerError
+from meridian_broker.metadata.store import MetadataUnavailable
+from meridian_broker.topics.errors import TopicFenced
+
+T = TypeVar("T")
+
+PASSING: Final = (TopicFenced, LedgerError, MetadataUnavailable)
+"""What may be over in a moment."""
+SECONDS: Final = 10.0
+"""Then the client is told: less than it waits itself."""
+FIRST_PAUSE: Final = 0.05
+LAST_PAUSE: Final = 0.5
+
+
+async def patiently(attempt: Callable[[], Awaitable[T]], is_wanted: Callable[[], bool]) -> T:
+    """What ``attempt`` gives, tried again for ``SECONDS`` while what is in its way may pass, and while it is wanted."""
+    loop, pause = asyncio.get_running_loop(), FIRST_PAUSE
+    give_up = loop.time() + SECONDS
+    while True:
+        try:
+            return await attempt()
+        except PASSING:
+            if loop.time() + pause > give_up or not is_wanted():
+                raise
+        await asyncio.sleep(pause)
+        pause = min(2 * pause, LAST_PAUSE)

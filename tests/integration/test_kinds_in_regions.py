@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What regions say and refuse while they have topics of two kinds under one name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import aiohttp
+import pytest
+from broker_regions import regions, until
+from meridian_broker.metadata.errors import AlreadyExists
+from meridian_broker.topics import kinds, making
+from meridian_broker.topics.errors import OtherKind
+from meridian_broker.topics.kinds import Carried, Creation
+from meridian_broker.topics.service import TopicService
+from meridian_broker.wire.pulsar.topic_name import TopicName, parse
+
+NAME = parse("persistent://public/default/t")
+PATH = "/admin/v2/persistent/public/default/t/partitions"
+
+
+async def keep_both(service: TopicService, name: TopicName, theirs: Creation) -> list[Carried]:
+    found = await kinds.creation(service, name)
+    if found is not None and found.kind is not theirs.kind:
+        raise OtherKind("this test keeps them apart")
+    return []
+
+
+async def tell_nobody(*_: object) -> None:
+    """As where the link is down."""
+
+
+async def test_a_copy_is_not_ready_while_another_region_has_the_other_kind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kinds, "make_way", keep_both)
+    monkeypatch.setattr(making, "_tell", tell_nobody)
+    async with regions(tmp_path, "us", "eu") as (us, eu):
+        plain = await eu.process.service.topic(NAME, create=True)
+        await us.process.service.create_partitioned(NAME, 1, {})
+        part = await us.process.service.topic(NAME.with_partition(0), create=False)
+        for topic, said in ((plain, "us has .* with partitions"), (part, "eu has .* without partitions")):
+            recall = topic.recall
+            assert recall is not None
+            await until(lambda recall=recall: " partitions" in recall.joining.readiness().reason)
+            is_ready, reason, _ = recall.joining.readiness()
+            assert not is_ready
+            assert said.partition(" has ")[0] in reason
+            assert said.rpartition(".* ")[2] in reason
+
+
+async def test_a_creation_is_refused_where_another_region_made_the_other_kind_earlier(tmp_path: Path) -> None:
+    """It is taken back: nothing of it is left, and clients get the topic that counts."""
+    async with regions(tmp_path, "us", "eu") as (us, eu):
+        ours, theirs = us.process.service, eu.process.service
+        await eu.process.catalog.topics.create(NAME)  # nobody opened it yet, so nobody told us
+        with pytest.raises(AlreadyExists, match="without partitions, made earlier"):
+            await ours.create_partitioned(NAME, 3, {})
+        assert await ours.catalog.partitioned.find(NAME) is None
+        assert await ours.topic_names("public/default") == []
+        await theirs.topic(NAME, create=False)
+        await until(lambda: str(NAME) in ours.topics)
+
+
+async def test_a_creation_that_another_region_tells_of_has_a_stamp(tmp_path: Path) -> None:
+    async with regions(tmp_path, "us", "eu") as (us, _), aiohttp.ClientSession() as http:
+        for created, status in (("yesterday", 400), ("5.0@eu", 204), ("5.0@eu", 409)):
+            url = f"{us.admin_url}{PATH}?incarnation=&created={created}"
+            async with http.put(url, json=2) as answer:
+                assert answer.status == status, await answer.text()
