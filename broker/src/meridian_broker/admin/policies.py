@@ -16,6 +16,7 @@ from aiohttp import web
 from meridian_broker.admin.clusters import check_allowed
 from meridian_broker.admin.errors import Handler
 from meridian_broker.admin.everywhere import ask_all
+from meridian_broker.admin.partition_counts import check_counts
 from meridian_broker.admin.requests import Refused, answer, body, done, flag, namespace_of, number, state, topic_of
 from meridian_broker.metadata import policy_table as policies
 from meridian_broker.metadata.policy_table import TABLE, Level
@@ -268,7 +269,9 @@ async def topic_regions(request: web.Request) -> web.Response:
 
 
 async def set_topic_regions(request: web.Request) -> web.Response:
-    """Choose the topic's regions; the body is a list of clusters, this one among them."""
+    """Choose the topic's regions; the body is a list of clusters, this one among them.
+
+    Those that are new to the topic are asked how many partitions it has there."""
     admin, name = state(request), await _existing(request)
     given = await body(request)
     if not isinstance(given, list) or not given or not all(isinstance(one, str) for one in given):
@@ -278,6 +281,7 @@ async def set_topic_regions(request: web.Request) -> web.Response:
             409, f"{admin.region}, where you ask, is not among {', '.join(given)}: delete the topic there instead"
         )
     await check_allowed(admin, name.tenant, given)
+    await check_counts(admin, name, set(given) - admin.service.regions_of(str(name)))
     await admin.catalog.topic_policies.set_policy(name, policies.REPLICATION, dict.fromkeys(given, True))
     return done()
 

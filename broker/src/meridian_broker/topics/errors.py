@@ -17,6 +17,10 @@ class TopicNotFound(TopicError):
     """There is no such topic, and it may not be made by itself."""
 
 
+class NotInThisRegion(TopicError):
+    """The topic's namespace lives in other regions only: what is published here would reach nobody."""
+
+
 class TopicUnreadable(TopicError):
     """What is stored of the topic cannot be read: a newer broker wrote it, or it is damaged."""
 

@@ -31,6 +31,7 @@ from meridian_broker.topics.compaction import Workshop
 from meridian_broker.topics.compactor import CompactionLimits
 from meridian_broker.topics.errors import (
     NotAllowed,
+    NotInThisRegion,
     TopicError,
     TopicFenced,
     TopicNotFound,
@@ -146,6 +147,16 @@ class TopicService:
         """:raises TopicNotFound: its namespace does not exist."""
         if self.catalog.namespace(name.namespace_name) is None:
             raise TopicNotFound(f"namespace {name.namespace_name} does not exist: make it first")
+
+    async def check_lives_here(self, name: TopicName) -> None:
+        """For clients. :raises TopicNotFound: as ``check_exists``. :raises NotInThisRegion: it lives elsewhere only."""
+        await self.check_exists(name)
+        regions = self.catalog.regions(name)
+        if regions and self.region not in regions:
+            raise NotInThisRegion(
+                f"{name} lives in {', '.join(sorted(regions))} and not in {self.region}: connect there, or add "
+                f"{self.region} to the clusters of namespace {name.namespace_name}"
+            )
 
     async def topic(
         self,

@@ -100,6 +100,7 @@ async def _found(
 ) -> tuple[Topic | NonPersistentTopic, Subscription | None]:
     """The topic and the subscription. :raises TopicError: refused."""
     service = connection.broker.service
+    await service.check_lives_here(name)
     topic = await service.served(name, create=asked.force_topic_creation)
     if asked.HasField("schema") and asked.schema.type not in (pb.Schema.NoSchema, pb.Schema.AutoConsume):
         await service.add_schema(name, asked.schema, topic.check_open)

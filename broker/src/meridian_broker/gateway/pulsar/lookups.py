@@ -39,7 +39,8 @@ async def _lookup(connection: Connection, asked: pb.CommandLookupTopic) -> None:
     answer = pb.CommandLookupTopicResponse(request_id=asked.request_id)
     try:
         with _counted(connection.broker):
-            await connection.broker.service.check_exists(topic_name.parse(asked.topic))
+            name, service = topic_name.parse(asked.topic), connection.broker.service
+            await (service.check_exists(name) if connection.is_peer else service.check_lives_here(name))
         listener = asked.advertised_listener_name or connection.listener
         addresses = connection.broker.addresses(listener)
         if addresses is None:
@@ -67,6 +68,7 @@ async def _partitions(connection: Connection, asked: pb.CommandPartitionedTopicM
     try:
         name = topic_name.parse(asked.topic)
         with _counted(connection.broker):
+            await connection.broker.service.check_lives_here(name)
             count = await connection.broker.service.partitions(name, create=asked.metadata_auto_creation_enabled)
         answer.response = pb.CommandPartitionedTopicMetadataResponse.Success
         answer.partitions = count

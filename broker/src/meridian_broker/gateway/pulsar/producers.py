@@ -70,6 +70,8 @@ async def _make(connection: Connection, asked: pb.CommandProducer) -> None:
         if incarnation is not None and (told := await incarnations.differing(service, name, incarnation)) is not None:
             _answer_other(connection, asked, told)
             return
+        if remote is None:
+            await service.check_lives_here(name)
         created = _created(asked)
         carried = [] if created is None else await kinds.make_way(service, name, kinds.Creation(created, Kind.PLAIN))
         topic = await service.served(name, create=True, incarnation=incarnation, created=created)

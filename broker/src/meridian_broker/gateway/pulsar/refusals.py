@@ -17,6 +17,7 @@ REFUSALS: Final = (situations.TopicError, WireError, LedgerError, MetadataError)
 CODES: Final[dict[type[Exception], ServerError]] = {
     situations.TopicNotFound: ServerError.TOPIC_NOT_FOUND,
     situations.OtherKind: ServerError.TOPIC_NOT_FOUND,
+    situations.NotInThisRegion: ServerError.NOT_ALLOWED,
     situations.TopicUnreadable: ServerError.PERSISTENCE,
     situations.SubscriptionNotFound: ServerError.SUBSCRIPTION_NOT_FOUND,
     situations.SubscriptionInUse: ServerError.METADATA,
