@@ -54,6 +54,29 @@ class TestTopics:
         assert sum(not isinstance(result, BaseException) for result in results) == 1
         assert sum(isinstance(result, AlreadyExists) for result in results) == 7
 
+    async def test_all_partitions_are_put_on_record_together(self, catalog: Catalog) -> None:
+        """Each with its incarnation (R8), and what is on record already stays as it is."""
+        topics, count = catalog.topics, 200
+        names = [ORDERS.with_partition(index) for index in range(count)]
+        of_one, of_all = Stamp(NOW_MS, 7, "eu"), Stamp(NOW_MS, 3, "eu")
+        await topics.mark_deleted(names[5], of_one)
+        await topics.mark_deleted(ORDERS, of_all)
+        await catalog.partitioned.create(ORDERS, count)
+        kept, _ = await topics.create(names[70], TopicRecord(properties={"a": "b"}))
+        made: list[TopicName] = []
+        topics.on_change = lambda name, is_made: made.append(name) if is_made else None
+        for _ in range(2):
+            await topics.create_partitions(ORDERS, TopicRecord(joining=True))
+        assert await topics.partitions(ORDERS) == names
+        assert made == [name for name in names if name is not names[70]]
+        assert (await topics.get(names[70]))[0] == kept
+        for index in (0, 5, count - 1):
+            record = (await topics.get(names[index]))[0]
+            assert (record.incarnation, record.joining) == (str(of_one if index == 5 else of_all), True)
+            assert record.incarnation == await topics.incarnation(names[index])
+        with pytest.raises(NotFound):
+            await topics.create_partitions(parse("public/default/none"), TopicRecord())
+
     async def test_it_needs_a_namespace(self, catalog: Catalog) -> None:
         with pytest.raises(NotFound, match="namespace public/none does not exist"):
             await catalog.topics.create(parse("public/none/t"))

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from meridian_broker.metadata import keys
 from meridian_broker.metadata.access import Access, check_namespace
 from meridian_broker.metadata.errors import AlreadyExists, Invalid, NotFound
+from meridian_broker.metadata.limits import MAX_OPERATIONS
 from meridian_broker.metadata.policies import TopicPolicies
 from meridian_broker.metadata.records import PartitionedTopicRecord, TopicRecord, decode, encode, positions
 from meridian_broker.metadata.store import ABSENT, Check, Delete, Put
@@ -25,6 +26,8 @@ from meridian_broker.wire.pulsar.topic_name import PERSISTENT, TopicName
 
 MAX_PARTITIONS = 10_000
 """Most partitions of one topic."""
+TOGETHER = (MAX_OPERATIONS - 3) // 2
+"""Partitions put on record in one transaction, with two checks each and three that they share."""
 ASIDE = "-set-aside-"
 """Between the name of a topic and the time at which a copy of it was set aside (R8)."""
 
@@ -58,6 +61,23 @@ class Deletions:
             if stamp is not None and (newest is None or stamp > newest):
                 newest = stamp
         return "" if newest is None else str(newest), checks
+
+    async def incarnations(
+        self, base: TopicName, partitions: Sequence[TopicName]
+    ) -> tuple[dict[TopicName, str], dict[TopicName, Check]]:
+        """``incarnation`` of many partitions of one topic, and the checks by name, the topic's own among them."""
+        _, of_base, version = await self._access.value(keys.deletion(base))
+        checks = {base: Check(keys.deletion(base), version)}
+        found = dict(await self._access.store.scan(keys.deletion(base) + keys.PARTITION))
+        incarnations = {}
+        for name in partitions:
+            path = keys.deletion(name)
+            record = found.get(path)
+            own = None if record is None else decode(path, record.value)[1]
+            newest = max((stamp for stamp in (own, of_base) if stamp is not None), default=None)
+            incarnations[name] = "" if newest is None else str(newest)
+            checks[name] = Check(path, ABSENT if record is None else record.version)
+        return incarnations, checks
 
     async def find(self, topic: TopicName) -> Deletion | None:
         """None: it was never deleted here."""
@@ -323,6 +343,37 @@ class Topics:
         if self.on_change is not None:
             self.on_change(topic, True)
         return made
+
+    async def create_partitions(self, base: TopicName, record: TopicRecord) -> None:
+        """Put all partitions of a partitioned topic on record that are not there yet, many in one transaction.
+
+        Those of which something changes at the same moment are left for whoever opens them.
+
+        :param record: what they begin with; each gets its incarnation.
+        """
+        partitioned, _, version = await self._access.value(keys.partitioned_topic(base))
+        if not version:
+            raise NotFound(f"partitioned topic {base} does not exist")
+        there = set(await self.partitions(base))
+        count = PartitionedTopicRecord.from_json(partitioned).partitions
+        names = [name for name in map(base.with_partition, range(count)) if name not in there]
+        namespace = await self._access.base_of_namespace(base.namespace_name)
+        shared = [
+            Check(keys.partitioned_topic(base), version),
+            Check(keys.namespace(base.namespace_name), namespace.version),
+        ]
+        incarnations, deletions = await self._deletions.incarnations(base, names)
+        for begin in range(0, len(names), TOGETHER):
+            some = names[begin : begin + TOGETHER]
+            checks = [*shared, deletions[base], *(deletions[name] for name in some)]
+            checks += [Check(keys.topic(name), ABSENT) for name in some]
+            puts = [
+                Put(keys.topic(name), encode(replace(record, incarnation=incarnations[name]).to_json()))
+                for name in some
+            ]
+            if await self._access.store.transact(checks, puts) and self.on_change is not None:
+                for name in some:
+                    self.on_change(name, True)
 
     async def put(self, topic: TopicName, record: TopicRecord, expected: int) -> int:
         """Write it over that version; returns the new one.

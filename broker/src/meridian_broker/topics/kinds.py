@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from meridian_broker.ledgers.scheduling import run_all
 from meridian_broker.ledgers.store import LedgerError
+from meridian_broker.metadata.records import TopicRecord
 from meridian_broker.metadata.store import MetadataError
 from meridian_broker.positions import ZERO, Stamp
 from meridian_broker.positions.position import EARLIEST
@@ -135,6 +136,7 @@ async def create_as_told(
     await service.check_exists(name)
     async with service.lock(str(name)):
         await service.catalog.partitioned.create(name, partitions, properties, created)
+        await service.catalog.topics.create_partitions(name, TopicRecord(joining=service.is_shared(name)))
     names = [name.with_partition(index) for index in range(partitions)]
     if carried:
         topics = [await service.topic(one, create=False) for one in names]

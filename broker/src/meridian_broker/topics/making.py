@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from meridian_broker.ledgers.scheduling import run_all
 from meridian_broker.metadata.errors import AlreadyExists
-from meridian_broker.metadata.records import PartitionedTopicRecord
+from meridian_broker.metadata.records import PartitionedTopicRecord, TopicRecord
 from meridian_broker.topics import kinds, opening
 from meridian_broker.topics.errors import InvalidName, OtherKind, TopicNotFound
 from meridian_broker.topics.recalled import PeerAway
@@ -68,8 +68,9 @@ async def create_partitioned(
     async with service.lock(str(name)):
         await opening.check_room(service, name, partitions)
         record = await service.catalog.partitioned.create(name, partitions, properties)
-    if not name.is_persistent:
-        return
+        if not name.is_persistent:
+            return
+        await service.catalog.topics.create_partitions(name, TopicRecord(joining=service.is_shared(name)))
     others = sorted(service.regions_of(str(name)) - {service.region})
     telling = [partial(_tell, service, region, name, record) for region in others]
     opening_all = [partial(service.topic, name.with_partition(index), create=False) for index in range(partitions)]
