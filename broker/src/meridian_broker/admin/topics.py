@@ -204,7 +204,7 @@ async def create_partitioned(request: web.Request) -> web.Response:
     if known is not None and (later := await incarnations.follow_base(service, name, known)) is not None:
         raise Refused(412, f"{name} was deleted ({later.stamp}), and you know of {known or 'no deletion'} (R8)")
     created = request.query.get("created")
-    if created is None:
+    if created is None or not name.is_persistent:
         await service.create_partitioned(name, _count(given), having)
     else:
         await kinds.create_as_told(service, name, _count(given), having, _creation(created))

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How many partitions a topic has, and how a partitioned topic is made: in all its regions that can be reached.
+"""How many partitions a topic has, and how topics are made: partitioned ones in all regions that can be reached.
 
-Whoever asked is answered once these regions know of it: a client that is told elsewhere that the topic exists, and asks
-its own region for it, would make a topic without partitions there. A region that cannot be reached holds nobody up:
-the replicators tell it later, and what was made there meanwhile is decided by ``topics.kinds``.
+Whoever asked for one is answered once these regions know of it: a client that is told elsewhere that the topic exists,
+and asks its own region for it, would make a topic without partitions there. A region that cannot be reached holds nobody
+up: the replicators tell it later, and what was made there meanwhile is decided by ``topics.kinds``.
 """
 
 from __future__ import annotations
@@ -51,6 +51,17 @@ async def partitions(service: TopicService, name: TopicName, *, create: bool) ->
                 raise error from None  # the other region tells us of its topic: clients ask again until then
         return creation.partitions
     return 0
+
+
+async def create_plain(service: TopicService, name: TopicName, properties: dict[str, str]) -> None:
+    """Make a topic without partitions. :raises AlreadyExists: there is one of that name."""
+    await service.check_exists(name)
+    if not name.is_persistent:
+        await service.non_persistent.create(name)
+        return
+    await opening.check_room(service, name, 1)
+    await service.catalog.topics.create(name, TopicRecord(properties=properties, joining=service.is_shared(name)))
+    await service.topic(name, create=False)
 
 
 async def create_partitioned(

@@ -21,7 +21,6 @@ from meridian_broker.ledgers.scheduling import Scheduler, run_all
 from meridian_broker.ledgers.store import LedgerError, LedgerStore
 from meridian_broker.ledgers.under_way import all_over
 from meridian_broker.metadata.catalog import Catalog
-from meridian_broker.metadata.records import TopicRecord
 from meridian_broker.metadata.rules import Rules
 from meridian_broker.metadata.store import MetadataError
 from meridian_broker.positions import HybridClock, Progress, Stamp
@@ -270,13 +269,7 @@ class TopicService:
 
     async def create_topic(self, name: TopicName, properties: dict[str, str]) -> None:
         """Make a topic without partitions. :raises AlreadyExists: there is one of that name."""
-        await self.check_exists(name)
-        if not name.is_persistent:
-            await self.non_persistent.create(name)
-            return
-        await opening.check_room(self, name, 1)
-        await self.catalog.topics.create(name, TopicRecord(properties=properties, joining=self.is_shared(name)))
-        await self.topic(name, create=False)
+        await making.create_plain(self, name, properties)
 
     async def create_partitioned(self, name: TopicName, partitions: int, properties: dict[str, str]) -> None:
         """Make a partitioned topic, in all its regions that can be reached. :raises AlreadyExists: there is one."""
