@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 COMMAND: Final = 2000
 """Entries acknowledged in one command."""
-LOOK: Final = 10_000
+LOOK: Final = 3000
 """Entries looked at before others run."""
 
 
