@@ -36,6 +36,7 @@ from meridian_broker.ledgers.entry import (
     pack_own,
     unpack,
 )
+from meridian_broker.ledgers.holes import is_break
 from meridian_broker.ledgers.index import LedgerIndex, Place
 from meridian_broker.positions.position import EARLIEST, Position
 
@@ -264,7 +265,7 @@ class Rebuilding:
         last = self._last.get(header.region, EARLIEST)
         if header.region == self._region:
             return header if header.prev < header.origin < (self._index.ledger_id, 0) else None
-        is_next = header.prev == last and header.origin > header.prev
+        is_next = header.origin > last and (header.prev == last or is_break(header.prev, header.origin))
         return header if is_next else None
 
 

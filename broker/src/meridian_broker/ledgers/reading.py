@@ -205,8 +205,10 @@ class ReadableLog(Chain):
 
     async def reload_index(self, ledger: int) -> LedgerIndex:
         """As ``load_index``, from the ledger as it is now: copies of damaged entries came. The one before stays in
-        memory until then. It is no ledger that is being written."""
+        memory until then. That of the ledger being written was never made from what is stored, and stays."""
         chapter = self._chapter(ledger)
+        if chapter.index is not None and chapter.index is self._index:
+            return chapter.index
         index, times = LedgerIndex(ledger, self._codes, chapter.span(is_open=False).link), BlockTimes()
         rebuilding = Rebuilding(index, self.region, chapter.span(is_open=False).link, chapter.origins_before)
         reader, found, last_ms = await self._reader(chapter), dict[int, LedgerCorrupt](), 1

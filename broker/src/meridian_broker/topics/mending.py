@@ -181,7 +181,7 @@ class Mending:
                 assert header.origin is not None
                 after = header.origin
                 position = wanted.get(header.origin)
-                if position is not None and header.prev == lacking[position].prev:
+                if position is not None:
                     if header.region != topic.region:
                         body = await recall.schema_numbers.renumbered(region, header, body)
                     copies[position] = _as_stored(topic.region, position, header, body)
@@ -227,9 +227,12 @@ class Mending:
             subscription.mended(entries)
 
     def _is_other(self, position: Position, copy: bytes) -> bool:
-        """Whether the index, made from what was left of the entry, has another number of messages."""
-        index = self._topic.log.index(position.ledger)
-        return index is not None and index.messages(position.entry) != unpack(copy).messages
+        """Whether the index, made from what was left of the entry, says something else of it."""
+        index, header = self._topic.log.index(position.ledger), unpack(copy)
+        place = None if index is None else index.place(position.entry)
+        if index is None or place is None:
+            return index is not None
+        return (index.messages(position.entry), place.prev) != (header.messages, header.prev)
 
     async def _in_force(self, more: Mapping[Position, Position | None]) -> None:
         mends, metadata = self._mends(more), self._topic.metadata
