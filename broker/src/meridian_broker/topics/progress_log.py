@@ -32,7 +32,7 @@ ROLL_RECORDS: Final = 50_000
 """... or so many records: a restart decodes and joins each of them, which takes a second of CPU. Whichever comes first,
 and never before as many bytes as the snapshot has: it costs no more than the changes that it replaces."""
 SNAPSHOT_BYTES: Final = 32 << 10
-SNAPSHOT_RECORDS: Final = 8
+SNAPSHOT_RECORDS: Final = 4
 """So much of a snapshot is encoded and written before others run: some milliseconds."""
 SNAPSHOT_PENDING: Final = 256 << 10
 """Bytes of a snapshot that are on their way to the disk at a time."""
