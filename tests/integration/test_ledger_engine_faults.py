@@ -8,12 +8,15 @@ import errno
 import logging
 import random
 from contextlib import suppress
+from pathlib import Path
 
 import pytest
+from broker_regions import until
 from ledger_contract import append_all, append_one, read_all
 from ledger_disks import READS, WRITES, BadSector, ColdDisk, Fault, FaultyDisk, RecordingDisk, broken
+from meridian_broker.engines.local import committer, files
 from meridian_broker.engines.local.store import LocalLedgerStore
-from meridian_broker.ledgers.store import LedgerError, LedgerUnreadable
+from meridian_broker.ledgers.store import LedgerCorrupt, LedgerError, LedgerUnreadable
 
 
 async def test_one_unreadable_sector_does_not_fill_the_disk() -> None:
@@ -160,3 +163,53 @@ async def test_upkeep_survives_any_error_and_says_so(caplog: pytest.LogCaptureFi
     assert store.upkeep.state().problem is None
     assert store.stats().checkpoints > 0
     await store.close()
+
+
+async def test_damage_to_the_last_group_is_told_from_a_torn_tail_once_the_log_fell_idle(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Nothing follows that group, for hours perhaps: so a mark of its own says that it was durable."""
+    monkeypatch.setattr(committer, "IDLE_SECONDS", 0.01)
+    disk = RecordingDisk()
+    store = await LocalLedgerStore.start("unused", files=disk)
+    writer = await store.create(1, fence=1)
+    entries = [b"%04d" % number * 25 for number in range(100)]
+    await append_all(writer, entries)
+    syncs = store.stats().syncs
+    await until(lambda: store.stats().syncs > syncs)
+    settled = store.stats().syncs, store.stats().written_bytes
+    for _ in range(5):  # one mark says it all
+        await asyncio.sleep(0.01)
+    assert (store.stats().syncs, store.stats().written_bytes) == settled
+    killed = disk.killed(len(disk.journal)).content()
+    await store.close()
+    (name,) = [name for name in killed if name.endswith(".log")]
+    content = bytearray(killed[name])
+    content[content.index(entries[10]) + 3] ^= 1
+    store = await LocalLedgerStore.start("unused", files=RecordingDisk({**killed, name: bytes(content)}))
+    assert any("entry 10 of ledger 1" in sentence for sentence in store.damages)
+    reader = await store.open(1)
+    assert await reader.read(0, 99, 1 << 20) == entries[:10]
+    with pytest.raises(LedgerCorrupt):
+        await reader.read(10, 99, 1 << 20)
+    assert await reader.read(11, 99, 1 << 20) == entries[11:]
+    await store.close()
+
+
+async def test_a_busy_log_is_not_marked_between_its_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(committer, "IDLE_SECONDS", 60.0)
+    store = await LocalLedgerStore.start("unused", files=RecordingDisk())
+    writer = await store.create(1, fence=1)
+    before = store.stats().syncs
+    for number in range(20):
+        await append_all(writer, [b"%d" % number])
+    assert store.stats().syncs == before + 20
+    await store.close()
+
+
+def test_the_name_of_a_directory_that_is_made_is_durable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[Path] = []
+    monkeypatch.setattr(files, "_sync_path", synced.append)
+    files.make_directory(tmp_path / "a" / "b")
+    assert (tmp_path / "a" / "b").is_dir()
+    assert synced == [tmp_path, tmp_path / "a"]

@@ -134,3 +134,10 @@ async def test_a_cancelled_caller_does_not_disturb_others(store: SqliteMetadataS
     results = await asyncio.gather(*calls, return_exceptions=True)
     assert [isinstance(result, asyncio.CancelledError) for result in results] == [i % 2 == 0 for i in range(20)]
     assert await store.transact([], [Put("/a", b"")])
+
+
+async def test_a_place_where_no_file_can_be_made_is_refused_and_not_waited_for(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("no directory")
+    with pytest.raises(MetadataUnavailable, match="cannot be made"):
+        async with asyncio.timeout(10):
+            await SqliteMetadataStore.open(tmp_path / "file" / "metadata.sqlite")

@@ -289,6 +289,9 @@ class _Turns:
 
     call_soon_threadsafe = call_soon
 
+    def call_later(self, seconds: float, callback: Callable[..., None], *arguments: Any) -> Timer:
+        return self._loop.after(round(seconds * 1_000_000), self._owner, lambda: callback(*arguments))
+
 
 class EngineWriter(LocalWriter):
     """Tells the mirror what became durable."""

@@ -25,7 +25,7 @@ import uvloop
 from meridian_broker.admin.state import AdminState
 from meridian_broker.admin.users import objections, used_elsewhere
 from meridian_broker.engines.held import HeldLedgers
-from meridian_broker.engines.local.files import FilePort, VolumeInUse
+from meridian_broker.engines.local.files import FilePort, VolumeInUse, make_directory
 from meridian_broker.engines.local.store import LocalLedgerStore
 from meridian_broker.gateway.addresses import Addresses
 from meridian_broker.gateway.authentication import Authentication, read_secret_key
@@ -190,7 +190,7 @@ class BrokerProcess:
 
         :param files: makes the file port of the ledgers' directory; None: the operating system's own.
         """
-        settings.region.data_directory.mkdir(parents=True, exist_ok=True)
+        make_directory(settings.region.data_directory)
         process = cls(settings)
         stack.push_async_callback(process.scheduler.close)
         patience = settings.process.start_timeout_seconds

@@ -338,6 +338,8 @@ class TopicService:
             await self._close(topic, "this broker is shutting down: look the topic up again")
         except (LedgerError, MetadataError) as error:  # the others are closed all the same
             log.warning("%s is not closed in good order: the next start recovers it: %s", topic.name, error)
+        except Exception:
+            log.exception("%s is not closed in good order: the next start recovers it", topic.name)
 
     # -- subscriptions and schemas -------------------------------------------------------------------------------
 

@@ -27,6 +27,9 @@ _log = logging.getLogger(__name__)
 
 MAX_GROUP_BYTES: Final = 16 << 20
 """One fdatasync covers no more: it bounds how long the first append of a group waits for the last."""
+IDLE_SECONDS: Final = 0.25
+"""When nothing was written for so long, a mark says that the last group is durable (`Log.mark`). While a log is busy
+each group says so of the one before, so the mark costs one small write and sync at the end of a busy time."""
 
 
 class Committer:
@@ -53,6 +56,8 @@ class Committer:
         self._synced = 0
         self._written = 0
         self._failed_generation = -1
+        self._idle: asyncio.TimerHandle | None = None
+        self._reports = 0
         self._thread = threading.Thread(target=self._run, name="meridian-ledger-log", daemon=True)
         log.wake = self._wake
 
@@ -61,6 +66,8 @@ class Committer:
 
     async def stop(self) -> None:
         """Write what is queued, then end the thread."""
+        if self._idle is not None:
+            self._idle.cancel()
         self._flush()
         self._queue.put(None)
         await self._loop.run_in_executor(None, self._thread.join)
@@ -106,6 +113,19 @@ class Committer:
             failure.__cause__ = error
             _log.error("%s", failure)
             self._log.fail(failure)
+        self._reports += 1
+        if self._idle is None and self._log.is_unmarked and not self._stopped:
+            self._idle = self._loop.call_later(IDLE_SECONDS, self._look_idle, self._reports)
+
+    def _look_idle(self, reports: int) -> None:
+        """Mark the last group, unless others came meanwhile: then look again later."""
+        self._idle = None
+        if not self._log.is_unmarked or self._stopped:
+            return
+        if reports == self._reports and self._log.idle:
+            self._log.mark()
+        else:
+            self._idle = self._loop.call_later(IDLE_SECONDS, self._look_idle, self._reports)
 
     # -- on the writer's thread ----------------------------------------------------------------------------------
 

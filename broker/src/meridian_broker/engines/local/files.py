@@ -189,16 +189,8 @@ class OsFiles:
     def __init__(self, directory: Path, *, make: bool) -> None:
         self._directory = directory
         self._lock_fd: int | None = None
-        if not make:
-            return
-        missing = []
-        parent = directory
-        while not parent.exists():
-            missing.append(parent)
-            parent = parent.parent
-        for path in reversed(missing):
-            path.mkdir(exist_ok=True)
-            self._sync_path(path.parent)
+        if make:
+            make_directory(directory)
 
     @property
     def place(self) -> str:
@@ -223,7 +215,7 @@ class OsFiles:
             os.close(fd)
 
     def sync_file(self, name: str) -> None:
-        self._sync_path(self._directory / name)
+        _sync_path(self._directory / name)
 
     def rename(self, old: str, new: str) -> None:
         os.rename(self._directory / old, self._directory / new)
@@ -232,7 +224,7 @@ class OsFiles:
         os.unlink(self._directory / name)
 
     def sync_directory(self) -> None:
-        self._sync_path(self._directory)
+        _sync_path(self._directory)
 
     def lock(self) -> None:
         fd = os.open(self._directory / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
@@ -252,10 +244,22 @@ class OsFiles:
             os.close(self._lock_fd)
             self._lock_fd = None
 
-    @staticmethod
-    def _sync_path(path: Path) -> None:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            os.fsync(fd)
-        finally:
-            os.close(fd)
+
+def make_directory(directory: Path) -> None:
+    """Make it, and its parents, so that their names survive a power cut."""
+    missing = []
+    parent = directory
+    while not parent.exists():
+        missing.append(parent)
+        parent = parent.parent
+    for path in reversed(missing):
+        path.mkdir(exist_ok=True)
+        _sync_path(path.parent)
+
+
+def _sync_path(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

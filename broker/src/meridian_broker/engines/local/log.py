@@ -101,6 +101,8 @@ class Log:
         self.segments = segments
         self.pending_bytes = 0
         """Bytes of entries queued and not yet reported."""
+        self.is_unmarked = False
+        """What became durable last stands in no mark yet: damage to it would be taken for a torn tail."""
         self.wake: Callable[[], None] = lambda: None
         self.on_closed: Callable[[Segment], None] = lambda _: None
         self._segment_bytes = segment_bytes
@@ -210,6 +212,7 @@ class Log:
                 segment.length = batch.ends
                 if segment is self._segment:
                     self._durable = batch.ends
+                self.is_unmarked = bool(batch.dones)
             for ledger, entry in batch.last.items():
                 ledger.confirmed = entry + 1
             self.pending_bytes -= batch.data_bytes
@@ -302,6 +305,7 @@ class Log:
         """After a failure: what is durable stays, what never got a durable byte goes."""
         self._segment = None
         self._tail = self._durable = 0
+        self.is_unmarked = False  # the next segment's header says what is durable
         for segment in [each for each in self.segments.values() if not each.closed]:
             if segment.length == 0:
                 del self.segments[segment.number]

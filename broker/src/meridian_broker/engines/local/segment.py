@@ -14,7 +14,8 @@ What is behind the last finished fdatasync may be torn anywhere, and recovery mu
 were durable. Two things say what *was* durable:
 
 * the next segment's header states the previous one's length, and is written only after all of it was synced;
-* each batch starts with a ``BATCH`` record that states how much of its own segment was durable when it was built.
+* each batch starts with a ``BATCH`` record that states how much of its own segment was durable when it was built. When
+  the log falls idle, an empty batch states it for the last group.
 
 A broken record below such a mark is damage: it is reported, its neighbours survive. A broken record with no mark behind
 it is the torn tail, and there the log ends.

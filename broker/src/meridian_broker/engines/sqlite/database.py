@@ -13,6 +13,7 @@ import queue
 import sqlite3
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -116,6 +117,11 @@ class Database:
         except sqlite3.Error as error:
             self._started.put(_translated(self._path, error))
             return
+        except OSError as error:
+            self._started.put(
+                MetadataUnavailable(f"{self._path} cannot be made ({error}): look at the disk and its rights")
+            )
+            return
         self._started.put(None)
         try:
             while self._serve(sql):
@@ -161,8 +167,9 @@ class Database:
             sql.execute("COMMIT")
             self._revision = revision
         except Exception as error:
-            if sql.in_transaction:
-                sql.execute("ROLLBACK")
+            with suppress(sqlite3.Error):  # a disk that fails may fail this, too; the thread must go on
+                if sql.in_transaction:
+                    sql.execute("ROLLBACK")
             for job in jobs:
                 job.changes.clear()
                 job.error = _translated(self._path, error) if isinstance(error, sqlite3.Error) else error
