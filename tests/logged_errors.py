@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Exceptions that were caught and logged while a test ran: somebody's mistake that did not reach the test.
 
-Situations have errors of their own (``LedgerError``, ``MetadataError`` ...), and may be logged: a full disk, a region
-gone. So may connections that end. Anything else that is logged with a traceback is a mistake: a ``TypeError``, a
-``KeyError``, and an ``OSError``, which nobody above the ports to disks and stores expects.
+Situations have errors of their own (``LedgerError``, ``OSError`` ...), and may be logged: a full disk, a region gone.
+Anything else that is logged with a traceback, a ``TypeError`` or ``KeyError``, is a mistake.
 """
 
 from __future__ import annotations
@@ -27,8 +26,7 @@ class LoggedErrors(logging.Handler):
 
 def is_situation(error: BaseException) -> bool:
     """Is it an error that was made for what happened?"""
-    is_network = isinstance(error, ConnectionError | TimeoutError)
-    return is_network or type(error).__module__.startswith("meridian")
+    return isinstance(error, OSError) or type(error).__module__.startswith("meridian")
 
 
 @contextmanager

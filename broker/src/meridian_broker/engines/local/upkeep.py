@@ -36,6 +36,7 @@ from meridian_broker.engines.local.reading import EntryReads
 from meridian_broker.engines.local.recovery import State, segment_name
 from meridian_broker.engines.local.stats import EngineStats
 from meridian_broker.ledgers.periodic import PeriodicWork
+from meridian_broker.ledgers.store import LedgerError
 
 YIELD_EVERY: Final = 256
 """Ledgers or runs handled between two looks at the loop: well under a millisecond."""
@@ -128,9 +129,12 @@ class Upkeep:
                 self._wanted.set()
 
     async def _rounds(self) -> None:
-        for _ in range(ROUNDS_MAX):
-            if self._stopping or not await self._round():
-                return
+        try:
+            for _ in range(ROUNDS_MAX):
+                if self._stopping or not await self._round():
+                    return
+        except OSError as error:
+            raise LedgerError(f"the disk of {self._files.place} answers with an error: {error}") from error
 
     async def _sleep(self, seconds: float) -> None:
         """Cut short by `stop`."""
