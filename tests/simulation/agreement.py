@@ -41,6 +41,8 @@ class Agreement:
         for name in self._world.homes_of(topic):
             if (found := self._opened(name, topic)) is None:
                 return f"{name} does not serve {topic}"
+            if any(gap.is_damage for gap in found.gaps.all()):
+                return f"{name} has not found yet that the damaged entries of {topic} are whole again"
             opened[name] = found
         if difference := self._logs_differ(topic):
             return difference

@@ -23,7 +23,7 @@ from meridian_broker.engines.memory.ledgers import (
     _Handle,
     _Write,
 )
-from meridian_broker.ledgers.store import AppendDone, LedgerCorrupt, LedgerError, LedgerWriteFailed
+from meridian_broker.ledgers.store import AppendDone, LedgerCorrupt, LedgerError, LedgerUnreadable, LedgerWriteFailed
 from simulation.disk_faults import DiskFaults
 from simulation.loop import Future, Loop, Owner
 
@@ -94,7 +94,7 @@ class RottingReader(MemoryReader):
 
     async def read(self, first: int, last: int, max_bytes: int) -> list[bytes]:
         if self._faults.fails("read"):
-            raise LedgerError(f"the disk cannot read ledger {self.ledger_id}")
+            raise LedgerUnreadable(f"the disk cannot read ledger {self.ledger_id}")
         found = await super().read(first, last, max_bytes)
         if self._rotten:
             for number in range(first, first + len(found)):

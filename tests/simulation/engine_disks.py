@@ -19,8 +19,9 @@ from contextlib import contextmanager
 from random import Random
 from typing import Any, Final, TypeVar
 
-from ledger_disks import Loss, RecordingDisk
+from ledger_disks import READS, FaultyDisk, Loss, RecordingDisk
 from meridian_broker.engines.local.committer import Committer
+from meridian_broker.engines.local.files import FilePort
 from meridian_broker.engines.local.index import LENGTH_MASK, Ledger
 from meridian_broker.engines.local.log import Batch
 from meridian_broker.engines.local.recovery import recover, segment_name
@@ -170,8 +171,15 @@ class EngineVolume:
         faults: DiskFaults,
     ) -> EngineStore:
         """The store of a broker that begins."""
+        disk = FaultyDisk(self.files)
         with EngineLoop(loop).running():
-            self.store = store = EngineStore.on(self.files)
+            self.store = store = EngineStore.on(disk)
+
+        def fault(operation: str, name: str) -> OSError | None:
+            fails = faults.fails("read" if operation in READS else "write")
+            return OSError(errno.EIO, "as drawn", name) if fails else None
+
+        disk.fault = fault  # not before: a broker whose disk fails while it starts ends, as with ``crash``
         store.begin(self, loop, owner, sync_us, on_create, on_delete)
         return store
 
@@ -246,6 +254,7 @@ class SimCommitter(Committer):
 
     def __init__(self, store: EngineStore, owner: Owner, loop: Loop, sync_us: Callable[[], int]) -> None:
         super().__init__(store.log, store._files, _Turns(loop, owner), store._stats, segment_name)  # type: ignore[arg-type]
+        self._disk = store.volume.files
         self._owner = owner
         self._world_loop = loop
         self._sync_us = sync_us
@@ -271,8 +280,7 @@ class SimCommitter(Committer):
 
     def power_cut(self) -> None:
         """Everything of the group was handed to the disk, and no sync of it came back."""
-        assert isinstance(self._files, SimFiles)
-        self._files.power = False
+        self._disk.power = False
         if self._under_way is not None:
             self._commit(self._under_way)
 
@@ -336,7 +344,7 @@ class EngineStore(LocalLedgerStore):
         loop.spawn(owner, self._upkeep.run(), "ledger upkeep")
 
     @classmethod
-    def on(cls, files: SimFiles) -> EngineStore:
+    def on(cls, files: FilePort) -> EngineStore:
         state = recover(files, repair=True)
         upkeep = UpkeepSettings(CHECKPOINT_BYTES, COMPACTION_BYTES_PER_SECOND)
         return cls(files, state, EngineStats(), segment_bytes=SEGMENT_BYTES, index_entries=64, upkeep=upkeep)

@@ -56,10 +56,12 @@ class _Faults(Drawing):
             lines = self._life()
             if random.random() < 0.3:
                 lines.append(f"disk {region} {random.choice((5, 50))}")
+            if random.random() < 0.3:
+                lines.append(f"metadata {region} {random.choice((5, 50))}")
             for _ in range(random.choice((2, 3, 5))):
                 how = "stop" if random.random() < 0.2 else "crash"
                 lines += [f"{how} {region}", f"start {region}", f"tick {random.choice((1, 2, 3, 5, 8, 15, 40, 200))}"]
-            drawn.append((at, [*lines, *self._life(), f"disk {region} 0"]))
+            drawn.append((at, [*lines, *self._life(), f"disk {region} 0", f"metadata {region} 0"]))
         self._insert(drawn)
 
     def _versions(self) -> None:

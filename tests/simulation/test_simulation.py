@@ -12,7 +12,7 @@ from simulation.generate import story_of
 from simulation.planted import BUGS, hunt, plant, read
 from simulation.running import run_story, shorten
 
-SEEDS = 300
+SEEDS = 200
 PACKAGE = Path(meridian_broker.__file__).parent.parent
 
 
