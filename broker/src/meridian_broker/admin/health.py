@@ -8,12 +8,17 @@ A broker whose background work fails goes on serving, so probes do not see it: a
 from __future__ import annotations
 
 from importlib.metadata import version
+from typing import Any, Final
 from urllib.parse import urlsplit
 
 from aiohttp import web
 
 from meridian_broker.admin.requests import Refused, answer, part, state
+from meridian_broker.admin.state import AdminState
 from meridian_broker.metadata.errors import NotFound
+
+SHOWN: Final = 100
+"""Topics that are named."""
 
 
 async def health(request: web.Request) -> web.Response:
@@ -35,7 +40,7 @@ async def status_page(request: web.Request) -> web.Response:
 
 
 async def inside(request: web.Request) -> web.Response:
-    """How the broker's periodic work is doing, and which files its start found damaged."""
+    """How the broker's periodic work is doing, which files its start found damaged, and which topics keep failing."""
     admin = state(request)
     works = [
         {
@@ -49,7 +54,25 @@ async def inside(request: web.Request) -> web.Response:
     ]
     failing = any(work["problem"] is not None for work in works)
     damages = list(admin.ledgers.damages)
-    return answer({"healthy": not failing and not damages, "work": works, "damages": damages})
+    topics = _failing_topics(admin)
+    healthy = not failing and not damages and not topics["topics"]
+    return answer({"healthy": healthy, "work": works, "damages": damages, "failingTopics": topics})
+
+
+def _failing_topics(admin: AdminState) -> dict[str, Any]:
+    """Topics that fail soon after they are opened, and stay closed for a while each time."""
+    now_ms = admin.service.scheduler.monotonic_ms()
+    runs = admin.service.failing.all(now_ms)
+    first = [
+        {
+            "topic": run.topic,
+            "failures": run.failures,
+            "reason": run.reason,
+            "opensInSeconds": round(max(run.opens_ms - now_ms, 0) / 1000, 3),
+        }
+        for run in runs[-SHOWN:]
+    ]
+    return {"topics": len(runs), "first": first}
 
 
 def check_ready(request: web.Request) -> None:

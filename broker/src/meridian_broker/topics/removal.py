@@ -183,6 +183,7 @@ async def hold(service: TopicService, names: list[TopicName], locks: AsyncExitSt
     async def open_one(name: TopicName) -> None:
         record = await service.catalog.topics.find(name)
         if record is not None:
+            service.failing.end_pause(str(name), service.scheduler.monotonic_ms())
             with contextlib.suppress(TopicNotFound, TopicFenced):  # it is looked at again below
                 found[name] = await service.topic(name, create=False, incarnation=record[0].incarnation)
 

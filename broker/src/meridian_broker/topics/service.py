@@ -2,7 +2,8 @@
 """All topics of a broker: finding, making, opening, growing, deleting and closing them.
 
 A topic is opened once, by whoever asks first; others wait for the same opening. A topic that was fenced is dropped and
-opened anew for the next one who asks. This is also where the progress exchange finds the subscriptions it speaks of.
+opened anew for the next one who asks, after a pause if that happens often (``reopening``). This is also where the
+progress exchange finds the subscriptions it speaks of.
 """
 
 from __future__ import annotations
@@ -45,6 +46,7 @@ from meridian_broker.topics.non_persistent_service import NonPersistentTopics
 from meridian_broker.topics.progress_log import Done
 from meridian_broker.topics.recall import find
 from meridian_broker.topics.recalled import NOTHING_TO_SEND, Feed, Found, Peers, Want
+from meridian_broker.topics.reopening import Failing, reopen
 from meridian_broker.topics.schemas import SchemaBook
 from meridian_broker.topics.scope import Leasing
 from meridian_broker.topics.subscription import Subscription
@@ -137,6 +139,7 @@ class TopicService:
         self.non_persistent = NonPersistentTopics(self.catalog, self.scheduler, self.topic_limits, self.defaults)
         self.missing = Missing()
         self.loader = Loading(self)
+        self.failing = Failing()
         self.labels = adoption.Labels(self.store)
         self.workshop = Workshop(self.store, self.fence, self.new_lock(), self.compaction_limits)
 
@@ -187,6 +190,7 @@ class TopicService:
             if found is not None and found.failure is None:
                 return found
             if found is not None:
+                self.failing.check(key, self.scheduler.monotonic_ms())
                 await self.drop(found)
             async with self.loading:
                 return await self._open(name, create, incarnation, growing_to, created)
@@ -224,16 +228,7 @@ class TopicService:
         log.warning("topic %s is fenced: %s", topic.name, topic.failure)
         if self.replication is not None:
             self.replication.stop(topic.name)
-        self.scheduler.spawn(self._reopen(topic), f"open {topic.name} again")
-
-    async def _reopen(self, topic: Topic) -> None:
-        if self.topics.get(topic.name) is topic and not self.closing and topic.reopen:
-            name = topic_name.parse(topic.name)
-            try:
-                await self.topic(name, create=False)
-            except (TopicError, LedgerError, MetadataError) as error:
-                log.warning("topic %s is not open, next try in a while, or when somebody asks: %s", name, error)
-                self.loader.later(name)
+        reopen(self, topic)
 
     async def drop(self, topic: Topic) -> None:
         """It is not open any more."""
@@ -301,6 +296,7 @@ class TopicService:
 
     async def unload(self, name: TopicName) -> None:
         """Close the topic in good order; it is opened again for whoever asks."""
+        self.failing.end_pause(str(name), self.scheduler.monotonic_ms())
         topic = await self.topic(name, create=False)
         async with self.lock(topic.name):
             topic.reopen = False

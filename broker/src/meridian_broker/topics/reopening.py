@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A topic that keeps failing is reopened after a pause, which doubles with each failure.
+
+A topic that fails is reopened at once, because most causes are gone by then. Some are not: a compacted view is damaged,
+or a sector cannot be read. Reopened at once, the topic fails on the same read and sends its clients away many times a
+second. So from the second failure on it stays closed for a while. A topic that stays open long enough is well again:
+its next failure counts as the first.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from meridian_broker.ledgers.store import LedgerError
+from meridian_broker.metadata.store import MetadataError
+from meridian_broker.topics.errors import TopicError, TopicFenced
+from meridian_broker.wire.pulsar import topic_name
+
+if TYPE_CHECKING:
+    from meridian_broker.topics.service import TopicService
+    from meridian_broker.topics.topic import Topic
+
+log = logging.getLogger(__name__)
+
+FIRST_MS: Final = 100
+LAST_MS: Final = 10_000
+WELL_MS: Final = 60_000
+"""A topic is well again once its last pause has been over for so long."""
+DOUBLINGS_MAX: Final = 7
+"""After so many ``FIRST_MS`` has grown beyond ``LAST_MS``."""
+
+
+@dataclass(slots=True)
+class Run:
+    """Failures of one topic, each soon after the one before."""
+
+    topic: str
+    reason: str
+    """Of the last one."""
+    failures: int
+    opens_ms: int
+    """When the pause after it ends; monotonic."""
+
+    def is_over(self, now_ms: int) -> bool:
+        return now_ms >= self.opens_ms + WELL_MS
+
+
+class Failing:
+    """Topics that failed lately. All times are monotonic milliseconds."""
+
+    def __init__(self) -> None:
+        self._runs: dict[str, Run] = {}
+        """The one that failed last comes last."""
+
+    def __len__(self) -> int:
+        return len(self._runs)
+
+    def failed(self, topic: str, reason: str, now_ms: int) -> int:
+        """Note a failure. Returns for how many milliseconds the topic is to stay closed."""
+        run = self._runs.pop(topic, None)
+        if run is None or run.is_over(now_ms):
+            run = Run(topic, reason, 0, now_ms)
+        run.failures, run.reason = run.failures + 1, reason
+        doublings = min(run.failures - 2, DOUBLINGS_MAX)
+        pause_ms = 0 if run.failures == 1 else min(FIRST_MS << doublings, LAST_MS)
+        run.opens_ms = now_ms + pause_ms
+        self._forget(now_ms)
+        self._runs[topic] = run
+        return pause_ms
+
+    def _forget(self, now_ms: int) -> None:
+        while self._runs and (oldest := next(iter(self._runs.values()))).is_over(now_ms):
+            del self._runs[oldest.topic]
+
+    def check(self, topic: str, now_ms: int) -> None:
+        """:raises TopicFenced: the topic is to stay closed for now."""
+        run = self._runs.get(topic)
+        if run is not None and now_ms < run.opens_ms:
+            raise TopicFenced(
+                f"{topic} failed {run.failures} times in a row ({run.reason}); it is opened again in "
+                f"{(run.opens_ms - now_ms) / 1000:.1f} s: look it up again then"
+            )
+
+    def end_pause(self, topic: str, now_ms: int) -> None:
+        """The topic may be opened from now on."""
+        run = self._runs.get(topic)
+        if run is not None:
+            run.opens_ms = min(run.opens_ms, now_ms)
+
+    def all(self, now_ms: int) -> list[Run]:
+        """Topics that failed more than once and are not well yet, the latest failure last."""
+        return [run for run in self._runs.values() if run.failures > 1 and not run.is_over(now_ms)]
+
+
+def reopen(service: TopicService, topic: Topic) -> None:
+    """Open a topic that failed again, after its pause."""
+    if service.closing or not topic.reopen:
+        return
+    scheduler = service.scheduler
+    pause_ms = service.failing.failed(topic.name, str(topic.failure), scheduler.monotonic_ms())
+
+    def begin() -> None:
+        service.failing.end_pause(topic.name, scheduler.monotonic_ms())
+        scheduler.spawn(_open(service, topic), f"open {topic.name} again")
+
+    if pause_ms:
+        scheduler.later(pause_ms / 1000, begin)
+    else:
+        begin()
+
+
+async def _open(service: TopicService, topic: Topic) -> None:
+    if service.topics.get(topic.name) is topic and not service.closing and topic.reopen:
+        name = topic_name.parse(topic.name)
+        try:
+            await service.topic(name, create=False)
+        except (TopicError, LedgerError, MetadataError) as error:
+            log.warning("topic %s is not open, next try in a while, or when somebody asks: %s", name, error)
+            service.loader.later(name)
