@@ -33,7 +33,7 @@ async def set_aside(service: TopicService, topic: Topic, name: TopicName, why: s
     await service.catalog.topics.move(name, to, {SET_ASIDE: why}, stamp)
     service.forget(topic.name)
     log.warning("%s: it is kept as %s in %s alone; look at it, then delete it", why, to, service.region)
-    await service.topic(to, create=False)
+    await service.loader.open(to)
 
 
 async def _free_name(service: TopicService, name: TopicName, time_ms: int) -> TopicName:

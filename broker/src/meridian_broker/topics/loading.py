@@ -7,15 +7,20 @@ be opened stays on the list, and the next attempt tries it again.
 
 from __future__ import annotations
 
+import logging
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from meridian_broker.ledgers.periodic import each
-from meridian_broker.topics.errors import TopicNotFound
+from meridian_broker.ledgers.store import LedgerError
+from meridian_broker.metadata.store import MetadataError
+from meridian_broker.topics.errors import TopicError, TopicNotFound
 
 if TYPE_CHECKING:
     from meridian_broker.topics.service import TopicService
     from meridian_broker.wire.pulsar.topic_name import TopicName
+
+log = logging.getLogger(__name__)
 
 
 class Loading:
@@ -30,6 +35,14 @@ class Loading:
     def later(self, name: TopicName) -> None:
         """It could not be opened now."""
         self._left[str(name)] = name
+
+    async def open(self, name: TopicName) -> None:
+        """Open a topic now or, where that fails, with the next attempt."""
+        try:
+            await self._service.topic(name, create=False)
+        except (TopicError, LedgerError, MetadataError) as error:
+            log.warning("topic %s is not open, next try in a while, or when somebody asks: %s", name, error)
+            self.later(name)
 
     async def load_all(self) -> None:
         """Open all that is on the list.

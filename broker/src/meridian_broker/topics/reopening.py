@@ -9,20 +9,15 @@ its next failure counts as the first.
 
 from __future__ import annotations
 
-import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from meridian_broker.ledgers.store import LedgerError
-from meridian_broker.metadata.store import MetadataError
-from meridian_broker.topics.errors import TopicError, TopicFenced
+from meridian_broker.topics.errors import TopicFenced
 from meridian_broker.wire.pulsar import topic_name
 
 if TYPE_CHECKING:
     from meridian_broker.topics.service import TopicService
     from meridian_broker.topics.topic import Topic
-
-log = logging.getLogger(__name__)
 
 FIRST_MS: Final = 100
 LAST_MS: Final = 10_000
@@ -113,9 +108,4 @@ def reopen(service: TopicService, topic: Topic) -> None:
 
 async def _open(service: TopicService, topic: Topic) -> None:
     if service.topics.get(topic.name) is topic and not service.closing and topic.reopen:
-        name = topic_name.parse(topic.name)
-        try:
-            await service.topic(name, create=False)
-        except (TopicError, LedgerError, MetadataError) as error:
-            log.warning("topic %s is not open, next try in a while, or when somebody asks: %s", name, error)
-            service.loader.later(name)
+        await service.loader.open(topic_name.parse(topic.name))
