@@ -96,9 +96,11 @@ class RecordingDisk:
             del self._files[number].content[size:]
             self.journal.append(Operation("truncate", number, size=size))
 
-    def sync_file(self, name: str) -> None:
+    def write_again(self, name: str, start: int) -> None:
         with self._mutex:
-            self.journal.append(Operation("sync", self._names[name]))
+            number = self._names[name]
+            data = bytes(self._files[number].content[start:])
+            self.journal.append(Operation("write again", number, data=data, size=start))
 
     def rename(self, old: str, new: str) -> None:
         with self._mutex:
@@ -132,6 +134,11 @@ class RecordingDisk:
         with self._mutex:
             self.journal.append(Operation("sync", number))
 
+    def forget(self, number: int) -> None:
+        """A sync failed: what waits for one will never be on the disk, though the page cache goes on showing it."""
+        with self._mutex:
+            self.journal.append(Operation("forget", number))
+
     # -- the crash -----------------------------------------------------------------------------------------------
 
     def crashed(self, operations: int, loss: Loss, rng: random.Random) -> dict[str, bytes]:
@@ -148,6 +155,11 @@ class RecordingDisk:
                 waiting.setdefault(step.file, []).append(step.data)
             elif step.kind == "sync":
                 durable[step.file] += b"".join(waiting.pop(step.file, []))
+            elif step.kind == "write again":
+                durable[step.file] += b"".join(waiting.pop(step.file, []))
+                durable[step.file][step.size :] = step.data
+            elif step.kind == "forget":
+                waiting[step.file] = [bytes(len(data)) for data in waiting.get(step.file, [])]
             elif step.kind == "truncate":
                 durable[step.file] += b"".join(waiting.pop(step.file, []))
                 del durable[step.file][step.size :]
@@ -315,6 +327,7 @@ class RefusingDisk(RecordingDisk):
 
     def sync(self, number: int) -> None:
         if self.sync_fails:
+            self.forget(number)
             raise OSError(errno.EIO, os.strerror(errno.EIO))
         super().sync(number)
 
@@ -384,9 +397,9 @@ class FaultyDisk:
         self.check("truncate", name)
         self._files.truncate(name, size)
 
-    def sync_file(self, name: str) -> None:
-        self.check("sync", name)
-        self._files.sync_file(name)
+    def write_again(self, name: str, start: int) -> None:
+        self.check("write", name)
+        self._files.write_again(name, start)
 
     def rename(self, old: str, new: str) -> None:
         self.check("rename", new)

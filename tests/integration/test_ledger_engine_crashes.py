@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 import pytest
 from ledger_contract import append_all, read_all
-from ledger_disks import Loss, RecordingDisk
+from ledger_disks import Loss, RecordingDisk, RefusingDisk
 from meridian_broker.engines.local.store import LocalLedgerStore, LocalWriter
 from meridian_broker.ledgers.store import LedgerError
 
@@ -234,6 +234,29 @@ async def test_what_was_shown_after_a_kill_survives_a_power_cut(seed: int) -> No
         await store.close()
         for again in (shown_at, rng.randint(shown_at, len(killed.journal))):
             await check(killed.crashed(again, rng.choice(list(Loss)), rng), stories, again)
+
+
+@pytest.mark.parametrize("durable", [0, 3])
+async def test_what_was_shown_after_a_failed_sync_survives_a_power_cut(durable: int) -> None:
+    """The kernel drops what a failed sync could not write, goes on showing it, and calls the next sync a success."""
+    disk = RefusingDisk()
+    store = await start(disk)
+    if durable:
+        await append_all(await store.create(1, fence=1), [b"durable"] * durable)
+    disk.sync_fails = disk.cut_fails = True
+    with pytest.raises(LedgerError):
+        await store.create(2, fence=1)
+    killed = disk.killed(len(disk.journal))
+    await store.close()
+    store = await start(killed)
+    shown = {info.ledger_id: await read_all(store, info.ledger_id) for info in await store.list()}
+    shown_at = len(killed.journal)
+    await store.close()
+    assert shown == ({1: [b"durable"] * durable} if durable else {}) | {2: []}
+    store = await start(RecordingDisk(killed.crashed(shown_at, Loss.ALL, random.Random(0))))
+    assert {info.ledger_id: await read_all(store, info.ledger_id) for info in await store.list()} == shown
+    assert store.damages == ()
+    await store.close()
 
 
 async def test_a_disk_that_reorders_cannot_fake_an_entry() -> None:

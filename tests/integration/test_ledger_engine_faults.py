@@ -213,3 +213,11 @@ def test_the_name_of_a_directory_that_is_made_is_durable(tmp_path: Path, monkeyp
     files.make_directory(tmp_path / "a" / "b")
     assert (tmp_path / "a" / "b").is_dir()
     assert synced == [tmp_path, tmp_path / "a"]
+
+
+@pytest.mark.parametrize("start", [0, 1, files.COPY_BYTES, 2 * files.COPY_BYTES + 5])
+def test_a_file_that_is_written_again_stays_as_it_is(tmp_path: Path, start: int) -> None:
+    content = random.Random(start).randbytes(2 * files.COPY_BYTES + 5)
+    (tmp_path / "file").write_bytes(content)
+    files.OsFiles(tmp_path, make=False).write_again("file", start)
+    assert (tmp_path / "file").read_bytes() == content

@@ -22,6 +22,8 @@ from meridian_broker.ledgers.store import LedgerError, LedgerStorageFull, Ledger
 LOCK_NAME: Final = "LOCK"
 IOV_MAX: Final = min(1024, os.sysconf("SC_IOV_MAX"))
 """Buffers one writev takes; Linux fixes it at 1024."""
+COPY_BYTES: Final = 1 << 20
+"""How much of a file is in memory while it is written again."""
 
 
 class VolumeInUse(LedgerError):
@@ -98,8 +100,10 @@ class FilePort(Protocol):
         """Cut a file and sync it."""
         ...
 
-    def sync_file(self, name: str) -> None:
-        """Make what the page cache holds of a file durable."""
+    def write_again(self, name: str, start: int) -> None:
+        """Write what the page cache holds of a file from ``start`` on to the disk, even if it counts as written, and
+        make the file durable. After a failed sync the kernel may keep data that never reached the disk, and report
+        success for the next sync: `AppendFile.sync` is not enough then."""
         ...
 
     def rename(self, old: str, new: str) -> None: ...
@@ -214,8 +218,17 @@ class OsFiles:
         finally:
             os.close(fd)
 
-    def sync_file(self, name: str) -> None:
-        _sync_path(self._directory / name)
+    def write_again(self, name: str, start: int) -> None:
+        fd = os.open(self._directory / name, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            while data := memoryview(os.pread(fd, COPY_BYTES, start)):
+                while data:
+                    written = os.pwrite(fd, data, start)
+                    start += written
+                    data = data[written:]
+            os.fsync(fd)
+        finally:
+            os.close(fd)
 
     def rename(self, old: str, new: str) -> None:
         os.rename(self._directory / old, self._directory / new)

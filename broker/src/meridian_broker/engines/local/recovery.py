@@ -4,7 +4,8 @@
 Segments behind the checkpoint are never removed, so each names the one before it, down to the first. A segment that no
 later one names was never finished (its creation failed): it holds nothing that was confirmed. Only the last segment may
 be torn. Everything found is made durable before anybody may read it, because after a kill the page cache can hold more
-than the disk, and what was shown once must not vanish with the next power cut.
+than the disk, and what was shown once must not vanish with the next power cut. What no mark calls durable is written
+again for that: if its sync failed before the kill, the kernel may believe that it is on the disk.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from meridian_broker.engines.local.files import FilePort
 from meridian_broker.engines.local.index import Ledger, Run, Segment
 from meridian_broker.engines.local.log import close_segment
 from meridian_broker.engines.local.segment import (
+    BATCH,
     DELETED,
     ENTRY,
     MOVE_DONE,
@@ -42,6 +44,7 @@ from meridian_broker.engines.local.segment import (
     ledger_seed,
     segment_header,
     unpack_count,
+    unpack_durable,
     unpack_segment_header,
     unpack_state,
 )
@@ -105,9 +108,11 @@ class Replay:
     def __init__(self, state: State) -> None:
         self._state = state
         self._moved: dict[int, list[Run]] = {}
+        self._marked = 0
 
-    def segment(self, found: Found, read: Callable[[int, int], bytes]) -> int:
-        """Take in one segment. Returns its length without a torn tail."""
+    def segment(self, found: Found, read: Callable[[int, int], bytes]) -> tuple[int, int]:
+        """Take in one segment. Returns its length without a torn tail, and how much its own marks call durable."""
+        self._marked = 0
         segment = Segment(found.number, length=found.end)
         self._state.segments[found.number] = segment
         name = segment_name(found.number)
@@ -119,7 +124,7 @@ class Replay:
             else:
                 self._damage(segment, name, item)
         self._state.scanned_bytes += segment.length
-        return segment.length
+        return segment.length, self._marked
 
     def finish(self) -> None:
         """All segments were taken in."""
@@ -154,6 +159,8 @@ class Replay:
             run.places.append(record.offset << 32 | record.length)
         elif kind == MOVE_DONE:
             self._move_done(record.ledger, record.entry, unpack_count(record.data))
+        elif kind == BATCH:
+            self._marked = unpack_durable(record.data)
 
     def _entry(self, segment: Segment, number: int, entry: int, offset: int, length: int) -> None:
         ledger = self._state.ledgers.get(number)
@@ -244,12 +251,13 @@ def recover(files: FilePort, *, repair: bool) -> State:
     found, leftovers = _chain(files, tail, state, covered)
     replay = Replay(state)
     for segment in found:
-        length = _take_in(files, replay, segment)
+        length, marked = _take_in(files, replay, segment)
         if repair and length < _size(files, segment.number):
             _log.info("%s: cut to %d bytes, what followed was never synced", segment_name(segment.number), length)
             files.truncate(segment_name(segment.number), length)
         if repair and not segment.attested:
-            files.sync_file(segment_name(segment.number))
+            # The first mark calls the header durable before it is.
+            files.write_again(segment_name(segment.number), marked if marked > SEGMENT_HEADER_BYTES else 0)
         if repair and segment.broken_previous is not None:
             _give_header(files, state, segment.number, segment.broken_previous)
     replay.finish()
@@ -383,7 +391,7 @@ def _give_header(files: FilePort, state: State, number: int, previous: int) -> N
     write_whole(files, name, [segment_header(header), content])
 
 
-def _take_in(files: FilePort, replay: Replay, found: Found) -> int:
+def _take_in(files: FilePort, replay: Replay, found: Found) -> tuple[int, int]:
     file = files.open(segment_name(found.number))
     try:
         return replay.segment(found, lambda offset, length: file.pread(length, offset))

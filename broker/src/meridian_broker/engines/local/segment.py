@@ -175,6 +175,11 @@ def batch_record(number: int, offset: int, durable: int) -> bytes:
     return record(BATCH, number, offset, _BATCH_DATA.pack(_BATCH_MAGIC, durable))
 
 
+def unpack_durable(data: bytes) -> int:
+    """How much of its segment a ``BATCH`` record says is durable."""
+    return int(_BATCH_DATA.unpack(data)[1])
+
+
 def segment_header(header: SegmentHeader) -> bytes:
     fixed = _HEADER.pack(_MAGIC, FORMAT_VERSION, 0, header.number, header.previous, header.previous_length)
     return fixed + _CRC.pack(crc32c(fixed))
