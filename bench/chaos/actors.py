@@ -245,6 +245,15 @@ class Wanderer(threading.Thread):
         )
 
 
+def publish_once(world: World, region: str, topic: str) -> None:
+    """One message, with its receipt."""
+    made = client(world, region)
+    try:
+        made.create_producer(topic).send(b"once")
+    finally:
+        made.close()
+
+
 def read_all(world: World, region: str, topic: str, partitions: int) -> Iterator[str]:
     """Everything a region stores of a topic, in its order, partition after partition."""
     made = client(world, region)

@@ -14,8 +14,10 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from story import Story
+from story import LOOPS_FAILING, Story
 
+TARGETS = ("wrong", "loops_failing_at_end")
+"""Figures that have to be 0."""
 QUICK_SECONDS = 60
 """After so long a quick look begins no other seed."""
 
@@ -49,14 +51,15 @@ def main() -> int:
         else:
             shutil.rmtree(directory)
     figures: dict[str, float] = {name.replace(" ", "_"): count for name, count in sorted(counts.items())}
-    figures |= {"seeds": played, "wrong": len(wrongs), "seconds": round(time.monotonic() - began, 1)}
+    figures |= {"loops_failing_at_end": counts[LOOPS_FAILING], "wrong": len(wrongs)}
+    figures |= {"seeds": played, "seconds": round(time.monotonic() - began, 1)}
     machine = {"processors": os.cpu_count(), "load_before": load_before, "load_after": os.getloadavg()[0]}
     if options.json:
-        targets = {"wrong": {"value": len(wrongs), "limit": 0, "met": not wrongs}}
+        targets = {name: {"value": figures[name], "limit": 0, "met": not figures[name]} for name in TARGETS}
         print(json.dumps({**figures, "targets": targets, "machine": machine}))
     else:
         for name, value in figures.items():
-            target = f"  (target 0: {'met' if not wrongs else 'MISSED'})" if name == "wrong" else ""
+            target = f"  (target 0: {'MISSED' if value else 'met'})" if name in TARGETS else ""
             print(f"  {name:24} {value:>12,}{target}")
         print(f"load of the machine: {load_before:.1f} before, {os.getloadavg()[0]:.1f} after")
     return 1 if failed else 0

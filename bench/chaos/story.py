@@ -16,7 +16,18 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from actors import EXCLUSIVE, FAILOVER, KEY_SHARED, SHARED, Producer, Subscription, Wanderer, offered, read_all
+from actors import (
+    EXCLUSIVE,
+    FAILOVER,
+    KEY_SHARED,
+    SHARED,
+    Producer,
+    Subscription,
+    Wanderer,
+    offered,
+    publish_once,
+    read_all,
+)
 from journal import Journal
 from oracle import Judge, Must, Round, wrong
 from trouble import Trouble
@@ -39,6 +50,9 @@ SCOPES = ("local", "origin")
 EARLIEST = {"ledgerId": -1, "entryId": -1}
 LATEST = {"ledgerId": (1 << 63) - 1, "entryId": (1 << 63) - 1}
 PATIENCE = 60.0
+LOOPS_PATIENCE = 100.0
+"""After trouble: the longest pause of any periodic work is a minute."""
+LOOPS_FAILING = "loops failing at end"
 QUIET_MS = (600, 4000)
 """Nothing more comes after so long; and where leases may have to go from region to region first."""
 
@@ -61,32 +75,38 @@ class Story:
         """What each subscription delivered at the last calm; None: it was made anew at the earliest message."""
         self._stored: dict[str, set[str]] = {}
         self._unsure: dict[Subscription, set[str]] = {}
+        self._calm_since = 0.0
+        """When the last trouble was over."""
 
     def play(self, rounds: int, seconds: float) -> None:
         with self._world:
             self._prepare()
             self._world.copy_disk(self._random.choice(REGIONS))
-            for number in range(rounds):
-                began = self._journal.write("round begins", note=str(number))
-                self._trouble(number, seconds)
-                self._say(
-                    f"seed {self.seed}: round {number}: calm after {time.monotonic() - self._journal.began:.0f} s"
-                )
-                if not self._calm():
-                    return
-                self._say(
-                    f"seed {self.seed}: round {number}: in step after {time.monotonic() - self._journal.began:.0f} s"
-                )
-                if not self._judge(began):
-                    return
-                self._say(
-                    f"seed {self.seed}: round {number}: judged after {time.monotonic() - self._journal.began:.0f} s"
-                )
-                self._unsure.clear()
-                self.counts["rounds"] += 1
-                if number + 1 < rounds:
-                    self._between()
-            self._verify()
+            if self._rounds(rounds, seconds):
+                self._verify()
+            self._look_at_loops()
+
+    def _rounds(self, rounds: int, seconds: float) -> bool:
+        """False: something was wrong, and the rest was left out."""
+        for number in range(rounds):
+            began = self._journal.write("round begins", note=str(number))
+            self._trouble(number, seconds)
+            self._calm_since = time.monotonic()
+            self._say(f"seed {self.seed}: round {number}: calm after {self._seconds():.0f} s")
+            if not self._calm():
+                return False
+            self._say(f"seed {self.seed}: round {number}: in step after {self._seconds():.0f} s")
+            if not self._judge(began):
+                return False
+            self._say(f"seed {self.seed}: round {number}: judged after {self._seconds():.0f} s")
+            self._unsure.clear()
+            self.counts["rounds"] += 1
+            if number + 1 < rounds:
+                self._between()
+        return True
+
+    def _seconds(self) -> float:
+        return time.monotonic() - self._journal.began
 
     def _prepare(self) -> None:
         first = REGIONS[0]
@@ -339,6 +359,30 @@ class Story:
         findings = [one for one in found["findings"] if not (restored and one["reason"] == "Overclaimed")]
         if findings or (done.returncode and not restored):
             self._wrong(f"meridian verify: {found['state']}: {found['summary']}: {json.dumps(findings)[:1500]}")
+
+    def _look_at_loops(self) -> None:
+        """Each kind of periodic work has to end a turn well, in every region, after the last trouble."""
+        for region in REGIONS:
+            # The upkeep of ledger files sleeps until there is something to do: a deleted ledger wakes it.
+            topic = f"persistent://public/default/short-lived-{region}"
+            publish_once(self._world, region, topic)
+            self._expect(self._world.http(region, "DELETE", f"/admin/v2/{topic.replace('://', '/')}?force=true"))
+        until = self._calm_since + LOOPS_PATIENCE
+        while failing := self._failing_loops():
+            if time.monotonic() > until:
+                break
+            time.sleep(0.5)
+        self.counts[LOOPS_FAILING] = len(failing)
+        for what in failing:
+            self._wrong(what)
+
+    def _failing_loops(self) -> list[str]:
+        return [
+            f"{region}: no turn to {loop['name']} went well since the last trouble: {loop['problem'] or 'none ended'}"
+            for region in REGIONS
+            for loop in self._world.loops(region)
+            if loop["problem"] or loop["secondsSinceSuccess"] > time.monotonic() - self._calm_since
+        ]
 
     def _wrong(self, what: str, topic: str = "", name: str = "", body: str = "") -> None:
         self.wrongs.append(" ".join(part for part in (topic, name, body, what) if part))

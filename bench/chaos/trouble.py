@@ -11,7 +11,13 @@ from itertools import permutations
 
 from world import OLD, REGIONS, World
 
-KINDS = ("kill", "kill", "kill twice", "drain", "unload", "freeze", "cut", "cut", "cut one way", "old disk")
+KINDS = (
+    *("kill", "kill", "kill twice", "drain", "unload", "freeze", "cut", "cut", "cut one way", "old disk"),
+    *("failing disk", "failing disk", "failing disk"),
+)
+FAULTS = (("reads", "EIO"), ("writes", "EIO"), ("writes", "ENOSPC"), ("everything", "EIO"))
+ENDS = ("mend", "mend", "kill", "drain", "start")
+"""How the time of a failing disk ends; with "start" the broker is also started while the disk still fails."""
 
 
 class Trouble:
@@ -59,6 +65,13 @@ class Trouble:
         elif kind == "freeze":
             self._world.freeze(region)
             self._later(0.3, 4, lambda: self._world.thaw(region), {region})
+        elif kind == "failing disk":
+            operations, code = self._random.choice(FAULTS)
+            end = self._random.choice(ENDS)
+            self._world.fail_disk(region, operations, code)
+            self._later(0.3, 5, lambda: self._end_fault(region, end), {region})
+            self._counts[f"failing disk then {end}"] += 1
+            kind = f"disk fails {operations} {code}"
         elif kind == "old disk":
             what = self._random.choice(OLD)
             self._world.give_old_disk(region, what)
@@ -72,6 +85,17 @@ class Trouble:
             self._world.cut_ways(pairs)
             self._later(0.3, 5, lambda: self._world.heal_ways(pairs), {"link"})
         self._counts[kind] += 1
+
+    def _end_fault(self, region: str, end: str) -> None:
+        if end == "drain":
+            self._world.drain(region)
+        elif end != "mend":
+            self._world.die(region)
+        if end == "start":
+            self._world.start_and_kill(region, self._random.uniform(0.3, 2.5))
+        self._world.mend_disk(region)
+        if end != "mend":
+            self._world.live(region)
 
     def _later(self, least: float, most: float, end: Callable[[], None], names: set[str]) -> None:
         self._ends.append((time.monotonic() + self._random.uniform(least, most), end, names))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Three regions that can be killed, frozen, cut off and given old disks; and what their admin APIs say."""
+"""Three regions that can be killed, frozen, cut off, given old or failing disks; and what their admin APIs say."""
 
 from __future__ import annotations
 
@@ -18,14 +18,23 @@ from urllib.parse import quote
 
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent / "failover"), str(HERE.parent / "core")]
+from failing_broker import DISK_FAULT  # noqa: E402
 from journal import Disturbed, Journal  # noqa: E402
 from wired import Wired  # noqa: E402
 
 REGIONS = ("one", "two", "three")
 OLD = ("everything", "metadata", "volume")
 SMALL = {"managedLedgerMaxEntriesPerLedger": 50}
+OFTEN = {
+    "retentionCheckIntervalInSeconds": 1,
+    "backlogQuotaCheckIntervalInSeconds": 1,
+    "brokerServiceCompactionMonitorIntervalInSeconds": 1,
+    "brokerDeleteInactiveTopicsFrequencySeconds": 1,
+    "messageExpiryCheckIntervalInMinutes": 1,
+    "subscriptionExpiryCheckIntervalInMinutes": 1,
+}
+"""All periodic work has turns while its disk fails, and soon after."""
 KEEPS = {"defaultRetentionTimeInMinutes": -1, "defaultRetentionSizeInMB": -1}
-TRIMS = {"retentionCheckIntervalInSeconds": 1}
 _DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
@@ -34,7 +43,7 @@ class World(Wired):
 
     def __init__(self, directory: Path, journal: Journal, trims: bool) -> None:
         """:param trims: regions give back what nobody waits for, each at its own time."""
-        self._settings = SMALL | (TRIMS if trims else KEEPS)
+        self._settings = SMALL | OFTEN | ({} if trims else KEEPS)
         super().__init__(directory, *REGIONS)
         self.journal = journal
         self.disturbed = Disturbed()
@@ -49,6 +58,7 @@ class World(Wired):
     def _broker(self, name: str, token: Path) -> Any:
         broker = super()._broker(name, token)
         broker.settings |= self._settings
+        broker.program = (sys.executable, "-P", str(HERE / "failing_broker.py"))
         return broker
 
     def _ask(self, line: str) -> dict[str, int]:
@@ -116,6 +126,22 @@ class World(Wired):
         self._frozen.discard(region)
         self.disturbed.end(region)
         self.journal.write("thawed", region)
+
+    def fail_disk(self, region: str, operations: str, code: str) -> None:
+        """These operations on the region's ledgers fail from now on; see `failing_broker`."""
+        self.disturbed.begin(region)
+        self.journal.write("disk fails", region, note=f"{operations} {code}")
+        told = self.brokers[region].directory / DISK_FAULT
+        draft = told.with_suffix(".new")
+        draft.write_text(f"{operations} {code}")
+        draft.replace(told)
+
+    def mend_disk(self, region: str) -> None:
+        """The disk is well; the broker goes on by itself, or is started."""
+        (self.brokers[region].directory / DISK_FAULT).unlink()
+        self.journal.write("disk mended", region)
+        if self.lives(region):
+            self.disturbed.end(region)
 
     def cut_ways(self, ways: list[tuple[str, str]]) -> None:
         """What the first dials of the second falls silent."""
@@ -208,6 +234,12 @@ class World(Wired):
                 body = {"origin": gap["origin"], "upto": gap["upto"]}
                 accepted += 200 <= self.http(region, "POST", f"{path}/accept", body)[0] < 300
         return accepted
+
+    def loops(self, region: str) -> list[dict[str, Any]]:
+        """The state of each kind of periodic work."""
+        status, said = self.http(region, "GET", "/meridian/v1/health")
+        silent = {"name": "all", "problem": f"{region} answered {status}: {said}", "secondsSinceSuccess": float("inf")}
+        return list(said["work"]) if status == 200 else [silent]
 
     def stats(self, region: str, topic: str) -> dict[str, Any]:
         status, said = self.http(region, "GET", f"/admin/v2/{topic.replace('://', '/')}/stats")

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
-PROGRAM = (sys.executable, "-P", "-m", "meridian_broker.server.main")
+PROGRAM: tuple[str, ...] = (sys.executable, "-P", "-m", "meridian_broker.server.main")
 TICKS = os.sysconf("SC_CLK_TCK")
 START_SECONDS = 60.0
 PORTS = range(30_001, 32_700)
@@ -93,6 +93,8 @@ class Broker:
         self.directory = directory
         self.region = region
         self.settings = settings
+        self.program = PROGRAM
+        """What runs it, as a command line without the word "broker"."""
         self.port, self.admin_port = free_ports(2)
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -113,7 +115,7 @@ class Broker:
             "webServicePort": self.admin_port,
             **self.settings,
         }
-        command = [*PROGRAM, "broker"]
+        command = [*self.program, "broker"]
         for key, value in settings.items():
             command += ["--set", f"{key}={value}"]
         with (self.directory / "log").open("ab") as log:
