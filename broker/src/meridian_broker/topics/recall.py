@@ -76,7 +76,9 @@ async def find(topic: Topic, asker: str, want: Want) -> Found:
         if is_damaged(stored):
             if place in topic.log.damage.lost:
                 continue  # as if it had been given back
-            settled = False  # it may be whole again in a while: what lies behind it comes then
+            if not entries:
+                return Found((), is_chained=False, is_settled=False, last=end)
+            settled = False
             break
         # A break claims no predecessor; only who gave nothing back in between can say that there was none.
         before = topic.log.own_before(place.ledger) if is_own else given_back
@@ -92,7 +94,7 @@ async def find(topic: Topic, asker: str, want: Want) -> Found:
         size += len(stored)
         if size >= ANSWER_BYTES or len(entries) >= ANSWER_ENTRIES:
             break
-    return Found(tuple(entries), is_chained, settled, end)
+    return Found(tuple(entries), is_chained or not entries, settled, end)
 
 
 def _as_foreign(stored: bytes, header: EntryHeader, region: str, origin: Position) -> bytes:
@@ -402,6 +404,10 @@ class Recall:
                         self.problem = str(error)
             if origin in found and origin != topic.region and not found[origin].is_settled:
                 away.add(origin)  # it may yet get more back itself
+            damaged = {region for region, one in found.items() if one.is_damaged}
+            if damaged:
+                away |= damaged & others
+                self.problem = f"{', '.join(sorted(damaged))}: the next entry of {origin} is damaged there"
             having = {region: one for region, one in found.items() if one.entries}
             chained = {region: one for region, one in having.items() if one.is_chained}
             if source is not None and source not in chained:
@@ -417,10 +423,11 @@ class Recall:
                         *(topic.name, origin, after, _first(having[first])),
                     )
                 chained = {first: having[first]}
-            if found and not having and before == LATEST and (origin not in asking or origin in found):
+            is_drained = bool(found) and not having and not damaged and before == LATEST
+            if is_drained and (origin not in asking or origin in found):
                 self.joining.drained.add(origin)
             if not chained:
-                if origin == topic.region and before == LATEST and not away and not having:
+                if origin == topic.region and is_drained and not away:
                     await self._follow_end(max((one.last for one in found.values()), default=EARLIEST))
                 return away | having.keys()
             best = max(chained, key=lambda region: len(chained[region].entries))

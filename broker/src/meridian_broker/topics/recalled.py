@@ -45,7 +45,8 @@ class Found(NamedTuple):
     entries: tuple[bytes, ...]
     """Stored entries with the header of a foreign one."""
     is_chained: bool
-    """The first follows ``after``; nothing in between is missing here."""
+    """The first follows ``after``; nothing in between is missing here. False without entries: there are some, and the
+    first is damaged, so that the region cannot give it now."""
     is_settled: bool
     """The origin itself answers, and knows of nothing more that it might have lost."""
     last: Position = EARLIEST
@@ -56,6 +57,11 @@ class Found(NamedTuple):
     """How far it is with sending its own entries to the asker; None: it does not."""
     is_outside: bool = False
     """The region does not count the asker among the topic's regions: it gives it its own entries, and nothing else."""
+
+    @property
+    def is_damaged(self) -> bool:
+        """The next entry is there and cannot be read: it may be whole again, or given up, in a while."""
+        return not self.entries and not self.is_chained
 
 
 class PeerAway(Exception):
