@@ -35,6 +35,7 @@ class LocalLog:
         self.wanted: list[Position] = []
         """What is meant for the remote, trimmed entries included."""
         self.own = EARLIEST
+        self.owns: list[Position] = []
         self.end = EARLIEST
         self._ledger = 7
         self._next = 0
@@ -61,6 +62,7 @@ class LocalLog:
             stored = entries.pack_own(flags, 2, 5, checksum, 11, 12, *self.own, extras) + body
             if not flags & (entries.MARKER | entries.NO_ORIGIN):
                 self.own = position
+                self.owns.append(position)
                 if replicate_to is None or REMOTE in replicate_to:
                     self.wanted.append(position)
         self.stored.append((position, stored))
@@ -79,6 +81,10 @@ class LocalLog:
                 found.append((place, stored))
                 size += len(stored)
         return found
+
+    def own_upto(self, upto: Position) -> list[Position]:
+        """Own entries up to there, trimmed ones included."""
+        return [position for position in self.owns if position <= upto]
 
     def trim(self, upto: Position) -> None:
         """Give back the space of entries at or before ``upto``."""

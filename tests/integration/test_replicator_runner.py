@@ -15,6 +15,7 @@ from meridian_broker.gateway.links import Backoff, PeerLinks, Send
 from meridian_broker.gateway.replication import ReplicatorRunner
 from meridian_broker.positions import Stamp
 from meridian_broker.positions.position import EARLIEST, Position
+from meridian_broker.positions.skipped import Skipped
 from meridian_broker.replication.replicator_status import Hold, ReplicatorStatus
 from meridian_broker.topics.incarnations import Told
 from meridian_broker.topics.throttling import Rate
@@ -84,6 +85,9 @@ class Source(LocalLog):
 
     def replicated_to(self, remote: str, position: Position) -> None:
         self.confirmed[remote] = position
+
+    def skipped_for(self, remote: str) -> Skipped | None:
+        return None
 
     async def schema_for(self, version: bytes) -> pb.Schema | None:
         return None

@@ -10,6 +10,7 @@ from meridian_broker.ledgers.store import LedgerError
 from meridian_broker.metadata.store import MetadataError
 from meridian_broker.positions import Stamp
 from meridian_broker.positions.position import EARLIEST, Position
+from meridian_broker.positions.skipped import Skipped
 from meridian_broker.replication.replication_source import ReplicationSource, last_own_durable
 from meridian_broker.replication.replicator import RemotePlace, Replicator
 from meridian_broker.replication.replicator_status import Hold, ReplicatorStatus, State
@@ -110,6 +111,9 @@ class ReplicationLinks:
         if status is None:
             return None
         return Feed(status.confirmed, EARLIEST, status.backlog, "" if status.hold is None else status.last_error or "")
+
+    def skip(self, topic_name: str, remote: str, skipped: Skipped, /) -> None:
+        raise AssertionError("no story drops the backlog of a region")
 
     def status(self, topic: str) -> dict[str, ReplicatorStatus]:
         now = self._broker.mono_ms()

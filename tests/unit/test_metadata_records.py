@@ -47,6 +47,7 @@ from meridian_broker.metadata.store import MetadataError, Put, Record
 from meridian_broker.metadata.trees import Tree, fold_namespace, fold_tenant, unfold_namespace, unfold_tenant
 from meridian_broker.positions.clock import Stamp
 from meridian_broker.positions.position import Position
+from meridian_broker.positions.skipped import Skipped
 from meridian_broker.wire.pulsar.topic_name import TopicName
 
 names = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=8)
@@ -174,6 +175,7 @@ def test_a_newer_format_is_refused_with_a_sentence() -> None:
         st.dictionaries(names.map(lambda name: "x-" + name), json_values, max_size=2),
         topic_epoch=st.none() | st.integers(0, 2**53),
         holes=st.dictionaries(names, st.lists(st.tuples(positions, positions), min_size=1, max_size=3).map(tuple)),
+        skipped=st.dictionaries(names, st.builds(Skipped, positions, positions, positions), max_size=3),
     )
 )
 def test_topic_records_come_back(record: TopicRecord) -> None:
@@ -186,6 +188,14 @@ def test_topic_records_come_back(record: TopicRecord) -> None:
 )
 def test_schema_records_come_back(record: SchemaRecord) -> None:
     assert SchemaRecord.from_json(json.loads(json.dumps(record.to_json()))) == record
+
+
+@pytest.mark.parametrize(
+    "found", [{"eu": ["1:2", "3:4"]}, {"eu": "1:2"}, {"eu": ["a", "b", "c"]}, ["eu"], {"eu": None}]
+)
+def test_a_topic_record_with_other_skipped_stretches_is_refused(found: object) -> None:
+    with pytest.raises(Invalid, match="skipped"):
+        TopicRecord.from_json({"skipped": found})
 
 
 def test_a_schema_is_known_by_type_and_definition_alone() -> None:

@@ -8,12 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from meridian_broker.ledgers import entry as entries
 from meridian_broker.positions.position import EARLIEST, Position
+from meridian_broker.positions.skipped import Skipped, extended
 from meridian_broker.replication.replicator import RemotePlace, Replicator
 from meridian_broker.replication.replicator_status import Hold, State
 from meridian_broker.replication.sending import SendWriter, Stamp, schema_version_of
 from meridian_broker.wire.pulsar import metadata
 from meridian_broker.wire.pulsar.frames import FrameDecoder, Send
-from replicator_model import LOCAL, REMOTE, LocalLog, RemoteTopic, Wire, body_of
+from replicator_model import LOCAL, REMOTE, THIRD, LocalLog, RemoteTopic, Wire, body_of
 
 OLD, NEW = (3).to_bytes(8, "big"), (8).to_bytes(8, "big")
 
@@ -327,3 +328,141 @@ def test_what_is_not_ours_is_passed_over(flags: int) -> None:
     one.connect()
     serve(one)
     assert one.remote.stored == [Position(7, 1)]
+
+
+def skip(one: Wire, count: int, *, after: Position = EARLIEST) -> Skipped:
+    """Skip everything up to the ``count``-th entry of the log."""
+    own = one.log.stored[count - 1][0]
+    skipped = extended(None, one.core.remote_last or after, own, own)
+    one.core.skip(skipped)
+    return skipped
+
+
+def test_what_is_skipped_is_not_sent_and_the_chain_goes_on_behind_it() -> None:
+    one = wire()
+    first = [one.log.append() for _ in range(3)]
+    one.connect()
+    serve(one)
+    one.disconnect()
+    away = [one.log.append() for _ in range(4)]
+    skip(one, 7)
+    assert one.core.confirmed == one.core.trimmable == away[-1]
+    assert one.core.status(0, one.now).delay_ms == 0
+    one.log.trim(one.core.trimmable)
+    after = [one.log.append() for _ in range(2)]
+    one.connect()
+    assert one.pump()
+    sent = one.sends[0].origin
+    assert (sent.prev_ledger, sent.prev_entry) == away[-1], "nothing is claimed of what was skipped (R3)"
+    assert (sent.sent_prev_ledger, sent.sent_prev_entry) == first[-1], "the remote refuses anything else (R4)"
+    one.deliver(2)
+    one.confirm(2)
+    assert one.remote.stored == [*first, *after]
+    assert hold(one) is None
+
+
+def test_what_was_skipped_stays_so_after_a_restart_of_the_sender() -> None:
+    one = wire()
+    first = [one.log.append() for _ in range(3)]
+    one.connect()
+    serve(one)
+    one.disconnect()
+    away = [one.log.append() for _ in range(4)]
+    skipped = skip(one, 7)
+    one.log.append(replicate_to=(THIRD,))
+    one.core = wire().core
+    one.core.skip(skipped)
+    assert one.core.confirmed == one.core.trimmable == away[-1], "nothing waits for the remote to come back"
+    one.log.trim(one.core.trimmable)
+    last = one.log.append()
+    one.connect()
+    serve(one)
+    assert one.remote.stored == [*first, last]
+
+
+def test_a_part_of_the_backlog_is_skipped() -> None:
+    one = wire()
+    stored = [one.log.append() for _ in range(6)]
+    skip(one, 2)
+    one.connect()
+    serve(one)
+    assert one.remote.stored == stored[2:]
+    assert one.core.joined_at == stored[2]
+
+
+def test_a_skip_while_entries_are_under_way_goes_on_behind_them() -> None:
+    one = wire()
+    stored = [one.log.append() for _ in range(6)]
+    one.connect()
+    one.pump()
+    one.deliver(2)
+    one.confirm(2)
+    one.deliver(1)  # stored there, and its receipt is not here yet
+    skip(one, 5)
+    assert one.core.state is State.DISCONNECTING
+    assert one.core.next_read() is None
+    one.confirm(1)
+    assert one.core.confirmed == stored[4], "a late receipt does not bring the backlog back"
+    one.finish()
+    assert one.remote.stored == [*stored[:3], stored[5]]
+
+
+def test_a_remote_that_has_nothing_begins_behind_what_was_skipped_in_two_steps() -> None:
+    one = wire()
+    one.log.append()
+    skip(one, 1)
+    one.connect()
+    one.log.append(replicate_to=(THIRD,))
+    serve(one)
+    one.disconnect()
+    stored = [one.log.append() for _ in range(2)]
+    skip(one, 3)
+    one.finish()
+    assert hold(one) is None
+    assert one.remote.stored == stored[1:]
+
+
+def test_a_skip_passes_over_a_gap() -> None:
+    one = wire()
+    stored = [one.log.append() for _ in range(4)]
+    one.connect()
+    serve(one)
+    one.remote.stored = one.remote.stored[:2]
+    one.disconnect()
+    stored += [one.log.append() for _ in range(2)]
+    one.log.trim(stored[4])
+    one.connect()
+    one.pump()
+    assert hold(one) is Hold.GAP
+    one.disconnect()
+    one.core.skip(Skipped(stored[1], stored[5], stored[5]))
+    assert one.core.missing is None
+    stored.append(one.log.append())
+    one.finish()
+    assert one.remote.stored == [*stored[:2], stored[6]]
+    assert hold(one) is None
+
+
+def test_a_remote_that_lost_what_it_had_is_sent_what_is_still_stored() -> None:
+    one = wire()
+    for _ in range(3):
+        one.log.append()
+    one.connect()
+    serve(one)
+    one.disconnect()
+    one.log.append()
+    skip(one, 4)
+    one.remote.stored.clear()
+    one.log.append()
+    one.finish()
+    assert one.remote.stored == one.log.wanted
+
+
+def test_skips_add_up_until_the_remote_has_gone_beyond_them() -> None:
+    one, two, three, four = (Position(7, number) for number in range(4))
+    skipped = extended(None, None, one, one)
+    assert skipped == Skipped(EARLIEST, one, one)
+    assert extended(skipped, None, two, two) == Skipped(EARLIEST, two, two)
+    assert extended(skipped, EARLIEST, two, two) == Skipped(EARLIEST, two, two)
+    assert extended(skipped, one, three, two) == Skipped(one, three, two)
+    assert extended(Skipped(one, four, four), three, two, two) == Skipped(one, four, four), "an earlier request, late"

@@ -6,7 +6,8 @@ from __future__ import annotations
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from meridian_broker.ledgers import entry as entries
-from meridian_broker.positions.position import EARLIEST
+from meridian_broker.positions.position import EARLIEST, Position
+from meridian_broker.positions.skipped import extended
 from meridian_broker.replication.replicator import Replicator
 from replicator_model import LOCAL, REMOTE, THIRD, LocalLog, RemoteTopic, Wire
 
@@ -128,3 +129,31 @@ def test_entries_trimmed_too_early_are_reported_and_nothing_is_sent_past_them(
     if wire.core.hold is None:
         assert not had or not missing
     assert wire.core.confirmed >= EARLIEST
+
+
+@settings(max_examples=600, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.lists(st.tuples(st.one_of(STEPS, st.just("skip")), st.integers(1, 5)), min_size=20, max_size=60))
+def test_all_but_what_was_skipped_arrives_once_and_in_order(steps: list[tuple[str, int]]) -> None:
+    wire, record, skipped = Wire(core(), LocalLog(), RemoteTopic()), None, set[Position]()
+    for what, number in steps:
+        if what == "skip":
+            waiting = [place for place, _ in wire.log.stored if place > wire.core.confirmed][:number]
+            if waiting:
+                durable = wire.remote.stored[: wire.remote.durable][-1:] or [EARLIEST]
+                skipped |= {position for position in wire.log.wanted if durable[0] < position <= waiting[-1]}
+                own = max(wire.log.own_upto(waiting[-1]), default=EARLIEST)
+                record = extended(record, wire.core.remote_last, waiting[-1], own)
+                wire.core.skip(record)
+                wire.disconnect(deliver_late=True)
+            continue
+        step(wire, what, number)
+        if what == "restart-local" and record is not None:
+            wire.core.skip(record)
+        assert wire.remote.stored == sorted(set(wire.remote.stored))
+        owed = [position for position in wire.log.wanted if position not in skipped]
+        stored = [position for position in wire.remote.stored if position not in skipped]
+        assert stored == owed[: len(stored)]
+        assert wire.core.hold is None
+    wire.finish()
+    assert wire.core.hold is None
+    assert set(wire.log.wanted) - skipped <= set(wire.remote.stored) <= set(wire.log.wanted)

@@ -10,6 +10,7 @@ from urllib.parse import quote
 
 from aiohttp import web
 
+from meridian_broker.admin import replicators
 from meridian_broker.admin.everywhere import ask, ask_all, reason
 from meridian_broker.admin.requests import Refused, body, done, flag, is_excluded, number, part, state
 from meridian_broker.admin.subscriptions import named, places
@@ -25,8 +26,14 @@ ALL_REGIONS = "allRegions"
 
 
 async def by_age(request: web.Request) -> web.Response:
-    """Let go of what was published longer ago than so many seconds; ``?allRegions=true`` in every region."""
+    """Let go of what was published longer ago than so many seconds; ``?allRegions=true`` in every region.
+
+    Of ``pulsar.repl.REGION``: skip what waits for that region for so long.
+    """
     seconds = number(part(request, "seconds"), "the age in seconds")
+    if (remote := replicators.remote_of(request)) is not None:
+        await replicators.expire(request, remote, seconds)
+        return done()
     found = await named(request)
     _check_backlog(request, found)
     await _drop_old(found, seconds)
@@ -44,20 +51,30 @@ async def by_age_in_all(request: web.Request) -> web.Response:
 
 
 async def by_id(request: web.Request) -> web.Response:
-    """Let go of everything up to a message, itself included unless it is excluded; ``?allRegions=true`` everywhere."""
+    """Let go of everything up to a message, itself included unless it is excluded; ``?allRegions=true`` everywhere.
+
+    Of ``pulsar.repl.REGION``: skip what waits for that region, up to the message.
+    """
     given = await body(request)
+    if (remote := replicators.remote_of(request)) is not None:
+        chosen = places(await opened(request), given)
+        await replicators.skip_upto(request, remote, [(one, _upto(one, given, place)) for one, place in chosen])
+        return done()
     found = {subscription.topic.name: subscription for subscription in await named(request)}
     chosen = places([one.topic for one in found.values()], given)
     _check_backlog(request, [found[topic.name] for topic, _ in chosen])
-    excluded = is_excluded(given)
     for topic, place in chosen:
-        upto = topic.log.before(place) if excluded and place not in (EARLIEST, LATEST) else place
-        await drops.drop_upto(topic, [found[topic.name]], Cause.TTL, upto)
+        await drops.drop_upto(topic, [found[topic.name]], Cause.TTL, _upto(topic, given, place))
         await drops.durable(topic)
     if flag(request, ALL_REGIONS):
         for topic, place in chosen:
-            await _id_elsewhere(request, topic, place, excluded=excluded)
+            await _id_elsewhere(request, topic, place, excluded=is_excluded(given))
     return done()
+
+
+def _upto(topic: Topic, given: object, place: Position) -> Position:
+    """The last place that goes."""
+    return topic.log.before(place) if is_excluded(given) and place not in (EARLIEST, LATEST) else place
 
 
 def _check_backlog(request: web.Request, found: list[Subscription]) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 from aiohttp import web
 
+from meridian_broker.admin import replicators
 from meridian_broker.admin.non_persistent import is_non_persistent, non_persistent
 from meridian_broker.admin.requests import (
     Refused,
@@ -149,15 +150,24 @@ async def peek(_: web.Request) -> web.Response:
 
 
 async def skip_all(request: web.Request) -> web.Response:
-    """Acknowledge everything stored so far."""
+    """Acknowledge everything stored so far. Of ``pulsar.repl.REGION``: skip all that waits for that region."""
+    if (remote := replicators.remote_of(request)) is not None:
+        await replicators.skip(request, remote, None)
+        return done()
     for subscription in await named(request):
         await skip(subscription, None)
     return done()
 
 
 async def skip_some(request: web.Request) -> web.Response:
-    """Acknowledge the next entries; of a partitioned topic, so many of each partition."""
+    """Acknowledge the next entries; of a partitioned topic, so many of each partition.
+
+    Of ``pulsar.repl.REGION``: skip the next ones that wait for that region.
+    """
     count = number(part(request, "count"), "the number of messages", 1)
+    if (remote := replicators.remote_of(request)) is not None:
+        await replicators.skip(request, remote, count)
+        return done()
     for subscription in await named(request):
         await skip(subscription, count)
     return done()

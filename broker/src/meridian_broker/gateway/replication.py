@@ -27,6 +27,7 @@ from meridian_broker.wire.proto import pulsar_pb2 as pb
 
 if TYPE_CHECKING:
     from meridian_broker.gateway.client_options import ClientOptions
+    from meridian_broker.positions.skipped import Skipped
     from meridian_broker.replication.replication_source import ReplicationSource
     from meridian_broker.replication.replicator_status import ReplicatorStatus
 
@@ -87,6 +88,8 @@ class ReplicatorRunner:
             own_before=topic.own_before,
             came_back=topic.came_back,
         )
+        if (skipped := topic.skipped_for(remote)) is not None:
+            core.skip(skipped)
         runs[remote] = ReplicatorRun(
             topic, core, place, self._admin, Backoff(self._jitter, last=LAST_DELAY), self._now_ms
         )
@@ -193,7 +196,14 @@ class ReplicatorRunner:
         if run is None:
             return None
         status = run.status()
-        return Feed(status.confirmed, EARLIEST, status.backlog, "" if status.hold is None else status.last_error or "")
+        held = "" if status.hold is None else status.last_error or ""
+        return Feed(status.confirmed, EARLIEST, status.backlog, held, remote_last=run.remote_last)
+
+    def skip(self, topic_name: str, remote: str, skipped: Skipped) -> None:
+        """Go on behind what is skipped for the remote; nothing happens when there is no replicator."""
+        run = self._running.get(topic_name, {}).get(remote)
+        if run is not None:
+            run.skip(skipped)
 
     def status(self, topic_name: str) -> dict[str, ReplicatorStatus]:
         """By remote region."""

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from meridian_broker.gateway.client import PulsarClientConnection
     from meridian_broker.gateway.remote_admin import RemoteAdmin
     from meridian_broker.gateway.remote_brokers import RemoteBrokers
+    from meridian_broker.positions.skipped import Skipped
     from meridian_broker.replication.replication_source import ReplicationSource
     from meridian_broker.replication.replicator import Replicator
     from meridian_broker.replication.replicator_status import ReplicatorStatus
@@ -85,6 +86,20 @@ class ReplicatorRun:
     def nudge(self) -> None:
         self._backoff.reset()
         self._nudged.set()
+
+    def skip(self, skipped: Skipped) -> None:
+        """Go on behind what an operator skipped, over another producer."""
+        is_sending = self._core.state is State.STARTED
+        self._core.skip(skipped)
+        self._tell_source()
+        if is_sending and self._core.state is not State.STARTED:
+            self.producer_closed(f"everything up to {skipped.upto} is skipped for {self._core.remote}")
+        self.nudge()
+
+    @property
+    def remote_last(self) -> Position | None:
+        """See ``Replicator.remote_last``."""
+        return self._core.remote_last
 
     def status(self) -> ReplicatorStatus:
         problem = self.place.link.problem

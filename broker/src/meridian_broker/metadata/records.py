@@ -19,6 +19,7 @@ from meridian_broker.metadata.errors import Invalid
 from meridian_broker.metadata.store import MetadataError
 from meridian_broker.positions.clock import Stamp
 from meridian_broker.positions.position import EARLIEST, Position, parse_position
+from meridian_broker.positions.skipped import Skipped
 
 FORMAT: Final = 1
 """Of every stored value. A greater one is refused, an older one is read."""
@@ -317,6 +318,8 @@ class TopicRecord:
     wants to open it."""
     created: Stamp | None = None
     """Of its creation, in whatever region; None for partitions, and where an earlier version made it."""
+    skipped: Mapping[str, Skipped] = field(default_factory=dict)
+    """Per other region what an operator skipped of its backlog."""
 
     def to_json(self) -> Json:
         return {
@@ -336,6 +339,7 @@ class TopicRecord:
             "compactionScraps": list(self.compaction_scraps),
             **({"newestLedger": self.newest_ledger} if self.newest_ledger >= 0 else {}),
             **({"mends": [mend.to_json() for mend in self.mends]} if self.mends else {}),
+            **({"skipped": {region: [*map(str, one)] for region, one in self.skipped.items()}} if self.skipped else {}),
             **({} if self.deleting is None else {"deleting": self.deleting}),
             **_created_json(self.created),
             **self.extra,
@@ -364,6 +368,7 @@ class TopicRecord:
             mends=tuple(MendRecord.from_json(mend) for mend in take(data, "mends", list, [])),
             deleting=take(data, "deleting", str),
             created=_created(data),
+            skipped=_skipped(data),
             extra=without(data, *_TOPIC_FIELDS),
             stamp=stamp,
         )
@@ -388,6 +393,7 @@ _TOPIC_FIELDS: Final = (
     "compacted",
     "compactionScraps",
     "newestLedger",
+    "skipped",
 )
 
 
@@ -448,6 +454,14 @@ def _position(data: Mapping[str, Any], key: str) -> Position:
         return parse_position(take(data, key, str, str(EARLIEST)))
     except ValueError as error:
         raise Invalid(f"{key}: {error}") from None
+
+
+def _skipped(data: Mapping[str, Any]) -> dict[str, Skipped]:
+    try:
+        stretches = take(data, "skipped", dict, {})
+        return {region: Skipped(*map(parse_position, stretch)) for region, stretch in stretches.items()}
+    except (ValueError, TypeError, AttributeError) as error:
+        raise Invalid(f"skipped: {error}") from None
 
 
 def _holes(data: Mapping[str, Any]) -> dict[str, tuple[tuple[Position, Position], ...]]:

@@ -11,6 +11,7 @@ from meridian_broker.positions.position import EARLIEST, Position
 from meridian_broker.topics.throttling import Rate
 
 if TYPE_CHECKING:
+    from meridian_broker.positions.skipped import Skipped
     from meridian_broker.topics.incarnations import Told
     from meridian_broker.wire.proto.pulsar_pb2 import Schema
 
@@ -93,6 +94,10 @@ class ReplicationSource(Protocol):
 
     def replicated_to(self, remote: str, position: Position) -> None:
         """``remote`` has stored everything up to ``position`` durably: retention may trim that far."""
+        ...
+
+    def skipped_for(self, remote: str) -> Skipped | None:
+        """What an operator skipped of the backlog of ``remote``; None: nothing."""
         ...
 
     async def schema_for(self, version: bytes) -> Schema | None:

@@ -1,16 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Carrying a topic's own entries to one remote region: the decisions, without sockets and without a clock.
 
-There is one ``Replicator`` per (topic or partition, remote region). It keeps no durable state of its own. The remote
-says in its answer to PRODUCER which of our entries it stored last, and we go on exactly after that one, so a restart
-of either side, a lost receipt or a broken connection can neither lose nor repeat an entry.
+There is one ``Replicator`` per (topic or partition, remote region). It keeps no durable state of its own; what an
+operator skipped is on the topic's record, and handed in (``skip``). The remote says in its answer to PRODUCER which of
+our entries it stored last, and we go on exactly after that one, so a restart of either side, a lost receipt or a broken
+connection can neither lose nor repeat an entry.
 
 Three numbers travel with each entry and make mistakes visible instead of silent:
 
 * ``prev``, the own entry before it in our log (R3). We check it too: when the entries we read do not form one chain
   from the remote's last one, something between was trimmed here (a *gap*, R4) or our log was rolled back (R5).
 * ``sent_prev``, the entry before it that was meant for this remote. The remote refuses an entry whose ``sent_prev``
-  is not the last one it stored.
+  is not the last one it stored. Entries that ``replicate_to`` withholds, or an operator skipped, are not meant for it.
 * ``checksum`` of the entry as it was first stored (R7).
 
 A replicator that must not go on says why (``Hold``) and asks again from time to time: what holds it up is always
@@ -31,6 +32,7 @@ from meridian_broker.replication.replicator_status import Hold, ReplicatorStatus
 from meridian_broker.replication.sending import SendWriter, Stamp, schema_version_of
 
 if TYPE_CHECKING:
+    from meridian_broker.positions.skipped import Skipped
     from meridian_broker.topics.incarnations import Told
 
 QUEUE_SIZE: Final = 1000
@@ -131,6 +133,7 @@ class Replicator:
         self._pending: deque[_Sent] = deque()
         self._pending_bytes = 0
         self._passed: _Passed | None = None
+        self._skipped: Skipped | None = None
         self._schemas: dict[bytes, bytes] = {}
         self._waiting_since_ms: int | None = None
         self._connected_since_ms: int | None = None
@@ -298,6 +301,19 @@ class Replicator:
         self.wanted_schema = None
         self._stop(Hold.SCHEMA, f"{self.topic}: {self.remote} refuses schema version {version.hex()}: {reason}")
 
+    def skip(self, skipped: Skipped) -> None:
+        """Pass over what an operator skipped. While something is sent: go on with another producer."""
+        self._skipped = skipped
+        if self.missing is not None and self.missing <= skipped.own:
+            self.missing = None
+        if skipped.upto > self.confirmed:
+            self.confirmed = skipped.upto
+            self.trimmable = max(self.trimmable, skipped.upto)
+            self._forget_pending()
+            self._waiting_since_ms = None
+            if self.state is State.STARTED:
+                self.stopping()
+
     # -- answers ----------------------------------------------------------------------------------------------------
 
     def receipt(self, sequence: int) -> bool:
@@ -339,6 +355,11 @@ class Replicator:
             self._waiting_since_ms = now_ms
 
     @property
+    def remote_last(self) -> Position | None:
+        """The last of our entries that the remote is known to have, if not a later one; None: it has not said yet."""
+        return None if self._passed is None else self._passed.sent
+
+    @property
     def window_open(self) -> bool:
         return self.next_read() is not None
 
@@ -371,6 +392,11 @@ class Replicator:
             _, self._scanned, self._chain, self.trimmable = self._passed
         else:
             self._scanned = self._chain = self.trimmable = last
+        skipped = self._skipped
+        if skipped is not None and skipped.applies_to(last) and skipped.upto > self._scanned:
+            self._scanned = self.trimmable = skipped.upto
+            # A remote that has nothing begins with whatever follows; a log that was rolled back ends before ``own``.
+            self._chain = EARLIEST if last == EARLIEST else min(skipped.own, last_own)
         if last == last_own and end > self._scanned:
             self._scanned = self.trimmable = end  # all after it came from elsewhere
             self._chain = last

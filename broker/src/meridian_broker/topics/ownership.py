@@ -24,6 +24,7 @@ from meridian_broker.metadata.records import CompactedRecord, LedgerRecord, Mend
 from meridian_broker.metadata.store import ABSENT, MetadataUnavailable, VersionConflict
 from meridian_broker.positions import Stamp
 from meridian_broker.positions.position import Position
+from meridian_broker.positions.skipped import Skipped, extended
 from meridian_broker.topics.errors import TopicFenced
 from meridian_broker.wire.pulsar.topic_name import TopicName
 
@@ -142,6 +143,17 @@ class TopicMetadata:
             await self._write(
                 replace(self.record, mends=tuple(MendRecord(mend.first, mend.count, mend.copies) for mend in mends))
             )
+
+    async def save_skipped(self, remote: str, known: Position | None, upto: Position, own: Position) -> Skipped:
+        """Returns everything that is skipped for the region now; the parameters are those of ``extended``.
+
+        :raises MetadataError: it is not written.
+        """
+        async with self._lock:
+            skipped = extended(self.record.skipped.get(remote), known, upto, own)
+            if skipped != self.record.skipped.get(remote):
+                await self._write(replace(self.record, skipped={**self.record.skipped, remote: skipped}))
+            return skipped
 
     async def save_topic_epoch(self, epoch: int) -> None:
         """:raises MetadataError: it is not written."""

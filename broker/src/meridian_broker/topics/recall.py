@@ -63,14 +63,17 @@ async def find(topic: Topic, asker: str, want: Want) -> Found:
         topic.recall.left(want.origin)  # who asks has entries of it
     is_authority = is_own and want.before != LATEST  # of a hole: what its origin gave back is missed by nobody
     end = topic.log.last_own if is_own else topic.log.last_origin.get(want.origin, EARLIEST)
+    after, skipped = want.after, topic.skipped_for(asker) if is_own else None
+    if skipped is not None and skipped.applies_to(after):
+        after = skipped.own  # as the replicator goes on
     await topic.scheduler.answer(topic.log.when_durable)  # what is not stored below the end counts as given back
     settled = is_own and topic.recall is not None and topic.recall.is_settled
-    if want.after >= end:  # of nearly all that ask, and no ledger is looked into
+    if after >= min(end, want.before):  # of nearly all that ask, and no ledger is looked into
         return Found((), is_chained=True, is_settled=settled, last=end)
-    last, entries, size, is_chained = want.after, list[bytes](), 0, True
+    last, entries, size, is_chained = after, list[bytes](), 0, True
     spans = topic.log.spans()
     given_back = spans[0].origins_before.get(want.origin, EARLIEST) if spans else EARLIEST
-    places = await origins_between(topic.log, want.origin, want.after, want.before, ANSWER_ENTRIES)
+    places = await origins_between(topic.log, want.origin, after, want.before, ANSWER_ENTRIES)
     async for origin, (place, stored) in stored_at(topic.log, places):
         header = unpack(stored)
         if is_damaged(stored):

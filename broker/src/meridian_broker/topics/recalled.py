@@ -33,6 +33,8 @@ class Feed(NamedTuple):
     """Why it does not go on."""
     subscriptions: int = 0
     """Replicated subscriptions of the topic there."""
+    remote_last: Position | None = None
+    """The last of its own entries that it knows the other one to have; None: it has not heard. Not told to regions."""
 
 
 NOTHING_TO_SEND: Final = Feed(EARLIEST, EARLIEST, 0)

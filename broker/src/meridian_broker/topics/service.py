@@ -45,10 +45,11 @@ from meridian_broker.topics.non_persistent import NonPersistentTopic
 from meridian_broker.topics.non_persistent_service import NonPersistentTopics
 from meridian_broker.topics.progress_log import Done
 from meridian_broker.topics.recall import find
-from meridian_broker.topics.recalled import NOTHING_TO_SEND, Feed, Found, Peers, Want
+from meridian_broker.topics.recalled import NOTHING_TO_SEND, Found, Peers, Want
 from meridian_broker.topics.reopening import Failing, reopen
 from meridian_broker.topics.schemas import SchemaBook
 from meridian_broker.topics.scope import Leasing
+from meridian_broker.topics.skipping import Replicators
 from meridian_broker.topics.subscription import Subscription
 from meridian_broker.topics.throttling import Throttle
 from meridian_broker.topics.topic import Exchange, Topic
@@ -62,14 +63,10 @@ from meridian_broker.wire.pulsar.topic_name import TopicName
 log = logging.getLogger(__name__)
 
 
-class GeoReplication(Peers, Protocol):
+class GeoReplication(Peers, Replicators, Protocol):
     """The shell that runs replicators, and asks other regions."""
 
     def start(self, topic: Topic, remote: str, /) -> None: ...
-
-    def feed(self, topic_name: str, remote: str, /) -> Feed | None:
-        """How far the replicator is; None: there is none."""
-        ...
 
     def stop(self, topic_name: str, remote: str | None = None, /) -> object: ...
 
@@ -401,7 +398,8 @@ class TopicService:
         for remote in self.regions_of(topic.name) - {self.region}:
             if remote not in topic.remotes:
                 topic.remotes.add(remote)
-                topic.replicated_positions.setdefault(remote, EARLIEST)
+                skipped = topic.skipped_for(remote)
+                topic.replicated_positions.setdefault(remote, EARLIEST if skipped is None else skipped.upto)
                 self.replication.start(topic, remote)
 
     def recall_missing(self) -> None:

@@ -56,6 +56,7 @@ from meridian_broker.wire.proto import pulsar_pb2 as pb
 from meridian_broker.wire.pulsar.frames import Send
 
 if TYPE_CHECKING:
+    from meridian_broker.positions.skipped import Skipped
     from meridian_broker.topics.incarnations import Told
     from meridian_broker.topics.ownership import TopicMetadata
     from meridian_broker.topics.recall import Recall
@@ -480,6 +481,9 @@ class Topic:
 
     def replicated_to(self, remote: str, position: Position) -> None:
         self.replicated_positions[remote] = position
+
+    def skipped_for(self, remote: str) -> Skipped | None:
+        return None if self.metadata is None else self.metadata.record.skipped.get(remote)
 
     def region_left(self, remote: str) -> None:
         """It is no region of the topic any more: nothing is kept for it."""

@@ -44,16 +44,16 @@ async def _answer(connection: Connection, asked: peer_pb2.EntriesWanted) -> None
     )
     answer.origins.extend(sorted(found.origins))
     if found.feed is not None:
-        confirmed, end, behind, held, subscriptions = found.feed
+        feed = found.feed
         answer.feed.CopyFrom(
             peer_pb2.Feed(
-                confirmed_ledger=confirmed.ledger,
-                confirmed_entry=confirmed.entry,
-                end_ledger=end.ledger,
-                end_entry=end.entry,
-                behind=behind,
-                held=held,
-                subscriptions=subscriptions,
+                confirmed_ledger=feed.confirmed.ledger,
+                confirmed_entry=feed.confirmed.entry,
+                end_ledger=feed.end.ledger,
+                end_entry=feed.end.entry,
+                behind=feed.behind,
+                held=feed.held,
+                subscriptions=feed.subscriptions,
             )
         )
     if connection.transport is not None:

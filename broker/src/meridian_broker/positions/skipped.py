@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an operator skipped for one other region: a stretch of a topic's log that is not to be sent there.
+
+The remote goes on without it as it goes on without an entry that ``replicate_to`` withholds: nothing is claimed as
+acknowledged, and the chain of own entries (R3) is known to run through it. The stretch is tied to what the remote had
+when it was skipped. A remote that falls back behind that, restored or rebuilt, is sent whatever is still stored.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from meridian_broker.positions.position import EARLIEST, Position
+
+
+class Skipped(NamedTuple):
+    """A skipped stretch."""
+
+    after: Position
+    """The last own entry that the remote was known to have; ``EARLIEST``: it was not known."""
+    upto: Position
+    """In the local log: everything stored up to here is skipped."""
+    own: Position
+    """The last own entry up to there."""
+
+    def applies_to(self, last: Position) -> bool:
+        """Whether a remote whose last entry of ours is ``last`` goes on behind the stretch."""
+        return self.after <= last < self.own
+
+
+def extended(earlier: Skipped | None, known: Position | None, upto: Position, own: Position) -> Skipped:
+    """The stretch once everything up to ``upto`` is skipped as well.
+
+    :param earlier: what was skipped before. It is part of the new stretch unless the remote has gone beyond it.
+    :param known: the last own entry that the remote is known to have; None: it has not said yet.
+    :param own: the last own entry up to ``upto``.
+    """
+    if earlier is not None and earlier.upto >= upto:
+        return earlier
+    if earlier is not None and (known is None or known < earlier.own):
+        return Skipped(earlier.after, upto, own)
+    return Skipped(EARLIEST if known is None else known, upto, own)

@@ -1,0 +1,174 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An operator drops what waits for a region that is away: space is given back, and when the region returns it gets
+only what follows, also after a restart of the sender. Regions in this process, asked over HTTP."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+from broker_regions import Region, regions, until
+from meridian_broker.gateway.roles import Consumer, Producer
+from meridian_broker.positions.position import EARLIEST, LATEST
+from meridian_broker.topics.recall import find
+from meridian_broker.topics.recalled import Want
+from meridian_broker.topics.topic import Topic
+from meridian_broker.wire.pulsar import topic_name
+
+TOPIC = "persistent://public/default/t"
+PATH = "/admin/v2/persistent/public/default/t"
+CURSOR = f"{PATH}/subscription/pulsar.repl.eu"
+
+
+async def ask(region: Region, method: str, path: str, body: object = None) -> tuple[int, Any]:
+    async with aiohttp.ClientSession() as session, session.request(method, region.admin_url + path, json=body) as said:
+        return said.status, await said.json() if said.status != 204 else None
+
+
+async def opened(region: Region) -> Topic:
+    return await region.process.service.topic(topic_name.parse(TOPIC), create=False)
+
+
+def stored(region: Region) -> int:
+    topic = region.process.service.topics.get(TOPIC)
+    return 0 if topic is None else topic.log.entries
+
+
+async def publish(region: Region, first: int, count: int) -> None:
+    connection = await region.connect()
+    producer = await Producer.open(connection, TOPIC)
+    for number in range(first, first + count):
+        await producer.send(b"%d" % number)
+    await producer.flush()
+    await connection.close()
+
+
+async def backlog(region: Region) -> int:
+    _, stats = await ask(region, "GET", f"{PATH}/stats")
+    return int(stats["replication"]["eu"]["replicationBacklog"])
+
+
+async def give_back(region: Region) -> None:
+    await (await opened(region)).log.roll()
+    assert (await ask(region, "POST", f"{PATH}/trim"))[0] == 204
+
+
+async def texts(region: Region) -> list[bytes]:
+    """Everything stored in the region, in order."""
+    connection = await region.connect()
+    reader = await Consumer.subscribe(connection, TOPIC, "reader", replicated=False)
+    found = [payload for _ in range(stored(region)) for payload in (await reader.receive()).payloads]
+    await connection.close()
+    return found
+
+
+def numbers(*ranges: range) -> list[bytes]:
+    return [b"%d" % number for one in ranges for number in one]
+
+
+async def test_the_backlog_of_a_region_that_is_away_is_dropped(tmp_path: Path) -> None:
+    async with regions(tmp_path, "us", "eu") as (us, eu):
+        await publish(us, 0, 3)
+        await until(lambda: stored(eu) == 3)
+        await eu.stop()
+        await publish(us, 3, 4)
+        await until(lambda: us.process.runner.status(TOPIC)["eu"].connected is False)
+        assert await backlog(us) == 4
+        await give_back(us)
+        assert stored(us) == 7, "it waits for eu"
+        assert await ask(us, "POST", f"{CURSOR}/skip_all") == (204, None)
+        assert await backlog(us) == 0
+        await give_back(us)
+        assert stored(us) == 0
+        await publish(us, 7, 2)
+        await us.stop()
+        await us.start()
+        await opened(us)
+        assert await backlog(us) == 2
+        await eu.start()
+        await until(lambda: stored(eu) == 5)
+        await publish(us, 9, 1)
+        await until(lambda: stored(eu) == 6)
+        assert await texts(eu) == numbers(range(3), range(7, 10))
+        status = us.process.runner.status(TOPIC)["eu"]
+        assert (status.hold, (await opened(eu)).gaps.open()) == (None, [])
+
+
+async def test_a_sender_that_has_not_heard_of_the_region_since_its_start_keeps_what_was_skipped(tmp_path: Path) -> None:
+    """Skipped, started anew, skipped further while the region is still away; nothing was given back in between."""
+    async with regions(tmp_path, "us", "eu") as (us, eu):
+        await Consumer.subscribe(await us.connect(), TOPIC, "keeping", replicated=False)
+        await publish(us, 0, 3)
+        await until(lambda: stored(eu) == 3)
+        await eu.stop()
+        await publish(us, 3, 4)
+        assert await ask(us, "POST", f"{CURSOR}/skip/3") == (204, None)
+        assert await backlog(us) == 1
+        await us.stop()
+        await us.start()
+        await opened(us)
+        assert await backlog(us) == 1
+        await publish(us, 7, 2)
+        assert await ask(us, "POST", f"{CURSOR}/skip/2") == (204, None)
+        assert await backlog(us) == 1
+        await eu.start()
+        await until(lambda: stored(eu) == 4)
+        assert await texts(eu) == numbers(range(3), range(8, 9))
+        topic = await opened(us)
+        assert topic.subscriptions["keeping"].backlog() == 9, "what was skipped for eu stays owed here"
+
+
+async def test_a_region_that_asks_for_what_was_skipped_does_not_get_it(tmp_path: Path) -> None:
+    async with regions(tmp_path, "us", "eu") as (us, eu):
+        await Consumer.subscribe(await us.connect(), TOPIC, "keeping", replicated=False)
+        await publish(us, 0, 3)
+        await until(lambda: stored(eu) == 3)
+        last = (await opened(eu)).log.last_origin["us"]
+        await eu.stop()
+        await publish(us, 3, 4)
+        assert (await ask(us, "POST", f"{CURSOR}/skip/2"))[0] == 204
+        topic = await opened(us)
+
+        async def given(asker: str, want: Want) -> tuple[int, bool]:
+            found = await find(topic, asker, want)
+            return len(found.entries), found.is_chained
+
+        want = Want(TOPIC, "", "us", last, LATEST)
+        assert await given("eu", want) == (2, True)
+        assert await given("ap", want) == (4, True), "it was skipped for eu"
+        assert await given("eu", want._replace(after=EARLIEST)) == (7, True), "it lost what it had"
+        assert (await ask(us, "POST", f"{CURSOR}/skip_all"))[0] == 204
+        assert await given("eu", want) == (0, True)
+
+
+async def test_what_is_older_is_skipped(tmp_path: Path) -> None:
+    async with regions(tmp_path, "us", "eu") as (us, eu):
+        await publish(us, 0, 3)
+        await until(lambda: stored(eu) == 3)
+        status, refused = await ask(us, "POST", f"{CURSOR}/expireMessages/0")
+        assert (status, "nothing waits for eu" in refused["reason"]) == (409, True)
+        await eu.stop()
+        await publish(us, 3, 4)
+        assert await ask(us, "POST", f"{CURSOR}/expireMessages/3600") == (204, None)
+        assert await backlog(us) == 4
+        topic = await opened(us)
+        second = topic.log.last_confirmed.entry - 2
+        place = {"ledgerId": topic.log.last_confirmed.ledger, "entryId": second}
+        assert await ask(us, "POST", f"{CURSOR}/expireMessages", place) == (204, None)
+        assert await backlog(us) == 2
+        assert await ask(us, "POST", f"{CURSOR}/expireMessages/0") == (204, None)
+        assert await backlog(us) == 0
+        await publish(us, 7, 1)
+        await eu.start()
+        await until(lambda: stored(eu) == 4)
+        assert await texts(eu) == numbers(range(3), range(7, 8))
+
+
+async def test_a_region_the_topic_is_not_replicated_to_has_no_cursor(tmp_path: Path) -> None:
+    async with regions(tmp_path, "us", "eu") as (us, _):
+        await publish(us, 0, 1)
+        for name in ("pulsar.repl.ap", "pulsar.repl.us", "pulsar.repl."):
+            for what in ("skip_all", "skip/1", "expireMessages/0"):
+                status, refused = await ask(us, "POST", f"{PATH}/subscription/{name}/{what}")
+                assert (status, "but to eu" in refused["reason"]) == (404, True), refused
