@@ -172,3 +172,24 @@ async def test_a_region_the_topic_is_not_replicated_to_has_no_cursor(tmp_path: P
             for what in ("skip_all", "skip/1", "expireMessages/0"):
                 status, refused = await ask(us, "POST", f"{PATH}/subscription/{name}/{what}")
                 assert (status, "but to eu" in refused["reason"]) == (404, True), refused
+
+
+async def test_a_backlog_is_dropped_while_the_region_is_connected(tmp_path: Path) -> None:
+    async with regions(tmp_path, "us", "eu") as (us, eu):
+        await publish(us, 0, 3)
+        await until(lambda: stored(eu) == 3)
+        slow = {"dispatchThrottlingRateInMsg": 1, "ratePeriodInSecond": 3600}
+        assert (await ask(us, "POST", f"{PATH}/replicatorDispatchRate", slow))[0] == 204
+        topic = await opened(us)
+        await until(lambda: topic.replication_rate.messages == 1)
+        await publish(us, 3, 20)
+        before = us.process.runner.status(TOPIC)["eu"].connections
+        assert await ask(us, "POST", f"{CURSOR}/skip_all") == (204, None)
+        assert await backlog(us) == 0
+        assert (await ask(us, "DELETE", f"{PATH}/replicatorDispatchRate"))[0] == 204
+        await publish(us, 23, 2)
+        await until(lambda: us.process.runner.status(TOPIC)["eu"].connections > before)
+        await until(lambda: us.process.runner.status(TOPIC)["eu"].backlog == 0)
+        found = await texts(eu)
+        assert (found[:3], found[-2:]) == (numbers(range(3)), numbers(range(23, 25)))
+        assert len(found) < 25
