@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import pytest
 from broker_inside import broker_inside
 from broker_regions import Region, regions, until
 from meridian_broker.admin.export_child import SCHEMAS
@@ -20,6 +21,7 @@ from meridian_broker.gateway.roles import Consumer, Producer
 from meridian_broker.positions import Cause
 from meridian_broker.positions.position import Position
 from meridian_broker.server.broker import BrokerProcess
+from meridian_broker.topics import mending
 from meridian_broker.topics.topic import Topic
 from meridian_broker.wire.proto import pulsar_pb2 as pb
 from meridian_broker.wire.pulsar.topic_name import parse
@@ -98,7 +100,10 @@ async def test_a_damaged_entry_comes_back_from_another_region(tmp_path: Path) ->
         ]
 
 
-async def test_a_lost_entry_is_passed_over_once_somebody_accepts_that(tmp_path: Path) -> None:
+async def test_a_lost_entry_is_passed_over_once_somebody_accepts_that(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mending, "PATIENCE_MS", 0)
     settings = {"managedLedgerMaxEntriesPerLedger": 3}
     async with broker_inside(tmp_path, **settings) as inside:
         connection = await PulsarClientConnection.connect(
@@ -131,7 +136,19 @@ async def test_a_lost_entry_is_passed_over_once_somebody_accepts_that(tmp_path: 
                 async with session.post(f"{GAPS}/accept", json={"origin": "inside", "upto": gap["upto"]}) as answer:
                     assert (answer.status, (await answer.json())["subscriptions"]) == (200, ["s"])
 
+            await until(lambda: len(topic.mending.for_a_person()) == 2)
+            async with session.get("/meridian/v1/health") as answer:
+                health = await answer.json()
+            accepting = f"meridian topics accept-gap {TOPIC} --origin inside --up-to"
+            assert not health["healthy"]
+            assert health["damagedTopics"] == {
+                "topics": 1,
+                "first": [{"topic": TOPIC, "command": f"{accepting} {gap.upto}"} for gap in topic.gaps.all()],
+            }
+            async with session.get("/admin/v2/brokers/ready") as answer:
+                assert answer.status == 200
             await accept()
+            assert len(topic.mending.for_a_person()) == 1
             assert await take(reading, 4) == PAYLOADS[2:6]
             await until(lambda: bool(topic.gaps.all()))
             await accept()

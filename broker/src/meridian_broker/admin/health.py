@@ -40,7 +40,8 @@ async def status_page(request: web.Request) -> web.Response:
 
 
 async def inside(request: web.Request) -> web.Response:
-    """How the broker's periodic work is doing, which files its start found damaged, and which topics keep failing."""
+    """How the broker's periodic work is doing, which files its start found damaged, which topics keep failing, and
+    which wait for a person."""
     admin = state(request)
     works = [
         {
@@ -55,8 +56,22 @@ async def inside(request: web.Request) -> web.Response:
     failing = any(work["problem"] is not None for work in works)
     damages = list(admin.ledgers.damages)
     topics = _failing_topics(admin)
-    healthy = not failing and not damages and not topics["topics"]
-    return answer({"healthy": healthy, "work": works, "damages": damages, "failingTopics": topics})
+    damaged = _damaged_topics(admin)
+    healthy = not (failing or damages or topics["topics"] or damaged["topics"])
+    return answer(
+        {"healthy": healthy, "work": works, "damages": damages, "failingTopics": topics, "damagedTopics": damaged}
+    )
+
+
+def _damaged_topics(admin: AdminState) -> dict[str, Any]:
+    """Topics with damaged entries that no region has, and how a person accepts their loss."""
+    gaps = {topic.name: topic.mending.for_a_person() for topic in admin.service.topics.values()}
+    shown = [(name, gap) for name, some in sorted(gaps.items()) for gap in some[:SHOWN]][:SHOWN]
+    first = [
+        {"topic": name, "command": f"meridian topics accept-gap {name} --origin {gap.origin} --up-to {gap.upto}"}
+        for name, gap in shown
+    ]
+    return {"topics": sum(map(bool, gaps.values())), "first": first}
 
 
 def _failing_topics(admin: AdminState) -> dict[str, Any]:

@@ -81,6 +81,8 @@ class Mending:
         self._tries = 0
         self._unrecorded: dict[Position, Position] = {}
         """Copies that are stored, and that the record could not be told of yet."""
+        self._hopeless: dict[Position, Gap] = {}
+        """What no region has and somebody here is owed, by the first entry of each stretch."""
         self.replaced = 0
         """Entries that were fetched back since the topic was opened."""
 
@@ -92,6 +94,10 @@ class Mending:
     def gaps(self) -> list[Gap]:
         """What is damaged and not back, in stretches."""
         return [self._gap(run) for run in self._runs()]
+
+    def for_a_person(self) -> list[Gap]:
+        """What no region has, and what stays in the way until a person accepts its loss."""
+        return [gap for first, gap in self._hopeless.items() if first in self._topic.log.damage.damaged]
 
     def _gap(self, run: _Run) -> Gap:
         away = {region for position in run.places for region in self._away.get(position, ())}
@@ -265,14 +271,16 @@ class Mending:
 
     async def _pass_over(self) -> None:
         """Give up what no region has and nobody here is owed."""
-        topic = self._topic
-        if topic.gaps.is_compacted:
-            return
+        topic, hopeless = self._topic, dict[Position, Gap]()
         patient_ms = topic.scheduler.now_ms() - PATIENCE_MS
         for run in self._runs():
             gap = self._gap(run)
-            if gap.since_ms <= patient_ms and gap.is_judged and not gap.away and not self._is_owed(run.places.items()):
-                await topic.gaps.pass_over_damaged(gap)
+            if gap.since_ms <= patient_ms and gap.is_judged and not gap.away:
+                if topic.gaps.is_compacted or self._is_owed(run.places.items()):
+                    hopeless[next(iter(run.places))] = gap
+                else:
+                    await topic.gaps.pass_over_damaged(gap)
+        self._hopeless = hopeless
 
     def _is_owed(self, places: Iterable[tuple[Position, Place]]) -> bool:
         durable = [one for one in self._topic.subscriptions.values() if one.durable]
