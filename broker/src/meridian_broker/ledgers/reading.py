@@ -17,7 +17,7 @@ from meridian_broker.ledgers.chapters import CacheBudget, Chain, Chapter
 from meridian_broker.ledgers.damage import Damage, Rebuilding, published_ms, stand_in
 from meridian_broker.ledgers.entry import EntryFormatError, unpack
 from meridian_broker.ledgers.index import LedgerIndex, Place, RegionCodes
-from meridian_broker.ledgers.scheduling import Scheduler
+from meridian_broker.ledgers.scheduling import Scheduler, next_turn
 from meridian_broker.ledgers.store import LedgerCorrupt, LedgerNotFound, LedgerStore, Reader
 from meridian_broker.ledgers.times import BlockTimes
 from meridian_broker.positions.position import EARLIEST, Position
@@ -26,6 +26,9 @@ log = logging.getLogger(__name__)
 
 SCAN_BYTES: Final = 128 << 10
 """Bytes of entries whose headers are read before others run: a thousand small ones, some milliseconds."""
+
+PLACES_AT_ONCE: Final = 2000
+"""Damaged entries that are looked up before others run: a few milliseconds."""
 
 _new: Final = tuple.__new__
 """Half the price of calling a ``NamedTuple`` class, where that is done for every entry."""
@@ -232,14 +235,19 @@ class ReadableLog(Chain):
                 times.note(len(index), 1, last_ms, last_ms)
                 rebuilding.add(header)
             if len(index) < chapter.entries:
-                await self._scheduler.answer(lambda ready: self._scheduler.defer(lambda: ready(None)))
+                await next_turn(self._scheduler)
         following = self._following(ledger)
         if following is None:
             rebuilding.finish(*self._ends_on_record, is_sure=False)
         else:
             rebuilding.finish(following.own_before, following.origins_before)
-        chapter.index, chapter.times = index, times
-        places = {Position(ledger, number): place for number in found if (place := index.place(number)) is not None}
+        places = dict[Position, Place]()
+        for count, number in enumerate(found, 1):
+            if (place := index.place(number)) is not None:
+                places[Position(ledger, number)] = place
+            if count % PLACES_AT_ONCE == 0:
+                await next_turn(self._scheduler)
+        chapter.index, chapter.times = index, times  # together with the damage: nobody may claim what is damaged
         if places:
             self._found_damaged(places, found[next(iter(places)).entry])
         return index

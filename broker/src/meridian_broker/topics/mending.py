@@ -29,6 +29,7 @@ from meridian_broker.ledgers.entry import (
     pack_replaces,
     unpack,
 )
+from meridian_broker.ledgers.scheduling import next_turn
 from meridian_broker.ledgers.store import LedgerError
 from meridian_broker.metadata.store import MetadataError
 from meridian_broker.positions.position import EARLIEST, Position
@@ -49,6 +50,8 @@ RETRY_SECONDS: Final = (1.0, 2.0, 5.0, 10.0, 30.0)
 """Pauses before the disk and the other regions are asked again; the last one repeats."""
 PATIENCE_MS: Final = 10_000
 """What nobody is owed is given up after so long: until then another region may store it, as it was on its way there."""
+READS_AT_ONCE: Final = 100
+"""Damaged entries that are read again before others run."""
 ON_RECORD_MAX: Final = 1000
 """Stretches of damaged entries that a topic's record names. A disk with more of them is to be replaced."""
 
@@ -132,13 +135,17 @@ class Mending:
     async def _run(self) -> None:
         topic = self._topic
         try:
-            for position in list(topic.log.damage.damaged)[:ON_RECORD_MAX]:
+            for count, position in enumerate(list(topic.log.damage.damaged)[:ON_RECORD_MAX], 1):
+                if count % READS_AT_ONCE == 0:
+                    await next_turn(topic.scheduler)
                 self._since_ms.setdefault(position, topic.scheduler.now_ms())
                 if (entry := await topic.log.whole_again(position)) is not None:
                     self._tell({position: entry})
             await self._record()
+            await next_turn(topic.scheduler)
             for run in self._runs():
                 await self._fetch(run)
+            await next_turn(topic.scheduler)
             await self._pass_over()
         except (LedgerError, TopicError, MetadataError) as error:
             log.warning("%s: damaged entries cannot be replaced now: %s", topic.name, error)
