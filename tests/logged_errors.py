@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Exceptions that were caught and logged while a test ran: somebody's mistake that did not reach the test.
 
-Situations have errors of their own (``LedgerError``, ``OSError`` ...), and may be logged: a full disk, a region gone.
-Anything else that is logged with a traceback, a ``TypeError`` or ``KeyError``, is a mistake.
+Situations have errors of their own (``LedgerError`` ...), and may be logged: a full disk, a region gone. Anything else
+that is logged with a traceback is a mistake, an ``OSError`` as well as a ``TypeError``: whoever speaks with a disk or a
+socket has to say what its errors mean.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ class LoggedErrors(logging.Handler):
 
 def is_situation(error: BaseException) -> bool:
     """Is it an error that was made for what happened?"""
-    return isinstance(error, OSError) or type(error).__module__.startswith("meridian")
+    return type(error).__module__.startswith("meridian")
 
 
 @contextmanager

@@ -52,6 +52,7 @@ async def run(work: PeriodicWork, *, at_once: bool = False) -> None:
         await work.run(at_once=at_once)
 
 
+@pytest.mark.logs_error("OSError: broken")
 @pytest.mark.logs_error("a mistake")
 async def test_no_error_of_a_turn_ends_the_work() -> None:
     clock = Clock(5)
