@@ -23,6 +23,8 @@ KINDS: Final[dict[int, int]] = {1: 1, 3: 2}
 """Remainder -> how many kinds are in the seed."""
 FAULTS: Final = ("silences", "restarts", "versions", "failures", "clocks")
 RESTORING: Final = ("save", "restore", "wipe")
+AHEAD_MS: Final = 3_500_000
+"""How far jumps take one region's clock from the others: a deletion of more than an hour ahead is refused."""
 
 
 def with_faults(seed: int, lines: list[str]) -> list[str]:
@@ -96,7 +98,10 @@ class _Faults(Drawing):
         if any(line.startswith(RESTORING) for line in self._rest):
             return  # a clock set back over a restore gives ledger ids twice: R1 rests on the clock
         drawn: list[tuple[int, list[str]]] = []
+        region, ahead_ms = self._region(), 0
         for at in self._places(random.choice((1, 2, 4))):
-            jump = random.choice((-3_600_000, -600_000, -60_000, 60_000, 600_000, 3_600_000))
-            drawn.append((at, [*self._life(), f"clock {self._region()} {jump:+d}", *self._life()]))
+            jumps = (-3_400_000, -600_000, -60_000, 60_000, 600_000, 3_400_000)
+            jump = random.choice([one for one in jumps if abs(ahead_ms + one) <= AHEAD_MS])
+            ahead_ms += jump
+            drawn.append((at, [*self._life(), f"clock {region} {jump:+d}", *self._life()]))
         self._insert(drawn)
