@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import itertools
 import logging
 import random
 from contextlib import suppress
@@ -137,6 +138,23 @@ async def _busy_while_it_fails(disk: FaultyDisk) -> None:
     assert store.damages == ()
     for number, entries in stored.items():
         assert await read_all(store, number) == entries
+    await store.close()
+
+
+async def test_a_disk_that_refuses_many_writes_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    disk = FaultyDisk(RecordingDisk())
+    store, ids = await LocalLedgerStore.start("unused", files=disk), itertools.count(1)
+    for _ in range(2):
+        caplog.clear()
+        disk.fault = broken(WRITES)
+        for _ in range(20):
+            with pytest.raises(LedgerError):
+                await store.create(next(ids), fence=1)
+        assert [one.levelname for one in caplog.records if one.name.endswith(".committer")].count("ERROR") == 1
+        assert len(caplog.records) < 5
+        disk.fault = None
+        await append_all(await store.create(next(ids), fence=1), [b"well"])
+        assert "takes writes again" in caplog.text
     await store.close()
 
 

@@ -58,6 +58,8 @@ class Committer:
         self._failed_generation = -1
         self._idle: asyncio.TimerHandle | None = None
         self._reports = 0
+        self._failures = 0
+        """Groups that failed since one was written."""
         self._thread = threading.Thread(target=self._run, name="meridian-ledger-log", daemon=True)
         log.wake = self._wake
 
@@ -111,8 +113,13 @@ class Committer:
             stats.write_failures += 1
             failure = unwritable(self._files.place, error)
             failure.__cause__ = error
-            _log.error("%s", failure)
+            self._failures += 1
+            if self._failures == 1:
+                _log.error("%s; the next failures are counted and not logged, until a write succeeds", failure)
             self._log.fail(failure)
+        elif durable and self._failures:
+            _log.warning("%s takes writes again: %d failed", self._files.place, self._failures)
+            self._failures = 0
         self._reports += 1
         if self._idle is None and self._log.is_unmarked and not self._stopped:
             self._idle = self._loop.call_later(IDLE_SECONDS, self._look_idle, self._reports)
@@ -211,5 +218,6 @@ class Committer:
         except Exception as error:
             # Harmless: the next segment's header says how much of this one counts. Whatever went wrong, the thread must
             # go on, for everybody waits for it.
-            _log.warning("could not cut %s after a failed write: %s", name, error)
+            if not self._failures:
+                _log.warning("could not cut %s after a failed write: %s", name, error)
         self._file = None
