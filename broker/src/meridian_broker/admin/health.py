@@ -40,8 +40,7 @@ async def status_page(request: web.Request) -> web.Response:
 
 
 async def inside(request: web.Request) -> web.Response:
-    """How the broker's periodic work is doing, which files its start found damaged, which topics keep failing, and
-    which wait for a person."""
+    """Health of the periodic work, damaged files, topics that keep failing, and topics that wait for a person."""
     admin = state(request)
     works = [
         {
