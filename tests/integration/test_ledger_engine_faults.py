@@ -6,7 +6,6 @@ from __future__ import annotations
 import asyncio
 import errno
 import itertools
-import logging
 import random
 from contextlib import suppress
 from pathlib import Path
@@ -162,8 +161,6 @@ async def test_a_disk_that_refuses_many_writes_is_logged_once(caplog: pytest.Log
 async def test_upkeep_survives_any_error_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
     disk = FaultyDisk(RecordingDisk())
     store = await LocalLedgerStore.start("unused", files=disk, segment_bytes=8192, checkpoint_bytes=8192)
-
-    caplog.set_level(logging.WARNING, "meridian_broker")
 
     def out_of_memory(operation: str, name: str) -> OSError | None:
         if operation == "create" and name.endswith(".new"):

@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from simulation.facts import Violation
@@ -23,6 +25,18 @@ class Outcome:
     """Delivered."""
 
 
+@contextmanager
+def quiet_brokers() -> Iterator[None]:
+    """Brokers in a world of troubles log little else: neither write nor format it, here and nowhere else."""
+    brokers = logging.getLogger("meridian_broker")
+    level = brokers.level
+    brokers.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        brokers.setLevel(level)
+
+
 def run_story(lines: list[str]) -> Outcome:
     """Tell it until its end or the first broken promise.
 
@@ -33,10 +47,11 @@ def run_story(lines: list[str]) -> Outcome:
     is_collecting = gc.isenabled()
     gc.disable()
     try:
-        for line in lines:
-            story.run(line)
-            if story.is_begun and story.world.model.violations:
-                break
+        with quiet_brokers():
+            for line in lines:
+                story.run(line)
+                if story.is_begun and story.world.model.violations:
+                    break
     finally:
         if is_collecting:
             gc.enable()

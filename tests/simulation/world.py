@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
 from random import Random
@@ -36,8 +35,6 @@ CALM_US: Final = 20_000_000
 """So long after the last trouble nothing excuses a barrier or a flush that is not complete."""
 PROGRESS_LEDGER_BYTES: Final = 4096
 """Progress ledgers are rolled over at this size here, so that worlds of a minute see it happen."""
-
-logging.getLogger("meridian_broker").setLevel(logging.CRITICAL)
 
 
 class World:
