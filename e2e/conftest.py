@@ -109,7 +109,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     directory = tmp_path_factory.mktemp("checkout")
     for name in (".venv", "e2e", "helm", "examples", "images", "crds", "broker", "operator", "verifier", "scripts"):
         (directory / name).symlink_to(ROOT / name)
-    for name in ("Makefile", "requirements.lock", ".dockerignore"):
+    for name in ("Makefile", "requirements.lock", ".dockerignore", "LICENSE", "NOTICE"):
         (directory / name).symlink_to(ROOT / name)
     found = Cluster(environment, directory)
     _empty(found)

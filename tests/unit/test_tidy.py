@@ -113,6 +113,9 @@ def locked(path: str) -> dict[str, str]:
 
 def test_images_hold_what_their_distributions_need_at_the_checkouts_versions() -> None:
     checkout = locked("requirements.lock")
+    build = locked("images/build.lock")
+    assert build.items() <= checkout.items(), "images/build.lock: scripts/lock writes it again"
+    assert re.search(r"install .*--require-hashes .*build\.lock", (ROOT / "images/install").read_text(encoding="utf-8"))
     for name in ("broker", "operator", "verifier"):
         image = locked(f"images/{name}/requirements.lock")
         project = tomllib.loads((ROOT / name / "pyproject.toml").read_text(encoding="utf-8"))["project"]
@@ -133,7 +136,8 @@ def test_the_lock_holds_every_direct_dependency() -> None:
         tables = tomllib.loads((ROOT / project).read_text(encoding="utf-8"))
         wanted += tables["project"]["dependencies"]
         wanted += [entry for group in tables["project"].get("optional-dependencies", {}).values() for entry in group]
-        wanted += [entry for group in tables.get("dependency-groups", {}).values() for entry in group]
+        groups = tables.get("dependency-groups", {}).values()
+        wanted += [entry for group in groups for entry in group if isinstance(entry, str)]  # else: another group
         wanted += tables.get("build-system", {}).get("requires", [])
     names = {re.split(r"[^\w.-]", entry)[0].lower() for entry in wanted}
     missing = sorted(names - locked - {"meridian-broker", "meridian-operator", "meridian-verifier"})
