@@ -89,6 +89,8 @@ def probe_shares(world: World, topic: str, name: str) -> None:
     subscriptions = [subscription for region in homes if (subscription := _find(world, region, topic, name))]
     if not any(subscription.share is not None for subscription in subscriptions):
         return
+    while world.network.is_silent:  # commands and votes travel on links that nothing but keep-alive can end
+        world.run(1000)
     probes = {}
     for region in homes:
         probe = probes[region] = SimConsumer(
