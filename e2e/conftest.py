@@ -20,7 +20,7 @@ from kubernetes.dynamic import DynamicClient
 from kubernetes.dynamic.exceptions import NotFoundError
 
 ROOT = Path(__file__).parent.parent
-NAMESPACES = ("us-east", "us-west", "eu-central", "meridian-system")
+NAMESPACES = ("us-east", "us-west", "eu-central", "meridian-system", "meridian-verifier")
 KINDS = {
     "geotopic": ("meridian.dev/v1alpha1", "GeoTopic"),
     "replicatedsubscription": ("meridian.dev/v1alpha1", "ReplicatedSubscription"),

@@ -14,7 +14,7 @@ from typing import Any
 
 import pulsar
 import pytest
-from conftest import ROOT, Cluster
+from conftest import NAMESPACES, ROOT, Cluster
 
 QUICKSTART = ROOT / "docs/quickstart-kubernetes.md"
 TOPIC = "persistent://public/default/orders"
@@ -174,7 +174,11 @@ def test_the_verifier_says_aligned_and_sees_a_broken_cursor(
     cluster: Cluster, clients: dict[str, pulsar.Client]
 ) -> None:
     values = "-f examples/kubernetes/verifier.yaml --set suspend=true"
-    cluster.run(f"helm install verifier helm/meridian-verifier -n meridian-system {values}")
+    refused = cluster.run(f"! helm install verifier helm/meridian-verifier -n meridian-system {values} 2>&1")
+    assert "install the verifier in a namespace of its own" in refused
+    cluster.run("kubectl create namespace meridian-verifier")
+    cluster.run("kubectl -n meridian-verifier create secret generic meridian-tokens --from-file=admin.jwt")
+    cluster.run(f"helm install verifier helm/meridian-verifier -n meridian-verifier {values}")
     assert _verdict(cluster, "after-failover")["status"] == "True"
     # A few messages that nobody has acknowledged, and a broker that is told to lose them.
     cluster.run(
@@ -205,7 +209,7 @@ def test_wrong_objects_are_refused_with_a_sentence(cluster: Cluster) -> None:
 
 def test_pods_are_restricted(cluster: Cluster) -> None:
     """Every pod of ours would be admitted where the strictest of Kubernetes' security standards is enforced."""
-    for namespace in ("us-east", "us-west", "eu-central", "meridian-system"):
+    for namespace in NAMESPACES:
         told = cluster.run(
             f"kubectl label --dry-run=server --overwrite namespace {namespace} "
             "pod-security.kubernetes.io/enforce=restricted 2>&1"
@@ -227,10 +231,10 @@ def _drain(consumer: pulsar.Consumer, wanted: set[str]) -> list[str]:
 
 def _verdict(cluster: Cluster, job: str) -> dict[str, Any]:
     """Run the verifier now; the condition that the operator makes of what it says."""
-    cluster.run(f"kubectl -n meridian-system create job --from=cronjob/verifier {job}")
+    cluster.run(f"kubectl -n meridian-verifier create job --from=cronjob/verifier {job}")
     ended = cluster.wait(lambda: _ended(cluster, job), f"job {job} to end", seconds=420)
-    log = cluster.run(f"kubectl -n meridian-system logs job/{job}")
-    document = cluster.get("configmap/meridian-verdict-orders", "meridian-system")
+    log = cluster.run(f"kubectl -n meridian-verifier logs job/{job}")
+    document = cluster.get("configmap/meridian-verdict-orders", "meridian-verifier")
     assert document is not None, f"{ended}\n{log[-4000:]}"
     time = json.loads(document["data"]["verdict.json"])["time"]
 
@@ -243,5 +247,5 @@ def _verdict(cluster: Cluster, job: str) -> dict[str, Any]:
 
 
 def _ended(cluster: Cluster, job: str) -> str | None:
-    status = (cluster.get(f"job/{job}", "meridian-system") or {}).get("status", {})
+    status = (cluster.get(f"job/{job}", "meridian-verifier") or {}).get("status", {})
     return next((one["type"] for one in status.get("conditions", []) if one["type"] in ("Complete", "Failed")), None)
