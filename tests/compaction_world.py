@@ -4,8 +4,10 @@
 from __future__ import annotations
 
 import asyncio
+import struct
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from meridian_broker.engines.memory.ledgers import MemoryLedgerStore
 from meridian_broker.ledgers.chapters import CacheBudget, LogLimits
@@ -17,9 +19,22 @@ from meridian_broker.server.loop import LoopScheduler
 from meridian_broker.topics.compacted_view import CompactedView
 from meridian_broker.topics.compactor import CompactionLimits, Compactor
 from meridian_broker.wire.proto import pulsar_pb2 as pb
-from meridian_broker.wire.pulsar.batches import Single, open_batch, remake
+from meridian_broker.wire.pulsar.batches import open_batch
+from meridian_broker.wire.pulsar.compression import compress
 from meridian_broker.wire.pulsar.metadata import body_checksum, build_body, parse
 from topic_record import TopicRecord
+
+T = TypeVar("T")
+
+
+def finished(work: Generator[int, None, T]) -> T:
+    """What the work comes to, done in one go."""
+    while True:
+        try:
+            next(work)
+        except StopIteration as done:
+            result: T = done.value
+            return result
 
 
 @dataclass(frozen=True)
@@ -39,13 +54,17 @@ def batch_body(
     metadata.num_messages_in_batch = len(messages)
     if encrypted:
         metadata.encryption_keys.add(key="k", value=b"secret")
-    singles = []
+    parts = []
     for number, message in enumerate(messages):
         single = pb.SingleMessageMetadata(payload_size=len(message.payload), sequence_id=number)
         if message.key is not None:
             single.partition_key = message.key
-        singles.append(Single(single, message.payload))
-    return remake(metadata, singles, range(len(singles)))
+        encoded = single.SerializeToString()
+        parts += [struct.pack(">I", len(encoded)), encoded, message.payload]
+    whole = b"".join(parts)
+    if compression != pb.NONE:
+        metadata.uncompressed_size = len(whole)
+    return build_body(metadata.SerializeToString(), finished(compress(compression, whole)))
 
 
 def single_body(message: Message, publish_ms: int) -> bytes:
@@ -106,10 +125,8 @@ class Region:
 
         await self.scheduler.answer(append)
 
-    async def compact(self) -> None:
-        compactor = Compactor(
-            self.log, self.view, self.name, self.limits, self.scheduler, lambda: None, by_time=self.by_time
-        )
+    async def compact(self, check: Callable[[], None] = lambda: None) -> None:
+        compactor = Compactor(self.log, self.view, self.name, self.limits, self.scheduler, check, by_time=self.by_time)
         writer = await self.store.create(await self.metadata.allocate_ledger_id(), 1)
         self.view = CompactedView(await compactor.run(writer), self.store)
         await self.view.load()
@@ -137,15 +154,15 @@ class Region:
                 payload = body[10 + int.from_bytes(body[6:10], "big") :]
                 seen.append((key, payload, (*of, 0)))
                 continue
-            singles = open_batch(body, metadata, 1 << 20)
-            assert singles is not None
-            assert len(singles) == header.messages
-            for index, single in enumerate(singles):
+            batch = finished(open_batch(body, metadata, 1 << 20))
+            assert batch is not None
+            assert len(batch.singles) == header.messages
+            for index, single in enumerate(batch.singles):
                 is_kept = header.kept is None or bool(header.kept >> index & 1)
-                assert is_kept == (not single.metadata.compacted_out)
+                assert is_kept == (not single.is_removed)
                 if is_kept:
-                    seen.append((single.key, single.payload, (*of, index)))
+                    seen.append((single.key, batch.payload[single.payload_at : single.end], (*of, index)))
         return seen
 
 
-__all__ = ["CHUNK", "MARKER", "Message", "Region", "batch_body", "chunk_body", "single_body"]
+__all__ = ["CHUNK", "MARKER", "Message", "Region", "batch_body", "chunk_body", "finished", "single_body"]

@@ -7,12 +7,14 @@ import asyncio
 from typing import Any
 
 import pytest
-from compaction_world import CHUNK, MARKER, Message, Region, batch_body, chunk_body, single_body
+from compaction_world import CHUNK, MARKER, Message, Region, batch_body, chunk_body, finished, single_body
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from meridian_broker.positions.position import EARLIEST, Position
 from meridian_broker.wire.proto import pulsar_pb2 as pb
-from meridian_broker.wire.pulsar.metadata import parse
+from meridian_broker.wire.pulsar.batches import MAX_MESSAGES, MAX_METADATA_BYTES, open_batch
+from meridian_broker.wire.pulsar.compression import PIECE_BYTES, CompressionError, compress, decompress
+from meridian_broker.wire.pulsar.metadata import build_body, parse
 
 REGIONS = ("us-east", "us-west", "eu-central")
 messages = st.builds(
@@ -174,6 +176,72 @@ def test_a_batch_is_made_again_with_its_indexes_and_its_codec(codec: int) -> Non
     assert parse(body).num_messages_in_batch == 3
     assert region.view is not None
     assert region.view.record.entries == 2
+
+
+def test_a_key_that_is_no_text_costs_the_entry_its_key_and_nothing_else() -> None:
+    metadata = pb.MessageMetadata(producer_name="p", sequence_id=1, publish_time=1).SerializeToString()
+    odd = build_body(metadata + b"\x32\x02\xff\xfe", b"v")
+    in_batch = batch_body([Message("kk", b"v")], 1).replace(b"kk", b"\xff\xfe")
+    assert seen([(odd, 0), (in_batch, 0), (single_body(Message("k", b"v"), 1), 0)]) == [0, 1, 2]
+
+
+def test_a_batch_of_too_many_messages_stays_whole() -> None:
+    body = batch_body([Message("k")] * (MAX_MESSAGES + 1), 1, compression=pb.ZSTD)
+    assert finished(open_batch(body, parse(body), 1 << 30)) is None
+    large = parse(body)
+    large.num_messages_in_batch = 1
+    assert finished(open_batch(body, large, large.uncompressed_size - 1)) is None
+
+
+def test_a_message_of_a_batch_with_very_large_metadata_is_not_parsed() -> None:
+    body = batch_body([Message("k" * MAX_METADATA_BYTES, b"v")], 1)
+    assert finished(open_batch(body, parse(body), 1 << 30)) is None
+
+
+@pytest.mark.parametrize("codec", [pb.LZ4, pb.ZLIB, pb.ZSTD, pb.SNAPPY])
+def test_a_codec_gives_back_what_it_was_given_and_never_more_than_was_announced(codec: int) -> None:
+    whole = bytes(range(256)) * (3 * PIECE_BYTES // 256) + b"end"
+    packed = finished(compress(codec, whole))
+    assert finished(decompress(codec, packed, len(whole), len(whole))) == whole
+    for size, limit in ((len(whole), len(whole) - 1), (len(whole) - 1, 1 << 30), (len(whole) + 1, 1 << 30)):
+        with pytest.raises(CompressionError):
+            finished(decompress(codec, packed, size, limit))
+    with pytest.raises(CompressionError):
+        finished(decompress(codec, packed[:-9], len(whole), 1 << 30))
+
+
+def test_a_batch_of_many_messages_is_compacted_in_turns_and_can_be_stopped_in_between() -> None:
+    class Stopped(Exception):
+        pass
+
+    class Checks:
+        """Raises at the ``last`` time that it is asked."""
+
+        def __init__(self, last: int) -> None:
+            self.asked = 0
+            self.last = last
+
+        def __call__(self) -> None:
+            self.asked += 1
+            if self.asked == self.last:
+                raise Stopped
+
+    async def play() -> None:
+        region = Region("one", by_time=False)
+        await region.publish(batch_body([Message("k", b"v")] * 10_000, 1, compression=pb.ZLIB))
+        whole = Checks(0)
+        await region.compact(whole)
+        assert whole.asked > 10
+        ((position, header, _),) = await region.entries()
+        assert header.kept == 1 << 9_999
+        await region.publish(single_body(Message("k", b"w"), 2))
+        stopped = Checks(5)
+        with pytest.raises(Stopped):
+            await region.compact(stopped)
+        assert stopped.asked == 5
+        assert [place for place, *_ in await region.entries()] == [position]
+
+    asyncio.run(play())
 
 
 @settings(max_examples=500, deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -3,21 +3,21 @@
 
 It reads the view made before and the log behind it, once for each pass that ``Winners`` asks for and once more to copy.
 It works in short slices and sleeps between them, so that it costs the loop little and never more than its rate allows.
+How much work an entry is does not follow from its size, so work is counted in steps (``compression.STEP_BYTES``).
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Generator
 from dataclasses import dataclass
-from itertools import islice
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeVar
 
 from pyroaring import BitMap
 
 from meridian_broker.ledgers.entry import CHUNK, MARKER, EntryFormatError, EntryHeader, unpack, with_kept
 from meridian_broker.ledgers.log import TopicLog
 from meridian_broker.ledgers.reading import Stored
-from meridian_broker.ledgers.scheduling import Scheduler
+from meridian_broker.ledgers.scheduling import Scheduler, next_turn
 from meridian_broker.ledgers.store import LedgerCorrupt, LedgerError, Writer
 from meridian_broker.metadata.records import CompactedRecord
 from meridian_broker.positions.position import EARLIEST, Position
@@ -32,20 +32,23 @@ from meridian_broker.topics.compacted_format import (
 from meridian_broker.topics.compacted_view import CompactedView
 from meridian_broker.topics.winners import Chunk, Winners
 from meridian_broker.wire.proto import pulsar_pb2 as pb
-from meridian_broker.wire.pulsar.batches import Single, open_batch, remake
-from meridian_broker.wire.pulsar.metadata import BodyError, parse
+from meridian_broker.wire.pulsar.batches import MAX_MESSAGES, MAX_METADATA_BYTES, Batch, open_batch, remake
+from meridian_broker.wire.pulsar.metadata import BodyError, metadata_bounds, parse
+
+T = TypeVar("T")
 
 SLICE_ENTRIES: Final = 100
 SLICE_BYTES: Final = 256 << 10
 """What is looked at before others run."""
 MESSAGE_COST: Final = 1024
 """A message counts as at least so many bytes against the rate: small ones cost time, not bytes."""
-UNCOMPRESSED_BYTES: Final = 64 << 20
-"""A batch that is larger than this when decompressed is not opened."""
+TURN_STEPS: Final = 2000
+"""Steps of work in one turn of the loop: some 15 ms."""
+UNCOMPRESSED_BYTES: Final = 8 << 20
+"""A compressed batch that is larger than this when decompressed is not opened. Clients fill a batch up to 128 KiB by
+default, and official ones never beyond the largest message unless they are told to."""
 WRITE_BYTES: Final = 1 << 20
 """Bytes written and not yet durable at which writing waits."""
-TOMBSTONES: Final = 1000
-"""Deleted keys in one record."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,29 +69,39 @@ class Examined(NamedTuple):
     header: EntryHeader
     metadata: pb.MessageMetadata | None
     """None: it cannot be read."""
-    singles: list[Single] | None
-    """The messages of a batch; None: it is no batch, or cannot be opened."""
+    batch: Batch | None
+    """None: it is no batch, or cannot be opened."""
 
     @property
     def messages(self) -> int:
         """How many messages compaction sees in it."""
         if self.header.flags & MARKER:
             return 0
-        return 1 if self.singles is None else len(self.singles)
+        return 1 if self.batch is None else len(self.batch.singles)
 
 
-def examine(entry: bytes) -> Examined:
-    """Look into an entry as far as one can."""
+def examine(entry: bytes) -> Generator[int, None, Examined]:
+    """Look into an entry as far as one can. Yields the steps it takes."""
+    yield 1
     header = unpack(entry)
     if header.flags & MARKER:
         return Examined(header, None, None)
-    body = entry[header.body_offset :]
-    try:
-        metadata = parse(body)
-    except BodyError:
+    metadata = _readable(body := entry[header.body_offset :])
+    if metadata is None:
         return Examined(header, None, None)
     is_batch = metadata.HasField("num_messages_in_batch") and not header.flags & CHUNK
-    return Examined(header, metadata, open_batch(body, metadata, UNCOMPRESSED_BYTES) if is_batch else None)
+    batch = (yield from open_batch(body, metadata, UNCOMPRESSED_BYTES)) if is_batch else None
+    return Examined(header, metadata, batch)
+
+
+def _readable(body: bytes) -> pb.MessageMetadata | None:
+    try:
+        start, end = metadata_bounds(body)
+        metadata = parse(body) if end - start <= MAX_METADATA_BYTES else None
+    except BodyError:
+        return None
+    # The parser hands out bytes for a string that is no UTF-8.
+    return metadata if metadata is not None and isinstance(metadata.partition_key, str) else None
 
 
 class Compactor:
@@ -116,6 +129,8 @@ class Compactor:
         self._scheduler = scheduler
         self._check = check
         self._by_time = by_time
+        self._steps = 0
+        """Taken in this turn of the loop."""
 
     async def run(self, writer: Writer) -> CompactedRecord:
         """Write the new view and seal its ledger.
@@ -158,9 +173,23 @@ class Compactor:
     async def _pause(self, entries: list[Stored]) -> None:
         self._check()
         rate = self._limits.bytes_per_second
-        cost = sum(max(len(entry), MESSAGE_COST * int.from_bytes(entry[4:8], "big")) for _, entry in entries)
+        cost = sum(max(len(entry), MESSAGE_COST * min(_messages(entry), MAX_MESSAGES)) for _, entry in entries)
         seconds = cost / rate if rate else 0.0
         await self._scheduler.answer(lambda ready: self._scheduler.later(seconds, lambda: ready(None)))
+        self._steps = 0
+
+    async def _in_turns(self, work: Generator[int, None, T]) -> T:
+        """Do the work, and let others run in between. ``check`` is asked each time."""
+        while True:
+            try:
+                self._steps += next(work)
+            except StopIteration as done:
+                result: T = done.value
+                return result
+            if self._steps >= TURN_STEPS:
+                self._steps = 0
+                await next_turn(self._scheduler)
+                self._check()
 
     # -- phase one -----------------------------------------------------------------------------------------------
 
@@ -169,10 +198,12 @@ class Compactor:
         while winners.begin_pass():
             await self._offer_tombstones(winners)
             async for position, entry in self._entries():
-                self._offer(winners, position, entry)
-            deleted = winners.end_pass()
-            while some := list(islice(deleted, TOMBSTONES)):
-                await out.append(pack_tombstones(some))
+                await self._in_turns(self._offer(winners, position, entry))
+            for deleted in winners.end_pass():
+                if deleted:
+                    await out.append(pack_tombstones(deleted))
+                await next_turn(self._scheduler)
+                self._check()
         return winners
 
     async def _offer_tombstones(self, winners: Winners) -> None:
@@ -192,8 +223,8 @@ class Compactor:
                 raise LedgerCorrupt(f"ledger {view.record.ledger_id}: {error}") from error
             await self._pause([])
 
-    def _offer(self, winners: Winners, position: Position, entry: bytes) -> None:
-        found = examine(entry)
+    def _offer(self, winners: Winners, position: Position, entry: bytes) -> Generator[int, None, None]:
+        found = yield from examine(entry)
         header, metadata = found.header, found.metadata
         if header.flags & MARKER:
             return
@@ -202,12 +233,13 @@ class Compactor:
             winners.offer(None, rank)
             return
         key = metadata.partition_key if metadata.HasField("partition_key") else None
-        if found.singles is not None:
-            for index, single in enumerate(found.singles):
-                if single.metadata.compacted_out or (single.key is None and not self._limits.keep_keyless):
+        if found.batch is not None:
+            for index, single in enumerate(found.batch.singles):
+                if single.is_removed or (single.key is None and not self._limits.keep_keyless):
                     winners.offer_nothing()
                 else:
-                    winners.offer(single.key, rank._replace(batch_index=index), is_empty=not single.payload)
+                    winners.offer(single.key, rank._replace(batch_index=index), is_empty=single.is_empty)
+                yield 1
         elif metadata.HasField("num_messages_in_batch") and not header.flags & CHUNK:
             winners.offer(None, rank)  # a batch that nobody here can open
         elif key is None and not self._limits.keep_keyless:
@@ -223,13 +255,13 @@ class Compactor:
     async def _copy(self, winners: Winners, out: _Output) -> None:
         ordinal = 0
         async for position, entry in self._entries():
-            found = examine(entry)
+            found = await self._in_turns(examine(entry))
             count = found.messages
             kept = {index for index in range(count) if ordinal + index in winners.kept}
             ordinal += count
             if kept:
                 self.kept.setdefault(position.ledger, BitMap()).add(position.entry)
-                await out.append(pack_entry(position, _thinned(entry, found, kept)))
+                await out.append(pack_entry(position, await self._in_turns(_thinned(entry, found, kept))))
         if ordinal != winners.messages:
             raise LedgerError(f"{ordinal} messages were read where {winners.messages} had been: try again")
 
@@ -241,15 +273,26 @@ def _is_empty(metadata: pb.MessageMetadata, header: EntryHeader, entry: bytes) -
     return len(entry) - header.body_offset == 10 + int.from_bytes(entry[header.body_offset + 6 :][:4], "big")
 
 
-def _thinned(entry: bytes, found: Examined, kept: set[int]) -> bytes:
+def _messages(entry: bytes) -> int:
+    """How many messages an entry says that it has."""
+    return int.from_bytes(entry[4:8], "big")
+
+
+def _thinned(entry: bytes, found: Examined, kept: set[int]) -> Generator[int, None, bytes]:
     """The entry with only these of its messages."""
-    bits = sum(1 << index for index in kept)
-    if found.singles is None or found.metadata is None or len(kept) == len(found.singles) or bits == found.header.kept:
+    if found.batch is None or found.metadata is None or len(kept) == len(found.batch.singles):
         return entry
+    bits = bytearray(len(found.batch.singles) // 8 + 1)
+    for index in kept:
+        bits[index >> 3] |= 1 << (index & 7)
+    whole = int.from_bytes(bits, "little")
+    if whole == found.header.kept:
+        return entry
+    body = yield from remake(found.metadata, found.batch, kept)
     try:
-        return with_kept(entry, bits, remake(found.metadata, found.singles, kept))
+        return with_kept(entry, whole, body)
     except EntryFormatError:
-        return entry  # so large a batch stays whole
+        return entry  # its header has no room for the bits: it stays whole
 
 
 class _Output:

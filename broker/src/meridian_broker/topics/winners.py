@@ -24,6 +24,10 @@ from pyroaring import BitMap64
 DIGEST_BYTES: Final = 16
 OPEN_MESSAGES: Final = 10_000
 """Chunked messages under way at once; of more, the oldest are kept as they are."""
+ENDED_AT_ONCE: Final = 1000
+"""Keys that ``end_pass`` settles before others may run; so a record of tombstones has no more."""
+SWEPT_AT_ONCE: Final = 4
+"""Keys looked at for each new one after a split: memory is a fourth above the limit at most."""
 _PART: Final = struct.Struct(">Q")
 
 
@@ -80,6 +84,8 @@ class Winners:
         """Which keys are to be done: those of which the digest modulo the second number is the first."""
         self._part, self._of = 0, 0
         self._best: dict[bytes, tuple[Rank, tuple[int, ...], bool]] = {}
+        self._to_sweep: list[bytes] = []
+        """Keys held when the pass was split: those that are for a later pass go, a few at a time."""
         self._chunks: dict[tuple[str, str], list[int]] = {}
         self._ordinal = 0
 
@@ -94,7 +100,6 @@ class Winners:
             return False
         self._part, self._of = self._parts.pop()
         self._ordinal = 0
-        self._best.clear()
         self._chunks.clear()
         self.passes += 1
         return True
@@ -137,7 +142,7 @@ class Winners:
         self.kept.update(ordinals)
 
     def _compete(self, of: bytes, rank: Rank, ordinals: tuple[int, ...], is_empty: bool) -> None:
-        if self._of > 1 and _PART.unpack_from(of)[0] % self._of != self._part:
+        if not self._is_mine(of):
             return
         best = self._best.get(of)
         if best is not None:
@@ -145,22 +150,38 @@ class Winners:
                 self._best[of] = (rank, ordinals, is_empty)
             return
         self._best[of] = (rank, ordinals, is_empty)
-        if len(self._best) > self._limit:
+        if self._to_sweep:
+            self._sweep()
+        elif len(self._best) > self._limit:
             self._split()
+
+    def _is_mine(self, of: bytes) -> bool:
+        return self._of == 1 or _PART.unpack_from(of)[0] % self._of == self._part
 
     def _split(self) -> None:
         self._parts.append((self._part + self._of, 2 * self._of))
         self._of *= 2
-        part, number = self._part, self._of
-        self._best = {of: best for of, best in self._best.items() if _PART.unpack_from(of)[0] % number == part}
+        self._to_sweep = list(self._best)
 
-    def end_pass(self) -> Iterator[Tombstone]:
-        """Everything was offered. Tells the deleted keys among those of this pass."""
+    def _sweep(self) -> None:
+        for of in self._to_sweep[-SWEPT_AT_ONCE:]:
+            if not self._is_mine(of):
+                del self._best[of]
+        del self._to_sweep[-SWEPT_AT_ONCE:]
+
+    def end_pass(self) -> Iterator[list[Tombstone]]:
+        """Everything was offered. Tells the deleted keys of this pass, some (or none) at a time."""
         for parts in self._chunks.values():
             self._keep(parts)
-        for of, (rank, ordinals, is_empty) in self._best.items():
-            if not is_empty:
-                self.kept.update(ordinals)
-            elif self._keep_tombstones:
-                yield Tombstone(of, rank)
-        self._best.clear()
+        self._to_sweep.clear()
+        while self._best:
+            deleted = []
+            for _ in range(min(ENDED_AT_ONCE, len(self._best))):
+                of, (rank, ordinals, is_empty) = self._best.popitem()
+                if not self._is_mine(of):
+                    continue
+                if not is_empty:
+                    self.kept.update(ordinals)
+                elif self._keep_tombstones:
+                    deleted.append(Tombstone(of, rank))
+            yield deleted

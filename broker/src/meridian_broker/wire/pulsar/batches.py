@@ -3,81 +3,111 @@
 
 A batch is one opaque entry everywhere but here. Compaction opens it because each of its messages has a key of its own.
 What is taken out leaves an empty place marked ``compacted_out``, so every other message keeps its batch index, and with
-it its id. An encrypted batch cannot be opened, nor can one whose bytes make no sense: both stay as they are.
+it its id. An encrypted batch cannot be opened, nor can one whose bytes make no sense or that is too large: all of them
+stay as they are.
+
+A few hundred bytes may decompress to a million messages. So nothing here holds a protobuf object per message, and both
+directions are generators as those of ``compression`` are: they yield what they did and can be left at any point.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Container
-from typing import Final, NamedTuple
+from collections.abc import Container, Generator
+from typing import Any, Final, NamedTuple
 
 from google.protobuf.message import DecodeError
 
 from meridian_broker.wire.proto import pulsar_pb2 as pb
-from meridian_broker.wire.pulsar.compression import CompressionError, compress, decompress
+from meridian_broker.wire.pulsar.compression import STEP_BYTES, CompressionError, Steps, compress, decompress
 from meridian_broker.wire.pulsar.metadata import build_body, metadata_bounds
 
 _U32: Final = struct.Struct(">I")
-MAX_MESSAGES: Final = 1_000_000
-"""More in one batch is no batch."""
+MAX_MESSAGES: Final = 65_536
+"""More in one batch is no batch: official clients put 1,000 in one by default."""
+MAX_METADATA_BYTES: Final = 1 << 20
+"""Largest metadata of one message in a batch; parsing it takes some 30 ms at worst."""
+SOME: Final = 500
+"""Messages looked at before others may run."""
+
+_blank = pb.SingleMessageMetadata(payload_size=0, compacted_out=True).SerializeToString()
+_REMOVED: Final = _U32.pack(len(_blank)) + _blank
+"""What stands in the place of a message that was taken out."""
 
 
 class Single(NamedTuple):
-    """One message of a batch."""
+    """One message of a batch: what compaction asks of it, and where it stands in the payload."""
 
-    metadata: pb.SingleMessageMetadata
+    key: str | None
+    is_empty: bool
+    is_removed: bool
+    """An earlier compaction took it out."""
+    start: int
+    payload_at: int
+    end: int
+
+
+class Batch(NamedTuple):
+    """A batch, opened."""
+
     payload: bytes
-
-    @property
-    def key(self) -> str | None:
-        return self.metadata.partition_key if self.metadata.HasField("partition_key") else None
+    """Uncompressed."""
+    singles: list[Single]
 
 
-def open_batch(body: bytes, metadata: pb.MessageMetadata, limit: int) -> list[Single] | None:
+def open_batch(body: bytes, metadata: pb.MessageMetadata, limit: int) -> Generator[int, None, Batch | None]:
     """The messages of a batch; None: it cannot be opened.
 
     :param metadata: the body's, parsed.
-    :param limit: largest uncompressed size, in bytes.
+    :param limit: largest uncompressed size of a compressed batch, in bytes.
     """
     count = metadata.num_messages_in_batch
     if metadata.encryption_keys or not 0 < count <= MAX_MESSAGES:
         return None
     try:
-        payload = decompress(metadata.compression, body[metadata_bounds(body)[1] :], metadata.uncompressed_size, limit)
-        return _split(payload, count)
+        compressed = body[metadata_bounds(body)[1] :]
+        payload = yield from decompress(metadata.compression, compressed, metadata.uncompressed_size, limit)
+        singles = yield from _split(payload, count)
     except (CompressionError, DecodeError, struct.error, ValueError):
         return None
+    return None if singles is None else Batch(payload, singles)
 
 
-def _split(payload: bytes, count: int) -> list[Single] | None:
+def _split(payload: bytes, count: int) -> Generator[int, None, list[Single] | None]:
     found: list[Single] = []
-    at = 0
+    at = cost = 0
     for _ in range(count):
         (size,) = _U32.unpack_from(payload, at)
-        at += _U32.size
-        metadata = pb.SingleMessageMetadata.FromString(payload[at : at + size])
-        at += size
-        end = at + metadata.payload_size
-        if metadata.payload_size < 0 or end > len(payload) or not metadata.IsInitialized():
+        payload_at = at + _U32.size + size
+        if size > MAX_METADATA_BYTES:
             return None
-        found.append(Single(metadata, payload[at:end]))
+        metadata = pb.SingleMessageMetadata.FromString(payload[at + _U32.size : payload_at])
+        end = payload_at + metadata.payload_size
+        if not metadata.HasField("payload_size") or metadata.payload_size < 0 or end > len(payload):
+            return None
+        key: Any = metadata.partition_key if metadata.HasField("partition_key") else None
+        if key is not None and not isinstance(key, str):
+            return None  # the parser hands out bytes for a string that is no UTF-8
+        found.append(Single(key, end == payload_at, metadata.compacted_out, at, payload_at, end))
         at = end
+        cost += 1 + 32 * size // STEP_BYTES
+        if cost >= SOME:
+            yield cost
+            cost = 0
+    yield cost
     return found if at == len(payload) else None
 
 
-def remake(metadata: pb.MessageMetadata, messages: list[Single], kept: Container[int]) -> bytes:
+def remake(metadata: pb.MessageMetadata, batch: Batch, kept: Container[int]) -> Steps:
     """A body with the messages whose index is in ``kept``, each at its index, compressed as before."""
-    parts: list[bytes] = []
-    for index, message in enumerate(messages):
-        single, payload = message
-        if index not in kept:
-            single, payload = pb.SingleMessageMetadata(payload_size=0, compacted_out=True), b""
-        encoded = single.SerializeToString()
-        parts += (_U32.pack(len(encoded)), encoded, payload)
+    payload, parts = batch.payload, []
+    for index, single in enumerate(batch.singles):
+        parts.append(payload[single.start : single.end] if index in kept else _REMOVED)
+        if index % SOME == SOME - 1:
+            yield SOME // 4
     whole = b"".join(parts)
     made = pb.MessageMetadata()
     made.CopyFrom(metadata)
     if made.compression != pb.NONE or made.HasField("uncompressed_size"):
         made.uncompressed_size = len(whole)
-    return build_body(made.SerializeToString(), compress(made.compression, whole))
+    return build_body(made.SerializeToString(), (yield from compress(made.compression, whole)))
