@@ -69,7 +69,7 @@ async def regions(directory: Path, *names: str) -> AsyncIterator[list[Region]]:
     every = [Region(name, directory, free_port(), free_port()) for name in names]
     listed = [{"name": one.name, "service_url": one.url, "admin_url": one.admin_url} for one in every]
     (directory / "regions.json").write_text(json.dumps({"regions": listed}))
-    (directory / "peer.token").write_text("a secret of these tests\n")
+    (directory / "peer.token").write_text("a secret that only these tests know\n")
     async with AsyncExitStack() as stack:
         for one in every:
             await one.start()

@@ -93,7 +93,7 @@ class LinkedRegions:
         """(dialler, whom)."""
         admin = {name: free_port() for name in regions}
         token = directory / "peer.token"
-        token.write_text("a secret of these tests\n")
+        token.write_text("a secret that only these tests know\n")
         self._brokers: dict[str, BrokerProcess] = {}
         for name in regions:
             reached = {other: self._port(name, other) if other != name else ports[name, name] for other in regions}

@@ -37,7 +37,7 @@ class Wired:
     def __enter__(self) -> Wired:
         self._directory.mkdir(parents=True)
         token = self._directory / "peer.token"
-        token.write_text("of the bench\n")
+        token.write_text("a secret that only this bench knows\n")
         token.chmod(0o600)
         try:
             for name in self.names:

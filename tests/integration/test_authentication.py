@@ -10,6 +10,7 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
+import jwt
 import pulsar
 import pytest
 from broker_process import MERIDIAN, BrokerProcess, http, wait_until
@@ -31,8 +32,8 @@ class Guarded:
         self.admin = self.token("admin")
         self.app = self.token("app")
         peer = directory / "peer"
-        peer.write_text("brokers know this")
-        self.peer = "brokers know this"
+        self.peer = "only the brokers of these regions know this"
+        peer.write_text(self.peer)
         ports = {name: (free_port(), free_port()) for name in ("east", "west")}
         regions = directory / "regions.json"
         listed = [
@@ -114,8 +115,79 @@ async def test_others_are_turned_away(guarded: Guarded, wrong: str, tmp_path: Pa
     assert told.error == pb.AuthenticationError
     assert await connection.ended()
     await connection.close()
-    # Brokers of other regions show their token on the admin port, too.
-    assert guarded.ask("/admin/v2/tenants", shown) == (200 if wrong == "peer" else 401)
+    assert guarded.ask("/admin/v2/tenants", shown) == (403 if wrong == "peer" else 401)
+
+
+async def test_no_token_makes_a_client_a_peer(guarded: Guarded) -> None:
+    """Tokens are often handed out by users' own names. One of these may be a name that brokers use."""
+    token = jwt.encode({"sub": "meridian-peer"}, guarded.key.read_bytes(), "HS256")
+    for path, method in (("/admin/v2/tenants", "GET"), ("/admin/v2/tenants/mine", "PUT")):
+        assert guarded.ask(path, token, method) == 401
+    connection = RawConnection(*await asyncio.open_connection("127.0.0.1", guarded.brokers["east"].port))
+    credentials = pb.CommandConnect(client_version="raw", auth_method_name="token", auth_data=token.encode())
+    connection.say(T.CONNECT, credentials)
+    assert "reserved" in (await connection.hear(T.ERROR)).message
+    assert await connection.ended()
+    await connection.close()
+
+
+def test_a_reserved_name_gets_no_token(guarded: Guarded) -> None:
+    command = [*MERIDIAN, "tokens", "create", "--secret-key", str(guarded.key), "--subject", "meridian-peer"]
+    refused = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert refused.returncode == 1
+    assert "reserved" in refused.stderr
+
+
+def test_a_peer_administers_nothing(guarded: Guarded) -> None:
+    topic = "/admin/v2/persistent/public/default/of-peers"
+    assert guarded.ask(topic, guarded.admin, "PUT") == 204
+    for path, method in (
+        ("/admin/v2/clusters", "GET"),
+        ("/admin/v2/tenants/theirs", "PUT"),
+        ("/admin/v2/brokers/configuration/runtime", "GET"),
+        ("/meridian/v1/export", "POST"),
+        (f"{topic}/unload", "PUT"),
+        (f"{topic}/properties", "GET"),
+        (f"{topic}?force=true", "DELETE"),
+        (f"{topic}/no-such-call", "GET"),
+    ):
+        assert guarded.ask(path, guarded.peer, method) == 403, (method, path)
+    assert guarded.ask(f"{topic}/stats", guarded.peer) == 200
+
+
+@pytest.mark.parametrize("content", [b"", b"\n", b"x", b"fifteen letters\n" * 2, b"a" * 31])
+def test_a_broker_with_a_short_peer_secret_does_not_start(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "peer").write_bytes(content)
+    refused = start_alone(tmp_path, f"peerTokenFile={tmp_path / 'peer'}")
+    assert refused.returncode == 2
+    assert "peerTokenFile" in refused.stderr
+    assert "32" in refused.stderr
+    assert "Traceback" not in refused.stderr
+
+
+def test_keys_that_cannot_be_used_end_the_start_with_a_sentence(tmp_path: Path) -> None:
+    (tmp_path / "key").write_bytes(b"short")
+    asked = ("authenticationEnabled=true", f"tokenSecretKey={tmp_path / 'key'}")
+    for settings in (asked, (f"peerTokenFile={tmp_path / 'absent'}",)):
+        refused = start_alone(tmp_path, *settings)
+        assert refused.returncode == 2
+        assert settings[-1].partition("=")[0] in refused.stderr
+        assert "Traceback" not in refused.stderr
+
+
+def test_a_region_that_has_others_needs_a_peer_secret(tmp_path: Path) -> None:
+    listed = [{"name": name, "service_url": "pulsar://127.0.0.1:1", "admin_url": "http://127.0.0.1:1"} for name in "ab"]
+    (tmp_path / "regions.json").write_text(json.dumps({"regions": listed}))
+    refused = start_alone(tmp_path, "clusterName=a", f"regionsFile={tmp_path / 'regions.json'}")
+    assert refused.returncode == 2
+    assert "set peerTokenFile" in refused.stderr
+
+
+def start_alone(directory: Path, *settings: str) -> subprocess.CompletedProcess[str]:
+    """A broker that is expected to end at once."""
+    chosen = ("brokerServicePort=0", "webServicePort=0", f"dataDirectory={directory / 'data'}", *settings)
+    assignments = [part for one in chosen for part in ("--set", one)]
+    return subprocess.run([*MERIDIAN, "broker", *assignments], capture_output=True, text=True, timeout=20)
 
 
 def test_the_admin_api_is_for_super_users(guarded: Guarded) -> None:

@@ -31,7 +31,7 @@ class Secure:
         self.stranger = Authority(directory, "stranger")
         self.ports = {name: (free_port(), free_port(), free_port(), free_port()) for name in REGIONS}
         regions_file, token = directory / "regions.json", directory / "token"
-        token.write_text("peers know this")
+        token.write_text("only the brokers of these regions know this")
         listed = [
             {
                 "name": name,

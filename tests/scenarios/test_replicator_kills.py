@@ -104,7 +104,7 @@ async def test_kill_minus_nine_of_either_region_loses_and_repeats_nothing(tmp_pa
         for one in (east, west)
     ]
     (tmp_path / "regions.json").write_text(json.dumps({"regions": listed}))
-    (tmp_path / "peer.token").write_text("a secret of this test\n")
+    (tmp_path / "peer.token").write_text("a secret that only this test knows\n")
     chance = random.Random(SEED)
     stop = asyncio.Event()
     stored: dict[int, Position] = {}

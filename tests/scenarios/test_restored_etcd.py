@@ -45,7 +45,7 @@ class TwoRegions:
             for name, (port, admin) in ports.items()
         ]
         (root / "regions.json").write_text(json.dumps({"regions": listed}))
-        (root / "peer.token").write_text("a secret of these tests\n")
+        (root / "peer.token").write_text("a secret that only these tests know\n")
         self.brokers = {
             name: BrokerProcess(
                 name,

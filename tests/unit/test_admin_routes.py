@@ -23,6 +23,26 @@ def test_no_path_comes_or_goes_unnoticed() -> None:
     assert served == frozen, f"write {FROZEN.name} again if this is meant, and say so in docs/compatibility.md"
 
 
+def test_brokers_of_other_regions_make_these_calls_alone() -> None:
+    called = [route for route in ROUTES if route.peers is not None]
+    policies = [route for route in called if route.peers == "region"]
+    assert {route.method for route in policies} == {"POST", "DELETE"}
+    named = {"/".join((route.method, *route.path.split("/")[-2:])) for route in called if route not in policies}
+    assert named == {
+        "DELETE/{namespace}/{topic}",
+        *(f"{method}/{{topic}}/partitions" for method in ("GET", "PUT", "POST", "DELETE")),
+        *(f"GET/{{topic}}/{what}" for what in ("stats", "partitioned-stats")),
+        "DELETE/{topic}/truncate",
+        "POST/{subscription}/expireMessages",
+        "POST/expireMessages/{seconds}",
+        "GET/messageid/translate",
+        *(f"GET/{{subscription}}/{what}" for what in ("status", "progress")),
+        "POST/{subscription}/preview",
+    }
+    handlers = [route.handler for route in ROUTES]
+    assert all(handlers.count(route.handler) == 1 for route in called), "a call is known by who answers it"
+
+
 def test_every_route_has_its_own_path_and_a_summary() -> None:
     assert len({(route.method, route.path) for route in ROUTES}) == len(ROUTES)
     for path, verbs in document(ROUTES)["paths"].items():

@@ -318,21 +318,22 @@ def removing_quota(place: _Place) -> Handler:
     return remove
 
 
-def handlers() -> list[tuple[str, str, str, Handler]]:
-    """``namespace`` or ``topic``, verb, last part of the path, and who answers."""
-    found: list[tuple[str, str, str, Handler]] = []
+def handlers() -> list[tuple[str, str, str, Handler, bool]]:
+    """``namespace`` or ``topic``, verb, last part of the path, who answers, and whether it passes the change on to the
+    other regions."""
+    found: list[tuple[str, str, str, Handler, bool]] = []
     for level, place in (("namespace", _OfNamespace), ("topic", _OfTopic)):
         for endpoint in ENDPOINTS:
             path = endpoint.namespace if place is _OfNamespace else endpoint.topic
             if path:
-                found.append((level, "GET", path, reading(place, endpoint)))
-                found.append((level, "POST", path, setting(place, endpoint)))
-                found.append((level, "DELETE", path, removing(place, endpoint)))
+                found.append((level, "GET", path, reading(place, endpoint), False))
+                found.append((level, "POST", path, setting(place, endpoint), endpoint.everywhere))
+                found.append((level, "DELETE", path, removing(place, endpoint), endpoint.everywhere))
         if place is _OfTopic:
-            found.append((level, "GET", "replication", topic_regions))
-            found.append((level, "POST", "replication", set_topic_regions))
-            found.append((level, "DELETE", "replication", remove_topic_regions))
-        found.append((level, "GET", "backlogQuotaMap", quotas(place)))
-        found.append((level, "POST", "backlogQuota", setting_quota(place)))
-        found.append((level, "DELETE", "backlogQuota", removing_quota(place)))
+            found.append((level, "GET", "replication", topic_regions, False))
+            found.append((level, "POST", "replication", set_topic_regions, False))
+            found.append((level, "DELETE", "replication", remove_topic_regions, False))
+        found.append((level, "GET", "backlogQuotaMap", quotas(place), False))
+        found.append((level, "POST", "backlogQuota", setting_quota(place), False))
+        found.append((level, "DELETE", "backlogQuota", removing_quota(place), False))
     return found

@@ -46,15 +46,17 @@ class Route:
     status: int = 200
     """Of a good answer."""
     content: str = "application/json"
+    peers: str | None = None
+    """Brokers of other regions call it, with this query parameter if one is named. None: they do not."""
 
 
-def _get(path: str, handler: Handler, content: str = "application/json") -> Route:
-    return Route("GET", path, handler, 200, content)
+def _get(path: str, handler: Handler, content: str = "application/json", *, peers: str | None = None) -> Route:
+    return Route("GET", path, handler, 200, content, peers)
 
 
-def _write(method: str, path: str, handler: Handler) -> Route:
+def _write(method: str, path: str, handler: Handler, *, peers: str | None = None) -> Route:
     """Writes are answered by 204 and nothing else."""
-    return Route(method, path, handler, 204)
+    return Route(method, path, handler, 204, peers=peers)
 
 
 async def openapi(_: web.Request) -> web.Response:
@@ -79,8 +81,10 @@ _OWN_SUBSCRIPTION: Final = f"{_OWN}/subscriptions/{_NAMED}/{{subscription}}"
 
 def _policies(level: str, base: str) -> list[Route]:
     return [
-        _get(f"{base}/{path}", handler) if method == "GET" else _write(method, f"{base}/{path}", handler)
-        for of, method, path, handler in policies.handlers()
+        _get(f"{base}/{path}", handler)
+        if method == "GET"
+        else _write(method, f"{base}/{path}", handler, peers="region" if everywhere else None)
+        for of, method, path, handler, everywhere in policies.handlers()
         if of == level
     ]
 
@@ -117,13 +121,13 @@ ROUTES: Final[tuple[Route, ...]] = (
     _get(_TOPICS, topics.listed),
     _get(f"{_TOPICS}/partitioned", topics.listed_partitioned),
     _write("PUT", _TOPIC, topics.create),
-    _write("DELETE", _TOPIC, topics.delete),
-    _get(f"{_TOPIC}/partitions", topics.get_partitions),
-    _write("PUT", f"{_TOPIC}/partitions", topics.create_partitioned),
-    _write("POST", f"{_TOPIC}/partitions", topics.grow),
-    _write("DELETE", f"{_TOPIC}/partitions", topics.delete_partitioned),
-    _get(f"{_TOPIC}/stats", stats.stats),
-    _get(f"{_TOPIC}/partitioned-stats", stats.partitioned),
+    _write("DELETE", _TOPIC, topics.delete, peers="stamp"),
+    _get(f"{_TOPIC}/partitions", topics.get_partitions, peers=""),
+    _write("PUT", f"{_TOPIC}/partitions", topics.create_partitioned, peers="incarnation"),
+    _write("POST", f"{_TOPIC}/partitions", topics.grow, peers=""),
+    _write("DELETE", f"{_TOPIC}/partitions", topics.delete_partitioned, peers="stamp"),
+    _get(f"{_TOPIC}/stats", stats.stats, peers=""),
+    _get(f"{_TOPIC}/partitioned-stats", stats.partitioned, peers=""),
     _get(f"{_TOPIC}/internalStats", stats.internal),
     _get(f"{_TOPIC}/partitioned-internalStats", stats.partitioned_internal),
     _get(f"{_TOPIC}/properties", topics.get_properties),
@@ -131,7 +135,7 @@ ROUTES: Final[tuple[Route, ...]] = (
     _write("DELETE", f"{_TOPIC}/properties", topics.remove_property),
     _write("PUT", f"{_TOPIC}/unload", topics.unload),
     _write("POST", f"{_TOPIC}/trim", topics.trim),
-    _write("DELETE", f"{_TOPIC}/truncate", topics.truncate),
+    _write("DELETE", f"{_TOPIC}/truncate", topics.truncate, peers=""),
     *_policies("topic", _TOPIC),
     Route("POST", f"{_TOPIC}/terminate", topics.terminate),
     Route("POST", f"{_TOPIC}/terminate/partitions", topics.terminate_partitions),
@@ -148,9 +152,9 @@ ROUTES: Final[tuple[Route, ...]] = (
     _get(f"{_SUBSCRIPTION}/position/{{number}}", subscriptions.peek),
     _write("POST", f"{_SUBSCRIPTION}/skip_all", subscriptions.skip_all),
     _write("POST", f"{_SUBSCRIPTION}/skip/{{count}}", subscriptions.skip_some),
-    _write("POST", f"{_SUBSCRIPTION}/expireMessages", expiring.by_id),
-    _write("POST", f"{_SUBSCRIPTION}/expireMessages/{{seconds}}", expiring.by_age),
-    _write("POST", f"{_TOPIC}/all_subscription/expireMessages/{{seconds}}", expiring.by_age_in_all),
+    _write("POST", f"{_SUBSCRIPTION}/expireMessages", expiring.by_id, peers=""),
+    _write("POST", f"{_SUBSCRIPTION}/expireMessages/{{seconds}}", expiring.by_age, peers=""),
+    _write("POST", f"{_TOPIC}/all_subscription/expireMessages/{{seconds}}", expiring.by_age_in_all, peers=""),
     _get(f"{_SUBSCRIPTION}/replicatedSubscriptionStatus", subscriptions.get_replicated),
     _write("POST", f"{_SUBSCRIPTION}/replicatedSubscriptionStatus", subscriptions.set_replicated),
     _get(f"{_SCHEMAS}/schema", schemas.newest),
@@ -176,13 +180,13 @@ ROUTES: Final[tuple[Route, ...]] = (
     _get(f"{_OWN}/export/{{snapshot}}/{{table}}", exporting.table, CONTENT_TYPE),
     _get(f"{_OWN}/regions", regions.regions),
     _get(f"{_OWN}/health", health.inside),
-    _get(f"{_OWN_TOPIC}/messageid/translate", translating.translate),
+    _get(f"{_OWN_TOPIC}/messageid/translate", translating.translate, peers=""),
     _get(f"{_OWN_TOPIC}/gaps", gaps.listed),
     Route("POST", f"{_OWN_TOPIC}/gaps/accept", gaps.accept),
-    _get(f"{_OWN_SUBSCRIPTION}/status", syncing.status),
+    _get(f"{_OWN_SUBSCRIPTION}/status", syncing.status, peers=""),
     Route("POST", f"{_OWN_SUBSCRIPTION}/mode", uniting.mode),
-    _get(f"{_OWN_SUBSCRIPTION}/progress", uniting.progress),
-    Route("POST", f"{_OWN_SUBSCRIPTION}/preview", uniting.preview),
+    _get(f"{_OWN_SUBSCRIPTION}/progress", uniting.progress, peers=""),
+    Route("POST", f"{_OWN_SUBSCRIPTION}/preview", uniting.preview, peers=""),
     _get(f"{_OWN_SUBSCRIPTION}/scope", scoping.get_scope),
     _write("POST", f"{_OWN_SUBSCRIPTION}/scope", scoping.set_scope),
     Route("POST", f"{_OWN_SUBSCRIPTION}/damage", syncing.damage),

@@ -11,7 +11,7 @@ from aiohttp import web
 
 from meridian_broker.admin.errors import no_web_pages, refusals
 from meridian_broker.admin.export import Exports
-from meridian_broker.admin.gatekeeping import gatekeeper
+from meridian_broker.admin.gatekeeping import PEER_CALLS, gatekeeper
 from meridian_broker.admin.rates import Rates
 from meridian_broker.admin.requests import EXPORTS, STATE, STATS
 from meridian_broker.admin.routes import ROUTES
@@ -41,6 +41,7 @@ class AdminServer:
         app[STATE] = state
         app[EXPORTS] = exports
         app[STATS] = TopicStats(state, Rates(time.monotonic))
+        app[PEER_CALLS] = {route.handler: route.peers for route in ROUTES if route.peers is not None}
         for route in ROUTES:
             app.router.add_route(route.method, route.path, route.handler)
         runner = web.AppRunner(app, access_log=None, shutdown_timeout=PATIENCE)

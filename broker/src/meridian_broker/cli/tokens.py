@@ -33,6 +33,14 @@ def create_secret_key(file: Path) -> None:
     click.echo(f"{file}: set tokenSecretKey=file://{file.resolve()} in every region")
 
 
+@tokens.command("create-peer-secret")
+@click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
+def create_peer_secret(file: Path) -> None:
+    """Write a new peer secret to FILE, readable by you only: the brokers' setting peerTokenFile."""
+    _write_secret(file, secrets.token_urlsafe(KEY_BYTES).encode() + b"\n")
+    click.echo(f"{file}: copy it to every region and set peerTokenFile={file.resolve()} there")
+
+
 @tokens.command("create")
 @click.option("--secret-key", "key_file", required=True, type=click.Path(path_type=Path, dir_okay=False))
 @click.option("--subject", required=True, help="The role that the token names.")
@@ -40,8 +48,12 @@ def create_secret_key(file: Path) -> None:
 @click.option("--to", "to", type=click.Path(path_type=Path, dir_okay=False), help="Write it to this file.")
 def create(key_file: Path, subject: str, expires: str | None, to: Path | None) -> None:
     """Sign a token for a role and print it, or write it to a file readable by you only."""
-    from meridian_broker.gateway.authentication import BadKey, make_token, read_secret_key
+    from meridian_broker.gateway.authentication import RESERVED_ROLES, make_token
+    from meridian_broker.gateway.key_files import BadKey, read_secret_key
 
+    if not subject or subject in RESERVED_ROLES:
+        click.echo(f"no: the subject {subject!r} is reserved: choose another", err=True)
+        raise SystemExit(1)
     try:
         token = make_token(read_secret_key(str(key_file)), subject, _expiry(expires))
     except BadKey as error:

@@ -2,13 +2,14 @@
 """Who a client is: signed tokens (JSON Web Tokens, RFC 7519), as Pulsar's token authentication has them.
 
 A token is signed with the region's secret key and names a role, its subject. Nothing about clients is stored. Brokers
-of other regions show the peer token instead (R7). A token is never logged and never part of an error.
+of other regions are no role: a connection is a peer's because of what it knows (R7), never because of a name that a
+token bears. A token is never logged and never part of an error.
 """
 
 from __future__ import annotations
 
 import hmac
-from pathlib import Path
+from collections.abc import Collection
 from typing import Final
 
 import jwt
@@ -16,9 +17,8 @@ import jwt
 ALGORITHMS: Final = ["HS256", "HS384", "HS512"]
 METHOD: Final = "token"
 """Name of this method in CONNECT."""
-PEER_ROLE: Final = "meridian-peer"
-"""Role of brokers of other regions on the admin API."""
-SHORTEST_KEY: Final = 32
+RESERVED_ROLES: Final = frozenset({"meridian-peer"})
+"""Names that brokers use among themselves. No token may bear one: people hand out tokens by users' own names."""
 LARGEST_TOKEN: Final = 16 * 1024
 """Bytes: more is no token, and is not decoded."""
 
@@ -27,32 +27,13 @@ class NotAuthenticated(Exception):
     """The client did not show who it is. The message says what is missing and is fit for the client."""
 
 
-class BadKey(Exception):
-    """The file of the secret key cannot be used."""
-
-
-def read_secret_key(place: str) -> bytes:
-    """The key in a file; ``file:///path`` or a path. Its bytes are the key, without any encoding, as in Pulsar.
-
-    :raises BadKey: it cannot be read, or is too short to keep anybody out.
-    """
-    path = Path(place.removeprefix("file://"))
-    try:
-        key = path.read_bytes()
-    except OSError as error:
-        raise BadKey(f"tokenSecretKey: cannot read {path}: {error.strerror}") from error
-    if len(key) < SHORTEST_KEY:
-        raise BadKey(f"tokenSecretKey: {path} holds {len(key)} bytes: a key has {SHORTEST_KEY} or more")
-    return key
-
-
 class Authentication:
     """Checks tokens. Without a key everybody is welcome, and nameless."""
 
-    def __init__(self, secret_key: bytes | None, super_users: frozenset[str], peer_token: bytes | None) -> None:
+    def __init__(self, secret_key: bytes | None, super_users: frozenset[str], peer_secrets: Collection[bytes]) -> None:
         self._key = secret_key
         self._super_users = super_users
-        self._peer_token = peer_token
+        self._peer_secrets = peer_secrets
 
     @property
     def required(self) -> bool:
@@ -74,15 +55,20 @@ class Authentication:
             raise NotAuthenticated("the token has expired: get a new one") from None
         except jwt.PyJWTError as error:
             raise NotAuthenticated(f"the token is not signed with this region's key, or damaged: {error}") from None
-        return str(claims["sub"])
+        role = str(claims["sub"])
+        if not role:
+            raise NotAuthenticated("the token names no role: its subject is empty")
+        if role in RESERVED_ROLES:
+            raise NotAuthenticated(f"the token's subject {role} is reserved for brokers: get one with another subject")
+        return role
 
     def is_peer(self, token: bytes) -> bool:
         """Does this token show a broker of another region?"""
-        return self._peer_token is not None and hmac.compare_digest(token, self._peer_token)
+        return any(hmac.compare_digest(token, secret) for secret in self._peer_secrets)
 
     def is_super_user(self, role: str) -> bool:
         """May this role use the whole admin API?"""
-        return not self.required or role == PEER_ROLE or role in self._super_users
+        return not self.required or role in self._super_users
 
 
 def make_token(secret_key: bytes, role: str, expires: int | None = None) -> str:

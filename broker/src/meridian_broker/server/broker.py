@@ -28,7 +28,6 @@ from meridian_broker.engines.held import HeldLedgers
 from meridian_broker.engines.local.files import FilePort, VolumeInUse, make_directory
 from meridian_broker.engines.local.store import LocalLedgerStore
 from meridian_broker.gateway.addresses import Addresses
-from meridian_broker.gateway.authentication import Authentication, read_secret_key
 from meridian_broker.gateway.client_errors import ConnectFailed
 from meridian_broker.gateway.client_options import ClientOptions, peer_options
 from meridian_broker.gateway.exchange import ExchangeShell
@@ -59,8 +58,9 @@ from meridian_broker.server.anew import begin_anew
 from meridian_broker.server.behind import BehindBook
 from meridian_broker.server.chores import Chores
 from meridian_broker.server.doors import Doors, client_tls
+from meridian_broker.server.keys import Keys
 from meridian_broker.server.loop import LoopScheduler
-from meridian_broker.server.regions_file import clusters_in
+from meridian_broker.server.regions_file import listed_regions
 from meridian_broker.server.settings import Settings
 from meridian_broker.server.settings_backlog import BacklogSettings
 from meridian_broker.server.waiting import StartFailed, once_there
@@ -162,6 +162,7 @@ class BrokerProcess:
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.region = settings.region.cluster_name
+        self._listed = listed_regions(settings)
         self.scheduler = LoopScheduler()
         self.service: TopicService
         self.exchange: ExchangeShell
@@ -175,6 +176,7 @@ class BrokerProcess:
         self.gateway: Broker
         self.admin: AdminState
         self.chores: Chores
+        self.keys = Keys(settings)
         self.doors = Doors(settings)
         self._client_tls = client_tls(settings)
         self._names = 0
@@ -263,8 +265,7 @@ class BrokerProcess:
             loading=asyncio.Semaphore(limits.max_concurrent_topic_load_request),
             publishing=Throttle(everybody, self.scheduler.now_ms()) if everybody.is_limited else None,
         )
-        token_file = settings.region.peer_token_file
-        token = token_file.read_bytes().strip() if token_file is not None else None
+        token = self.keys.peer_secrets[0] if self.keys.peer_secrets else None
         self._peer_token = None if token is None else token.decode()
         options = peer_options(token, ClientOptions(tls=self._client_tls))
         jitter = random.Random().random
@@ -306,7 +307,7 @@ class BrokerProcess:
             peers=self.exchange,
             handlers=HANDLERS,
             addresses=self.doors.addresses,
-            authentication=_authentication(settings, token),
+            authentication=self.keys.authentication,
             max_message_bytes=settings.network.max_message_size,
             pending_publishes=settings.network.max_pending_publish_requests_per_connection,
             publish_bytes_max=(limits.max_message_publish_buffer_size_in_mb << 20) or UNLIMITED,
@@ -353,8 +354,7 @@ class BrokerProcess:
                 mine.admin_url or "", mine.admin_url_tls or "", mine.service_url or "", mine.service_url_tls or ""
             )
         }
-        if self.settings.region.regions_file is not None:
-            clusters |= clusters_in(self.settings.region.regions_file)
+        clusters |= self._listed
         await self.catalog.ensure_bootstrap(clusters)
 
     def _resolve(self, region: str) -> tuple[str, str | None] | None:
@@ -465,10 +465,3 @@ def _quotas(backlog: BacklogSettings) -> dict[str, BacklogQuota]:
     if backlog.backlog_quota_default_limit_second > 0:
         found[quotas.AGE] = BacklogQuota(-1, backlog.backlog_quota_default_limit_second, policy)
     return found
-
-
-def _authentication(settings: Settings, peer_token: bytes | None) -> Authentication:
-    asked = settings.authentication
-    key = read_secret_key(asked.token_secret_key) if asked.authentication_enabled else None
-    roles = frozenset(role.strip() for role in asked.super_user_roles.split(",") if role.strip())
-    return Authentication(key, roles, peer_token)

@@ -9,8 +9,27 @@ from typing import Any, Final
 
 from meridian_broker.metadata.records import ClusterRecord
 from meridian_broker.server.setting_fields import SettingsError
+from meridian_broker.server.settings import Settings
 
 REQUIRED: Final = ("name", "service_url", "admin_url")
+
+
+def listed_regions(settings: Settings) -> dict[str, ClusterRecord]:
+    """The regions of ``regionsFile`` by name; none when that is not set.
+
+    :raises SettingsError: it cannot be used, or names other regions and there is no secret to know them by.
+    """
+    file = settings.region.regions_file
+    if file is None:
+        return {}
+    listed = clusters_in(file)
+    others = sorted(listed.keys() - {settings.region.cluster_name})
+    if others and settings.region.peer_token_file is None:
+        raise SettingsError(
+            f"regionsFile: {file} names {', '.join(others)}: set peerTokenFile too, the same in all regions "
+            "(`meridian tokens create-peer-secret FILE` makes it). Without a secret regions do not speak to each other"
+        )
+    return listed
 
 
 def clusters_in(file: Path) -> dict[str, ClusterRecord]:

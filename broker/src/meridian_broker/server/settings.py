@@ -70,8 +70,9 @@ class RegionSettings:
     can be made through the admin API."""
 
     peer_token_file: Path | None = None
-    """File that holds the secret with which brokers of other regions show that they are peers. The same content in all
-    regions; readable by the broker's user only. Empty: nobody is taken for a peer, so nothing is replicated."""
+    """File with the secret by which the brokers of all regions know each other, at least 32 bytes, the same in every
+    region. `meridian tokens create-peer-secret` makes one. Make it readable by the broker's user only. Required when
+    `regionsFile` names other regions; when empty, nobody is a peer and nothing is replicated."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
