@@ -61,11 +61,12 @@ async def once_indexed(subscription: Subscription, ledger: int, attempt: Callabl
     """Load the index of ``ledger``, then of each ledger that ``attempt`` names, until it names none."""
     missing: int | None = ledger
     while missing is not None:
-        await _load_index(subscription, missing)
+        await load_index(subscription, missing)
         missing = attempt()
 
 
-async def _load_index(subscription: Subscription, ledger: int) -> None:
+async def load_index(subscription: Subscription, ledger: int) -> None:
+    """Have the index of a ledger in memory, as long as the ledger is stored. :raises LedgerError: it cannot be read."""
     stored = subscription.topic.log
     try:
         await stored.load_index(ledger)
@@ -154,6 +155,7 @@ def is_known(subscription: Subscription, position: Position) -> bool:
 def up_to(
     subscription: Subscription,
     consumer: Consumer,
+    behind: Position,
     position: Position,
     part: int | None,
     confirmed: Confirmed | None,
@@ -161,6 +163,7 @@ def up_to(
 ) -> Rest | None:
     """A cumulative acknowledgement, as far as it is about what is not read from a compacted view.
 
+    :param behind: it is about what is stored behind this place.
     :param part: of the last entry only, all messages but those with these bits.
     :param resent: what was sent since the newest rewind when it came; only that counts in the newest epoch (R13).
 
@@ -170,8 +173,7 @@ def up_to(
     :returns: what is left to do, where it takes several turns or an index that is not in memory.
     """
     log = subscription.topic.log
-    last = position if part is None else log.before(position)
-    after = max(subscription.mark_delete, consumer.acknowledges_to(last, in_part=part is not None))
+    after = max(subscription.mark_delete, behind)
     if subscription.compacted is not None:
         after = max(after, subscription.compacted.horizon)
     pieces = consumer.pieces
@@ -242,7 +244,7 @@ async def _take_steps(
         if wanted is None:
             await next_turn(subscription.topic.scheduler)
         else:
-            await _load_index(subscription, wanted)
+            await load_index(subscription, wanted)
         try:
             wanted = next(steps)
         except StopIteration as done:

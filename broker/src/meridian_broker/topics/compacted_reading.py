@@ -6,28 +6,30 @@ was taken out here may still be unread by the same subscription in another regio
 the whole log (*never over-claim*). So mark-delete is the image of the progress *and* of the view, worked out anew and
 written nowhere; and an acknowledgement, single or cumulative, claims of what the view covers only what the view holds:
 of a batch that lost messages, those that are left. Therefore such acknowledgements look their entries up in the view.
+What the consumer was sent before compaction took it out is claimed as well (``compacted_held.py``).
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Coroutine
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 from pyroaring import BitMap
 
 from meridian_broker.ledgers.entry import NO_ORIGIN, EntryHeader, unpack
-from meridian_broker.ledgers.store import LedgerError, LedgerNotFound
-from meridian_broker.ledgers.telling import tell_each
-from meridian_broker.positions import ZERO, AckSet, Stamp
+from meridian_broker.ledgers.index import Place
+from meridian_broker.ledgers.scheduling import next_turn
+from meridian_broker.ledgers.store import LedgerNotFound
+from meridian_broker.positions import ZERO, AckSet
 from meridian_broker.positions.position import EARLIEST, Position
 from meridian_broker.topics import acknowledging
+from meridian_broker.topics.compacted_claims import Claim, Epochs, LookUps, UpTo, note
+from meridian_broker.topics.compacted_held import Held
 
 if TYPE_CHECKING:
     from meridian_broker.positions import Progress
     from meridian_broker.topics.claims import Confirmed
+    from meridian_broker.topics.compacted_view import CompactedView
     from meridian_broker.topics.consumer import Consumer
-    from meridian_broker.topics.rewinding import Resent
     from meridian_broker.topics.subscription import Subscription
 
 SLICE_ENTRIES: Final = 500
@@ -36,15 +38,6 @@ SLICE_BYTES: Final = 1 << 20
 SENT_MAX: Final = 10_000
 """Batches of which it is remembered what was sent. Of older ones that compaction takes out an ack says nothing."""
 Ranges = dict[str, tuple[Position, Position]]
-Epochs = Callable[[Position], Stamp]
-
-
-class _Claim(NamedTuple):
-    """One entry of the view that is acknowledged, ``remaining``: but for these messages of it."""
-
-    position: Position
-    header: EntryHeader
-    remaining: int = 0
 
 
 class CompactedReading:
@@ -63,14 +56,27 @@ class CompactedReading:
         """Of batches that were sent, which of their messages: compaction may take them out before they are acked."""
         self._ids_sent = AckSet()
         """Which entries were sent and may be owed: compaction and trimming may take one out before it is acked."""
-        self._jobs: deque[tuple[int, Coroutine[Any, Any, None], Confirmed | None]] = deque()
-        self._working = False
+        self._held = Held()
+        self._look_ups = LookUps(subscription)
 
     def reset(self) -> None:
         """The subscription was rewound: what was acknowledged may not be any more."""
         self._settled = self._claimed = EARLIEST
         self._ids_sent = AckSet()
+        self._held = Held()
         self._thinned_done.clear()
+
+    def begin_anew(self) -> None:
+        """What is not acknowledged is about to be sent again, as far as the view has it."""
+        self._held = Held()
+
+    def compare(self, view: CompactedView) -> None:
+        """A new view is in force. What it took out and a consumer holds may be given back before it is acknowledged."""
+        topic = self._subscription.topic
+        for ledger in self._held.compare(view):
+            index = topic.log.index(ledger)
+            if index is not None:
+                topic.late.note(index)
 
     @property
     def horizon(self) -> Position:
@@ -106,11 +112,22 @@ class CompactedReading:
 
     # -- dispatch ------------------------------------------------------------------------------------------------
 
-    def note_sent(self, position: Position) -> None:
+    def note_sent(self, consumer: Consumer, position: Position) -> None:
         """The entry, of the view or of the log behind it, was sent."""
         self._ids_sent.claim_point(position)
+        if self._held.consumer is not consumer:
+            self._held = Held(consumer)
+        self._held.note(position, self._compaction.view)
         if not position.entry % SLICE_ENTRIES:
-            self._ids_sent.raise_floor(self.start())
+            start = self.start()
+            self._ids_sent.raise_floor(start)
+            self._held.forget_settled(start)
+
+    def note_batch(self, position: Position, messages: int, remaining: int | None) -> None:
+        """These messages of a batch, as bits, are sent; None: all."""
+        self._sent[position] = (1 << messages) - 1 if remaining is None else remaining
+        if len(self._sent) > SENT_MAX:
+            del self._sent[next(iter(self._sent))]
 
     def is_done(self, position: Position, entry: bytes) -> bool:
         """Is this entry of the view acknowledged, as far as there is anything left of it?"""
@@ -153,9 +170,6 @@ class CompactedReading:
             remaining = progress.remaining(region, origin, header.messages, header.publish_time_ms)
         if header.kept is not None:
             remaining = header.kept if remaining is None else header.kept & remaining
-        self._sent[position] = (1 << header.messages) - 1 if remaining is None else remaining
-        if len(self._sent) > SENT_MAX:
-            del self._sent[next(iter(self._sent))]
         return remaining
 
     def _origin(self, position: Position, header: EntryHeader) -> tuple[str, Position]:
@@ -181,75 +195,99 @@ class CompactedReading:
             told = None if others else confirmed
             epoch = consumer.epoch
             job = self._acknowledge(lambda place: ZERO if place in stale else epoch, covered, batches or {}, told)
-            self._enqueue(job, told)
+            self._look_ups.add(job, told)
         return others
 
     def acknowledge_up_to(
-        self, consumer: Consumer, position: Position, part: int | None, confirmed: Confirmed | None
+        self, consumer: Consumer, behind: Position, position: Position, part: int | None, confirmed: Confirmed | None
     ) -> bool:
-        """A cumulative acknowledgement. False: nothing of it is in the view, that is not claimed already."""
+        """A cumulative acknowledgement, see ``acknowledging.up_to``. False: neither the view nor what was taken out of
+        it has anything of it that is not claimed already."""
         view = self._compaction.view
         following = None if view is None else view.after(self._claimed)
-        if following is None or following > position:
+        held = self._held if self._held.consumer is consumer else Held()
+        if (following is None or following > position) and not held.taken_out(behind, position, 1):
             return False
-        resent = self._subscription.resent
+        resent, pieces = self._subscription.resent, consumer.pieces
+        withheld = frozenset[Position]() if pieces is None else pieces.acknowledged(position)[0]
         as_now = None if resent is None else resent.copy()
-        self._enqueue(self._acknowledge_up_to(consumer, position, part, as_now, confirmed), confirmed)
+        upto = UpTo(consumer, position, part, behind, as_now, held, withheld)
+        self._look_ups.add(self._acknowledge_up_to(upto, confirmed), confirmed)
         return True
-
-    def _enqueue(self, job: Coroutine[Any, Any, None], confirmed: Confirmed | None) -> None:
-        self._jobs.append((acknowledging.look_ups(self._subscription).begin(), job, confirmed))
-        if not self._working:
-            self._working = True
-            self._subscription.topic.serve(self._work(), "look acknowledged entries up in a compacted view")
-
-    async def _work(self) -> None:
-        """Whoever waits hears of a failure; where nobody does the topic is fenced, so that the consumer comes back."""
-        look_ups, lost = acknowledging.look_ups(self._subscription), LedgerError("an acknowledgement was not looked up")
-        unheard: LedgerError | None = None
-        try:
-            while self._jobs:
-                number, job, confirmed = self._jobs.popleft()
-                failure: LedgerError | None = lost
-                try:
-                    await job
-                    failure = None
-                except LedgerError as error:
-                    failure = error
-                    if confirmed is not None:
-                        confirmed(error)
-                    else:
-                        unheard = error
-                except Exception:
-                    if confirmed is not None:
-                        confirmed(lost)
-                    raise
-                finally:
-                    look_ups.end(number, failure)
-        finally:
-            self._working = False
-            jobs, self._jobs = self._jobs, deque()
-            for number, job, _ in jobs:
-                job.close()
-                look_ups.end(number, lost)
-            tell_each([confirmed for _, _, confirmed in jobs if confirmed is not None], lost)
-        if unheard is not None:
-            raise unheard
 
     async def _acknowledge(
         self, epochs: Epochs, positions: list[Position], batches: dict[Position, int], confirmed: Confirmed | None
     ) -> None:
-        claims: list[_Claim] = []
+        claims: list[Claim] = []
         for position in positions:
-            header = await self._header(position)
-            if header is not None:
-                claims.append(_Claim(position, header, batches.get(position, 0)))
+            header, remaining = await self._header(position), batches.get(position, 0)
+            if header is None:
+                claim = await self._taken_out(position, remaining)
+            else:
+                claim = self._in_view(position, header, remaining, self._sent.get(position, 0))
+            if claim is not None:
+                claims.append(claim)
+        self._claim(epochs, claims, confirmed)
+        for position in positions:
             if position not in batches:
                 self._sent.pop(position, None)
-        self._claim(epochs, claims, confirmed)
+                self._held.settle(position)
+
+    async def _acknowledge_up_to(self, ack: UpTo, confirmed: Confirmed | None) -> None:
+        await self._acknowledge_view(ack)
+        await self._acknowledge_taken_out(ack)
+        rest = acknowledging.up_to(
+            self._subscription, ack.consumer, ack.behind, ack.position, ack.part, confirmed, ack.resent
+        )
+        if rest is not None:
+            await rest
+
+    async def _acknowledge_view(self, ack: UpTo) -> None:
+        """Claim what the view has up to a place. Withheld chunks are claimed by ``acknowledging.up_to`` once whole."""
+        upto = min(ack.position, self.horizon)
+        is_all, after = ack.behind <= self._claimed, max(ack.behind, self._claimed)
+        while entries := await self._compaction.read_view(after, SLICE_ENTRIES, SLICE_BYTES):
+            claims: list[Claim] = []
+            inside = [stored for stored in entries if stored[0] <= upto]
+            for position, entry in inside:
+                header = unpack(entry)
+                if position in ack.withheld or self._is_dropped(position, header):
+                    continue
+                sent = self._sent.get(position, 0) if ack.held.contains(position) else 0
+                claim = self._in_view(position, header, ack.remaining(position), sent)
+                if claim is not None:
+                    claims.append(claim)
+            self._claim(ack.epoch, claims, None)
+            if inside:
+                after = inside[-1][0]
+                is_whole = ack.part is None or after != ack.position
+                if is_all:
+                    self._claimed = after if is_whole else Position(after.ledger, after.entry - 1)
+                if not is_whole:
+                    return
+            if len(inside) < len(entries):
+                return
+
+    async def _acknowledge_taken_out(self, ack: UpTo) -> None:
+        """Claim what the consumer holds up to a place and the view does not have any more."""
+        behind = ack.behind
+        while positions := ack.held.taken_out(behind, ack.position, SLICE_ENTRIES):
+            claims: list[Claim] = []
+            for position in positions:
+                if position in ack.withheld:
+                    continue
+                claim = await self._taken_out(position, ack.remaining(position))
+                dropped = self._subscription.dropped
+                if claim is not None and (dropped is None or not dropped.contains(*claim.place[::2])):
+                    claims.append(claim)
+                if not ack.remaining(position):
+                    ack.held.settle(position)
+            behind = positions[-1]
+            self._claim(ack.epoch, claims, None)
+            await next_turn(self._subscription.topic.scheduler)
 
     async def _header(self, position: Position) -> EntryHeader | None:
-        """Of an entry of the view; of one that compaction took out meanwhile, with what of it was sent."""
+        """Of an entry of the view; None: the view does not have it."""
         while (view := self._compaction.view) is not None and view.holds(position):
             try:
                 entry = await view.read_one(position)
@@ -258,68 +296,40 @@ class CompactedReading:
                     raise
                 continue  # a newer view took its place meanwhile
             return None if entry is None else unpack(entry)
-        log = self._subscription.topic.log
-        if not log.holds(position):
+        return None
+
+    def _in_view(self, position: Position, header: EntryHeader, remaining: int = 0, sent: int = 0) -> Claim | None:
+        """The claim of an entry of the view, of which the consumer was perhaps ``sent`` more than is left."""
+        if header.flags & NO_ORIGIN:
             return None
-        header = unpack(await log.read_one(position))
-        sent = self._sent.get(position)
-        if header.messages == 1 or sent == (1 << header.messages) - 1:
-            return header
-        return None if not sent else header._replace(kept=sent)
+        region, origin = self._origin(position, header)
+        having = None if header.kept is None else header.kept | sent
+        return Claim(position, Place(region, header.prev, origin), header.messages, having, remaining, header)
 
-    async def _acknowledge_up_to(
-        self,
-        consumer: Consumer,
-        position: Position,
-        part: int | None,
-        resent: Resent | None,
-        confirmed: Confirmed | None,
-    ) -> None:
-        def epochs(place: Position) -> Stamp:
-            return consumer.epoch if resent is None or resent.holds(place) else ZERO
+    async def _taken_out(self, position: Position, remaining: int) -> Claim | None:
+        """The claim of an entry that is not in the view: what of it was sent. None: it is nowhere, or was not sent."""
+        topic = self._subscription.topic
+        if topic.log.holds(position):
+            await acknowledging.load_index(self._subscription, position.ledger)
+        index = topic.log.index(position.ledger) if topic.log.holds(position) else topic.late.index(position)
+        place = None if index is None else index.place(position.entry)
+        if index is None or place is None:
+            return None
+        messages = index.messages(position.entry)
+        having = None if messages == 1 else self._sent.get(position, 0)
+        return None if having == 0 else Claim(position, place, messages, having, remaining)
 
-        upto = min(position, self.horizon)
-        while entries := await self._compaction.read_view(self._claimed, SLICE_ENTRIES, SLICE_BYTES):
-            inside = [stored for stored in entries if stored[0] <= upto]
-            claims = [
-                _Claim(at, unpack(entry), part or 0 if at == position and part is not None else 0)
-                for at, entry in inside
-                if not self._is_dropped(at, unpack(entry))
-            ]
-            self._claim(epochs, claims, None)
-            if inside:
-                whole = part is None or inside[-1][0] != position
-                self._claimed = inside[-1][0] if whole else Position(position.ledger, position.entry - 1)
-            if len(inside) < len(entries) or self._claimed < inside[-1][0]:
-                break
-        rest = acknowledging.up_to(self._subscription, consumer, position, part, confirmed, resent)
-        if rest is not None:
-            await rest
-
-    def _claim(self, epochs: Epochs, claims: list[_Claim], confirmed: Confirmed | None) -> None:
+    def _claim(self, epochs: Epochs, claims: list[Claim], confirmed: Confirmed | None) -> None:
         subscription = self._subscription
         delta = subscription.claims.open()
         for claim in claims:
-            self._claim_one(delta, epochs(claim.position), claim)
+            note(delta, epochs(claim.position), claim)
         subscription.claims.changed(confirmed, len(claims))
         subscription.claims.flush()
-        for position, header, _ in claims:
-            if not header.flags & NO_ORIGIN and self._is_settled(position, header):
-                self._note_done(position, header)
+        for claim in claims:
+            if claim.header is not None and self._is_settled(claim.position, claim.header):
+                self._note_done(claim.position, claim.header)
         subscription.advance()
-
-    def _claim_one(self, delta: Progress, epoch: Stamp, claim: _Claim) -> None:
-        position, header, remaining = claim
-        if header.flags & NO_ORIGIN:
-            return
-        region, origin = self._origin(position, header)
-        if header.kept is None and not remaining:
-            delta.ack(epoch, region, header.prev, origin)
-            return
-        whole = (1 << header.messages) - 1
-        acked = (whole if header.kept is None else header.kept) & ~remaining & whole
-        if acked:
-            delta.ack_batch(epoch, region, origin, header.messages, acked, header.prev)
 
     # -- seeking -------------------------------------------------------------------------------------------------
 
@@ -342,7 +352,8 @@ class CompactedReading:
                 if header.flags & NO_ORIGIN:
                     continue
                 if position < target:
-                    self._claim_one(delta, epoch, _Claim(position, header))
+                    if (claim := self._in_view(position, header)) is not None:
+                        note(delta, epoch, claim)
                     continue
                 region, origin = self._origin(position, header)
                 low, high = ranges.get(region, (header.prev, origin))

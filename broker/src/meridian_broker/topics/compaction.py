@@ -209,6 +209,7 @@ class Compaction:
         self.view, self._is_indexed = view, True
         for subscription in topic.subscriptions.values():
             if subscription.compacted is not None:
+                subscription.compacted.compare(view)
                 subscription.advance()
         await self._clear_scraps()
 

@@ -75,6 +75,8 @@ class Dispatcher:
         """Read again from the first entry not acked."""
         self._generation += 1
         self._covered = None
+        if self.subscription.compacted is not None:
+            self.subscription.compacted.begin_anew()
         self.read = self.subscription.start()
 
     def read_back(self, origin: str, others: list[str]) -> None:

@@ -328,7 +328,7 @@ class Subscription:
         if self.pace is not None:
             self.pace.sent(messages, len(entry))
         if self.compacted is not None and self.durable:
-            self.compacted.note_sent(position)
+            self.compacted.note_sent(consumer, position)
         remaining: int | None = None
         if messages > 1 and self.compacted is not None and position <= self.compacted.horizon:
             remaining = self.compacted.remaining(position, entry)
@@ -337,6 +337,8 @@ class Subscription:
             if place is not None:
                 time_ms = 0 if self.times is None else publish_time_ms(entry)
                 remaining = self.progress.remaining(place.region, place.origin, messages, time_ms)
+        if messages > 1 and self.compacted is not None:
+            self.compacted.note_batch(position, messages, remaining)
         if self.type in _SHARING:
             unacked = consumer.unacked
             if unacked is None:
@@ -453,8 +455,13 @@ class Subscription:
         if not self.durable:
             acknowledging.in_memory(self, consumer, [position], confirmed, is_sharing=False)
             return
-        if self.compacted is None or not self.compacted.acknowledge_up_to(consumer, position, part, confirmed):
-            rest = acknowledging.up_to(self, consumer, position, part, confirmed, self.resent)
+        last = position
+        if part is not None:  # the view may have it when the log does not any more
+            last = min(self.topic.log.before(position), Position(position.ledger, position.entry - 1))
+        behind = consumer.acknowledges_to(last, in_part=part is not None)
+        compacted = self.compacted
+        if compacted is None or not compacted.acknowledge_up_to(consumer, behind, position, part, confirmed):
+            rest = acknowledging.up_to(self, consumer, behind, position, part, confirmed, self.resent)
             if rest is not None:
                 acknowledging.go_on_later(self, rest, confirmed)
 
