@@ -189,6 +189,7 @@ def test_a_refusal_is_told_in_its_turn_and_writes_nothing() -> None:
     assert disk.log.idle
 
 
+@pytest.mark.logs_error("mine")
 def test_a_callback_that_raises_keeps_nobody_from_hearing() -> None:
     disk = Disk()
     first = ledger(1)
