@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 from base64 import b64encode
 from typing import Any
 
@@ -77,6 +78,15 @@ def test_an_empty_snapshot_has_one_empty_partition_of_everything() -> None:
         ("flights-1", False),
         ("re:persistent://public/.*/flights-[0-9]", True),
         ("re:flights", False),
+        ("*/flights-[0-9]", True),
+        ("*/flights-[!0-9]", False),
+        ("*/flights-[!^]", True),
+        ("*/flights-[^1]", True),
+        ("*/flights-[]1]", True),
+        ("*/flights-[1", False),
+        ("*/fligh[ts]s-1", True),
+        ("*/flights.1", False),
+        (r"*/flights[\-]1", True),
     ],
 )
 def test_topic_patterns(pattern: str | None, matches: bool) -> None:
@@ -86,6 +96,18 @@ def test_topic_patterns(pattern: str | None, matches: bool) -> None:
 def test_a_broken_expression_says_so() -> None:
     with pytest.raises(ValueError, match=r"is no regular expression"):
         topic_filter("re:(")
+    with pytest.raises(ValueError, match=r"is no regular expression"):
+        topic_filter("flights-[9-0]")
+    with pytest.raises(ValueError, match=r"the limit is 1000"):
+        topic_filter("*a" * 501)
+
+
+@pytest.mark.parametrize("pattern", ["re:(a|a)+$", "re:(a+)+b", "*a" * 250 + "b"])
+def test_no_pattern_of_an_export_takes_long(pattern: str) -> None:
+    made = topic_filter(pattern)
+    began = time.process_time()
+    assert not made("a" * 2000 + "!")
+    assert time.process_time() - began < 1
 
 
 places = st.integers(0, ENTRIES - 1).map(lambda number: Position(number // 8, number % 8))

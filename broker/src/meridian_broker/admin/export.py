@@ -135,9 +135,14 @@ class Exports:
     async def _names(self, wanted: Any) -> list[str]:
         catalog = self._state.catalog
         found: list[str] = []
+        began = time.monotonic()
         for namespace in catalog.known_namespaces():
-            names = await catalog.topics.names(namespace)
-            found += [str(name) for name in names if not name.local_name.startswith("__") and wanted(str(name))]
+            for name in await catalog.topics.names(namespace):
+                if not name.local_name.startswith("__") and wanted(full := str(name)):
+                    found.append(full)
+                if time.monotonic() - began > TURN_SECONDS:
+                    await asyncio.sleep(0)
+                    began = time.monotonic()
         return sorted(found)
 
     async def _write(self, path: Path, names: list[str], held: list[int]) -> dict[str, int]:

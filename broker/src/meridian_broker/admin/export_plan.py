@@ -8,14 +8,13 @@ reads the file. Both use :class:`Planner`, so they cannot disagree.
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from fnmatch import translate
 from pathlib import Path
 from typing import Any, Final
 
 from meridian_broker.positions.position import Position, parse_position
+from meridian_broker.topics.patterns import BadPattern, WholeName
 
 FORMAT: Final = 1
 """Number of the contract in ``docs/export.md``."""
@@ -113,7 +112,7 @@ def topic_filter(pattern: str | None) -> Callable[[str], bool]:
     if not pattern:
         return lambda _: True
     try:
-        matches = re.compile(pattern[3:] if pattern.startswith("re:") else translate(pattern))
-    except re.error as error:
-        raise ValueError(f"topics: {pattern!r} is no regular expression: {error}") from error
-    return lambda topic: matches.fullmatch(topic) is not None
+        made = WholeName(pattern[3:]) if pattern.startswith("re:") else WholeName.glob(pattern)
+    except BadPattern as error:
+        raise ValueError(f"topics: {error}") from error
+    return made.matches

@@ -1,26 +1,54 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Patterns over topic names, as clients send them.
+"""Patterns over topic names, as clients and users of the admin API send them.
 
 A pattern comes from anybody who can connect, and is tried on every topic of a namespace. Python's own expressions go
 back over what they tried: a pattern of twenty characters can keep the loop busy for years. RE2 takes time in proportion
-to the name, has no patterns that take longer, and is what Pulsar uses; so its syntax is what clients expect, too.
+to the name, has no patterns that take longer, and is what Pulsar uses; so its syntax is what clients expect, too. Every
+pattern that comes from outside is compiled here.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
-from typing import Final
+from typing import Any, Final
 
 import re2
 from crc32c import crc32c
 
 MEMORY_BYTES: Final = 256 << 10
 """What one pattern's automaton may take; beyond that RE2 is slower, not larger."""
+LENGTH_MAX: Final = 1000
+"""Characters of a pattern. Clients' patterns have a lower limit of their own."""
 _PARTITION: Final = "-partition-"
+_GLOB: Final = {"*": ".*", "?": "."}
 
 
 class BadPattern(ValueError):
     """RE2 cannot read it: the client's mistake, or a feature that only engines with backtracking have."""
+
+
+class WholeName:
+    """A pattern over full topic names, with their domain, that the whole name has to match."""
+
+    __slots__ = ("_expression",)
+
+    def __init__(self, text: str) -> None:
+        """:param text: a regular expression. :raises BadPattern: it is none."""
+        self._expression = _compiled(text, text)
+
+    @classmethod
+    def glob(cls, text: str) -> WholeName:
+        """``*`` stands for any characters, ``?`` for one, ``[...]`` for one of a set, ``[!...]`` for one outside of it.
+
+        :raises BadPattern: a range of a set is upside down, say.
+        """
+        made = cls.__new__(cls)
+        made._expression = _compiled(_from_glob(text), text)
+        return made
+
+    def matches(self, topic: str) -> bool:
+        return self._expression.fullmatch(topic) is not None
 
 
 class TopicPattern:
@@ -30,16 +58,8 @@ class TopicPattern:
 
     def __init__(self, text: str) -> None:
         """:raises BadPattern: it is none."""
-        options = re2.Options()
-        options.max_mem = MEMORY_BYTES
-        options.log_errors = False
         self.text = text
-        try:
-            self._expression = re2.compile(_without_domain(text), options)
-        except re2.error as error:
-            (reason,) = error.args
-            said = reason.decode(errors="replace") if isinstance(reason, bytes) else reason
-            raise BadPattern(f"{text!r} is no pattern that RE2 reads: {said}") from None
+        self._expression = _compiled(_without_domain(text), text)
 
     def matches(self, topic: str) -> bool:
         """Does the whole name match? A partition matches when its partitioned topic does."""
@@ -48,6 +68,36 @@ class TopicPattern:
         if separator and index.isdecimal():
             name = base
         return self._expression.fullmatch(name) is not None
+
+
+def _compiled(expression: str, text: str) -> Any:
+    """:raises BadPattern: RE2 does not read it. ``text`` is what its author wrote."""
+    if len(text) > LENGTH_MAX:
+        raise BadPattern(f"a pattern of {len(text)} characters: the limit is {LENGTH_MAX}")
+    options = re2.Options()
+    options.max_mem = MEMORY_BYTES
+    options.log_errors = False
+    try:
+        return re2.compile(expression, options)
+    except re2.error as error:
+        (reason,) = error.args
+        said = reason.decode(errors="replace") if isinstance(reason, bytes) else reason
+        raise BadPattern(f"{text!r} is no regular expression that RE2 reads: {said}") from None
+
+
+def _from_glob(text: str) -> str:
+    parts, at = [], 0
+    while at < len(text):
+        one = text[at]
+        at += 1
+        if one == "[" and (end := text.find("]", at + 1 + text.startswith("!", at))) > 0:
+            is_negated = text[at] == "!"
+            inside = re.sub(r"[\\\[^]", r"\\\g<0>", text[at + is_negated : end])
+            parts.append(f"[{'^' * is_negated}{inside}]")
+            at = end + 1
+        else:
+            parts.append(_GLOB.get(one) or re2.escape(one))
+    return "(?s)" + "".join(parts)
 
 
 def _without_domain(text: str) -> str:
