@@ -56,8 +56,8 @@ class Region:
         clock = HybridClock(self.scheduler.now_ms, "us")
         self.topic = Topic("t", -1, "us", "", log, new_log, self.scheduler, clock, TopicLimits(), None)
         await self.topic.progress_log.open(list(self.record.progress))
-        self.changes = [change async for some in self.topic.progress_log.changes() for change in some]
-        await recovery.recover(self.topic, self.topic.progress_log.changes(), on_acked)
+        self.changes = [change async for some in self.topic.progress_log.changes(lambda _: None) for change in some]
+        await recovery.recover(self.topic, on_acked)
 
     async def settle(self) -> None:
         quiet = 0

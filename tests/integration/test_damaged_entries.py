@@ -5,6 +5,7 @@ person where no region has it. Everything else goes on."""
 from __future__ import annotations
 
 import asyncio
+import re
 from pathlib import Path
 from typing import Any
 
@@ -160,3 +161,39 @@ async def test_a_lost_entry_is_passed_over_once_somebody_accepts_that(
         assert {cause for cause, _, _, _ in dropped.runs()} == {Cause.LOST}
         later = await Consumer.subscribe(connection, TOPIC, "later", replicated=False, kind=EXCLUSIVE)
         assert await take(later, 6) == [PAYLOADS[number] for number in (0, 2, 3, 4, 5, 7)]
+
+
+async def test_a_damaged_acknowledgement_costs_a_repeat_and_not_the_topic(tmp_path: Path) -> None:
+    def url(inside: BrokerProcess) -> str:
+        return f"pulsar://127.0.0.1:{inside.settings.network.broker_service_port}"
+
+    async with broker_inside(tmp_path) as inside:
+        connection = await PulsarClientConnection.connect(url(inside))
+        reading = await Consumer.subscribe(connection, TOPIC, "shelf", replicated=False, kind=EXCLUSIVE)
+        await publish(connection, PAYLOADS[:4])
+        subscription = (await opened(inside)).subscriptions["shelf"]
+        for position in [(await reading.receive()).position for _ in range(3)]:
+            reading.acknowledge(position)
+            await until(lambda position=position: subscription.progress.is_acked("inside", position))
+        await connection.close()
+    acknowledgements = re.compile(rb"\x01\x02\x00\x05.{8}shelf", re.DOTALL)
+    (path,) = (
+        path for path in (tmp_path / "ledgers").glob("segment-*.log") if acknowledgements.search(path.read_bytes())
+    )
+    content = bytearray(path.read_bytes())
+    second = list(acknowledgements.finditer(content))[1]
+    content[second.end() + 3] ^= 1
+    path.write_bytes(content)
+    async with broker_inside(tmp_path) as inside:
+        connection = await PulsarClientConnection.connect(url(inside))
+        reading = await Consumer.subscribe(connection, TOPIC, "shelf", replicated=False, kind=EXCLUSIVE)
+        assert await take(reading, 2) == [PAYLOADS[1], PAYLOADS[3]]
+        async with (
+            aiohttp.ClientSession(f"http://127.0.0.1:{inside.settings.network.web_service_port}") as session,
+            session.get("/meridian/v1/health") as answer,
+        ):
+            health = await answer.json()
+        (lost,) = health["lostRecords"]["first"]
+        assert (lost["topic"], lost["records"], lost["subscriptions"]) == (TOPIC, 1, ["shelf"])
+        assert (health["healthy"], lost["isSubscriptionMissing"]) == (False, False)
+        await connection.close()

@@ -35,6 +35,8 @@ class Held:
 class Leasing:
     """Gives what a test wants it to."""
 
+    promise_ms = 6000
+
     def __init__(self, now_ms: Callable[[], int]) -> None:
         self.now_ms = now_ms
         self.leases: dict[str, Held] = {}

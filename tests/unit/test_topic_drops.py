@@ -125,7 +125,7 @@ class World:
         clock = HybridClock(self.scheduler.now_ms, "here")
         self.topic = Topic("t", -1, "here", "", log, progress_log, self.scheduler, clock, TopicLimits(), self.told)
         await self.topic.progress_log.open(list(self.record.progress))
-        await recovery.recover(self.topic, self.topic.progress_log.changes())
+        await recovery.recover(self.topic)
 
     async def live(self, story: list[tuple[str, int]]) -> None:
         """Step by step, and look at everything after each."""

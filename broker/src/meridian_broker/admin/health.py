@@ -56,9 +56,17 @@ async def inside(request: web.Request) -> web.Response:
     damages = list(admin.ledgers.damages)
     topics = _failing_topics(admin)
     damaged = _damaged_topics(admin)
-    healthy = not (failing or damages or topics["topics"] or damaged["topics"])
+    lost = _lost_records(admin)
+    healthy = not (failing or damages or topics["topics"] or damaged["topics"] or lost["topics"])
     return answer(
-        {"healthy": healthy, "work": works, "damages": damages, "failingTopics": topics, "damagedTopics": damaged}
+        {
+            "healthy": healthy,
+            "work": works,
+            "damages": damages,
+            "failingTopics": topics,
+            "damagedTopics": damaged,
+            "lostRecords": lost,
+        }
     )
 
 
@@ -71,6 +79,23 @@ def _damaged_topics(admin: AdminState) -> dict[str, Any]:
         for name, gap in shown
     ]
     return {"topics": sum(map(bool, gaps.values())), "first": first}
+
+
+def _lost_records(admin: AdminState) -> dict[str, Any]:
+    """Topics whose progress log lost records to the disk within the last day."""
+    topics = [(topic.name, topic.lost_records.recent()) for topic in admin.service.topics.values()]
+    losses = [(name, loss) for name, some in sorted(topics, key=lambda one: one[0]) for loss in some]
+    first = [
+        {
+            "topic": name,
+            "records": loss.records,
+            "subscriptions": loss.subscriptions,
+            "isSubscriptionMissing": loss.in_doubt,
+            "foundMs": loss.at_ms,
+        }
+        for name, loss in losses[:SHOWN]
+    ]
+    return {"topics": sum(bool(some) for _, some in topics), "first": first}
 
 
 def _failing_topics(admin: AdminState) -> dict[str, Any]:

@@ -86,6 +86,10 @@ GAUGES: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
         "Entries that the disk damaged, and that are neither replaced from another region nor given up",
         TOPIC,
     ),
+    "meridian_lost_progress_records": (
+        "Records of the topic's progress log that the disk damaged, found within the last day",
+        TOPIC,
+    ),
     "meridian_held_for_regions_bytes": (
         "Bytes of ledgers kept beyond their retention because another region lacks entries in them",
         TOPIC,
@@ -269,6 +273,7 @@ def _topic(reading: Reading, admin: AdminState, topic: Topic, lags: Mapping[tupl
     reading.put("meridian_held_for_regions_given_up_total", labels, topic.holding.entries_let_go)
     reading.put("meridian_replication_holes_given_up_total", labels, topic.log.holes.given_up)
     reading.put("meridian_damaged_entries", labels, len(topic.log.damage.damaged))
+    reading.put("meridian_lost_progress_records", labels, topic.lost_records.records)
     reading.put("meridian_damaged_entries_replaced_total", labels, topic.mending.replaced)
     for remote, status in admin.replication.status(topic.name).items():
         far = (*labels, remote)

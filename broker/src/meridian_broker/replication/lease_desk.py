@@ -107,6 +107,11 @@ class LeaseDesk:
 
     # -- from topics ---------------------------------------------------------------------------------------------
 
+    @property
+    def promise_ms(self) -> int:
+        """How long a vote binds, by this region's settings."""
+        return self.leases.times.duration
+
     def objection(self, regions: Iterable[str], *, sure: bool = False) -> str:
         """Why streams of topics of these regions cannot be leased; empty: nothing is known that speaks against it.
 

@@ -105,10 +105,10 @@ async def _open(service: TopicService, name: TopicName, metadata: TopicMetadata,
         ended(topic, record.terminated)
     await topic.progress_log.open(list(record.progress_ledgers), adopted.progress)
     if service.before is None:
-        await recovery.recover(topic, topic.progress_log.changes())
+        await recovery.recover(topic)
     else:
         lacking = Unconfirmed(service.regions_of(topic.name), service.before)
-        await recovery.recover(topic, topic.progress_log.changes(), lacking.acked)
+        await recovery.recover(topic, lacking.acked)
         await lacking.tell(topic)
     return topic
 

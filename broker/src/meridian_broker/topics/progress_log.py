@@ -20,7 +20,7 @@ from typing import Final, NamedTuple, Protocol
 from meridian_broker.ledgers.labels import Belonging, Label
 from meridian_broker.ledgers.labels import Kind as LedgerKind
 from meridian_broker.ledgers.scheduling import Scheduler, next_turn
-from meridian_broker.ledgers.store import LedgerError, LedgerNotFound, LedgerStore, Writer
+from meridian_broker.ledgers.store import LedgerCorrupt, LedgerError, LedgerNotFound, LedgerStore, Writer
 from meridian_broker.ledgers.telling import tell_each
 from meridian_broker.ledgers.under_way import UnderWay
 
@@ -67,6 +67,8 @@ class Kind(IntEnum):
     """Entries of an origin (its name stands in the subscription's place) that somebody gave up (``gaps.py``)."""
     FLOORS = 11
     """Floors that all regions reported (R11): progress, and nobody's acknowledgements."""
+    LOST = 12
+    """Records of a ledger (its id stands in the subscription's place) that the disk damaged (``lost_records.py``)."""
     VOTES = 16
     """To whom this region has promised shares of a subscription, and for how long (``sharing.py``)."""
 
@@ -81,6 +83,15 @@ class Change(NamedTuple):
     subscription: str
     time_ms: int
     payload: bytes
+
+
+class Damaged(NamedTuple):
+    """A record that the disk damaged."""
+
+    ledger: int
+    entry: int
+    remains: bytes
+    """What stands in its place; empty where nothing does."""
 
 
 class ProgressLogMetadata(Protocol):
@@ -185,9 +196,11 @@ class ProgressLog:
                 if ledger_id <= after:
                     await self._store.delete(ledger_id)
 
-    async def changes(self) -> AsyncIterator[list[Change]]:
+    async def changes(self, met: Callable[[Damaged], None] | None = None) -> AsyncIterator[list[Change]]:
         """Every change that is on record, oldest first, ``SLICE`` at a time; others run in between.
 
+        :param met: told of each damaged record, in its place among the others. None: damage is an error, and a log
+            that is being written replaces the ledger by a snapshot, for memory knows what the disk does not.
         :raises LedgerError: a ledger cannot be read, or went in a roll-over meanwhile.
         :raises ProgressLogError: a record cannot be read.
         """
@@ -195,7 +208,18 @@ class ProgressLog:
             reader = await self._store.open(ledger_id)
             at, end = 0, reader.last_confirmed() + 1
             while at < end:
-                records = await reader.read(at, end - 1, READ_BYTES)
+                try:
+                    records = await reader.read(at, end - 1, READ_BYTES)
+                except LedgerCorrupt as error:
+                    if met is None:
+                        if self._writer is not None:
+                            self._roll()
+                        raise
+                    met(Damaged(ledger_id, at, error.remains))
+                    at += 1
+                    if at % SLICE == 0:
+                        await next_turn(self._scheduler)
+                    continue
                 at += len(records)
                 for first in range(0, len(records), SLICE):
                     yield [decode(record) for record in records[first : first + SLICE]]

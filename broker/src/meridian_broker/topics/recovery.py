@@ -8,7 +8,7 @@ progress, which may be large, is joined with the sum. The outcome is that of joi
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Final
 
 from meridian_broker.ledgers.scheduling import next_turn
@@ -29,14 +29,15 @@ OnAcked = Callable[[str, int, Progress], None]
 """Hears of every acknowledgement of this region's clients: subscription, milliseconds, what it claims."""
 
 
-async def recover(topic: Topic, slices: AsyncIterator[list[Change]], on_acked: OnAcked | None = None) -> None:
+async def recover(topic: Topic, on_acked: OnAcked | None = None) -> None:
     """Rebuild the subscriptions from what the progress log holds. Others run in between.
 
     :raises LedgerError: the log cannot be read.
     :raises ValueError: a record of it cannot be.
     """
-    async for changes in slices:
+    async for changes in topic.progress_log.changes(topic.lost_records.met):
         take(topic, changes, on_acked)
+    topic.lost_records.finish()
     for subscription in list(topic.subscriptions.values()):
         await next_turn(topic.scheduler)
         if subscription.progress.epoch is not ZERO:
@@ -55,9 +56,10 @@ def take(topic: Topic, changes: list[Change], on_acked: OnAcked | None = None) -
             _take_one(topic, change)
             continue
         subscription = topic.subscriptions.get(name)
-        if subscription is None and on_acked is None:
+        if subscription is None and on_acked is None and not topic.lost_records.is_any:
             continue
         delta = Progress.decode(payload)
+        subscription = subscription or topic.lost_records.unknown(name, delta.beginning.life)
         if kind == Kind.ACKED and on_acked is not None:
             on_acked(name, time_ms, delta)
         if subscription is not None:
@@ -127,7 +129,9 @@ def _take_one(topic: Topic, change: Change) -> None:
         topic.lives.recall(decode_record(payload), time_ms)
     elif kind == Kind.REMOVED:
         topic.subscriptions.pop(name, None)
-    elif (subscription := topic.subscriptions.get(name)) is not None:
+    elif kind == Kind.LOST:
+        topic.lost_records.recall(name, payload)
+    elif (subscription := topic.subscriptions.get(name) or topic.lost_records.unknown(name)) is not None:
         _take_state(subscription, kind, payload)
 
 
@@ -166,6 +170,7 @@ def snapshot(topic: Topic) -> Iterator[tuple[Kind, str, bytes]]:
             if subscription.dropped is not None:  # behind its rewinds, which would take them back
                 yield Kind.DROPPED, subscription.name, subscription.dropped.encode()
     yield from topic.gaps.snapshot()
+    yield from topic.lost_records.snapshot()
     for record in topic.lives.snapshot():
         yield Kind.SUBSCRIPTION, record.name, encode_record(record)
     yield from sharing.snapshot(topic)

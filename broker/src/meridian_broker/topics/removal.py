@@ -353,6 +353,7 @@ def is_unused(topic: Topic, *, alone: bool) -> bool:
     if (
         not alone
         or topic.is_set_aside
+        or topic.lost_records.in_doubt
         or topic.failure is not None
         or topic.producers
         or topic.admission.is_expecting

@@ -47,6 +47,10 @@ class Leasing(Protocol):
     def now_ms(self) -> int:
         """A monotone clock."""
 
+    @property
+    def promise_ms(self) -> int:
+        """How long a vote binds, by this region's settings."""
+
     def objection(self, regions: tuple[str, ...], /) -> str:
         """Why there are no leases for topics of these regions; empty: there are."""
 

@@ -20,7 +20,7 @@ from meridian_broker.ledgers.store import LedgerError
 from meridian_broker.topics import scope
 from meridian_broker.topics.electorates import Electorates, Voters
 from meridian_broker.topics.progress_log import Kind
-from meridian_broker.topics.scope import Lease, Shares, Stream
+from meridian_broker.topics.scope import Lease, Leasing, Shares, Stream
 from meridian_broker.topics.subscription_record import ORIGIN
 from meridian_broker.topics.witness import Ballot, Subject, WitnessBook
 
@@ -47,6 +47,8 @@ class SharedStreams:
         if not self.book.is_open:
             self.book.open_soon()
             return None
+        if self._abstains(stream[0]):
+            return None
         subscription = self._subscription(stream[:2])
         if subscription is None:
             witnessed = self.book.known(stream[:2]) if self._service.is_served(stream[0]) else None
@@ -63,6 +65,8 @@ class SharedStreams:
 
     def hear(self, subject: Subject, told: Electorates, heard: Callable[[Electorates, Voters], None]) -> None:
         """Another region knows this of who votes: join it. ``heard`` what is known then, once it is on disk."""
+        if self._abstains(subject[0]):
+            return  # it cannot say that nothing it promised before is binding; it is asked again
         subscription = self._subscription(subject)
         if subscription is None:
             is_witness = self.region in told.voters or self.book.known(subject) is not None
@@ -147,6 +151,13 @@ class SharedStreams:
             return None
         return topic.subscriptions.get(subject[1])
 
+    def _abstains(self, topic_name: str) -> bool:
+        """May a promise on shares of this topic bind that the disk damaged?"""
+        topic = self._service.topics.get(topic_name)
+        if topic is None or topic.leasing is None or not topic.lost_records.votes_from_ms:
+            return False
+        return topic.leasing.now_ms() < topic.lost_records.votes_from_ms
+
     def _shares(self, stream: Stream) -> Shares | None:
         topic = self._service.topics.get(stream[0])
         found = None if topic is None or topic.failure is not None else topic.subscriptions.get(stream[1])
@@ -204,10 +215,18 @@ def opened(service: TopicService, topic: Topic) -> None:
     topic.leasing = service.leasing
     topic.regions = lambda: service.regions_of(topic.name)
     if topic.leasing is not None:
+        if topic.lost_records.may_have_voted:
+            topic.lost_records.votes_from_ms = topic.leasing.now_ms() + _longest_ms(topic, topic.leasing)
         for name, ballots in topic.votes.items():
             for origin, ballot in ballots.items():
                 topic.leasing.found((topic.name, name, origin), *ballot)
     follow(topic)
+
+
+def _longest_ms(topic: Topic, leasing: Leasing) -> int:
+    """How long a promise may bind of which nothing is left."""
+    known = (duration for ballots in topic.votes.values() for _, _, duration in ballots.values())
+    return max(leasing.promise_ms, *known, 0)
 
 
 def encode(ballots: dict[str, Ballot]) -> bytes:

@@ -165,7 +165,8 @@ class Subscription:
             if kind in _SHARING:  # none of those reads compacted; of the others the one that gets messages decides
                 self.read_compacted(False)
             dispatcher = self._make_dispatcher(kind, consumer.key_shared)
-            if self.durable and self.replicated and self.topic.exchange is not None:
+            is_known_elsewhere = self.replicated or self.topic.lost_records.concerns(self.name)
+            if self.durable and is_known_elsewhere and self.topic.exchange is not None:
                 self._ask_others(self.topic.exchange)
         assert dispatcher is not None
         dispatcher.add(consumer)

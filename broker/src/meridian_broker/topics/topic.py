@@ -42,6 +42,7 @@ from meridian_broker.topics.key_ranges import KeySharedPolicy
 from meridian_broker.topics.late import Late
 from meridian_broker.topics.limits import TopicLimits
 from meridian_broker.topics.lives import Lives
+from meridian_broker.topics.lost_records import LostRecords
 from meridian_broker.topics.mending import Mending
 from meridian_broker.topics.ownership import SET_ASIDE
 from meridian_broker.topics.pacing import Pacing
@@ -142,6 +143,7 @@ class Topic:
         self.subscriptions: dict[str, Subscription] = {}
         self.lives = Lives(self)
         self.gaps = Gaps(self)
+        self.lost_records = LostRecords(self)
         self.mending = Mending(self)
         log.on_damage = self.mending.noticed
         self.regions: Callable[[], frozenset[str]] = lambda: frozenset((region,))
@@ -317,6 +319,8 @@ class Topic:
         except TopicError as error:
             ready(error)
             return
+        if durable and self.lost_records.in_doubt:
+            initial, places = EARLIEST, None  # it may be the one that is missing
         made = self.create_subscription(
             name,
             initial,
@@ -509,7 +513,8 @@ class Topic:
 
     def needed_from(self) -> Position:
         """Everything at or before this may be trimmed as far as subscriptions and replicators go."""
-        if self.is_set_aside or (self.recall is not None and self.recall.joining.keeps_all):
+        is_joining = self.recall is not None and self.recall.joining.keeps_all
+        if self.is_set_aside or is_joining or self.lost_records.in_doubt:
             return EARLIEST
         positions = [s.mark_delete for s in self.subscriptions.values() if s.durable]
         positions.extend(self.replicated_positions.values())

@@ -25,7 +25,7 @@ from meridian_broker.topics import adoption, electorates
 from meridian_broker.topics.electorates import Electorates
 from meridian_broker.topics.errors import TopicError
 from meridian_broker.topics.ownership import TopicMetadata
-from meridian_broker.topics.progress_log import Done, Kind, ProgressLog, ProgressLogError
+from meridian_broker.topics.progress_log import Damaged, Done, Kind, ProgressLog, ProgressLogError
 from meridian_broker.wire.pulsar import topic_name
 
 if TYPE_CHECKING:
@@ -178,7 +178,8 @@ class WitnessBook:
             adopted = await adoption.adopt(service, name, metadata)
             pages: dict[Subject, _Page] = {}
             await book.open(list(metadata.record.progress_ledgers), adopted.progress)
-            async for changes in book.changes():
+            lost: list[Damaged] = []
+            async for changes in book.changes(lost.append):
                 for change in changes:
                     if change.subscription:
                         _recall(pages, change.subscription, change.payload)
@@ -186,6 +187,12 @@ class WitnessBook:
             log.warning("this region cannot be a witness now: %s", error)
             service.scheduler.later(RETRY_SECONDS, self._may_open_again)
             return
+        if lost and service.leasing is not None:
+            pause = service.leasing.promise_ms / 1000
+            log.error(
+                "%d votes of the witness are damaged: it votes again in %.0f s, once they are over", len(lost), pause
+            )
+            await service.scheduler.answer(lambda over: service.scheduler.later(pause, lambda: over(None)))
         self._pages = pages  # of what could not be written before, nothing is known
         for (topic, subscription), page in pages.items():
             for origin, ballot in page.ballots.items():

@@ -1,0 +1,199 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Damaged records of a progress log: the topic opens, nothing is skipped, and what may come again is reported."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from typing import cast
+
+import pytest
+from meridian_broker.engines.memory.ledgers import MemoryReader
+from meridian_broker.ledgers.store import LedgerCorrupt
+from meridian_broker.positions.position import EARLIEST, LATEST
+from meridian_broker.replication.lease_desk import LeaseDesk
+from meridian_broker.topics.lost_records import DOUBT_MS
+from meridian_broker.topics.progress_log import Kind
+from meridian_broker.topics.sharing import SharedStreams
+from meridian_broker.topics.subscription import Subscription
+from simulation.story import Story
+from topic_of_one_region import Region, region
+from topic_record import TopicRecord
+
+pytestmark = pytest.mark.logs_error("the disk damaged")
+
+
+class Rot(dict[tuple[int, int], bytes | None]):
+    """By ledger and entry: what is left of a damaged record; None: all of it but one bit of its last byte."""
+
+    async def damage(
+        self, one: Region, kind: Kind, name: str, *, nth: int | None = None, remains: bytes | None = None
+    ) -> None:
+        """Damage all records of a kind that name a subscription, or the nth of them."""
+        (ledger,) = one.topic.progress_log.ledgers
+        changes = [change async for some in one.topic.progress_log.changes() for change in some]
+        found = [entry for entry, change in enumerate(changes) if change[:2] == (kind, name)]
+        assert found
+        self.update({(ledger, entry): remains for entry in (found if nth is None else [found[nth]])})
+
+
+@pytest.fixture
+def rot(monkeypatch: pytest.MonkeyPatch) -> Rot:
+    bad, read = Rot(), MemoryReader.read
+
+    async def checked(self: MemoryReader, first: int, last: int, max_bytes: int) -> list[bytes]:
+        found = await read(self, first, last, max_bytes)
+        whole = next((n for n in range(len(found)) if (self.ledger_id, first + n) in bad), len(found))
+        if found and not whole:
+            left = bad[self.ledger_id, first]
+            raise LedgerCorrupt("checksum", found[0][:-1] + b"?" if left is None else left)
+        return found[:whole]
+
+    monkeypatch.setattr(MemoryReader, "read", checked)
+    return bad
+
+
+def acked(one: Region, name: str) -> list[int]:
+    progress = one.topic.subscriptions[name].progress
+    return [number for number, position in enumerate(one.stored) if progress.is_acked("us", position)]
+
+
+async def restarted(one: Region) -> None:
+    await one.settle()
+    await one.start()
+    await one.settle()
+
+
+async def subscribed(one: Region, name: str) -> Subscription:
+    heard: list[Subscription | Exception] = []
+    one.topic.subscribe(
+        *(name,), durable=True, replicated=False, initial=LATEST, properties=None, may_create=True, ready=heard.append
+    )
+    await one.settle()
+    assert isinstance(heard[0], Subscription)
+    return heard[0]
+
+
+async def test_only_what_a_damaged_record_acknowledged_comes_again(rot: Rot) -> None:
+    one = await region(s=True, other=False)
+    for number in (0, 1, 2):
+        await one.ack("s", [number], number)
+    await rot.damage(one, Kind.ACKED, "s", nth=1)
+    for start in range(2):
+        await restarted(one)
+        assert (acked(one, "s"), acked(one, "other")) == ([0, 2], [])
+        (loss,) = one.topic.lost_records.recent()
+        assert (loss.records, loss.subscriptions, loss.in_doubt) == (1, ("s",), False)
+        assert not rot or start == 0
+        rot.clear()  # the first start wrote a snapshot: the damaged ledger is gone, and the report is still there
+    one.scheduler.ms += DOUBT_MS
+    assert one.topic.lost_records.recent() == []
+
+
+async def test_a_subscription_whose_creation_is_damaged_is_made_again_from_what_follows(rot: Rot) -> None:
+    one = await region(s=False)
+    await one.ack("s", [4], 0)
+    await rot.damage(one, Kind.WHOLE, "s", remains=b"")
+    await restarted(one)
+    assert acked(one, "s") == [4]
+    assert one.topic.subscriptions["s"].mark_delete < one.stored[0]
+    (loss,) = one.topic.lost_records.recent()
+    assert loss.subscriptions == ("s",)
+
+
+async def test_a_subscription_whose_creation_is_damaged_is_made_again_from_its_name(rot: Rot) -> None:
+    one = await region(s=False)
+    await rot.damage(one, Kind.WHOLE, "s")
+    await restarted(one)
+    assert acked(one, "s") == []
+    assert one.topic.lost_records.in_doubt, "the name may be damaged as well"
+
+
+async def test_a_topic_that_may_lack_a_subscription_keeps_everything_for_it(rot: Rot) -> None:
+    one = await region(s=False, quick=False)
+    await one.ack("quick", range(12), 0)
+    await rot.damage(one, Kind.WHOLE, "s", remains=b"")
+    await restarted(one)
+    assert list(one.topic.subscriptions) == ["quick"]
+    assert one.topic.needed_from() == EARLIEST
+    came_back = await subscribed(one, "s")
+    assert came_back.mark_delete < one.stored[0], "not at the latest message, which is what its consumer asks for"
+    rot.clear()
+    await restarted(one)
+    assert one.topic.needed_from() == EARLIEST
+    one.scheduler.ms += DOUBT_MS
+    assert one.topic.needed_from() > EARLIEST or one.topic.subscriptions["s"].mark_delete == one.topic.needed_from()
+    assert (await subscribed(one, "new")).mark_delete == one.stored[-1]
+
+
+async def test_a_subscription_that_was_deleted_stays_deleted(rot: Rot) -> None:
+    one = await region(gone=True, s=False)
+    one.topic.lives.delete("gone")
+    await one.ack("s", [0], 0)
+    await rot.damage(one, Kind.ACKED, "s", remains=b"")
+    await restarted(one)
+    assert list(one.topic.subscriptions) == ["s"]
+
+
+@pytest.mark.parametrize("remains", [None, b"", b"\xff" * 40], ids=["a bit", "all", "garbage"])
+async def test_whatever_is_damaged_nothing_counts_as_acknowledged_that_is_not(rot: Rot, remains: bytes | None) -> None:
+    one = await region(s=True, t=False)
+    await one.ack("s", [0, 3], 1)
+    await one.ack("t", [1], 2)
+    await one.ack("s", [5], 3)
+    (ledger,) = one.topic.progress_log.ledgers
+    count = sum([len(some) async for some in one.topic.progress_log.changes()])
+    for some in itertools.chain.from_iterable(itertools.combinations(range(count), size) for size in (1, 2, count)):
+        rot.clear()
+        rot.update({(ledger, entry): remains for entry in some})
+        found = Region()
+        found.disk, found.record, found.stored = copy.deepcopy(one.disk), TopicRecord(), one.stored
+        found.record.spans, found.record.progress, found.record._last = one.record.spans, [ledger], one.record._last
+        found.fence = one.fence
+        await found.start()
+        for name, whole in (("s", {0, 3, 5}), ("t", {1})):
+            if name in found.topic.subscriptions:
+                assert set(acked(found, name)) <= whole
+            else:
+                assert found.topic.lost_records.in_doubt
+        await found.settle()
+
+
+async def test_a_log_that_is_being_written_replaces_what_is_damaged(rot: Rot) -> None:
+    one = await region(s=False)
+    await one.ack("s", [0], 0)
+    await rot.damage(one, Kind.WHOLE, "s")
+    with pytest.raises(LedgerCorrupt):
+        [None async for _ in one.topic.progress_log.changes()]
+    await one.settle()
+    changes = [change async for some in one.topic.progress_log.changes() for change in some]
+    assert Kind.WHOLE in {change.kind for change in changes}
+    await restarted(one)
+    assert acked(one, "s") == [0]
+    assert one.topic.lost_records.recent() == []
+
+
+def test_a_region_that_may_have_forgotten_a_vote_abstains_until_it_is_over() -> None:
+    story = Story()
+    for line in (
+        *("regions us eu ap", "subscribe us t sub", "tick 100", "scope us t sub origin"),
+        *("consumer c us t sub auto", "tick 3000", *(f"rot eu t progress {n}" for n in range(9))),
+        *("crash eu", "tick 100", "start eu", "tick 1500"),
+    ):
+        story.run(line)
+    broker = story.world.regions["eu"].broker
+    assert broker is not None
+    desk = broker.exchange.core.leases
+    assert isinstance(desk, LeaseDesk)
+    shares, stream = cast("SharedStreams", desk._topics), ("persistent://public/default/t", "sub", "us")
+    assert stream[0] in broker.service.topics
+    heard: list[object] = []
+    shares.hear(
+        stream[:2],
+        broker.service.topics[stream[0]].subscriptions["sub"].record.electorates,
+        lambda *told: heard.append(told),
+    )
+    assert shares.electorates(stream) is None
+    story.run(f"tick {desk.promise_ms}")
+    assert shares.electorates(stream) is not None
+    assert heard == [], "it cannot say that nothing it promised binds"
