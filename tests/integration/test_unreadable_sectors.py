@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A sector of one topic's entries that cannot be read: the topic fails whenever somebody reads there."""
+"""Entries that the storage cannot read: a sector costs the subscriptions that read there, a ledger that is gone the
+topic. Both are tried again after growing pauses."""
 
 from __future__ import annotations
 
@@ -8,10 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from broker_inside import broker_on
+from broker_inside import broker_inside, broker_on
 from broker_process import HttpAnswer, http
 from broker_regions import until
 from ledger_disks import BadSector
+from meridian_broker.ledgers.log import TopicLog
+from meridian_broker.ledgers.reading import Stored
+from meridian_broker.ledgers.store import LedgerNotFound
 from meridian_broker.server.broker import BrokerProcess
 from meridian_broker.wire.proto import pulsar_pb2 as pb
 from raw_connection import RawConnection, T
@@ -66,21 +70,51 @@ async def admin(inside: BrokerProcess, method: str, path: str) -> HttpAnswer:
 
 
 @pytest.mark.parametrize("deletes", [False, True])
-async def test_a_topic_that_fails_again_and_again_pauses(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, deletes: bool
-) -> None:
+async def test_a_bad_sector_costs_the_subscription_that_reads_it(tmp_path: Path, deletes: bool) -> None:
     disk, got = BadSector(), list[tuple[int, int]]()
     async with broker_on(tmp_path, lambda _: disk, {"managedLedgerMaxEntriesPerLedger": 5}) as inside:
         await publish(inside, 12)
+        inside.service.topics[TOPIC].log.drop_tail()
         (at,) = [found for content in disk.content().values() if (found := content.find(b"message number 2")) >= 0]
         disk.bad = (at, at + 1)
+        consumer = asyncio.create_task(consume(inside, got))
+
+        topic = inside.service.topics[TOPIC]
+        await until(lambda: bool(topic.unread.all(topic.scheduler.monotonic_ms())))
+        health = (await admin(inside, "GET", "/meridian/v1/health")).json
+        (first,) = health["unreadSubscriptions"]["first"]
+        assert (health["healthy"], first["topic"], first["subscription"]) == (False, TOPIC, "sub")
+        assert "Input/output error" in first["reason"]
+        await publish(inside, 2)
+        assert topic.failure is None
+        assert len(set(got)) == 2
+        disk.bad = None
+        if deletes:
+            assert (await admin(inside, "DELETE", f"{STATS}?force=true")).status == 204
+        else:
+            await until(lambda: len(set(got)) == 14)
+        consumer.cancel()
+        await asyncio.gather(consumer, return_exceptions=True)
+
+
+async def test_a_topic_that_fails_again_and_again_pauses(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def gone(*_: object) -> list[Stored]:
+        raise LedgerNotFound("there is no ledger 7")
+
+    got = list[tuple[int, int]]()
+    async with broker_inside(tmp_path) as inside:
+        await publish(inside, 3)
+        inside.service.topics[TOPIC].log.drop_tail()
+        monkeypatch.setattr(TopicLog, "read_after", gone)
         consumer = asyncio.create_task(consume(inside, got))
         refused = None
         async with asyncio.timeout(30):
             while refused is None or "4 times" not in refused.message:
                 refused = await refusal(inside)
         assert refused.error == pb.ServiceNotReady
-        assert "Input/output error" in refused.message
+        assert "there is no ledger 7" in refused.message
         assert "is opened again in" in refused.message
         answer = await admin(inside, "GET", f"{STATS}/stats")
         assert answer.status == 503
@@ -90,11 +124,8 @@ async def test_a_topic_that_fails_again_and_again_pauses(
         assert health["failingTopics"]["topics"] == 1
         assert health["failingTopics"]["first"][0]["topic"] == TOPIC
         assert (await admin(inside, "GET", "/admin/v2/brokers/ready")).status == 200
-        disk.bad = None
-        if deletes:
-            assert (await admin(inside, "DELETE", f"{STATS}?force=true")).status == 204
-        else:
-            await until(lambda: len(set(got)) == 12)
+        monkeypatch.undo()
+        await until(lambda: len(set(got)) == 3)
         consumer.cancel()
         await asyncio.gather(consumer, return_exceptions=True)
     assert sum("is fenced: entries cannot be read" in record.message for record in caplog.records) < 10

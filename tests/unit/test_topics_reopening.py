@@ -59,7 +59,7 @@ def test_a_single_failure_is_not_shown() -> None:
     failing.failed("t", "once", 0)
     assert failing.all(now_ms=1) == []
     failing.failed("t", "twice", 10)
-    assert [(one.topic, one.reason, one.failures) for one in failing.all(now_ms=11)] == [("t", "twice", 2)]
+    assert [(one.name, one.reason, one.failures) for one in failing.all(now_ms=11)] == [("t", "twice", 2)]
     assert failing.all(now_ms=10 + FIRST_MS + WELL_MS) == []
 
 

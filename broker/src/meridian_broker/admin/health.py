@@ -57,7 +57,9 @@ async def inside(request: web.Request) -> web.Response:
     topics = _failing_topics(admin)
     damaged = _damaged_topics(admin)
     lost = _lost_records(admin)
-    healthy = not (failing or damages or topics["topics"] or damaged["topics"] or lost["topics"])
+    unread = _unread_subscriptions(admin)
+    some = (topics["topics"], damaged["topics"], lost["topics"], unread["subscriptions"])
+    healthy = not (failing or damages or any(some))
     return answer(
         {
             "healthy": healthy,
@@ -66,6 +68,7 @@ async def inside(request: web.Request) -> web.Response:
             "failingTopics": topics,
             "damagedTopics": damaged,
             "lostRecords": lost,
+            "unreadSubscriptions": unread,
         }
     )
 
@@ -98,13 +101,30 @@ def _lost_records(admin: AdminState) -> dict[str, Any]:
     return {"topics": sum(bool(some) for _, some in topics), "first": first}
 
 
+def _unread_subscriptions(admin: AdminState) -> dict[str, Any]:
+    """Subscriptions whose consumers wait because the storage fails a read; others of the topic are served."""
+    now_ms = admin.service.scheduler.monotonic_ms()
+    runs = [(topic.name, run) for topic in admin.service.topics.values() for run in topic.unread.all(now_ms)]
+    first = [
+        {
+            "topic": name,
+            "subscription": run.name,
+            "failures": run.failures,
+            "reason": run.reason,
+            "readAgainInSeconds": round(max(run.opens_ms - now_ms, 0) / 1000, 3),
+        }
+        for name, run in runs[:SHOWN]
+    ]
+    return {"subscriptions": len(runs), "first": first}
+
+
 def _failing_topics(admin: AdminState) -> dict[str, Any]:
     """Topics that fail soon after they are opened, and stay closed for a while each time."""
     now_ms = admin.service.scheduler.monotonic_ms()
     runs = admin.service.failing.all(now_ms)
     first = [
         {
-            "topic": run.topic,
+            "topic": run.name,
             "failures": run.failures,
             "reason": run.reason,
             "opensInSeconds": round(max(run.opens_ms - now_ms, 0) / 1000, 3),

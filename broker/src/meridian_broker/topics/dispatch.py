@@ -12,12 +12,13 @@ turns, so one subscription never starves the loop, and it reads the store only w
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from heapq import heapify, heappop, heappush
 from typing import TYPE_CHECKING, ClassVar, Final
 
 from meridian_broker.ledgers.entry import CHUNK, HEADER, deliver_at_ms
-from meridian_broker.ledgers.store import LedgerError
+from meridian_broker.ledgers.store import LedgerCorrupt, LedgerError, LedgerUnreadable
 from meridian_broker.positions.position import EARLIEST, Position
 from meridian_broker.topics.chunks import ChunkKeepers, Pieces
 from meridian_broker.topics.consumer import Consumer
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
     from meridian_broker.ledgers.reading import Stored
     from meridian_broker.ledgers.scheduling import Timer
     from meridian_broker.topics.subscription import Subscription
+
+_log = logging.getLogger(__name__)
 
 TURN_ENTRIES: Final = 500
 """Entries one subscription sends in one turn of the loop, so that others get theirs."""
@@ -176,16 +179,30 @@ class Dispatcher:
             entries = await self.subscription.source.read_after(after, limit, TURN_BYTES)
             if entries and log.holds(entries[0][0]):
                 await log.load_index(entries[0][0].ledger)
+        except (LedgerUnreadable, LedgerCorrupt) as error:
+            self._try_later(error, self._read_on)
+            return
         except LedgerError as error:
             self.subscription.topic.fence(f"entries cannot be read: {error}")
             return
-        finally:
-            self._reading = False
+        self._reading = False
         if entries and entries[0][0] in log.damage.damaged:
             entries = []  # alone, as all that is damaged is read
         if generation == self._generation and entries:
             self._take(entries if self._covered is None else self._sift(entries))
         self.subscription.dispatch_soon()
+
+    def _read_on(self) -> None:
+        self._reading = False
+        self.subscription.dispatch_soon()
+
+    def _try_later(self, error: LedgerError, again: Callable[[], None]) -> None:
+        """The storage fails a read of this subscription: only its consumers wait, and longer after each failure."""
+        topic, name = self.subscription.topic, self.subscription.name
+        pause_ms = topic.unread.failed(name, str(error), topic.scheduler.monotonic_ms())
+        if not pause_ms:
+            _log.warning("%s: subscription %r waits until its entries can be read: %s", topic.name, name, error)
+        topic.scheduler.later(pause_ms / 1000, again)
 
     def _take(self, entries: list[Stored]) -> None:
         raise NotImplementedError
@@ -525,9 +542,13 @@ class SharedDispatcher(Dispatcher):
                 replayed = heappop(self._replay)
                 if self._replayed is not None:
                     self._replayed.discard(replayed)
+        except (LedgerUnreadable, LedgerCorrupt) as error:
+            self._try_later(error, self._replay_on)
         except LedgerError as error:
             subscription.topic.fence(f"entries cannot be read again: {error}")
-            return
-        finally:
-            self._reading_replay = False
-        subscription.dispatch_soon()
+        else:
+            self._replay_on()
+
+    def _replay_on(self) -> None:
+        self._reading_replay = False
+        self.subscription.dispatch_soon()

@@ -14,7 +14,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from meridian_broker.ledgers.entry import deliver_at_ms
-from meridian_broker.ledgers.store import LedgerError
+from meridian_broker.ledgers.store import LedgerCorrupt, LedgerError, LedgerUnreadable
 from meridian_broker.positions.position import Position
 from meridian_broker.topics import stored_metadata
 from meridian_broker.topics.consumer import Consumer
@@ -182,11 +182,15 @@ class KeySharedDispatcher(SharedDispatcher):
                         self._leave_out(position)
                 else:
                     self._send(consumer, slot, position, entry)
+        except (LedgerUnreadable, LedgerCorrupt) as error:
+            self._try_later(error, self._send_on)
         except LedgerError as error:
             self.subscription.topic.fence(f"entries that waited cannot be read: {error}")
-            return
-        finally:
-            self._sending = False
+        else:
+            self._send_on()
+
+    def _send_on(self) -> None:
+        self._sending = False
         self.subscription.dispatch_soon()
 
     def _next_waiting(self) -> tuple[Consumer, Position, int] | None:

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """A topic that keeps failing is reopened after a pause, which doubles with each failure.
 
-A topic that fails is reopened at once, because most causes are gone by then. Some are not: a compacted view is damaged,
-or a sector cannot be read. Reopened at once, the topic fails on the same read and sends its clients away many times a
-second. So from the second failure on it stays closed for a while. A topic that stays open long enough is well again:
-its next failure counts as the first.
+A topic that fails is reopened at once, because most causes are gone by then. Some are not: reopened at once, the topic
+would fail in the same way and send its clients away many times a second. So from the second failure on it stays closed
+for a while. A topic that stays open long enough is well again: its next failure counts as the first.
+
+A subscription that cannot be read waits by the same rule, and its topic goes on (``dispatch.py``).
 """
 
 from __future__ import annotations
@@ -29,9 +30,9 @@ DOUBLINGS_MAX: Final = 7
 
 @dataclass(slots=True)
 class Run:
-    """Failures of one topic, each soon after the one before."""
+    """Failures of one thing, each soon after the one before."""
 
-    topic: str
+    name: str
     reason: str
     """Of the last one."""
     failures: int
@@ -43,7 +44,7 @@ class Run:
 
 
 class Failing:
-    """Topics that failed lately. All times are monotonic milliseconds."""
+    """Topics that failed lately, or subscriptions of one that could not be read. Times are monotonic ms."""
 
     def __init__(self) -> None:
         self._runs: dict[str, Run] = {}
@@ -52,22 +53,22 @@ class Failing:
     def __len__(self) -> int:
         return len(self._runs)
 
-    def failed(self, topic: str, reason: str, now_ms: int) -> int:
-        """Note a failure. Returns for how many milliseconds the topic is to stay closed."""
-        run = self._runs.pop(topic, None)
+    def failed(self, name: str, reason: str, now_ms: int) -> int:
+        """Note a failure. Returns for how many milliseconds it is not to be tried again."""
+        run = self._runs.pop(name, None)
         if run is None or run.is_over(now_ms):
-            run = Run(topic, reason, 0, now_ms)
+            run = Run(name, reason, 0, now_ms)
         run.failures, run.reason = run.failures + 1, reason
         doublings = min(run.failures - 2, DOUBLINGS_MAX)
         pause_ms = 0 if run.failures == 1 else min(FIRST_MS << doublings, LAST_MS)
         run.opens_ms = now_ms + pause_ms
         self._forget(now_ms)
-        self._runs[topic] = run
+        self._runs[name] = run
         return pause_ms
 
     def _forget(self, now_ms: int) -> None:
         while self._runs and (oldest := next(iter(self._runs.values()))).is_over(now_ms):
-            del self._runs[oldest.topic]
+            del self._runs[oldest.name]
 
     def check(self, topic: str, now_ms: int) -> None:
         """:raises TopicFenced: the topic is to stay closed for now."""
@@ -85,7 +86,7 @@ class Failing:
             run.opens_ms = min(run.opens_ms, now_ms)
 
     def all(self, now_ms: int) -> list[Run]:
-        """Topics that failed more than once and are not well yet, the latest failure last."""
+        """What failed more than once and is not well yet, the latest failure last."""
         return [run for run in self._runs.values() if run.failures > 1 and not run.is_over(now_ms)]
 
 

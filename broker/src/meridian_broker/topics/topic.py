@@ -49,6 +49,7 @@ from meridian_broker.topics.pacing import Pacing
 from meridian_broker.topics.producer import Producer
 from meridian_broker.topics.progress_log import ProgressLog, WhenDurable
 from meridian_broker.topics.publishing import store_foreign, store_own
+from meridian_broker.topics.reopening import Failing
 from meridian_broker.topics.schema_numbers import AddSchema
 from meridian_broker.topics.scope import Leasing
 from meridian_broker.topics.subscription import Subscription, SubscriptionType
@@ -144,6 +145,8 @@ class Topic:
         self.lives = Lives(self)
         self.gaps = Gaps(self)
         self.lost_records = LostRecords(self)
+        self.unread = Failing()
+        """Subscriptions for which the storage lately failed a read."""
         self.mending = Mending(self)
         log.on_damage = self.mending.noticed
         self.regions: Callable[[], frozenset[str]] = lambda: frozenset((region,))
