@@ -41,6 +41,24 @@ class TestLedgerIds:
         await catalog.allocate_ledger_id()
         assert await store.get(keys.LEDGER_IDS) != record
 
+    async def test_many_that_ask_at_once_share_writes(self, store: SqliteMetadataStore, clock: Clock) -> None:
+        catalog = Catalog(store, HybridClock(clock, "us-east"), clock, asyncio.sleep, alone=asyncio.Lock())
+        written = await store.put("/before", b"")
+        given = await asyncio.gather(*(catalog.allocate_ledger_id() for _ in range(1000)))
+        assert len(set(given)) == 1000
+        assert await store.put("/after", b"") - written == 2, "versions count writes: one took the ids of all"
+
+    async def test_who_gives_up_waiting_for_an_id_takes_none_from_the_others(
+        self, store: SqliteMetadataStore, clock: Clock
+    ) -> None:
+        catalog = Catalog(store, HybridClock(clock, "us-east"), clock, asyncio.sleep, alone=asyncio.Lock())
+        asking = [asyncio.ensure_future(catalog.allocate_ledger_id()) for _ in range(100)]
+        await asyncio.sleep(0)
+        for one in asking[:50]:
+            one.cancel()
+        given = await asyncio.gather(*asking, return_exceptions=True)
+        assert len({one for one in given if isinstance(one, int)}) == 50
+
     async def test_a_clock_set_back_repeats_none(self, make: Callable[[], Catalog], clock: Clock) -> None:
         before = await make().allocate_ledger_id()
         clock.now_ms -= 86_400_000

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -47,12 +48,14 @@ class Catalog:
         clock: HybridClock,
         now_ms: Callable[[], int],
         sleep: Callable[[float], Awaitable[None]],
+        alone: AbstractAsyncContextManager[object] = nullcontext(),  # noqa: B008  (stateless)
     ) -> None:
-        """``clock`` is the region's; ``now_ms`` the wall clock; ``sleep`` waits that many seconds."""
+        """``clock`` is the region's; ``now_ms`` the wall clock; ``sleep`` waits that many seconds; ``alone`` is a lock
+        for taking ledger ids, so that many callers share a write."""
         self._access = Access(store, clock)
         self._sleep = sleep
         self._listeners: list[Listener] = []
-        self._ledger_ids = LedgerIds(self._access, now_ms)
+        self._ledger_ids = LedgerIds(self._access, now_ms, alone)
         self._epochs = BrokerEpochs(self._access)
         deletions = Deletions(self._access)
         self.clusters = Clusters(self._access)

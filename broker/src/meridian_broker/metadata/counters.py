@@ -6,6 +6,7 @@ from __future__ import annotations
 import zlib
 from collections import deque
 from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager, nullcontext
 from typing import Final
 
 from meridian_broker.metadata import keys
@@ -20,7 +21,10 @@ LEDGER_ID_END: Final = 1 << 53
 """Ledger ids stay below, where JSON's numbers are exact."""
 
 BLOCK: Final = 64
-"""Ledger ids taken per write of the metadata. What is left of a block at the end of a process is never used."""
+"""Ledger ids of one block. What is left of a block at the end of a process is never used."""
+
+BLOCKS_AT_ONCE: Final = 16
+"""Most blocks taken by one write of the metadata: as many as the callers that wait need, and no more than that."""
 
 _MS_BITS: Final = 12
 """A millisecond has so many ids: 64 blocks, and a region takes one of them, by its name."""
@@ -35,11 +39,24 @@ class LedgerIds:
     The lower bits begin with the region's name, in short. Regions that start together would number their ledgers alike
     else, and an id that a client brings along from another region, as clients do that move by themselves, would name a
     message here that nobody meant.
+
+    A thousand topics that begin a ledger at once share a few writes: one caller at a time takes blocks, enough for all
+    that wait behind it. Otherwise every one of them would write, against a version that the first has changed.
     """
 
-    def __init__(self, access: Access, now_ms: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        access: Access,
+        now_ms: Callable[[], int],
+        alone: AbstractAsyncContextManager[object] = nullcontext(),  # noqa: B008  (stateless)
+    ) -> None:
+        """
+        :param alone: a lock, where several callers may ask at once. Without one they still get different ids.
+        """
         self._access = access
         self._now_ms = now_ms
+        self._alone = alone
+        self._waiting = 0
         self._blocks: deque[range] = deque()
         self._lower = zlib.crc32(access.region.encode()) * BLOCK % (1 << _MS_BITS)
 
@@ -48,10 +65,17 @@ class LedgerIds:
 
         async def attempt() -> int | None:
             if not self._blocks:
-                await self._take_block()
+                await self._take_blocks()
             return self._next()
 
-        return await self._access.retry("allocating a ledger id", attempt)
+        if (ledger_id := self._next()) is not None:
+            return ledger_id
+        self._waiting += 1
+        try:
+            async with self._alone:
+                return await self._access.retry("allocating a ledger id", attempt)
+        finally:
+            self._waiting -= 1
 
     async def never_below(self, ledger_id: int) -> None:
         """Give only ids above this one from now on: it was given before, though nothing here remembers (R1).
@@ -84,18 +108,20 @@ class LedgerIds:
             self._blocks.appendleft(block[1:])
         return block[0]
 
-    async def _take_block(self) -> None:
-        """One block more, unless somebody else was faster; then the caller looks again whether there is one now."""
+    async def _take_blocks(self) -> None:
+        """More blocks, unless another broker was faster; then the caller looks again whether there is one now."""
         last, _, version = await self._access.value(keys.LEDGER_IDS)
         after = 0 if last is None else (int(last) >> _MS_BITS) + 1
-        first = max(after, self._now_ms() - EPOCH_2020_MS) << _MS_BITS | self._lower
-        if first + BLOCK > LEDGER_ID_END:
-            raise MetadataError(f"the next ledger id would be {first}, over 2^53: is this machine's clock right?")
+        first_ms = max(after, self._now_ms() - EPOCH_2020_MS)
+        count = min(-(-self._waiting // BLOCK), BLOCKS_AT_ONCE)
+        starts = [ms << _MS_BITS | self._lower for ms in range(first_ms, first_ms + count)]
+        if starts[-1] + BLOCK > LEDGER_ID_END:
+            raise MetadataError(f"the next ledger id would be {starts[0]}, over 2^53: is this machine's clock right?")
         try:
-            await self._access.store.put(keys.LEDGER_IDS, encode(first + BLOCK - 1), expected=version)
+            await self._access.store.put(keys.LEDGER_IDS, encode(starts[-1] + BLOCK - 1), expected=version)
         except VersionConflict:
             return
-        self._blocks.append(range(first, first + BLOCK))
+        self._blocks.extend(range(start, start + BLOCK) for start in starts)
 
 
 class BrokerEpochs:

@@ -199,7 +199,9 @@ class BrokerProcess:
         store = await once_there(lambda: open_metadata(settings, begin_anew), MetadataUnavailable, patience)
         stack.push_async_callback(store.close)
         process.clock = HybridClock(process.scheduler.now_ms, process.region)
-        catalog = process.catalog = Catalog(store, process.clock, process.scheduler.now_ms, asyncio.sleep)
+        catalog = process.catalog = Catalog(
+            store, process.clock, process.scheduler.now_ms, asyncio.sleep, alone=asyncio.Lock()
+        )
         await catalog.refresh()
         process.scheduler.spawn(catalog.run(), "follow the metadata")
         volume = settings.region.data_directory / "ledgers"
