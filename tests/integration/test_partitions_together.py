@@ -170,3 +170,32 @@ async def test_partitions_that_a_broken_growth_left_go_with_their_topic(tmp_path
         await (by_another_region(service) if told else service.delete_topic(NAME, force=True))
         assert await service.topic_names("public/default") == []
         assert await subscriptions_if_made_again(service, 4) == []
+
+
+async def test_partitions_that_a_link_deletes_meanwhile_do_not_fail_a_deletion(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Replicators tell of the same deletion, partition by partition, while the request that tells of the whole topic is
+    being carried out: what is gone already is no reason to refuse it."""
+    async with broker_inside(tmp_path) as inside:
+        service = inside.service
+        await subscribed(service, 3)
+        reached, go_on = asyncio.Event(), asyncio.Event()
+        find = service.catalog.topics.find
+
+        async def slow(name: TopicName) -> object:
+            found = await find(name)
+            if name == NAME.with_partition(0) and not reached.is_set():
+                reached.set()
+                await go_on.wait()
+            return found
+
+        monkeypatch.setattr(service.catalog.topics, "find", slow)
+        deleting = asyncio.create_task(by_another_region(service))
+        await reached.wait()
+        await service.delete_topic(NAME.with_partition(1), force=True)
+        await service.catalog.partitioned.delete(NAME)
+        go_on.set()
+        async with asyncio.timeout(PATIENCE):
+            await deleting
+        assert await service.topic_names("public/default") == []
