@@ -117,7 +117,7 @@ async def test_a_watch_that_missed_compacted_changes_says_so(server: EtcdServer,
     # The watch is not being read: its stream is broken, and it will come back only after the compaction.
     for _ in range(3):
         version = await store.put("/w/a", b"2")
-    await store._channel.kv.Compact(rpc.CompactionRequest(revision=version, physical=True), timeout=60)
+    await store._channel._connections.now.kv.Compact(rpc.CompactionRequest(revision=version, physical=True), timeout=60)
     with pytest.raises(MetadataError, match="scan and watch again"):
         await next_changes(watch)
 
@@ -135,7 +135,7 @@ async def test_a_scan_begins_anew_when_its_revision_is_compacted(
         answer = await ask(request, doing)
         if asked == 1:
             version = await store.put("/s/0000", b"new")
-            await store._channel.kv.Compact(rpc.CompactionRequest(revision=version), timeout=60)
+            await store._channel._connections.now.kv.Compact(rpc.CompactionRequest(revision=version), timeout=60)
         return answer
 
     monkeypatch.setattr(store, "_range", compact_after_the_first_page)
@@ -278,13 +278,15 @@ asyncio.run(main())
 
 async def test_a_lease_taken_away_in_etcd_is_noticed(store: EtcdMetadataStore) -> None:
     lease = await store.lease(2)
-    await store._channel.leases.LeaseRevoke(rpc.LeaseRevokeRequest(ID=lease.lease_id), timeout=60)
+    await store._channel._connections.now.leases.LeaseRevoke(rpc.LeaseRevokeRequest(ID=lease.lease_id), timeout=60)
     with pytest.raises(LeaseExpired):
         await store.put("/a", b"", lease=lease.lease_id)
     await wait_until(lambda: lease.valid_until() == float("-inf"))
 
 
-@pytest.mark.parametrize("url", ["127.0.0.1:2379", "https://127.0.0.1:2379", "http://127.0.0.1", "etcd"])
+@pytest.mark.parametrize(
+    "url", ["127.0.0.1:2379", "ftp://127.0.0.1:2379", "http://127.0.0.1", "http://[::1:2379", "etcd"]
+)
 async def test_an_address_that_is_none_is_refused(url: str) -> None:
     with pytest.raises(MetadataError, match="not an etcd address"):
         await EtcdMetadataStore.connect(url, "/meridian/x")

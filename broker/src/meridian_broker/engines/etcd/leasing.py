@@ -7,6 +7,7 @@ import asyncio
 import time
 from contextlib import suppress
 
+import grpc
 from aetcd import rpc
 
 from meridian_broker.engines.etcd.client import REQUEST_TIMEOUT, EtcdChannel
@@ -35,7 +36,7 @@ class EtcdLease:
         whole = max(1, -int(-ttl_seconds // 1))  # etcd counts whole seconds: round up
         with channel.errors("taking a lease"):
             request = rpc.LeaseGrantRequest(TTL=whole)
-            answer = await channel.leases.LeaseGrant(request, timeout=REQUEST_TIMEOUT, wait_for_ready=True)
+            answer = await channel.call(lambda at: at.leases.LeaseGrant, request, REQUEST_TIMEOUT)
         return cls(channel, answer.ID, answer.TTL, asked_at)
 
     @property
@@ -58,7 +59,7 @@ class EtcdLease:
         """Should that fail, etcd ends the lease by itself once its time is over."""
         with suppress(MetadataError), self._channel.errors("giving a lease back"):
             request = rpc.LeaseRevokeRequest(ID=self._id)
-            await self._channel.leases.LeaseRevoke(request, timeout=REQUEST_TIMEOUT, wait_for_ready=True)
+            await self._channel.call(lambda at: at.leases.LeaseRevoke, request, REQUEST_TIMEOUT)
 
     async def _keep_alive(self) -> None:
         pause = self._ttl / 3
@@ -80,11 +81,16 @@ class EtcdLease:
 
     async def _renew(self, timeout: float) -> float:
         """Seconds left now; 0 when etcd does not know the lease any more."""
-        request = rpc.LeaseKeepAliveRequest(ID=self._id)
-        call = self._channel.leases.LeaseKeepAlive(iter([request]), timeout=timeout, wait_for_ready=True)
+        connection, headers = await self._channel.opened(timeout)
+        call = connection.leases.LeaseKeepAlive(
+            iter([rpc.LeaseKeepAliveRequest(ID=self._id)]), timeout=timeout, wait_for_ready=True, metadata=headers
+        )
         try:
             async for answer in call:
                 return float(answer.TTL)
             return 0.0
+        except grpc.aio.AioRpcError as error:
+            self._channel.failed(connection, error)
+            raise
         finally:
             call.cancel()

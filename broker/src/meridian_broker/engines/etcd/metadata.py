@@ -15,8 +15,10 @@ from typing import Any
 import grpc
 from aetcd import rpc
 
+from meridian_broker.engines.etcd.address import ANONYMOUS, Login
 from meridian_broker.engines.etcd.client import REQUEST_TIMEOUT, EtcdChannel, is_compacted
 from meridian_broker.engines.etcd.leasing import EtcdLease
+from meridian_broker.engines.etcd.together import Together
 from meridian_broker.engines.etcd.watching import EtcdWatch
 from meridian_broker.metadata.limits import (
     after_prefix,
@@ -54,22 +56,24 @@ class EtcdMetadataStore:
 
     def __init__(self, channel: EtcdChannel, prefix: str) -> None:
         self._channel = channel
+        self._together = Together(channel)
         self._prefix = prefix
         self._leases: dict[int, EtcdLease] = {}
         self._closed = False
 
     @classmethod
     async def connect(
-        cls, url: str, prefix: str, went_back: Callable[[str], None] = lambda _: None
+        cls, urls: str, prefix: str, went_back: Callable[[str], None] = lambda _: None, login: Login = ANONYMOUS
     ) -> EtcdMetadataStore:
-        """``url`` is ``http://host:port``, ``prefix`` is ``/meridian/<region>``. Asks etcd once, to fail early.
+        """``urls`` is ``http://host:port`` or several ``https://...`` with commas between, ``prefix`` is
+        ``/meridian/<region>``. Asks etcd once, to fail early.
 
         :param went_back: hears, once, that etcd was restored from an older copy; every request fails from then on.
         :raises MetadataUnavailable: nobody answers there.
-        :raises MetadataError: the URL or the prefix is none.
+        :raises MetadataError: the URL or the prefix is none, or etcd does not let us in.
         """
         check_path(prefix)
-        store = cls(EtcdChannel(url, went_back), prefix)
+        store = cls(EtcdChannel(urls, login, went_back), prefix)
         try:
             await store.get("/format")
         except BaseException:
@@ -78,8 +82,7 @@ class EtcdMetadataStore:
         return store
 
     async def get(self, path: str) -> Record | None:
-        request = rpc.RangeRequest(key=self._key(check_path(path)))
-        answer = await self._range(request, f"reading {path}")
+        answer = await self._together.read(self._key(check_path(path)), f"reading {path}", REQUEST_TIMEOUT)
         return Record(answer.kvs[0].value, answer.kvs[0].mod_revision) if answer.kvs else None
 
     async def put(self, path: str, value: bytes, *, expected: int | None = None, lease: int | None = None) -> int:
@@ -140,6 +143,7 @@ class EtcdMetadataStore:
         self._closed = True
         await asyncio.gather(*(lease.revoke() for lease in self._leases.values()))
         self._leases.clear()
+        await self._together.close()
         await self._channel.close()
 
     def _key(self, path: str) -> bytes:
@@ -159,10 +163,7 @@ class EtcdMetadataStore:
             compare=[self._comparison(check) for check in checks],
             success=[self._operation(operation) for operation in operations],
         )
-        writes = any(isinstance(operation, Put) for operation in operations)
-        return await self._channel.ask(
-            lambda: self._channel.kv.Txn(request, timeout=REQUEST_TIMEOUT, wait_for_ready=True), doing, writes=writes
-        )
+        return await self._together.write(request, doing, REQUEST_TIMEOUT)
 
     def _check_lease(self, lease_id: int, doing: str) -> None:
         """A lease of ours that is over by our clock must not protect anything new, whatever etcd thinks."""

@@ -5,6 +5,9 @@ etcd keeps history, so nothing has to queue here: the stream is read only as fas
 whatever does not fit into the stream's window waits in etcd. When the stream breaks, it is opened again right after
 the last revision seen. Only when etcd compacted that revision meanwhile is something lost, and then the watch says so.
 
+With several endpoints it may be opened at another one: revisions are those of the cluster. etcd looks at the token when
+a watch is opened and not again, so one that expires later disturbs nothing.
+
 An etcd that was restored from an older copy would be watched in vain: it tells nothing until its revision is what it
 was once. Whoever restores it restarts it, so the stream breaks; and a watch that is in place again asks whether etcd
 is as new as it was.
@@ -13,15 +16,17 @@ is as new as it was.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import operator
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable
 from typing import Any, TypeVar
 
 import grpc
 from aetcd import rpc
 
 from meridian_broker.engines.etcd.client import REQUEST_TIMEOUT, EtcdChannel
+from meridian_broker.engines.etcd.connection import Connection, Headers, is_about_token
 from meridian_broker.metadata.limits import after_prefix
 from meridian_broker.metadata.store import Change, MetadataError, MetadataUnavailable, Record
 
@@ -45,6 +50,8 @@ class EtcdWatch:
         """Revision to open at; 0 until the watch was first in place."""
         self._pending: list[tuple[int, Change]] = []
         """Events of a response that came in fragments."""
+        self._has_new_token = False
+        """etcd refused the token, and a new one was taken since."""
 
     async def changes(self) -> AsyncIterator[list[Change]]:
         """An empty list once in place, then the changes of one revision at a time, for ever.
@@ -55,30 +62,53 @@ class EtcdWatch:
         """
         pause = FIRST_PAUSE
         while True:
-            call = self._call()
             try:
-                first_time = self._next == 0
-                await self._open(call)
-                if first_time:
-                    yield []
-                else:
-                    await self._still_there()
-                pause = FIRST_PAUSE
-                while True:
-                    for transaction in await self._receive(call):
-                        yield transaction
+                async with contextlib.aclosing(self._one_stream()) as stream:
+                    async for transaction in stream:
+                        pause = FIRST_PAUSE
+                        if transaction is not None:
+                            yield transaction
+            except _TokenRefused:
+                continue
             except _Broken as error:
                 if self._next == 0:
                     raise self._channel.no_answer(self._doing(), str(error)) from error.__cause__
-            finally:
-                call.cancel()
             self._pending.clear()
             await asyncio.sleep(pause)
             pause = min(pause * 2, LONGEST_PAUSE)
 
-    def _call(self) -> Any:
+    async def _one_stream(self) -> AsyncGenerator[list[Change] | None, None]:
+        """Until it breaks; None once a broken one is in place again."""
+        connection, headers = await self._logged_in()
+        call = self._call(connection, headers)
         try:
-            return self._channel.watches.Watch(wait_for_ready=True)
+            first_time = self._next == 0
+            await self._open(call)
+            if first_time:
+                yield []
+            else:
+                await self._still_there()
+                yield None
+            while True:
+                for transaction in await self._receive(call):
+                    yield transaction
+        except _Broken as error:
+            if isinstance(error.__cause__, grpc.aio.AioRpcError):
+                self._channel.failed(connection, error.__cause__)
+            raise
+        finally:
+            call.cancel()
+
+    async def _logged_in(self) -> tuple[Connection, Headers]:
+        try:
+            with self._channel.errors(self._doing()):
+                return await self._channel.opened(REQUEST_TIMEOUT)
+        except MetadataUnavailable as error:
+            raise _Broken(str(error)) from error
+
+    def _call(self, connection: Connection, headers: Headers) -> Any:
+        try:
+            return connection.watches.Watch(wait_for_ready=True, metadata=headers)
         except grpc.aio.UsageError:
             raise self._closed() from None
 
@@ -99,12 +129,13 @@ class EtcdWatch:
         self._check(response)
         if not response.created:
             raise MetadataError(f"{self._doing()}: etcd answered something else than that the watch is in place")
+        self._has_new_token = False
         if self._next == 0:
             self._next = response.header.revision + 1
 
     async def _still_there(self) -> None:
         try:
-            await self._channel.still_there(self._doing())
+            await self._channel.still_there(self._prefix.encode(), self._doing())
         except MetadataUnavailable as error:
             raise _Broken(str(error)) from error
 
@@ -145,7 +176,9 @@ class EtcdWatch:
             task = asyncio.current_task()
             if task is not None and task.cancelling():
                 raise
-            raise self._closed() from None
+            if self._channel.is_closed:
+                raise self._closed() from None
+            raise _Broken("its channel was replaced") from None
 
     def _check(self, response: Any) -> None:
         if response is grpc.aio.EOF:
@@ -154,6 +187,10 @@ class EtcdWatch:
             raise MetadataError(
                 f"{self._doing()}: etcd compacted the changes since revision {self._next}: scan and watch again"
             )
+        if response.canceled and _is_about_watcher(response.cancel_reason) and not self._has_new_token:
+            self._has_new_token = True
+            self._channel.forget_token()
+            raise _TokenRefused(response.cancel_reason)
         if response.canceled:
             raise MetadataError(f"{self._doing()}: etcd ended the watch ({response.cancel_reason})")
 
@@ -168,5 +205,14 @@ class EtcdWatch:
         return MetadataError(f"{self._doing()}: the metadata store was closed by this process")
 
 
+def _is_about_watcher(reason: str) -> bool:
+    """etcd does not know who watches. Older versions say of an unknown token that it has no permission."""
+    return "permission denied" in reason or is_about_token(reason)
+
+
 class _Broken(Exception):
     """The stream ended; opening it again is right."""
+
+
+class _TokenRefused(Exception):
+    """A new token may do."""

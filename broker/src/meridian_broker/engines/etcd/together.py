@@ -1,0 +1,216 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Many reads, or many transactions, in one request to etcd.
+
+A broker that opens a thousand topics reads and writes a record of each, and a request costs Python and etcd far more
+than what it asks. So whatever is wanted while ``UNDER_WAY`` requests are on their way leaves together: reads as one
+transaction of ranges, in which the same key is read once; writes as transactions within a transaction, each with
+checks of its own, in one commit. A request that finds nobody else waiting leaves at once, as it is.
+
+The result is always one that the same requests could have had one after another. etcd evaluates all checks, also those
+of inner transactions, before it writes anything, so no transaction joins others that write a key which it checks or
+writes. Should etcd refuse such a request as a whole, nothing of it was done, and its parts are sent one by one: who
+asked for something impossible hears of it alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from aetcd import rpc
+
+from meridian_broker.engines.etcd.client import EtcdChannel
+from meridian_broker.metadata.store import MetadataError, MetadataUnavailable, MetadataWentBack
+
+UNDER_WAY: Final = 2
+"""Requests of one kind on their way at once; what comes meanwhile waits for the first answer."""
+
+READS_MAX: Final = 64
+"""Keys of one request that reads. Their values, of at most 1 MiB each, fit into one answer."""
+
+WRITES_MAX: Final = 48
+"""Transactions in one request, each with at most as many operations: etcd counts both, and allows 128 together."""
+
+BYTES_MAX: Final = 1 << 20
+"""Of one request that writes, unless a single transaction is larger. etcd refuses requests over 1.5 MiB."""
+
+
+@dataclass(slots=True, eq=False)
+class _Wanted:
+    """A read or a transaction that somebody waits for."""
+
+    request: Any
+    doing: str
+    until: float
+    answer: asyncio.Future[Any]
+    written: frozenset[bytes] = frozenset()
+    touched: frozenset[bytes] = frozenset()
+    puts: bool = False
+    alone: bool = False
+
+
+@dataclass(slots=True)
+class _Line:
+    """Those of one kind."""
+
+    waiting: deque[_Wanted] = field(default_factory=deque)
+    under_way: int = 0
+    is_called: bool = False
+
+
+class Together:
+    """See the module's text."""
+
+    def __init__(self, channel: EtcdChannel) -> None:
+        self._channel = channel
+        self._loop = asyncio.get_running_loop()
+        self._reads, self._writes = _Line(), _Line()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def read(self, key: bytes, doing: str, seconds: float) -> Any:
+        """The ``RangeResponse`` for one key. It may take ``seconds`` to begin, and as long again.
+
+        :raises MetadataError: as ``EtcdChannel.read``.
+        """
+        wanted = self._wanted(rpc.RangeRequest(key=key), doing, seconds)
+        return await self._ask(self._reads, wanted)
+
+    async def write(self, request: Any, doing: str, seconds: float) -> Any:
+        """The ``TxnResponse`` of a transaction that puts and deletes single keys; time as in ``read``.
+
+        :raises MetadataError: as ``EtcdChannel.write``.
+        """
+        wanted = self._wanted(request, doing, seconds)
+        puts = [one.request_put for one in request.success if one.HasField("request_put")]
+        deletes = [one.request_delete_range for one in request.success if one.HasField("request_delete_range")]
+        wanted.puts = bool(puts)
+        wanted.written = frozenset(one.key for one in (*puts, *deletes))
+        wanted.touched = wanted.written | {check.key for check in request.compare}
+        # etcd fails the whole request for a lease that is gone.
+        wanted.alone = max(len(request.success), len(request.compare)) > WRITES_MAX or any(one.lease for one in puts)
+        return await self._ask(self._writes, wanted)
+
+    async def close(self) -> None:
+        """Wait for what is on its way, each until its deadline. What is asked later fails with the channel."""
+        while self._tasks:
+            await asyncio.gather(*self._tasks)
+
+    def _wanted(self, request: Any, doing: str, seconds: float) -> _Wanted:
+        return _Wanted(request, doing, self._loop.time() + seconds, self._loop.create_future())
+
+    async def _ask(self, line: _Line, wanted: _Wanted) -> Any:
+        line.waiting.append(wanted)
+        if not line.is_called:
+            line.is_called = True
+            self._loop.call_soon(self._send, line)  # who asks in the same turn of the loop comes along
+        return await wanted.answer
+
+    def _send(self, line: _Line) -> None:
+        line.is_called = False
+        while line.waiting and line.under_way < UNDER_WAY:
+            some = _next_reads(line.waiting) if line is self._reads else _next_writes(line.waiting)
+            if some:
+                line.under_way += 1
+                task = self._loop.create_task(self._carry(line, some), name=f"etcd: {some[0].doing}")
+                self._tasks.add(task)
+                task.add_done_callback(self._tasks.discard)
+
+    async def _carry(self, line: _Line, some: list[_Wanted]) -> None:
+        try:
+            await self._answer_all(line, some)
+        finally:
+            line.under_way -= 1
+            self._send(line)
+
+    async def _answer_all(self, line: _Line, some: list[_Wanted]) -> None:
+        ask = self._ask_reads if line is self._reads else self._ask_writes
+        try:
+            answers = await ask(some)
+        except (MetadataUnavailable, MetadataWentBack) as error:
+            _fail(some, error)
+        except MetadataError as error:
+            if len(some) == 1:
+                _fail(some, error)
+                return
+            for one in some:
+                await self._answer_all(line, [one])
+        except Exception as error:  # whoever waits must hear of it, whatever it is
+            _fail(some, error)
+        else:
+            for one, answer in zip(some, answers, strict=True):
+                if not one.answer.done():
+                    one.answer.set_result(answer)
+
+    async def _ask_reads(self, some: list[_Wanted]) -> list[Any]:
+        seconds = self._left(some)
+        if len(some) == 1:
+            return [await self._channel.read(some[0].request, some[0].doing, seconds)]
+        places = {key: place for place, key in enumerate(dict.fromkeys(one.request.key for one in some))}
+        request = rpc.TxnRequest(success=[rpc.RequestOp(request_range=rpc.RangeRequest(key=key)) for key in places])
+        answer = await self._channel.read(request, _doing(some), seconds)
+        return [answer.responses[places[one.request.key]].response_range for one in some]
+
+    async def _ask_writes(self, some: list[_Wanted]) -> list[Any]:
+        seconds = self._left(some)
+        if len(some) == 1:
+            one = some[0]
+            answer = await self._channel.write(one.request, one.doing, seconds, lambda got: one.puts and got.succeeded)
+            return [answer]
+        request = rpc.TxnRequest(success=[rpc.RequestOp(request_txn=one.request) for one in some])
+
+        def wrote(got: Any) -> bool:
+            pairs = zip(some, got.responses, strict=True)
+            return any(one.puts and inner.response_txn.succeeded for one, inner in pairs)
+
+        answer = await self._channel.write(request, _doing(some), seconds, wrote)
+        return [_inner(one.response_txn, answer) for one in answer.responses]
+
+    def _left(self, some: list[_Wanted]) -> float:
+        """Seconds for the youngest of them. All waited for the requests before, which had no longer than that."""
+        return max(0.001, max(one.until for one in some) - self._loop.time())
+
+
+def _next_reads(waiting: deque[_Wanted]) -> list[_Wanted]:
+    some: list[_Wanted] = []
+    while waiting and len(some) < READS_MAX:
+        if not (one := waiting.popleft()).answer.done():  # who waited may have been cancelled
+            some.append(one)
+    return some
+
+
+def _next_writes(waiting: deque[_Wanted]) -> list[_Wanted]:
+    """As many from the front as can be one request; what joins no other is a request of its own."""
+    some: list[_Wanted] = []
+    written: set[bytes] = set()
+    size = 0
+    while waiting and len(some) < WRITES_MAX:
+        one = waiting[0]
+        if not one.answer.done():
+            size += one.request.ByteSize()
+            if some and (one.alone or size > BYTES_MAX or not written.isdisjoint(one.touched)):
+                break
+            some.append(one)
+            written |= one.written
+        waiting.popleft()
+        if one.alone and some:
+            break
+    return some
+
+
+def _doing(some: list[_Wanted]) -> str:
+    """For errors: each of those who hear of one asked for something of this kind."""
+    return f"{some[0].doing}, together with {len(some) - 1} more"
+
+
+def _inner(answer: Any, outer: Any) -> Any:
+    """etcd says in the outer answer alone which revision all have in common."""
+    answer.header.CopyFrom(outer.header)
+    return answer
+
+
+def _fail(some: list[_Wanted], error: Exception) -> None:
+    for one in some:
+        if not one.answer.done():
+            one.answer.set_exception(error)

@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which transactions may share one request to etcd, for any that wait."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+
+from aetcd import rpc
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from meridian_broker.engines.etcd.together import BYTES_MAX, WRITES_MAX, _next_writes, _Wanted
+
+KEYS = st.frozensets(st.sampled_from([b"a", b"b", b"c", b"d", b"e", b"f"]), max_size=3)
+TRANSACTIONS = st.tuples(KEYS, KEYS, st.booleans(), st.booleans(), st.sampled_from([1, 30_000]))
+
+
+def wanted(loop: asyncio.AbstractEventLoop, checked: frozenset[bytes], written: frozenset[bytes], size: int) -> _Wanted:
+    put = rpc.RequestOp(request_put=rpc.PutRequest(key=b"k", value=bytes(size)))
+    one = _Wanted(rpc.TxnRequest(success=[put]), "", 0.0, loop.create_future())
+    one.written, one.touched = written, written | checked
+    return one
+
+
+@settings(max_examples=500, deadline=None)
+@given(st.lists(st.tuples(TRANSACTIONS, st.integers(1, 30)), max_size=8))
+def test_a_request_is_what_could_have_come_one_after_another(
+    runs: list[tuple[tuple[frozenset[bytes], frozenset[bytes], bool, bool, int], int]],
+) -> None:
+    loop = asyncio.new_event_loop()
+    try:
+        everybody: list[_Wanted] = []
+        for (checked, written, alone, gone, size), count in runs:
+            for number in range(count):
+                # The first of a run writes keys of the others, the rest writes one of its own.
+                mine = written if number == 0 else frozenset([b"%d of %d" % (number, len(everybody))])
+                one = wanted(loop, checked, mine, size)
+                one.alone = alone
+                if gone:
+                    one.answer.cancel()
+                everybody.append(one)
+        waiting, sent = deque(everybody), []
+        while waiting:
+            some = _next_writes(waiting)
+            assert len(some) <= WRITES_MAX
+            assert len(some) == 1 or not any(one.alone for one in some)
+            assert len(some) == 1 or sum(one.request.ByteSize() for one in some) <= BYTES_MAX
+            written_before: set[bytes] = set()
+            for one in some:
+                assert written_before.isdisjoint(one.touched)
+                written_before |= one.written
+            sent += some
+        assert [id(one) for one in sent] == [id(one) for one in everybody if not one.answer.done()]
+    finally:
+        loop.close()
