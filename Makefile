@@ -26,9 +26,12 @@ setup: ## make .venv with the pinned dependencies; by apt: python3-venv and Java
 demo: setup ## three regions, a year of New York's flights, one region killed; SEED=n, JSON=1
 	@$(BIN)/python demo/run.py $(if $(JSON),--json) $(if $(SEED),--seed $(SEED))
 
+# Folders with long test files come first, so that no worker is left alone with one at the end. With
+# PYTHONDONTWRITEBYTECODE cleared pytest keeps the test modules it compiles: every worker needs all of them.
 .PHONY: test
 test: setup ## unit, simulation, integration and scenario tests, JOBS=3 files at a time
-	@$(BIN)/python -m pytest -n $(JOBS) --dist loadfile tests/unit tests/simulation tests/integration tests/scenarios
+	@PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder \
+	    tests/simulation tests/scenarios tests/integration tests/unit
 
 .PHONY: interop
 interop: setup ## the official Go and Java clients, where Go or Java and Maven are; INTEROP_PULSAR_URL: a Pulsar to compare
