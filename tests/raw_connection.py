@@ -16,6 +16,12 @@ from meridian_broker.wire.pulsar.metadata import build_body
 T = pb.BaseCommand
 
 
+def batch_of(payload: bytes, count: int) -> bytes:
+    """The payload of a batch of so many equal messages."""
+    single = pb.SingleMessageMetadata(payload_size=len(payload)).SerializeToString()
+    return (len(single).to_bytes(4, "big") + single + payload) * count
+
+
 class RawConnection:
     """Says what it is told to, and keeps what it hears until somebody asks for it."""
 
@@ -97,10 +103,11 @@ class RawConnection:
         highest: int | None = None,
         chunk: tuple[int, int] | None = None,
     ) -> None:
-        """SEND of one entry. ``chunk``: which of how many."""
+        """SEND of one entry, a batch of ``messages`` times the payload. ``chunk``: which of how many."""
         metadata = pb.MessageMetadata(producer_name=name, sequence_id=sequence_id, publish_time=1_700_000_000_000)
         if messages > 1:
             metadata.num_messages_in_batch = messages
+            payload = batch_of(payload, messages)
         if highest is not None:
             metadata.highest_sequence_id = highest
         if chunk is not None:

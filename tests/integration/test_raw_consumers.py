@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from broker_process import BrokerProcess
+from meridian_broker.bounds.clients import LATEST_TIME_MS
 from meridian_broker.gateway.client import PulsarClientConnection
 from meridian_broker.gateway.client_errors import RequestRefused
 from meridian_broker.wire.proto import pulsar_pb2 as pb
@@ -17,6 +18,7 @@ from meridian_broker.wire.pulsar import encode
 from meridian_broker.wire.pulsar.commands import Message
 from meridian_broker.wire.pulsar.errors import ServerError
 from meridian_broker.wire.pulsar.metadata import build_body
+from raw_connection import batch_of
 
 T = pb.BaseCommand
 SUBSCRIBE = pb.CommandSubscribe
@@ -71,9 +73,11 @@ class Client:
         made = await self.connection.open_producer(command, self)
         for number in range(count):
             metadata = pb.MessageMetadata(producer_name=made.name, sequence_id=number, publish_time=1)
+            payload = b"%d" % number
             if batch is not None:
                 metadata.num_messages_in_batch = batch
-            body = build_body(metadata.SerializeToString(), b"%d" % number)
+                payload = batch_of(payload, batch)
+            body = build_body(metadata.SerializeToString(), payload)
             self.connection.write(encode.send(made.producer_id, number, body, batch or 1))
         async with asyncio.timeout(60):
             for _ in range(count):
@@ -274,7 +278,7 @@ async def test_a_deliver_time_no_clock_has_is_no_delay(client: Client) -> None:
     consumer = await client.subscribe(SUBSCRIBE.Shared)
     command = pb.CommandProducer(topic=client.topic, producer_id=0, request_id=0)
     made = await client.connection.open_producer(command, client)
-    for number, deliver_at in enumerate((-1, -(1 << 63), 0, 1, (1 << 63) - 1)):
+    for number, deliver_at in enumerate((-1, -(1 << 63), 0, 1, LATEST_TIME_MS)):
         metadata = pb.MessageMetadata(
             producer_name=made.name, sequence_id=number, publish_time=1, deliver_at_time=deliver_at
         )

@@ -14,10 +14,11 @@ from typing import Any
 
 import pulsar
 import pytest
+from meridian_broker.bounds.clients import MESSAGE_BYTES
 from meridian_broker.wire.proto import pulsar_pb2 as pb
 from meridian_broker.wire.pulsar import encode, frames, metadata
 from meridian_broker.wire.pulsar.errors import ServerError
-from meridian_broker.wire.pulsar.limits import MAX_MESSAGE_BYTES, PROTOCOL_VERSION
+from meridian_broker.wire.pulsar.versions import PROTOCOL_VERSION
 from region_clients import PATIENCE_MS
 
 LEDGER = 750_000_000_000_123
@@ -99,7 +100,7 @@ class ToyConnection:
             pb.CommandConnected(
                 server_version="toy",
                 protocol_version=min(PROTOCOL_VERSION, connect.protocol_version),
-                max_message_size=MAX_MESSAGE_BYTES,
+                max_message_size=MESSAGE_BYTES,
                 feature_flags=flags,
             ),
         )

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from meridian_broker.bounds.clients import BATCHED_MESSAGE_BYTES
 from meridian_broker.positions.position import Position
 from meridian_broker.topics import quotas
 from meridian_broker.topics.errors import TopicTerminated
@@ -63,6 +64,7 @@ class SimProducer:
             fields.partition_key = key
         if messages > 1:
             fields.num_messages_in_batch = messages
+            payload = payload.ljust(BATCHED_MESSAGE_BYTES * messages, b".")
         body = metadata.build_body(fields.SerializeToString(), payload)
         sent = Unreceipted(self._sequence, payload, messages, body)
         self._sequence += 1

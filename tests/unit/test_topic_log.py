@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import struct
 from collections.abc import Coroutine
 from typing import Any
 
@@ -301,5 +302,80 @@ async def test_a_ledger_begun_while_others_are_trimmed_does_not_name_those_again
         on_record = [span.ledger_id for span in record.spans[0]]
         assert on_record[0] == kept
         assert on_record == [span.ledger_id for span in log.spans()]
+    finally:
+        await scheduler.close()
+
+
+def own(number: int, messages: int = 1) -> tuple[int, int, int, int, int, bytes, bytes]:
+    return (0, messages, number, 0, 1, b"", b"body %d" % number)
+
+
+async def test_of_entries_that_come_together_none_is_stored_when_one_cannot_be() -> None:
+    """And what comes after them stands where it is said to stand."""
+    scheduler = LoopScheduler()
+    writing = Writing(MemoryLedgerStore(MemoryDisk()), scheduler)
+    try:
+        writing.own(2)
+        await writing.settle()
+        for unstorable in (-1, 1 << 32):
+            with pytest.raises(struct.error):
+                writing.log.append_own([own(90), own(91, unstorable), own(92)], writing.told, [90, 91, 92])
+        writing.own(3)
+        await writing.settle()
+        await writing.check()
+    finally:
+        await scheduler.close()
+
+
+@pytest.mark.logs_error("entries that waited for it cannot be stored")
+async def test_entries_that_cannot_be_stored_keep_none_waiting_that_came_after_them() -> None:
+    """While a ledger is being made."""
+    scheduler = LoopScheduler()
+    writing = Writing(MemoryLedgerStore(MemoryDisk()), scheduler)
+    refused: list[LedgerError] = []
+    try:
+        writing.log.append_own([own(90, -1)], lambda _, error: refused.append(error), [90])  # type: ignore[arg-type]
+        writing.own(3)
+        await writing.settle()
+        await writing.check()
+        assert [type(error) for error in refused] == [LedgerError]
+    finally:
+        await scheduler.close()
+
+
+@pytest.mark.logs_error("an append failed half way")
+@pytest.mark.parametrize("fails_at", [0, 1, 2])
+async def test_a_log_whose_store_raises_half_way_takes_no_more_and_is_opened_with_what_is_there(
+    fails_at: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing may stand behind entries of which nobody knows whether they are stored."""
+    scheduler = LoopScheduler()
+    store = MemoryLedgerStore(MemoryDisk())
+    writing = Writing(store, scheduler)
+    try:
+        writing.own(2)
+        await writing.settle()
+        append, left = store.append, [fails_at]
+
+        def fragile(*given: Any) -> Any:
+            left[0] -= 1
+            if left[0] < 0:
+                raise MemoryError
+            return append(*given)
+
+        monkeypatch.setattr(store, "append", fragile)
+        writing.own(3)
+        writing.own(1)
+        writing.foreign(1)
+        await writing.settle()
+        assert (list(writing.stored), sorted(writing.refused)) == ([0, 1], [2, 3, 4, 5, 6])
+        assert isinstance(writing.log.failure, LedgerError)
+        store.sync()
+        after = MemoryLedgerStore(store.crash(), schedule=scheduler.defer)
+        again = writing.opening(after)
+        await again.open(*writing.record.spans)
+        (ledger,) = after.disk.ledgers
+        assert again.last_own == Position(ledger, 1 + fails_at)
+        assert len(await again.read_after(EARLIEST, 100, 1 << 20)) == 2 + fails_at
     finally:
         await scheduler.close()

@@ -10,6 +10,7 @@ import pytest
 from crc32c import crc32c
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from meridian_broker.bounds.clients import FRAME_BYTES
 from meridian_broker.wire.proto import peer_pb2
 from meridian_broker.wire.proto import pulsar_pb2 as pb
 from meridian_broker.wire.pulsar import encode, frames, metadata
@@ -25,7 +26,6 @@ from meridian_broker.wire.pulsar.frames import (
     Message,
     Send,
 )
-from meridian_broker.wire.pulsar.limits import MAX_FRAME_BYTES
 from meridian_broker.wire.pulsar.varints import varint
 
 THOROUGH = settings(max_examples=500, deadline=None)
@@ -317,8 +317,8 @@ def test_the_brokers_entry_metadata_is_taken_off() -> None:
 
 def test_what_came_before_a_bad_frame_is_kept() -> None:
     decoder = FrameDecoder()
-    with pytest.raises(FrameTooLarge, match=f"{MAX_FRAME_BYTES + 1} bytes; the limit is {MAX_FRAME_BYTES}") as caught:
-        decoder.feed(encode.flow(1, 2) + struct.pack(">II", MAX_FRAME_BYTES + 1, 5) + b"\x08\x12")
+    with pytest.raises(FrameTooLarge, match=f"{FRAME_BYTES + 1} bytes; the limit is {FRAME_BYTES}") as caught:
+        decoder.feed(encode.flow(1, 2) + struct.pack(">II", FRAME_BYTES + 1, 5) + b"\x08\x12")
     assert caught.value.before == [Flow(11, 1, 2)]
     with pytest.raises(FrameTooLarge):
         decoder.feed(encode.PING)

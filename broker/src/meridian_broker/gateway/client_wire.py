@@ -12,12 +12,13 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any, cast
 
+from meridian_broker.bounds.clients import FRAME_PADDING_BYTES
 from meridian_broker.gateway.client_errors import ClientError, ConnectionLost, MisbehavedPeer, RequestRefused
 from meridian_broker.gateway.client_options import ClientOptions
 from meridian_broker.wire.proto import pulsar_pb2 as pb
 from meridian_broker.wire.pulsar import encode
 from meridian_broker.wire.pulsar.frames import FrameDecoder, FrameError
-from meridian_broker.wire.pulsar.limits import FRAME_PADDING_BYTES, PEER_PROTOCOL_VERSION, PROTOCOL_VERSION
+from meridian_broker.wire.pulsar.versions import PEER_PROTOCOL_VERSION, PROTOCOL_VERSION
 
 logger = logging.getLogger(__name__)
 

@@ -22,6 +22,8 @@ from __future__ import annotations
 import struct
 from typing import Final, NamedTuple
 
+from meridian_broker.bounds.clients import LATEST_TIME_MS
+from meridian_broker.positions.claims import BATCH_LIMIT
 from meridian_broker.positions.position import EARLIEST, Position
 
 FORMAT_VERSION: Final = 1
@@ -56,6 +58,9 @@ _FOREIGN: Final = struct.Struct(">qqB")
 _EXTRA: Final = struct.Struct(">BH")
 _U64: Final = struct.Struct(">Q")
 _PLACE: Final = struct.Struct(">qq")
+_U32: Final = struct.Struct(">I")
+_MESSAGES: Final = 4
+"""Where it stands in the header."""
 _PUBLISH_TIME: Final = 16
 """Where it stands in the header."""
 _MAX_OFFSET: Final = (1 << 16) - 1
@@ -65,9 +70,27 @@ class EntryFormatError(ValueError):
     """The bytes are no entry this version can read."""
 
 
+def sound_count(messages: int) -> int:
+    """The number of messages that an entry is taken to hold, whatever it says of itself.
+
+    Versions before 0.1 stored the number that a client sent, and peers may still send one. One that no batch can have
+    counts as 1: as a width of bit sets and a price in permits it would harm everybody but its sender.
+    """
+    return messages if 0 < messages <= BATCH_LIMIT else 1
+
+
+def messages(entry: bytes) -> int:
+    """How many messages a stored entry holds, without looking at the rest."""
+    (count,) = _U32.unpack_from(entry, _MESSAGES)
+    return count if 0 < count <= BATCH_LIMIT else 1
+
+
 def publish_time_ms(entry: bytes) -> int:
-    """When a stored entry was published, without looking at the rest; never 0, which stands for "not known"."""
-    return _U64.unpack_from(entry, _PUBLISH_TIME)[0] or 1
+    """When a stored entry was published, without looking at the rest; never 0, which stands for "not known".
+
+    At most ``LATEST_TIME_MS``, for the same reason as in ``sound_count``.
+    """
+    return min(_U64.unpack_from(entry, _PUBLISH_TIME)[0], LATEST_TIME_MS) or 1
 
 
 class EntryHeader(NamedTuple):
@@ -180,7 +203,7 @@ def unpack(entry: bytes) -> EntryHeader:
     :raises EntryFormatError: a newer format, or bytes that are no entry.
     """
     try:
-        version, flags, offset, messages, key_hash, checksum, published, stored, prev_ledger, prev_entry = (
+        version, flags, offset, count, key_hash, checksum, published, stored, prev_ledger, prev_entry = (
             HEADER.unpack_from(entry)
         )
         if version != FORMAT_VERSION:
@@ -201,7 +224,7 @@ def unpack(entry: bytes) -> EntryHeader:
             if kind == EXTRA_REPLICATE_TO:
                 replicate_to = tuple(name for name in str(entry[at : at + length], "utf-8").split(",") if name)
             elif kind == EXTRA_DELIVER_AT:
-                (deliver_at,) = _U64.unpack_from(entry, at)
+                deliver_at = min(_U64.unpack_from(entry, at)[0], LATEST_TIME_MS)
             elif kind == EXTRA_KEPT:
                 kept = int.from_bytes(entry[at : at + length], "little")
             elif kind == EXTRA_REPLACES:
@@ -212,10 +235,10 @@ def unpack(entry: bytes) -> EntryHeader:
     return EntryHeader(
         flags,
         offset,
-        messages,
+        sound_count(count),
         key_hash,
         checksum,
-        published,
+        min(published, LATEST_TIME_MS),
         stored,
         Position(prev_ledger, prev_entry) if prev_ledger >= 0 else EARLIEST,
         region,
@@ -265,6 +288,6 @@ def deliver_at_ms(entry: bytes) -> int:
         at += _EXTRA.size
         if kind == EXTRA_DELIVER_AT:
             deliver_at: int = _U64.unpack_from(entry, at)[0]
-            return deliver_at
+            return min(deliver_at, LATEST_TIME_MS)
         at += length
     return 0

@@ -9,6 +9,7 @@ every other region), so that a restart reads the headers of unsealed ledgers onl
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -28,6 +29,7 @@ from meridian_broker.ledgers.telling import tell_each
 from meridian_broker.ledgers.times import BlockTimes
 from meridian_broker.positions.position import EARLIEST, Position
 
+_log: Final = logging.getLogger(__name__)
 _NO_LINK: Final = MARKER | NO_ORIGIN
 """An entry with one of these flags is no link of its origin's chain."""
 
@@ -192,22 +194,26 @@ class TopicLog(ReadableLog):
     # -- appending -----------------------------------------------------------------------------------------------
 
     def append_own(self, entries: Sequence[OwnEntry], done: AppendedToLog, tokens: list[Any]) -> None:
-        """Append entries first stored here. ``done`` hears of all their tokens, in order, in one or more calls."""
+        """Append entries first stored here. ``done`` hears of all their tokens, in order, in one or more calls.
+
+        Every entry is packed before the first is appended: what cannot be stored raises, and changes nothing.
+        """
         writer = self._writer
         if writer is None or self._rolling or self._own_waits:
             self._hold(Held(done, tokens, entries))
             return
         now_ms, ledger = self._scheduler.now_ms(), self._writing
-        first = writer.next_entry
+        number = first = writer.next_entry
         prev_ledger, prev_entry = self._own_link
         earliest_ms = latest_ms = entries[0][4]
+        room, last_number = self._room, self._last_number
+        is_full = False
         stored: list[bytes] = []
         facts: list[EntryHeader | int] = []
         for flags, messages, key_hash, checksum, publish_ms, extras, body in entries:
             entry = pack_own(
                 flags, messages, key_hash, checksum, publish_ms, now_ms, prev_ledger, prev_entry, extras, body
             )
-            number = writer.append(entry, self._on_durable)
             stored.append(entry)
             if flags & _NO_LINK:
                 facts.append(unpack(entry))
@@ -218,17 +224,22 @@ class TopicLog(ReadableLog):
                 latest_ms = publish_ms
             elif publish_ms < earliest_ms:
                 earliest_ms = publish_ms
-            self._room -= len(entry)
-            if number >= self._last_number or self._room <= 0:
+            room -= len(entry)
+            is_full = number >= last_number or room <= 0
+            if is_full:
                 break
+            number += 1
+        if not self._append(writer, stored, done, tokens):
+            return
+        count = len(stored)
+        self._room = room
         self._own_link = Position(prev_ledger, prev_entry)
         if prev_entry >= 0:
             self._own_appended = self._own_link
-        count = len(stored)
         self._times.note(first, count, earliest_ms, latest_ms)
         self._asked += count
         self._pending.append(Pending(first, stored, facts, done, tokens))
-        if number >= self._last_number or self._room <= 0:
+        if is_full:
             self._roll()
             if count < len(entries):
                 self._pending[-1].tokens = tokens[:count]
@@ -239,6 +250,7 @@ class TopicLog(ReadableLog):
 
         Or one of this region's own that it lost, and that another region had (R5).
         """
+        entry = pack_foreign(header) + body
         is_own = header.region == self._codes.names[0]
         if header.region is not None and header.origin is not None and not is_own:
             self._heard(header.region, header.prev, header.origin)
@@ -246,9 +258,10 @@ class TopicLog(ReadableLog):
         if writer is None or self._rolling:
             self._hold(Held(done, [token], [], header, body))
             return
+        number = writer.next_entry
+        if not self._append(writer, [entry], done, [token]):
+            return
         self._asked += 1
-        entry = pack_foreign(header) + body
-        number = writer.append(entry, self._on_durable)
         self._times.note(number, 1, header.publish_time_ms, header.publish_time_ms)
         self._pending.append(Pending(number, [entry], [header], done, [token]))
         if is_own and header.origin is not None and header.origin > self._own_appended:
@@ -257,6 +270,25 @@ class TopicLog(ReadableLog):
         self._room -= len(entry)
         if number >= self._last_number or self._room <= 0:
             self._roll()
+
+    def _append(self, writer: Writer, stored: list[bytes], done: AppendedToLog, tokens: list[Any]) -> bool:
+        """Give packed entries to the store. False: that failed half way, and ``done`` hears it in the next turn.
+
+        The store may have some of them then, and nobody knows which, so nothing is appended behind them: the log fails,
+        and whoever opens it again reads what is there.
+        """
+        append, on_durable = writer.append, self._on_durable
+        try:
+            for entry in stored:
+                append(entry, on_durable)
+        except Exception as raised:
+            _log.exception("ledger %d: an append failed half way", self._writing)
+            failure = LedgerError(f"entries could not be appended to ledger {self._writing}: {raised!r}")
+            self._scheduler.defer(lambda: done(tokens, failure))
+            on_durable(failure)
+            self._fail(failure)
+            return False
+        return True
 
     def pass_over(self, region: str, after: Position, upto: Position) -> None:
         """The entries of another region between the two will not come; of no effect when others came after them."""
@@ -439,10 +471,14 @@ class TopicLog(ReadableLog):
         held, self._held = self._held, deque()
         for each in held:
             self._asked -= len(each.tokens)
-            if each.header is None:
-                self.append_own(each.entries, each.done, each.tokens)
-            else:
-                self.append_foreign(each.header, each.body, each.done, each.tokens[0])
+            try:
+                if each.header is None:
+                    self.append_own(each.entries, each.done, each.tokens)
+                else:
+                    self.append_foreign(each.header, each.body, each.done, each.tokens[0])
+            except Exception as raised:  # those behind it wait for an answer, too
+                _log.exception("ledger %d: entries that waited for it cannot be stored", self._writing)
+                each.done(each.tokens, LedgerError(f"entries cannot be stored: {raised!r}"))
 
     def _next_span(self, ledger_id: int) -> Span:
         return Span(ledger_id, *self._ends(), is_joined=self.is_joined or self._is_chain_known())

@@ -28,6 +28,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal, Self
 
+from meridian_broker.bounds.clients import MESSAGE_BYTES
 from meridian_broker.gateway.addresses import parse_bind_addresses, parse_listeners
 from meridian_broker.server.setting_fields import SettingsError
 from meridian_broker.server.setting_fields import whole as _int
@@ -106,7 +107,7 @@ class NetworkSettings:
     insecure: bool = False
     """Allows a bind address that other machines can reach although nothing authenticates clients."""
 
-    max_message_size: int = _int(5 * 1024 * 1024, 1024, 128 * 1024 * 1024)
+    max_message_size: int = _int(MESSAGE_BYTES, 1024, 128 * 1024 * 1024)
     """Largest message in bytes, announced to clients when they connect. A client splits or refuses larger ones."""
 
     keep_alive_interval_seconds: int = _int(30, 1, 3600)

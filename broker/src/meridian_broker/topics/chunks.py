@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, Final
 
+from meridian_broker.bounds.clients import CHUNKS
 from meridian_broker.positions.position import Position
 from meridian_broker.topics import stored_metadata
 
@@ -16,9 +17,6 @@ if TYPE_CHECKING:
 OPEN_MESSAGES_MAX: Final = 1000
 """Chunked messages of one subscription whose consumer is remembered. Producers send the chunks of a message in a row,
 so this is more than the producers of a topic have under way; of the oldest beyond it, the rest goes to anybody."""
-
-PIECES_MAX: Final = 100_000
-"""Chunks of a message that are kept together; a message of more has no real producer."""
 
 
 class ChunkKeepers:
@@ -109,7 +107,7 @@ class Pieces:
         if message is None or message.uuid != view.uuid:
             return
         message.pieces.append(position)
-        if len(message.pieces) > PIECES_MAX:
+        if len(message.pieces) > CHUNKS:
             del self._under_way[producer]
             return
         if (view.chunk_id or 0) + 1 >= view.num_chunks:

@@ -5,12 +5,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from meridian_broker.bounds.clients import MESSAGE_BYTES
+
 
 @dataclass(frozen=True, slots=True)
 class TopicLimits:
     """Bounds of one topic."""
 
-    message_bytes: int = 5 << 20
+    message_bytes: int = MESSAGE_BYTES
     failover_delay_seconds: float = 1.0
     producers: int = 10_000
     subscriptions: int = 1_000_000

@@ -17,15 +17,13 @@ from meridian_broker.ledgers.entry import pack_bare
 from meridian_broker.ledgers.scheduling import Scheduler
 from meridian_broker.metadata.rules import Rules
 from meridian_broker.positions.position import Position
+from meridian_broker.topics import door
 from meridian_broker.topics.admission import Admission
 from meridian_broker.topics.claims import Confirmed
 from meridian_broker.topics.consumer import Consumer, ConsumerPort
 from meridian_broker.topics.dispatch import preferred
 from meridian_broker.topics.errors import (
-    NO_TRANSACTIONS,
-    NOT_FROM_CLIENTS,
     ConsumerBusy,
-    MessageTooLarge,
     NotAllowed,
     SubscriptionNotFound,
     TopicError,
@@ -34,7 +32,7 @@ from meridian_broker.topics.errors import (
 from meridian_broker.topics.key_ranges import AutoSplit, KeySharedPolicy, Split, StickyRanges, slot_of
 from meridian_broker.topics.limits import TopicLimits
 from meridian_broker.topics.producer import Producer
-from meridian_broker.topics.ruling import TYPE_NAMES, bounds
+from meridian_broker.topics.ruling import TYPE_NAMES, UNLIMITED, bounds
 from meridian_broker.topics.subscription import SubscriptionType
 from meridian_broker.topics.topic import REPLICATION_PREFIX
 from meridian_broker.wire.pulsar import metadata as message_metadata
@@ -95,13 +93,7 @@ class NonPersistentTopic:
         for send in sends:
             body = send.body
             try:
-                if send.marker or send.message_id is not None or send.origin is not None:
-                    raise NotAllowed(NOT_FROM_CLIENTS)
-                if send.transactional:
-                    raise NotAllowed(NO_TRANSACTIONS)
-                if len(body) > largest:
-                    raise MessageTooLarge(f"{len(body)} bytes with its metadata; {largest} is the most")
-                view = message_metadata.scan(body)
+                view = door.message(send, largest, UNLIMITED)
             except (TopicError, message_metadata.BodyError) as error:
                 producer.port.refused(producer, send, error)
                 continue

@@ -11,17 +11,10 @@ from typing import TYPE_CHECKING
 
 from meridian_broker.ledgers.entry import CHUNK
 from meridian_broker.ledgers.pending import OwnEntry
+from meridian_broker.positions.bitruns import ENTRY_LIMIT
 from meridian_broker.positions.position import EARLIEST, Position
-from meridian_broker.topics import termination
-from meridian_broker.topics.errors import (
-    NO_TRANSACTIONS,
-    NOT_FROM_CLIENTS,
-    MessageTooLarge,
-    NotAllowed,
-    OriginConflict,
-    ReplicationGap,
-    TopicError,
-)
+from meridian_broker.topics import door, termination
+from meridian_broker.topics.errors import NotAllowed, OriginConflict, ReplicationGap, TopicError
 from meridian_broker.topics.producer import Producer
 from meridian_broker.topics.stored_metadata import foreign_header, own_entry
 from meridian_broker.wire.pulsar import metadata as message_metadata
@@ -49,19 +42,13 @@ def store_own(topic: Topic, producer: Producer, sends: list[Send]) -> int:
     for send in sends:
         _, _, _, _, count, is_chunk, marker, message_id, origin, transactional, _, body = send
         facts = message_metadata.plain_facts(body, producer.plain_start)
+        is_plain = not (is_chunk or marker or transactional or count != 1 or len(body) > largest)
         try:
-            if marker or message_id is not None or origin is not None:
-                raise NotAllowed(NOT_FROM_CLIENTS)
-            if transactional:
-                raise NotAllowed(NO_TRANSACTIONS)
-            if len(body) > largest:
-                text = f"{len(body)} bytes with its metadata; {largest} is the most"
-                raise MessageTooLarge(text)
-            flags = CHUNK if is_chunk else 0
-            if facts is not None:
-                entries.append((flags, count, 0, facts[1], facts[0], b"", body))
+            if facts is not None and is_plain and message_id is None and origin is None:
+                entries.append((0, 1, 0, facts[1], facts[0], b"", body))  # it says nothing that could be refused
             else:
-                entries.append(own_entry(flags, count, body, longest_delay))
+                view = door.message(send, largest, longest_delay)
+                entries.append(own_entry(CHUNK if is_chunk else 0, view, body))
         except (TopicError, message_metadata.BodyError) as error:
             producer.port.refused(producer, send, error)
             continue
@@ -99,7 +86,7 @@ def store_foreign(topic: Topic, producer: Producer, send: Send) -> None:
     if stamp.region == topic.region:
         raise NotAllowed(f"{topic.region} cannot be told its own entries by a replicator")
     origin, prev = Position(stamp.ledger, stamp.entry), Position(stamp.prev_ledger, stamp.prev_entry)
-    if not EARLIEST <= prev < origin or origin.entry < 0:
+    if not EARLIEST <= prev < origin or not 0 <= origin.entry < ENTRY_LIMIT or prev.entry >= ENTRY_LIMIT:
         raise NotAllowed(f"{stamp.region} says that its entry {origin} comes after {prev}: no such chain (R3)")
     last = topic.log.last_origin.get(stamp.region, EARLIEST)
     if origin <= last:
@@ -114,8 +101,8 @@ def store_foreign(topic: Topic, producer: Producer, send: Send) -> None:
     if message_metadata.origin_checksum(send.body, stamp.appended_metadata_bytes) != stamp.checksum:
         raise OriginConflict(f"entry {stamp.region}/{origin} arrived with other bytes than its origin stored")
     header = foreign_header(send, stamp, prev, origin, topic.scheduler.now_ms())
-    producer.messages_in += stamp.messages
+    producer.messages_in += header.messages
     producer.bytes_in += len(send.body)
-    topic.messages_replicated_in += stamp.messages
+    topic.messages_replicated_in += header.messages
     topic.bytes_replicated_in += len(send.body)
     topic.log.append_foreign(header, send.body, producer.done, send)

@@ -6,10 +6,10 @@ from __future__ import annotations
 import struct
 from typing import TYPE_CHECKING, Final
 
-from meridian_broker.ledgers.entry import BATCH, EntryHeader, pack_extras
+from meridian_broker.bounds.clients import LATEST_TIME_MS, REPLICATE_TO_BYTES
+from meridian_broker.ledgers.entry import BATCH, EntryHeader, pack_extras, sound_count
 from meridian_broker.ledgers.pending import OwnEntry
 from meridian_broker.positions.position import Position
-from meridian_broker.topics.errors import NOT_FROM_CLIENTS, NotAllowed
 from meridian_broker.topics.key_ranges import slot_of
 from meridian_broker.wire.pulsar import metadata
 from meridian_broker.wire.pulsar.metadata import BodyError, MetadataView
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 _KEY_HASH: Final = struct.Struct(">I")
 _KEY_HASH_AT: Final = 8
+_FLAG_BITS: Final = 0xFF
+"""Of an entry's header."""
 _SIZE_AT: Final = 6
 _HEAD_BYTES: Final = 10
 
@@ -45,40 +47,47 @@ def slot(entry: bytes) -> int:
     return slot_of(key_hash)
 
 
-def own_entry(flags: int, messages: int, body: bytes | memoryview, longest_delay: int) -> OwnEntry:
-    """An entry whose metadata says more than every message's does.
-
-    A source position is no reason to refuse it: clients that copy a message to a dead-letter or retry topic copy its
-    properties, and one that came from another region has this one. Nothing is read from it: origins are peers' (R7).
-    """
-    view = metadata.scan(body)
-    if view.marker_type is not None or view.replicated_from is not None:
-        raise NotAllowed(NOT_FROM_CLIENTS)
-    if view.deliver_at_ms is not None and view.deliver_at_ms - view.publish_time_ms > longest_delay:
-        raise NotAllowed(f"it asks to be delivered more than {longest_delay} ms after it was published")
+def own_entry(flags: int, view: MetadataView, body: bytes | memoryview) -> OwnEntry:
+    """An entry whose metadata says more than every message's does, as ``door.message`` read it."""
     extras, key_hash = b"", 0
     if view.replicate_to or view.deliver_at_ms is not None:
         extras = pack_extras(view.replicate_to, view.deliver_at_ms)
     if view.partition_key is not None or view.ordering_key is not None:
         key_hash = metadata.key_hash(view)
     checksum = metadata.body_checksum(body)
-    return (flags | BATCH if view.is_batch else flags, messages, key_hash, checksum, view.publish_time_ms, extras, body)
+    flags = flags | BATCH if view.is_batch else flags
+    return (flags, view.num_messages, key_hash, checksum, view.publish_time_ms, extras, body)
 
 
 def foreign_header(send: Send, stamp: OriginStamp, prev: Position, origin: Position, now_ms: int) -> EntryHeader:
-    """Of an entry of another region, which keeps its origin."""
+    """Of an entry of another region, which keeps its origin.
+
+    It was let in there, perhaps by an older version, and has to be stored for those behind it to come (R4). So what
+    ``door.message`` would refuse here is made sound instead.
+    """
     said = metadata.scan(send.body)
     return EntryHeader(
-        stamp.flags,
+        stamp.flags & _FLAG_BITS,
         0,
-        stamp.messages,
+        sound_count(stamp.messages),
         stamp.key_hash,
         stamp.checksum,
-        stamp.publish_time_ms,
+        min(stamp.publish_time_ms, LATEST_TIME_MS),
         now_ms,
         prev,
         stamp.region,
         origin,
-        said.replicate_to,
-        said.deliver_at_ms,
+        None if said.replicate_to is None else _as_many_as_fit(said.replicate_to),
+        None if said.deliver_at_ms is None else min(said.deliver_at_ms, LATEST_TIME_MS),
     )
+
+
+def _as_many_as_fit(names: tuple[str, ...]) -> tuple[str, ...]:
+    """The first of these names of regions that have room in the header together; nearly always all."""
+    left, fitting = REPLICATE_TO_BYTES, 0
+    for name in names:
+        left -= len(name.encode()) + 1
+        if left < 0:
+            break
+        fitting += 1
+    return names[:fitting]

@@ -9,12 +9,12 @@ wherever they were acked. How acknowledgements are made known is told in ``claim
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Iterable, Mapping
 from enum import IntEnum
 from typing import TYPE_CHECKING, Final
 
 from meridian_broker.ledgers.entry import MARKER, publish_time_ms
+from meridian_broker.ledgers.entry import messages as messages_of
 from meridian_broker.ledgers.store import LedgerNotFound
 from meridian_broker.ledgers.under_way import Over, UnderWay
 from meridian_broker.positions import Dropped, Progress
@@ -38,8 +38,6 @@ if TYPE_CHECKING:
     from meridian_broker.topics.compaction import Compaction
     from meridian_broker.topics.scope import Shares
     from meridian_broker.topics.topic import Exchange, Topic
-
-_MESSAGES: Final = struct.Struct(">I")
 
 
 class SubscriptionType(IntEnum):
@@ -318,7 +316,7 @@ class Subscription:
 
     def send(self, consumer: Consumer, position: Position, entry: bytes, redeliveries: int) -> None:
         """Hand an entry to a consumer and account for it."""
-        (messages,) = _MESSAGES.unpack_from(entry, 4)
+        messages = messages_of(entry)
         consumer.permits -= messages
         consumer.messages_out += messages
         consumer.bytes_out += len(entry)

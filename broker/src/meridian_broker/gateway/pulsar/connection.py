@@ -17,6 +17,7 @@ import logging
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any, Final, cast
 
+from meridian_broker.bounds.clients import FIRST_FRAME_BYTES, FRAME_PADDING_BYTES
 from meridian_broker.gateway.pulsar.flow import (
     BYTES,
     PENDING,
@@ -37,7 +38,6 @@ from meridian_broker.wire.proto import pulsar_pb2 as pb
 from meridian_broker.wire.pulsar import encode
 from meridian_broker.wire.pulsar.errors import ChecksumError, ServerError
 from meridian_broker.wire.pulsar.frames import SEND, FrameDecoder, FrameError, Send
-from meridian_broker.wire.pulsar.limits import FRAME_PADDING_BYTES
 from meridian_broker.wire.pulsar.metadata import BodyError
 
 if TYPE_CHECKING:
@@ -45,8 +45,6 @@ if TYPE_CHECKING:
 
 REQUESTS: Final = 1000
 """Requests of one connection under way at which nothing more is read from it; a client waits for far fewer."""
-FIRST_FRAME_BYTES: Final = 128 << 10
-"""Largest frame of somebody who has not said CONNECT, which carries credentials at most."""
 CLOSED_REMEMBERED: Final = 1000
 """Ids of closed producers and consumers whose late commands are passed over in silence."""
 

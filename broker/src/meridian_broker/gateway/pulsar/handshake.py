@@ -9,7 +9,7 @@ from meridian_broker.gateway.authentication import METHOD, NotAuthenticated
 from meridian_broker.wire.proto import pulsar_pb2 as pb
 from meridian_broker.wire.pulsar import encode
 from meridian_broker.wire.pulsar.errors import ServerError
-from meridian_broker.wire.pulsar.limits import PEER_PROTOCOL_VERSION, PROTOCOL_VERSION
+from meridian_broker.wire.pulsar.versions import PEER_PROTOCOL_VERSION, PROTOCOL_VERSION
 
 if TYPE_CHECKING:
     from meridian_broker.gateway.pulsar.connection import Connection

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 from meridian_broker.wire.proto import peer_pb2
 from meridian_broker.wire.proto import pulsar_pb2 as pb
-from meridian_broker.wire.pulsar.limits import VARINT_CACHE_ENTRIES
-from meridian_broker.wire.pulsar.varints import SHORT, varint
+from meridian_broker.wire.pulsar.varints import SHORT, VARINT_CACHE_ENTRIES, varint
 
 if TYPE_CHECKING:
     from google.protobuf.message import Message as ProtoMessage

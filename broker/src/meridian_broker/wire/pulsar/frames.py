@@ -24,6 +24,7 @@ from typing import Final
 
 from crc32c import crc32c
 
+from meridian_broker.bounds.clients import FRAME_BYTES
 from meridian_broker.wire.pulsar.commands import (
     ACK,
     CUMULATIVE,
@@ -42,9 +43,8 @@ from meridian_broker.wire.pulsar.commands import (
     Message,
     Send,
 )
-from meridian_broker.wire.pulsar.limits import MAX_FRAME_BYTES, VARINT_CACHE_ENTRIES
 from meridian_broker.wire.pulsar.parsing import parse
-from meridian_broker.wire.pulsar.varints import read_varint
+from meridian_broker.wire.pulsar.varints import VARINT_CACHE_ENTRIES, read_varint
 
 __all__ = [
     "ACK",
@@ -100,7 +100,7 @@ class FrameDecoder:
 
     __slots__ = ("_failure", "_have", "_ledgers", "_need", "_parts", "max_frame_bytes")
 
-    def __init__(self, max_frame_bytes: int = MAX_FRAME_BYTES) -> None:
+    def __init__(self, max_frame_bytes: int = FRAME_BYTES) -> None:
         self.max_frame_bytes = max_frame_bytes
         self._parts: list[bytes | bytearray] = []
         self._have = 0

@@ -19,8 +19,7 @@ from crc32c import crc32c
 from google.protobuf.message import DecodeError
 
 from meridian_broker.wire.proto import pulsar_pb2 as pb
-from meridian_broker.wire.pulsar.limits import VARINT_CACHE_ENTRIES
-from meridian_broker.wire.pulsar.varints import read_varint, varint
+from meridian_broker.wire.pulsar.varints import VARINT_CACHE_ENTRIES, read_varint, varint
 
 MAGIC: Final = 0x0E01
 SOURCE_POSITION_PROPERTY: Final = "__MSG_PROP_REPL_SOURCE_POSITION"
@@ -59,6 +58,12 @@ class MetadataView(NamedTuple):
     schema_version: bytes | None
     payload_offset: int
     """Where the payload begins in the body."""
+    compression: int = 0
+    """As ``CompressionType`` numbers them; 0: none."""
+    uncompressed_bytes: int = 0
+    """What the payload was before it was compressed, as its producer says."""
+    event_time_ms: int = 0
+    """The application's own time; 0: none."""
     replicate_to: tuple[str, ...] | None = None
     """Regions this may go to; None: everywhere."""
     replicated_from: str | None = None
@@ -197,7 +202,8 @@ def _scan_common(body: Body) -> MetadataView | None:
             publish_time, at = _publish_time(body, at + 1)
         if at == end:
             return _new(
-                MetadataView, (name, sequence_id, publish_time, 1, False, 0, None, False, None, None, end, *_RARE)
+                MetadataView,
+                (name, sequence_id, publish_time, 1, False, 0, None, False, None, None, end, 0, 0, 0, *_RARE),
             )
         return _scan_options(body, at, end, (name, sequence_id, publish_time))
     except (IndexError, UnicodeDecodeError, struct.error):
@@ -218,7 +224,8 @@ def _publish_time(body: Body, at: int) -> tuple[int, int]:
     return number, end
 
 
-_RARE: Final = tuple(MetadataView._field_defaults.values())
+_RARE: Final = tuple(MetadataView._field_defaults.values())[3:]
+"""Of the fields that only the parser reads."""
 _new: Final = tuple.__new__
 
 
@@ -229,15 +236,18 @@ def _scan_options(body: Body, at: int, end: int, known: tuple[str, int, int]) ->
     base64_key = False
     ordering_key: bytes | None = None
     schema_version: bytes | None = None
+    compression = uncompressed = event_time = 0
     while at < end:
         tag = body[at]
         if tag == 0x58:
             messages, at = read_varint(body, at + 1)
             is_batch = True
-        elif tag in _SKIPPED_VARINTS:
-            number, at = read_varint(body, at + 1)
-            if number > _SKIPPED_VARINTS[tag]:
-                return None
+        elif tag == 0x48:
+            uncompressed, at = read_varint(body, at + 1)
+        elif tag == 0x40:
+            compression, at = read_varint(body, at + 1)
+        elif tag == 0x60:
+            event_time, at = read_varint(body, at + 1)
         elif tag == 0x22:
             length, at = read_varint(body, at + 1)
             stop = at + length
@@ -273,16 +283,16 @@ def _scan_options(body: Body, at: int, end: int, known: tuple[str, int, int]) ->
                 return None
         else:
             return None
-    if at != end or messages > _INT32_MAX:
+    if at != end or messages > _INT32_MAX or compression > _LAST_COMPRESSION or uncompressed > _UINT32_MAX:
         return None
     common = (messages, is_batch, highest, key, base64_key, ordering_key, schema_version, end)
-    return _new(MetadataView, (*known, *common, *_RARE))
+    return _new(MetadataView, (*known, *common, compression, uncompressed, event_time, *_RARE))
 
 
 _INT32_MAX: Final = (1 << 31) - 1
-_SKIPPED_VARINTS: Final = {0x40: 4, 0x48: (1 << 32) - 1, 0x60: (1 << 63) - 1}
-"""Fields the broker has no use for, with the largest value that needs no second look: compression, uncompressed size,
-event time."""
+_UINT32_MAX: Final = (1 << 32) - 1
+_LAST_COMPRESSION: Final = 4
+"""Beyond these the parser decides what a number means."""
 
 
 def _view(metadata: pb.MessageMetadata, payload_offset: int) -> MetadataView:
@@ -306,6 +316,9 @@ def _view(metadata: pb.MessageMetadata, payload_offset: int) -> MetadataView:
         metadata.ordering_key if has("ordering_key") else None,
         metadata.schema_version if has("schema_version") else None,
         payload_offset,
+        metadata.compression,
+        metadata.uncompressed_size,
+        metadata.event_time,
         tuple(metadata.replicate_to) or None,
         metadata.replicated_from if has("replicated_from") else None,
         metadata.marker_type if has("marker_type") else None,

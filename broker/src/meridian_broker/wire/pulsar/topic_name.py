@@ -13,8 +13,8 @@ from functools import lru_cache
 from typing import Final, NamedTuple
 from urllib.parse import quote
 
+from meridian_broker.bounds.clients import TOPIC_NAME_CHARACTERS
 from meridian_broker.wire.pulsar.errors import InvalidTopicNameError
-from meridian_broker.wire.pulsar.limits import MAX_TOPIC_NAME_CHARACTERS
 
 PERSISTENT: Final = "persistent"
 NON_PERSISTENT: Final = "non-persistent"
@@ -89,9 +89,9 @@ def of(tenant: str, namespace: str, local_name: str, domain: str = PERSISTENT) -
     if _PARTITION.match(local_name):
         raise InvalidTopicNameError(f"{local_name!r} is a partition of a topic without a name")
     topic = TopicName(domain, tenant, namespace, local_name)
-    if len(str(topic)) > MAX_TOPIC_NAME_CHARACTERS:
+    if len(str(topic)) > TOPIC_NAME_CHARACTERS:
         raise InvalidTopicNameError(
-            f"a topic name of {len(str(topic))} characters; the limit is {MAX_TOPIC_NAME_CHARACTERS}"
+            f"a topic name of {len(str(topic))} characters; the limit is {TOPIC_NAME_CHARACTERS}"
         )
     return topic
 

@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a client may say over the Pulsar protocol.
+
+`topics/door.py` compares each command with these before anything comes of it.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from meridian_broker.bounds.units import Bytes, Characters, Chunks, Messages, Milliseconds
+
+# -- frames and commands
+
+MESSAGE_BYTES: Final[Bytes] = 5 << 20
+"""Default of `maxMessageSize`, and Pulsar's: metadata and payload of one message."""
+
+FRAME_PADDING_BYTES: Final[Bytes] = 10 << 10
+"""What a frame may add to its message for the command and the sizes; the number Pulsar uses."""
+
+FRAME_BYTES: Final[Bytes] = MESSAGE_BYTES + FRAME_PADDING_BYTES
+"""A frame without its own size field. A larger one ends the connection."""
+
+FIRST_FRAME_BYTES: Final[Bytes] = 128 << 10
+"""A frame before CONNECT, which carries credentials at most."""
+
+# -- SEND
+
+MESSAGE_METADATA_BYTES: Final[Bytes] = 64 << 10
+"""Metadata of one message, its properties and key included. It is read on the event loop, field by field."""
+
+BATCH_MESSAGES: Final[Messages] = 1 << 16
+"""Messages in one batch. Clients send 1000 by default. A partial acknowledgement costs a bit for each of them in every
+region."""
+
+BATCHED_MESSAGE_BYTES: Final[Bytes] = 6
+"""The least that one message takes in an uncompressed batch: a size of four bytes and one field of metadata. A batch
+that claims more messages than its bytes can hold is refused."""
+
+UNCOMPRESSED_BYTES: Final[Bytes] = 64 << 20
+"""What a compressed payload may claim to unfold to: consumers and compaction take memory for it. Never less than
+`maxMessageSize`."""
+
+LATEST_TIME_MS: Final[Milliseconds] = 253_402_300_799_999
+"""The last millisecond of the year 9999: publish time, event time and delivery time. Later ones have no date in most
+languages."""
+
+REPLICATE_TO_BYTES: Final[Bytes] = 32 << 10
+"""Names of regions that a message is limited to, in all. They stand in the header of the stored entry, which has room
+for 64 KiB."""
+
+CHUNKS: Final[Chunks] = 100_000
+"""Pieces of one large message: half a terabyte of the largest ones."""
+
+# -- names and properties
+
+NAME_BYTES: Final[Bytes] = 1 << 10
+"""The id that the chunks of a message share; a thousand of them are remembered for each subscription."""
+
+TOPIC_NAME_CHARACTERS: Final[Characters] = 2048
+"""A topic's full name: small enough for keys of the metadata store and for log lines."""

@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What clients are refused: the one place that judges the numbers, names and sizes of their commands.
+
+Every function here takes what a command says and either returns it, in the form the broker works with, or raises the
+reason why it is refused. None of them does I/O, looks at a clock or changes anything, so a refused command leaves no
+trace: callers ask before they append, claim or announce anything. The limits, each with its reason, are the table in
+``bounds/clients.py``.
+
+What is judged elsewhere, because it takes more than the command to judge it: who the client is
+(``gateway/authentication.py``), what a topic's policies allow (``ruling.py``), and repeats (``dedup.py``).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from meridian_broker.bounds.clients import (
+    BATCH_MESSAGES,
+    BATCHED_MESSAGE_BYTES,
+    CHUNKS,
+    LATEST_TIME_MS,
+    MESSAGE_METADATA_BYTES,
+    NAME_BYTES,
+    REPLICATE_TO_BYTES,
+    UNCOMPRESSED_BYTES,
+)
+from meridian_broker.topics.errors import NO_TRANSACTIONS, NOT_FROM_CLIENTS, MessageTooLarge, NotAllowed
+from meridian_broker.wire.pulsar import metadata
+
+if TYPE_CHECKING:
+    from meridian_broker.wire.pulsar.frames import Send
+    from meridian_broker.wire.pulsar.metadata import MetadataView
+
+_INT32_MAX: Final = (1 << 31) - 1
+
+
+# -- SEND ------------------------------------------------------------------------------------------------------------
+
+
+def message(send: Send, largest: int, longest_delay: int) -> MetadataView:
+    """The metadata of a message that may be stored and delivered.
+
+    A source position among its properties is no reason to refuse it: clients that copy a message to a dead-letter or
+    retry topic copy its properties, and one that came from another region has this one. Nothing is read from it:
+    origins are set by peers (R7).
+
+    :param largest: bytes that the topic allows for metadata and payload.
+    :param longest_delay: milliseconds that the topic allows between publishing and delivery.
+    :raises NotAllowed: a count, size, time or name is out of bounds, or only other regions' brokers may say it.
+    :raises BodyError: it is no message.
+    """
+    if send.marker or send.message_id is not None or send.origin is not None:
+        raise NotAllowed(NOT_FROM_CLIENTS)
+    if send.transactional:
+        raise NotAllowed(NO_TRANSACTIONS)
+    body = send.body
+    if len(body) > largest:
+        raise MessageTooLarge(f"{len(body)} bytes with its metadata; {largest} is the most")
+    start, end = metadata.metadata_bounds(body)
+    if end - start > MESSAGE_METADATA_BYTES:
+        raise MessageTooLarge(f"{end - start} bytes of metadata; {MESSAGE_METADATA_BYTES} are the most")
+    view = metadata.scan(body)
+    if view.marker_type is not None or view.replicated_from is not None:
+        raise NotAllowed(NOT_FROM_CLIENTS)
+    _check_count(send.num_messages, view, len(body) - end, max(UNCOMPRESSED_BYTES, largest))
+    _check_times(view, longest_delay)
+    if view.replicate_to is not None:
+        _check_regions(view.replicate_to)
+    if send.is_chunk or view.chunk_id is not None:
+        _check_chunk(view)
+    return view
+
+
+def _check_count(count: int, view: MetadataView, payload_bytes: int, most_uncompressed: int) -> None:
+    """The command, the metadata and the payload have to agree on the number of messages.
+
+    A compressed payload is not opened here, so what its metadata says of its size counts: it is bounded.
+    """
+    if count != view.num_messages:
+        raise NotAllowed(
+            f"SEND counts {count} messages and their metadata {view.num_messages}: num_messages has to be "
+            "num_messages_in_batch, or 1 when there is none"
+        )
+    if not 1 <= count <= BATCH_MESSAGES:
+        raise NotAllowed(f"a batch of {count} messages; it has to be 1 to {BATCH_MESSAGES}")
+    unpacked = view.uncompressed_bytes if view.compression else payload_bytes
+    if unpacked > most_uncompressed:
+        raise MessageTooLarge(f"{unpacked} bytes once it is uncompressed; {most_uncompressed} is the most")
+    if count > 1 and count * BATCHED_MESSAGE_BYTES > unpacked:
+        raise NotAllowed(f"a batch of {unpacked} bytes cannot hold {count} messages: num_messages is wrong")
+
+
+def _check_times(view: MetadataView, longest_delay: int) -> None:
+    times = (("publish", view.publish_time_ms), ("event", view.event_time_ms), ("delivery", view.deliver_at_ms or 0))
+    for what, time_ms in times:
+        if time_ms > LATEST_TIME_MS:
+            raise NotAllowed(f"its {what} time is after the year 9999: it is counted in milliseconds since 1970")
+    if view.deliver_at_ms is not None and view.deliver_at_ms - view.publish_time_ms > longest_delay:
+        raise NotAllowed(f"it asks to be delivered more than {longest_delay} ms after it was published")
+
+
+def _check_regions(names: tuple[str, ...]) -> None:
+    size = sum(len(name.encode()) + 1 for name in names)
+    if size > REPLICATE_TO_BYTES:
+        raise NotAllowed(f"{size} bytes of region names to replicate to; {REPLICATE_TO_BYTES} are the most")
+
+
+def _check_chunk(view: MetadataView) -> None:
+    chunk, count = view.chunk_id, view.num_chunks
+    if chunk is None or not 0 <= chunk < count <= CHUNKS or not 0 <= view.total_chunk_bytes <= _INT32_MAX:
+        raise NotAllowed(f"chunk {chunk} of {count}: chunks count from 0, and a message has {CHUNKS} at most")
+    if len((view.uuid or "").encode()) > NAME_BYTES:
+        raise NotAllowed(f"the id that its chunks share is longer than {NAME_BYTES} bytes")

@@ -1,0 +1,185 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The door: whatever a client says is either refused with a short reason or can be stored, read and sent on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from meridian_broker.bounds.clients import (
+    BATCH_MESSAGES,
+    CHUNKS,
+    LATEST_TIME_MS,
+    MESSAGE_METADATA_BYTES,
+    NAME_BYTES,
+    REPLICATE_TO_BYTES,
+    UNCOMPRESSED_BYTES,
+)
+from meridian_broker.ledgers.entry import pack_foreign, pack_own, unpack
+from meridian_broker.positions.position import EARLIEST, Position
+from meridian_broker.topics import door
+from meridian_broker.topics.errors import MessageTooLarge, NotAllowed
+from meridian_broker.topics.ruling import UNLIMITED
+from meridian_broker.topics.stored_metadata import foreign_header, own_entry
+from meridian_broker.wire.proto import peer_pb2
+from meridian_broker.wire.proto import pulsar_pb2 as pb
+from meridian_broker.wire.pulsar.commands import SEND, Send
+from meridian_broker.wire.pulsar.metadata import BodyError, MetadataView, build_body
+from raw_connection import batch_of
+
+THOROUGH = settings(max_examples=500, deadline=None)
+LARGEST = 1 << 20
+I32 = (-(1 << 31), -1, 0, 1, 2, 3, BATCH_MESSAGES, BATCH_MESSAGES + 1, (1 << 31) - 1)
+U32 = (0, 1, 12, UNCOMPRESSED_BYTES, UNCOMPRESSED_BYTES + 1, (1 << 32) - 1)
+U64 = (0, 1, 1_700_000_000_000, LATEST_TIME_MS, LATEST_TIME_MS + 1, (1 << 63) - 1, 1 << 63, (1 << 64) - 1)
+I64 = (-(1 << 63), -1, 0, 1, 1_700_000_000_000, LATEST_TIME_MS, LATEST_TIME_MS + 1, (1 << 63) - 1)
+ENDS: dict[str, st.SearchStrategy[Any]] = {
+    "sequence_id": st.sampled_from(U64),
+    "publish_time": st.sampled_from(U64),
+    "num_messages_in_batch": st.sampled_from(I32),
+    "highest_sequence_id": st.sampled_from(U64),
+    "compression": st.integers(0, 4),
+    "uncompressed_size": st.sampled_from(U32),
+    "event_time": st.sampled_from(U64),
+    "deliver_at_time": st.sampled_from(I64),
+    "chunk_id": st.sampled_from(I32),
+    "num_chunks_from_msg": st.sampled_from((*I32, CHUNKS, CHUNKS + 1)),
+    "total_chunk_msg_size": st.sampled_from(I32),
+    "uuid": st.sampled_from(("", "u" * NAME_BYTES, "u" * (NAME_BYTES + 1))),
+    "partition_key": st.sampled_from(("", "k", "k" * 60_000)),
+    "ordering_key": st.sampled_from((b"", b"k")),
+    "schema_version": st.sampled_from((b"", b"\0" * 8, b"\0" * 60_000)),
+    "marker_type": st.sampled_from(I32),
+    "replicated_from": st.sampled_from(("", "us-east")),
+}
+REGIONS = st.sampled_from(([], ["us-east"], ["r" * 255] * 128, ["r" * 255] * 200, ["r" * 65_535]))
+
+
+@st.composite
+def sends(draw: st.DrawFn) -> Send:
+    """Any SEND of which every number may be at the end of its type."""
+    view = pb.MessageMetadata(producer_name="p", sequence_id=0, publish_time=1)
+    for name in draw(st.lists(st.sampled_from(sorted(ENDS)), max_size=4)):
+        setattr(view, name, draw(ENDS[name]))
+    view.replicate_to.extend(draw(REGIONS))
+    said = view.num_messages_in_batch
+    count = draw(st.sampled_from((said, said, *I32)))
+    payload = draw(st.sampled_from((b"", b"x", batch_of(b"", 2), bytes(6 * 3))))
+    return send(view, payload, count, is_chunk=draw(st.booleans()))
+
+
+def send(view: pb.MessageMetadata, payload: bytes = b"x", count: int = 1, *, is_chunk: bool = False) -> Send:
+    body = build_body(view.SerializeToString(), payload)
+    return Send(SEND, 1, view.sequence_id, None, count, is_chunk, False, None, None, False, True, body)
+
+
+def plain(**fields: Any) -> pb.MessageMetadata:
+    said: dict[str, Any] = {"producer_name": "p", "sequence_id": 1, "publish_time": 1_700_000_000_000, **fields}
+    return pb.MessageMetadata(**said)
+
+
+def judged(asked: Send) -> MetadataView | None:
+    """The view, or None when it is refused; the reason names no more than a few numbers."""
+    try:
+        return door.message(asked, LARGEST, UNLIMITED)
+    except (NotAllowed, BodyError) as refusal:
+        assert 0 < len(str(refusal)) < 300
+        return None
+
+
+@THOROUGH
+@given(sends())
+def test_what_is_let_in_can_be_stored_read_back_and_sent_to_another_region(asked: Send) -> None:
+    view = judged(asked)
+    if view is None:
+        return
+    entry = own_entry(0, view, asked.body)
+    flags, messages, key_hash, checksum, publish_ms, extras, body = entry
+    header = unpack(pack_own(flags, messages, key_hash, checksum, publish_ms, 1, -1, -1, extras, body))
+    assert header.messages == asked.num_messages == view.num_messages
+    assert 1 <= header.messages <= BATCH_MESSAGES
+    assert header.publish_time_ms == view.publish_time_ms <= LATEST_TIME_MS
+    assert header.deliver_at_ms == view.deliver_at_ms
+    assert header.replicate_to == view.replicate_to
+    there = header._replace(region="r" * 255, origin=Position(1, 1))
+    assert unpack(pack_foreign(there) + body).replicate_to == view.replicate_to
+
+
+@THOROUGH
+@given(sends(), st.sampled_from(U64), st.sampled_from((0, 1, 1 << 20, 1 << 31, (1 << 32) - 1)))
+def test_what_an_older_region_let_in_is_stored_with_sound_numbers(asked: Send, publish_ms: int, messages: int) -> None:
+    stamp = peer_pb2.OriginStamp(
+        region="r" * 255, messages=messages, publish_time_ms=publish_ms, flags=(1 << 32) - 1, key_hash=(1 << 32) - 1
+    )
+    header = unpack(pack_foreign(foreign_header(asked, stamp, EARLIEST, Position(3, 4), 1)) + asked.body)
+    assert header.messages == (messages if 1 <= messages <= 1 << 20 else 1)
+    assert header.publish_time_ms == min(publish_ms, LATEST_TIME_MS)
+    assert header.deliver_at_ms is None or 0 < header.deliver_at_ms <= LATEST_TIME_MS
+    assert header.origin == Position(3, 4)
+
+
+@THOROUGH
+@given(st.integers(1, 2000), st.binary(max_size=8), st.sampled_from((0, 2)), st.sampled_from(U64[:3]))
+def test_batches_as_clients_send_them_are_let_in(count: int, payload: bytes, codec: int, event_ms: int) -> None:
+    batch = batch_of(payload, count)
+    fields = {"num_messages_in_batch": count, "uncompressed_size": len(batch), "compression": codec}
+    view = plain(**fields, event_time=event_ms, partition_key="k")
+    if codec:
+        batch = b"compressed"
+    let_in = door.message(send(view, batch, count), LARGEST, UNLIMITED)
+    assert (let_in.num_messages, let_in.is_batch, let_in.event_time_ms) == (count, True, event_ms)
+
+
+TWO = batch_of(b"", 2)
+REFUSED: dict[str, Send] = {
+    "more messages than its metadata": send(plain(), count=2),
+    "fewer messages than its metadata": send(plain(num_messages_in_batch=2), TWO),
+    "no message": send(plain(num_messages_in_batch=0), count=0),
+    "less than no message": send(plain(num_messages_in_batch=-1), count=-1),
+    "more messages than its bytes can hold": send(plain(num_messages_in_batch=3), TWO, 3),
+    "more messages than a batch may have": send(
+        plain(num_messages_in_batch=BATCH_MESSAGES + 1, compression=2, uncompressed_size=UNCOMPRESSED_BYTES),
+        count=BATCH_MESSAGES + 1,
+    ),
+    "more messages than its uncompressed bytes can hold": send(
+        plain(num_messages_in_batch=3, compression=2, uncompressed_size=17), count=3
+    ),
+    "a payload that unfolds to gigabytes": send(plain(compression=3, uncompressed_size=UNCOMPRESSED_BYTES + 1)),
+    "published too late": send(plain(publish_time=LATEST_TIME_MS + 1)),
+    "an event too late": send(plain(event_time=LATEST_TIME_MS + 1)),
+    "delivered too late": send(plain(deliver_at_time=LATEST_TIME_MS + 1)),
+    "too many regions": send(plain(replicate_to=["r" * REPLICATE_TO_BYTES])),
+    "a chunk without a number": send(plain(), is_chunk=True),
+    "a chunk behind the last one": send(plain(chunk_id=2, num_chunks_from_msg=2, uuid="u"), is_chunk=True),
+    "a chunk before the first one": send(plain(chunk_id=-1, num_chunks_from_msg=2, uuid="u"), is_chunk=True),
+    "too many chunks": send(plain(chunk_id=0, num_chunks_from_msg=CHUNKS + 1, uuid="u"), is_chunk=True),
+    "a chunk whose message has a long id": send(
+        plain(chunk_id=0, num_chunks_from_msg=2, uuid="u" * (NAME_BYTES + 1)), is_chunk=True
+    ),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_what_is_refused(what: str) -> None:
+    with pytest.raises(NotAllowed):
+        door.message(REFUSED[what], LARGEST, UNLIMITED)
+
+
+def test_sizes_that_are_refused() -> None:
+    for asked in (
+        send(plain(), b"x" * LARGEST),
+        send(plain(partition_key="k" * MESSAGE_METADATA_BYTES)),
+    ):
+        with pytest.raises(MessageTooLarge):
+            door.message(asked, LARGEST, UNLIMITED)
+    with pytest.raises(BodyError):
+        door.message(send(plain())._replace(body=b"\x0e\x01"), LARGEST, UNLIMITED)
+
+
+def test_a_policy_on_delays_counts_from_the_publish_time() -> None:
+    at = 1_700_000_000_000
+    assert door.message(send(plain(deliver_at_time=at + 1000)), LARGEST, 1000).deliver_at_ms == at + 1000
+    with pytest.raises(NotAllowed, match="more than 1000 ms after"):
+        door.message(send(plain(deliver_at_time=at + 1001)), LARGEST, 1000)
