@@ -12,9 +12,11 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any, cast
 
+from meridian_broker.wire.peer_proof import unpack
 from meridian_broker.wire.proto import pulsar_pb2 as pb
 from meridian_broker.wire.pulsar import encode
 from meridian_broker.wire.pulsar.frames import FrameDecoder
+from peers import identity
 
 T = pb.BaseCommand
 
@@ -56,7 +58,8 @@ class ToyServer:
         self.peer_version = 1
         self.port = 0
         self.answers: dict[int, Callable[[ToyConnection, Any], None]] = {
-            T.CONNECT: self._connected,
+            T.CONNECT: self._connect,
+            T.AUTH_RESPONSE: self._connected,
             T.PING: lambda connection, _: connection.transport.write(encode.PONG),
             T.LOOKUP: self._lookup,
             T.PRODUCER: self._producer,
@@ -95,6 +98,17 @@ class ToyServer:
 
     def of(self, kind: int) -> list[Any]:
         return [command for command in self.received if command[0] == kind]
+
+    def _connect(self, connection: ToyConnection, command: Any) -> None:
+        """Prove to be whichever region a peer wants, if this one is Meridian at all."""
+        if command.message.auth_method_name != "meridian-peer" or not self.peer_version:
+            self._connected(connection, command)
+            return
+        opening = command.message.auth_data
+        region = unpack(opening, 6)[3].decode()
+        challenge = identity(region).answer(b"").challenge(opening)
+        data = pb.AuthData(auth_method_name="meridian-peer", auth_data=challenge)
+        connection.say(T.AUTH_CHALLENGE, pb.CommandAuthChallenge(challenge=data))
 
     def _connected(self, connection: ToyConnection, _: Any) -> None:
         flags = pb.FeatureFlags(peer_protocol_version=self.peer_version) if self.peer_version else None

@@ -13,10 +13,10 @@ import pytest
 from admin_paths import subscription_path, topic_path
 from broker_process import MERIDIAN, RegionsProcess, wait_until
 from meridian_broker.gateway.client import PulsarClientConnection
-from meridian_broker.gateway.client_options import peer_options
 from meridian_broker.wire.proto import peer_pb2
 from meridian_broker.wire.proto import pulsar_pb2 as pb
 from meridian_broker.wire.pulsar import encode
+from peers import as_region
 from region_clients import EXCLUSIVE, PATIENCE_MS, client, new_topic, numbered, publish, rest, subscribe, take_numbers
 
 EAST, WEST = REGIONS = ("east", "west")
@@ -176,8 +176,8 @@ async def test_a_region_of_an_older_version(regions: RegionsProcess) -> None:
 
         await told(is_dialled, "the new region to be known")
         assert "old was not reached yet" in set_origin()[1]
-        token = (regions.data_dir / "peer.token").read_bytes().strip()
-        connection = await PulsarClientConnection.connect(regions.service_url(EAST), peer_options(token))
+        secret = (regions.data_dir / "peer.token").read_bytes().strip()
+        connection = await PulsarClientConnection.connect(regions.service_url(EAST), as_region("old", EAST, secret))
         hello = peer_pb2.ProgressHello(region="old", protocol_version=2, next_delta=1)
 
         def greet(*, leases: bool) -> None:

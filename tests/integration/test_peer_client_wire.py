@@ -16,12 +16,13 @@ from meridian_broker.gateway.client_errors import (
     RequestRefused,
     RequestTimedOut,
 )
-from meridian_broker.gateway.client_options import ClientOptions, peer_options, split_url
+from meridian_broker.gateway.client_options import ClientOptions, split_url
 from meridian_broker.gateway.roles import Consumer, Producer
 from meridian_broker.positions.position import Position
 from meridian_broker.wire.proto import peer_pb2
 from meridian_broker.wire.proto import pulsar_pb2 as pb
 from meridian_broker.wire.pulsar import encode, metadata
+from peers import SECRET, as_region
 from toy_pulsar_server import ToyConnection, ToyServer, toy_server
 
 T = pb.BaseCommand
@@ -32,12 +33,13 @@ async def connect(server: ToyServer, options: ClientOptions | None = None, **cal
     return await PulsarClientConnection.connect(server.url, options, **callbacks)
 
 
-async def test_a_peer_says_so_and_shows_its_token() -> None:
+async def test_a_peer_says_so_and_keeps_its_secret() -> None:
     async with toy_server() as server:
-        connection = await connect(server, peer_options(b"secret"))
+        connection = await connect(server, as_region("here", "there"))
         (said,) = [command.message for command in server.of(T.CONNECT)]
         assert said.auth_method_name == "meridian-peer"
-        assert said.auth_data == b"secret"
+        assert SECRET not in said.auth_data
+        assert connection.is_proven
         assert said.feature_flags.peer_protocol_version == 1
         assert (connection.peer_version, connection.max_message_size) == (1, 1000)
         await connection.close()

@@ -22,11 +22,12 @@ from meridian_broker.topics.throttling import Rate
 from meridian_broker.wire.proto import peer_pb2
 from meridian_broker.wire.proto import pulsar_pb2 as pb
 from meridian_broker.wire.pulsar import encode
+from peers import identity
 from replicator_model import LOCAL, REMOTE, LocalLog
 from toy_pulsar_server import ToyConnection, ToyServer, toy_server
 
 T = pb.BaseCommand
-OPTIONS = peer_options(None, ClientOptions(connect_timeout=30, request_timeout=30))
+OPTIONS = peer_options(identity(LOCAL), ClientOptions(connect_timeout=30, request_timeout=30))
 
 
 class Source(LocalLog):

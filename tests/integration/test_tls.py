@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import socket
@@ -10,6 +11,7 @@ import ssl
 import subprocess
 import urllib.request
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,11 @@ import pytest
 from broker_process import MERIDIAN, BrokerProcess, wait_until
 from certificates import Authority, served
 from free_ports import free_port
+from meridian_broker.gateway.client import PulsarClientConnection
+from meridian_broker.gateway.client_errors import ConnectFailed
+from meridian_broker.gateway.client_options import ClientOptions
+from meridian_broker.gateway.tls import TlsFiles, client_context
+from peers import as_region
 from region_clients import PATIENCE_MS
 
 REGIONS = ("east", "west")
@@ -30,8 +37,9 @@ class Secure:
         self.authority = Authority(directory)
         self.stranger = Authority(directory, "stranger")
         self.ports = {name: (free_port(), free_port(), free_port(), free_port()) for name in REGIONS}
-        regions_file, token = directory / "regions.json", directory / "token"
-        token.write_text("only the brokers of these regions know this")
+        regions_file, self.secret_file = directory / "regions.json", directory / "token"
+        self.secret = b"only the brokers of these regions know this"
+        self.secret_file.write_bytes(self.secret)
         listed = [
             {
                 "name": name,
@@ -50,7 +58,7 @@ class Secure:
                 port=plain,
                 http_port=http,
                 regions_file=regions_file,
-                peer_token_file=token,
+                peer_token_file=self.secret_file,
                 settings={
                     **served(self.authority.issue(name), tls, https),
                     "tlsTrustCertsFilePath": str(self.authority.trusted),
@@ -215,6 +223,7 @@ def test_a_region_whose_certificate_is_a_strangers_is_not_spoken_with(secure: Se
     alone = BrokerProcess(
         "south",
         tmp_path / "south",
+        peer_token_file=secure.secret_file,
         settings={
             "brokerClientTlsEnabled": "true",
             "brokerClientTrustCertsFilePath": str(secure.stranger.trusted),
@@ -230,6 +239,37 @@ def test_a_region_whose_certificate_is_a_strangers_is_not_spoken_with(secure: Se
         assert alone.http("PUT", "/admin/v2/clusters/plain", east).status == 204
         wait_until(lambda: "certificate verify failed" in alone.log(), "the wrong certificate to be noticed")
         wait_until(lambda: "region plain has no brokerServiceUrlTls" in alone.log(), "the missing address")
+
+
+async def test_somebody_between_two_regions_is_noticed(secure: Secure) -> None:
+    """It has a certificate that both believe, and hands on every word; but there are two TLS connections then."""
+    files = TlsFiles(trusted=secure.authority.trusted)
+    options = as_region("south", "east", secure.secret, ClientOptions(tls=client_context(files)))
+    direct = await PulsarClientConnection.connect(secure.service_url("east"), options)
+    assert direct.is_proven
+    await direct.close()
+
+    async def copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(OSError):
+            while data := await reader.read(65536):
+                writer.write(data)
+        writer.close()
+
+    async def relay(
+        port: int, context: ssl.SSLContext | None, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        there = await asyncio.open_connection("127.0.0.1", port, ssl=context)
+        await asyncio.gather(copy(reader, there[1]), copy(there[0], writer))
+
+    pair = secure.authority.issue("between")
+    served_context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    served_context.load_cert_chain(pair.certificate, pair.key)
+    for port, context in ((secure.ports["east"][2], secure.context()), (secure.ports["east"][0], None)):
+        server = await asyncio.start_server(partial(relay, port, context), "127.0.0.1", 0, ssl=served_context)
+        url = f"pulsar+ssl://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        with pytest.raises(ConnectFailed, match="did not prove that it is region east"):
+            await PulsarClientConnection.connect(url, options)
+        server.close()
 
 
 def test_the_command_line_over_tls(secure: Secure) -> None:

@@ -14,13 +14,13 @@ from admin_paths import topic_path
 from broker_process import RegionsProcess, wait_until
 from meridian_broker.gateway.client import PulsarClientConnection
 from meridian_broker.gateway.client_errors import ConnectFailed, RequestRefused
-from meridian_broker.gateway.client_options import peer_options
 from meridian_broker.gateway.roles import Consumer
 from meridian_broker.positions import Progress
 from meridian_broker.positions.position import Position
 from meridian_broker.wire.proto import peer_pb2
 from meridian_broker.wire.proto import pulsar_pb2 as pb
 from meridian_broker.wire.pulsar import encode, metadata
+from peers import as_region
 from region_clients import (
     CENTRAL,
     EAST,
@@ -52,8 +52,8 @@ async def as_client(regions: RegionsProcess) -> AsyncIterator[PulsarClientConnec
 
 @pytest_asyncio.fixture
 async def as_peer(regions: RegionsProcess) -> AsyncIterator[PulsarClientConnection]:
-    token = (regions.data_dir / "peer.token").read_bytes().strip()
-    connection = await PulsarClientConnection.connect(regions.service_url(EAST), peer_options(token))
+    secret = (regions.data_dir / "peer.token").read_bytes().strip()
+    connection = await PulsarClientConnection.connect(regions.service_url(EAST), as_region(STRANGER, EAST, secret))
     yield connection
     await connection.close()
 
@@ -159,10 +159,10 @@ async def test_a_client_cannot_tell_progress(regions: RegionsProcess) -> None:
         take_numbers(await asyncio.to_thread(subscribe, east, topic), range(5))
 
 
-async def test_a_wrong_peer_token_is_turned_away(regions: RegionsProcess) -> None:
-    for token in (b"", b"guess", (regions.data_dir / "peer.token").read_bytes().strip()[:-1]):
-        with pytest.raises(ConnectFailed, match=r"\(AUTHENTICATION\)"):
-            await PulsarClientConnection.connect(regions.service_url(EAST), peer_options(token))
+async def test_a_region_with_another_peer_secret_is_turned_away(regions: RegionsProcess) -> None:
+    for secret in (b"", b"guess", (regions.data_dir / "peer.token").read_bytes().strip()[:-1]):
+        with pytest.raises(ConnectFailed, match=r"different peer secrets.*\(AUTHENTICATION\)"):
+            await PulsarClientConnection.connect(regions.service_url(EAST), as_region(STRANGER, EAST, secret))
 
 
 # -- once, and without gaps (R4)

@@ -134,6 +134,10 @@ class PulsarClientConnection(ClientWire):
         :raises ConnectFailed: no address answered, or the broker turned us away.
         """
         options = options or ClientOptions()
+        if options.peer is not None and not options.peer.secrets():
+            raise ConnectFailed(
+                "this region has no peer secret: set peerTokenFile, with the same secret in all regions"
+            )
         problems = []
         for host, port, tls in split_url(url):
             connection = cls(url, options, on_command, on_lost)
@@ -314,7 +318,7 @@ class PulsarClientConnection(ClientWire):
             self._refused(message)
         elif kind == _T.CONNECTED:
             self._shake(message)
-        elif kind == _T.AUTH_CHALLENGE:
+        elif kind == _T.AUTH_CHALLENGE and self.options.peer is None:
             answer = pb.AuthData(auth_method_name=self.options.auth_method, auth_data=self.options.auth_data)
             response = pb.CommandAuthResponse(client_version=self.options.client_version, response=answer)
             self.write([encode.simple(_T.AUTH_RESPONSE, response)])

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 from urllib.parse import urlsplit
 
+from meridian_broker.gateway.peer_identity import PeerIdentity
 from meridian_broker.gateway.tls import ContextSource
 
 PEER_AUTH_METHOD: Final = "meridian-peer"
@@ -23,8 +24,10 @@ class ClientOptions:
     auth_method: str | None = None
     auth_data: bytes | None = None
     """Never logged."""
-    peer: bool = False
-    """Announce the peer protocol: we are a Meridian broker."""
+    peer: PeerIdentity | None = None
+    """Connect as a broker of this region, to one of another region; None: as a client."""
+    answerer: str = ""
+    """The region that we mean to reach, when we are a peer."""
     client_version: str = "meridian"
     connect_timeout: float = 10.0
     request_timeout: float = 30.0
@@ -36,6 +39,10 @@ class ClientOptions:
     """Bytes waiting for the socket above which ``drain`` waits."""
     tls: ContextSource | None = None
     """For ``pulsar+ssl://``; None: the system's trust store."""
+
+    def towards(self, region: str) -> ClientOptions:
+        """The same, for a connection to that region."""
+        return replace(self, answerer=region)
 
 
 def split_url(url: str) -> list[tuple[str, int, bool]]:
@@ -56,10 +63,6 @@ def split_url(url: str) -> list[tuple[str, int, bool]]:
     return places
 
 
-def peer_options(token: bytes | None, base: ClientOptions | None = None) -> ClientOptions:
-    """Options of a connection between brokers.
-
-    :param token: the secret that makes us a peer; None where the other side asks for none.
-    """
-    options = replace(base or ClientOptions(), peer=True, keep_alive=PEER_KEEP_ALIVE_SECONDS)
-    return options if token is None else replace(options, auth_method=PEER_AUTH_METHOD, auth_data=token)
+def peer_options(identity: PeerIdentity, base: ClientOptions | None = None) -> ClientOptions:
+    """Options of connections to brokers of other regions. Say to which one with ``towards``."""
+    return replace(base or ClientOptions(), peer=identity, keep_alive=PEER_KEEP_ALIVE_SECONDS)

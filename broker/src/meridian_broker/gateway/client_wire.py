@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import ssl
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 from meridian_broker.bounds.clients import FRAME_PADDING_BYTES
 from meridian_broker.gateway.client_errors import ClientError, ConnectionLost, MisbehavedPeer, RequestRefused
-from meridian_broker.gateway.client_options import ClientOptions
+from meridian_broker.gateway.client_options import PEER_AUTH_METHOD, ClientOptions
+from meridian_broker.gateway.tls import channel_binding
+from meridian_broker.wire.peer_proof import Dialling, NotProven
 from meridian_broker.wire.proto import pulsar_pb2 as pb
 from meridian_broker.wire.pulsar import encode
 from meridian_broker.wire.pulsar.frames import FrameDecoder, FrameError
@@ -34,11 +37,15 @@ class ClientWire(asyncio.Protocol):
         self.max_message_size = 0
         self.peer_version = 0
         """Version of the peer protocol the other side announced; 0: it is no Meridian broker."""
+        self.is_proven = False
+        """The other side proved that it is the region that we meant to reach."""
         self.failure: ClientError | None = None
         """Why the connection is over; None while it is not."""
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
         self._decoder = FrameDecoder()
+        self._dialling: Dialling | None = None
+        self._take: Callable[[Any], None] = self._dispatch if options.peer is None else self._shake_hands
         self._outbox: list[bytes] = []
         self._connected: asyncio.Future[None] = self._loop.create_future()
         self._over = asyncio.Event()
@@ -151,10 +158,19 @@ class ClientWire(asyncio.Protocol):
             protocol_version=PROTOCOL_VERSION,
             feature_flags=pb.FeatureFlags(
                 supports_get_partitioned_metadata_without_auto_creation=True,
-                peer_protocol_version=PEER_PROTOCOL_VERSION if self.options.peer else None,
+                peer_protocol_version=None if self.options.peer is None else PEER_PROTOCOL_VERSION,
             ),
         )
-        if self.options.auth_method is not None:
+        if self.options.peer is not None:
+            try:
+                binding = channel_binding(self._transport)
+            except ssl.SSLError as error:
+                self.fail(ConnectionLost(f"{self.url}: {error}"))
+                return
+            self._dialling = self.options.peer.dial(self.options.answerer, binding)
+            connect.auth_method_name = PEER_AUTH_METHOD
+            connect.auth_data = self._dialling.opening()
+        elif self.options.auth_method is not None:
             connect.auth_method_name = self.options.auth_method
             connect.auth_data = self.options.auth_data or b""
         self._transport.write(encode.simple(pb.BaseCommand.CONNECT, connect))
@@ -171,7 +187,7 @@ class ClientWire(asyncio.Protocol):
             for command in commands:
                 if self.failure is not None:
                     return
-                self._dispatch(command)
+                self._take(command)
         except Exception as error:
             logger.exception("%s: handling a command failed; the connection ends", self.url)
             self.fail(ConnectionLost(f"handling a command of {self.url} failed: {error!r}"))
@@ -210,6 +226,30 @@ class ClientWire(asyncio.Protocol):
             self._pinged = True
             self._transport.write(encode.PING)
         self._timer = self._loop.call_later(self.options.keep_alive, self._tick)
+
+    def _shake_hands(self, command: Any) -> None:
+        """What comes while the other side has not proven which region it is: the handshake's commands and no others."""
+        kind = command[0]
+        if kind == pb.BaseCommand.AUTH_CHALLENGE and self._dialling is not None:
+            try:
+                proof = self._dialling.respond(command.message.challenge.auth_data)
+            except NotProven as error:
+                self.fail(MisbehavedPeer(f"{self.url}: {error}"))
+                return
+            self._dialling = None
+            answer = pb.AuthData(auth_method_name=PEER_AUTH_METHOD, auth_data=proof)
+            response = pb.CommandAuthResponse(client_version=self.options.client_version, response=answer)
+            self.write([encode.simple(pb.BaseCommand.AUTH_RESPONSE, response)])
+        elif kind == pb.BaseCommand.CONNECTED and self._dialling is None:
+            self.is_proven = True
+            self._take = self._dispatch
+            self._dispatch(command)
+        elif kind == pb.BaseCommand.CONNECTED and not command.message.feature_flags.peer_protocol_version:
+            self._shake(command.message)  # a foreign broker; whoever asked for the connection ends it
+        elif kind in (pb.BaseCommand.ERROR, pb.BaseCommand.PING, pb.BaseCommand.PONG):
+            self._dispatch(command)
+        else:
+            self.fail(MisbehavedPeer(f"{self.url} did not prove that it is region {self.options.answerer}"))
 
     def _shake(self, connected: pb.CommandConnected) -> None:
         self.server_version = connected.server_version

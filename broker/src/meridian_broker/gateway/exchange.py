@@ -165,7 +165,7 @@ class ExchangeShell:
         self._take(region, kind, message, _sender(send))
 
     def received(self, connection: Connection, kind: int, message: Any) -> None:
-        """A command on a connection that a peer opened. HELLO says which region it is."""
+        """A command on a connection that a peer opened. HELLO makes it a region's link."""
 
         def reply(answer: PeerMessage) -> None:
             if connection.transport is not None:
@@ -173,6 +173,9 @@ class ExchangeShell:
 
         decoded = self._decode(kind, message)
         if isinstance(decoded, Hello):
+            if decoded.region != connection.peer_name:
+                connection.end(f"it is region {connection.peer_name} and greets as {decoded.region!r}")
+                return
             if not connection.peer_region:
                 self._on_heard(decoded.region)
                 self.links.nudge(decoded.region)

@@ -101,7 +101,7 @@ class Link:
         self.is_foreign = False
         """Whoever answered last at that address is no Meridian broker."""
         self._resolve = resolve
-        self._options = options
+        self._options = options.towards(region)
         self._backoff = Backoff(jitter)
         self._on_up = on_up
         self._on_down = on_down
@@ -164,8 +164,8 @@ class Link:
         self._url = place[0]
         connection = await PulsarClientConnection.connect(self._url, self._options, on_command=self._on_command)
         try:
-            self.is_foreign = connection.peer_version == 0
-            if self._options.peer and self.is_foreign:
+            self.is_foreign = not connection.is_proven
+            if self.is_foreign:
                 raise ConnectFailed(f"{self._url} is {connection.server_version}, no Meridian broker")
             self.connection, self.problem = connection, None
             self._connections += 1

@@ -27,7 +27,7 @@ class RemoteBrokers:
         self.link = Link(region, resolve, options, jitter, "replication")
         self.link.start()
         self.turns = asyncio.Semaphore(READERS)
-        self._options = options
+        self._options = options.towards(region)
         self._others: dict[str, PulsarClientConnection] = {}
         self._lock = asyncio.Lock()
 
@@ -56,5 +56,9 @@ class RemoteBrokers:
             known = self._others.get(url)
             if known is None or not known.is_open:
                 self._others = {key: one for key, one in self._others.items() if one.is_open}
-                known = self._others[url] = await PulsarClientConnection.connect(url, self._options)
+                known = await PulsarClientConnection.connect(url, self._options)
+                if not known.is_proven:
+                    await known.close()
+                    raise ConnectionLost(f"{url} is {known.server_version}, no Meridian broker")
+                self._others[url] = known
             return known

@@ -8,6 +8,7 @@ written at this moment, change nothing: the last good ones stay in force, and th
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import ssl
 import time
@@ -91,6 +92,25 @@ def client_context(
         return _filled(context, files)
 
     return _Reloading(make, files.paths(), check_seconds, now)
+
+
+def channel_binding(transport: asyncio.BaseTransport) -> bytes:
+    """Bytes that are the same at both ends of a TLS connection and on no other connection; empty without TLS.
+
+    It is ``tls-unique`` (RFC 5929): the client's Finished message, a MAC over the whole TLS handshake including the
+    server's certificate. Whoever relays between two TLS connections cannot make the two values equal. RFC 8446 leaves
+    ``tls-unique`` undefined for TLS 1.3 because of resumed sessions; Python gives both ends the client's Finished
+    there too, and regions do not resume sessions.
+
+    :raises ssl.SSLError: the library has none to give.
+    """
+    connection = transport.get_extra_info("ssl_object")
+    if connection is None:
+        return b""
+    binding: bytes | None = connection.get_channel_binding("tls-unique")
+    if not binding:
+        raise ssl.SSLError("this TLS connection has no channel binding")
+    return binding
 
 
 def _filled(context: ssl.SSLContext, files: TlsFiles) -> ssl.SSLContext:

@@ -11,6 +11,7 @@ import asyncio
 import ctypes
 import gc
 import logging
+import os
 import random
 import signal
 import sys
@@ -31,6 +32,7 @@ from meridian_broker.gateway.addresses import Addresses
 from meridian_broker.gateway.client_errors import ConnectFailed
 from meridian_broker.gateway.client_options import ClientOptions, peer_options
 from meridian_broker.gateway.exchange import ExchangeShell
+from meridian_broker.gateway.peer_identity import PeerIdentity
 from meridian_broker.gateway.pulsar.broker import Broker
 from meridian_broker.gateway.pulsar.handlers import HANDLERS
 from meridian_broker.gateway.replication import ReplicatorRunner
@@ -269,7 +271,8 @@ class BrokerProcess:
         )
         token = self.keys.peer_secrets[0] if self.keys.peer_secrets else None
         self._peer_token = None if token is None else token.decode()
-        options = peer_options(token, ClientOptions(tls=self._client_tls))
+        identity = PeerIdentity(self.region, lambda: self.keys.peer_secrets, os.urandom)
+        options = peer_options(identity, ClientOptions(tls=self._client_tls))
         jitter = random.Random().random
         self.runner = ReplicatorRunner(
             self.region,
@@ -310,6 +313,7 @@ class BrokerProcess:
             handlers=HANDLERS,
             addresses=self.doors.addresses,
             authentication=self.keys.authentication,
+            identity=identity,
             max_message_bytes=settings.network.max_message_size,
             pending_publishes=settings.network.max_pending_publish_requests_per_connection,
             publish_bytes_max=(limits.max_message_publish_buffer_size_in_mb << 20) or UNLIMITED,
@@ -360,16 +364,27 @@ class BrokerProcess:
         await self.catalog.ensure_bootstrap(clusters)
 
     def _resolve(self, region: str) -> tuple[str, str | None] | None:
+        """Where another region is.
+
+        With TLS, a relay between two regions is noticed, so any record of a cluster will do. Without TLS it is not, and
+        whoever could write a record could be one. So then only the file that came with the settings counts.
+
+        :raises ConnectFailed: it has no address that may be used.
+        """
+        if self._client_tls is None:
+            listed = self._listed.get(region)
+            if listed is None:
+                raise ConnectFailed(
+                    f"region {region} is not connected to: without TLS (brokerClientTlsEnabled) its address must be in "
+                    "regionsFile"
+                )
+            return listed.broker_service_url, listed.service_url
         cluster = self.catalog.cluster(region)
         if cluster is None:
             return None
-        if self._client_tls is not None:  # never in the clear: the peer token travels there
-            if not cluster.broker_service_url_tls:
-                raise ConnectFailed(f"region {region} has no brokerServiceUrlTls, and brokerClientTlsEnabled is set")
-            return cluster.broker_service_url_tls, cluster.service_url_tls or None
-        if not cluster.broker_service_url:
-            return None
-        return cluster.broker_service_url, cluster.service_url or None
+        if not cluster.broker_service_url_tls:
+            raise ConnectFailed(f"region {region} has no brokerServiceUrlTls, and brokerClientTlsEnabled is set")
+        return cluster.broker_service_url_tls, cluster.service_url_tls or None
 
     def speak_with_regions(self) -> None:
         """Keep links to exactly the regions that the metadata name."""

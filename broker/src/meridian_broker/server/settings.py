@@ -67,8 +67,8 @@ class RegionSettings:
     regions_file: Path | None = None
     """A JSON file `{"regions": [{"name", "service_url", "admin_url"}, ...]}` that lists every region, this one too,
     with TLS also by `service_url_tls` and `admin_url_tls`. On start the broker makes a cluster for each, and tenant
-    `public` with namespace `public/default` replicated to all. Empty: the same for this region alone; other clusters
-    can be made through the admin API."""
+    `public` with namespace `public/default` replicated to all. Empty: the same for this region alone. Clusters that are
+    made through the admin API are connected to over TLS only (`brokerClientTlsEnabled`)."""
 
     peer_token_file: Path | None = None
     """File with the secret by which the brokers of all regions know each other, at least 32 bytes, the same in every

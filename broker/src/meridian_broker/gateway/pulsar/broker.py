@@ -12,6 +12,7 @@ from typing import Any, Final, Protocol
 
 from meridian_broker.gateway.addresses import AddressBook
 from meridian_broker.gateway.authentication import Authentication
+from meridian_broker.gateway.peer_identity import PeerIdentity
 from meridian_broker.gateway.pulsar.connection import Connection, Handler
 from meridian_broker.gateway.pulsar.flow import BYTES, WRITE_BYTES, turn_bytes
 from meridian_broker.gateway.tls import HANDSHAKE_SECONDS
@@ -49,6 +50,7 @@ class Broker:
     addresses: AddressBook
     """Where lookups send clients."""
     authentication: Authentication
+    identity: PeerIdentity
     max_message_bytes: int
     pending_publishes: int
     publish_bytes_max: int

@@ -34,6 +34,7 @@ from meridian_broker.topics.consumer import Consumer
 from meridian_broker.topics.errors import TopicError
 from meridian_broker.topics.producer import Producer
 from meridian_broker.topics.watching import Watcher
+from meridian_broker.wire.peer_proof import Answering
 from meridian_broker.wire.proto import pulsar_pb2 as pb
 from meridian_broker.wire.pulsar import encode
 from meridian_broker.wire.pulsar.errors import ChecksumError, ServerError
@@ -48,7 +49,12 @@ REQUESTS: Final = 1000
 CLOSED_REMEMBERED: Final = 1000
 """Ids of closed producers and consumers whose late commands are passed over in silence."""
 
-_BEFORE_CONNECT: Final = (pb.BaseCommand.CONNECT, pb.BaseCommand.PING, pb.BaseCommand.PONG)
+_BEFORE_CONNECT: Final = (
+    pb.BaseCommand.CONNECT,
+    pb.BaseCommand.AUTH_RESPONSE,
+    pb.BaseCommand.PING,
+    pb.BaseCommand.PONG,
+)
 log = logging.getLogger(__name__)
 
 Handler = Callable[["Connection", Any], None]
@@ -77,10 +83,12 @@ class Connection(FlowControl):
         "introducing",
         "is_peer",
         "listener",
+        "peer_name",
         "peer_region",
         "peer_version",
         "producers",
         "protocol_version",
+        "proving",
         "sent_away",
         "started",
         "subscribing",
@@ -118,8 +126,13 @@ class Connection(FlowControl):
         self.watchers: dict[int, Watcher] | None = None
         """Of topic lists."""
         self.started = False
+        self.proving: tuple[Answering, pb.CommandConnect] | None = None
+        """The handshake of somebody who says that it is another region's broker, and its CONNECT."""
         self.is_peer = False
+        self.peer_name = ""
+        """The region that a peer proved to be."""
         self.peer_region = ""
+        """The same, once it has greeted us."""
         self.peer_version = 0
         self.protocol_version = 0
         self.client_version = ""

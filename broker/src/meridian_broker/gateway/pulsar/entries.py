@@ -21,6 +21,9 @@ def wanted(connection: Connection, command: Any) -> None:
     if not connection.is_peer:
         connection.end("a peer command from a client")
         return
+    if command[1].region != connection.peer_name:
+        connection.end(f"region {connection.peer_name} asks for entries as {command[1].region!r}")
+        return
     connection.run(_answer(connection, command[1]))
 
 

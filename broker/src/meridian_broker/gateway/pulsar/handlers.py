@@ -16,7 +16,7 @@ PEER_COMMANDS: Final = range(1000, 1100)
 
 
 def _peer(connection: Connection, command: Any) -> None:
-    """Commands of the peer protocol, from connections that showed the peer token only (R7)."""
+    """Commands of the peer protocol, from connections of proven peers only (R7)."""
     if not connection.is_peer:
         connection.end("a peer command from a client")
         return
@@ -25,6 +25,7 @@ def _peer(connection: Connection, command: Any) -> None:
 
 HANDLERS: Final[dict[int, Handler]] = {
     _T.CONNECT: handshake.connect,
+    _T.AUTH_RESPONSE: handshake.auth_response,
     _T.PING: handshake.ping,
     _T.PONG: handshake.nothing,
     _T.LOOKUP: lookups.lookup,

@@ -3,9 +3,13 @@
 
 from __future__ import annotations
 
+import ssl
 from typing import TYPE_CHECKING, Any, Final
 
 from meridian_broker.gateway.authentication import METHOD, NotAuthenticated
+from meridian_broker.gateway.client_options import PEER_AUTH_METHOD
+from meridian_broker.gateway.tls import channel_binding
+from meridian_broker.wire.peer_proof import NotProven
 from meridian_broker.wire.proto import pulsar_pb2 as pb
 from meridian_broker.wire.pulsar import encode
 from meridian_broker.wire.pulsar.errors import ServerError
@@ -14,33 +18,65 @@ from meridian_broker.wire.pulsar.versions import PEER_PROTOCOL_VERSION, PROTOCOL
 if TYPE_CHECKING:
     from meridian_broker.gateway.pulsar.connection import Connection
 
-PEER_METHOD: Final = "meridian-peer"
-"""Authentication method of brokers of other regions: the shared token as data."""
 NO_REQUEST: Final = -1
 SERVER_VERSION: Final = "Meridian 0.1"
 
 
 def connect(connection: Connection, command: Any) -> None:
-    """Answer CONNECT; a peer shows its token here and nowhere else (R7)."""
+    """Answer CONNECT. A peer is asked for a proof; others are peers neither now nor later (R7)."""
     asked: pb.CommandConnect = command.message
     broker = connection.broker
-    if connection.started:
+    if connection.started or connection.proving is not None:
         connection.end("a second CONNECT")
         return
     if broker.draining:
         _turn_away(connection, ServerError.SERVICE_NOT_READY, "this broker is shutting down: look the topic up again")
         return
-    if asked.auth_method_name == PEER_METHOD:
-        if not broker.authentication.is_peer(asked.auth_data):
-            text = "the peer token is not this region's: all regions need the same peerTokenFile"
-            _turn_away(connection, ServerError.AUTHENTICATION, text)
-            return
-        connection.is_peer = True
+    if asked.auth_method_name == PEER_AUTH_METHOD:
+        _challenge(connection, asked)
     elif not broker.ready:
         _turn_away(connection, ServerError.SERVICE_NOT_READY, "this broker is starting: try again in a moment")
+    elif not broker.authentication.required or _authenticated(connection, asked):
+        _welcome(connection, asked)
+
+
+def _challenge(connection: Connection, asked: pb.CommandConnect) -> None:
+    """Prove to somebody who says that it is a region which one this is, and ask for its proof."""
+    if connection.transport is None:
         return
-    elif broker.authentication.required and not _authenticated(connection, asked):
+    try:
+        answering = connection.broker.identity.answer(channel_binding(connection.transport))
+        challenge = answering.challenge(asked.auth_data)
+    except (NotProven, ssl.SSLError) as error:
+        _turn_away(connection, ServerError.AUTHENTICATION, str(error))
         return
+    connection.proving = answering, asked
+    data = pb.AuthData(auth_method_name=PEER_AUTH_METHOD, auth_data=challenge)
+    connection.write(
+        encode.simple(
+            pb.BaseCommand.AUTH_CHALLENGE,
+            pb.CommandAuthChallenge(server_version=SERVER_VERSION, challenge=data, protocol_version=PROTOCOL_VERSION),
+        )
+    )
+
+
+def auth_response(connection: Connection, command: Any) -> None:
+    """The answer to AUTH_CHALLENGE."""
+    if connection.proving is None:
+        connection.end("an AUTH_RESPONSE that nobody asked for")
+        return
+    (answering, asked), connection.proving = connection.proving, None
+    try:
+        connection.peer_name = answering.check(command.message.response.auth_data)
+    except NotProven as error:
+        _turn_away(connection, ServerError.AUTHENTICATION, str(error))
+        return
+    connection.is_peer = True
+    _welcome(connection, asked)
+
+
+def _welcome(connection: Connection, asked: pb.CommandConnect) -> None:
+    broker = connection.broker
     connection.started_with(broker.max_message_bytes)
     connection.client_version = asked.client_version
     connection.protocol_version = min(asked.protocol_version, PROTOCOL_VERSION)

@@ -65,6 +65,8 @@ async def _make(connection: Connection, asked: pb.CommandProducer) -> None:
         is_replicator = asked.producer_name.startswith(REPLICATION_PREFIX)
         if (remote is not None or is_replicator) and not connection.is_peer:
             raise NotAllowed("producer names of replicators and origins are for brokers of other regions (R7)")
+        if remote is not None and remote != connection.peer_name:
+            raise NotAllowed(f"region {connection.peer_name} brings its own messages, not those of {remote!r} (R7)")
         name = topic_name.parse(asked.topic)
         incarnation = None if remote is None else asked.replication_source.incarnation
         if incarnation is not None and (told := await incarnations.differing(service, name, incarnation)) is not None:

@@ -1,0 +1,28 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who this broker is among the regions, and how it proves it to another one (see ``wire.peer_proof``)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from meridian_broker.wire.peer_proof import NONCE_BYTES, Answering, Dialling
+
+
+@dataclass(frozen=True, slots=True)
+class PeerIdentity:
+    """One region's part in handshakes."""
+
+    region: str
+    secrets: Callable[[], tuple[bytes, ...]]
+    """The peer secrets in force, the one to use first; none: this region is nobody's peer."""
+    random: Callable[[int], bytes]
+    """So many random bytes that nobody can guess."""
+
+    def dial(self, region: str, binding: bytes) -> Dialling:
+        """Begin a handshake with ``region``. :param binding: from ``tls.channel_binding``."""
+        return Dialling(self.secrets(), self.region, region, self.random(NONCE_BYTES), binding)
+
+    def answer(self, binding: bytes) -> Answering:
+        """For a connection that somebody opened to us."""
+        return Answering(self.secrets(), self.region, self.random(NONCE_BYTES), binding)

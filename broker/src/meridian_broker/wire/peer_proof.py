@@ -1,0 +1,177 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How brokers of two regions prove to each other that they know the peer secret, without sending it (R7).
+
+Three messages; ``Dialling`` and ``Answering`` are the two sides, without any I/O:
+
+    dialler  -> answerer  opening    both regions' names, a nonce, the ids of the secrets that it knows
+    answerer -> dialler   challenge  the id of the secret to use, another nonce, the answerer's proof
+    dialler  -> answerer  response   the dialler's proof
+
+A proof is an HMAC-SHA256 under the secret over everything that makes this conversation this one: its purpose, which
+side speaks, both names, both nonces, and the *binding* of the connection underneath, which is empty without TLS. So a
+proof is of no use to anybody else: not later (nonces), not to another region (names), not back to its maker (side), not
+for another purpose, and, with TLS, not on another connection, even one that somebody in between opened just now.
+
+The answerer proves itself first. A dialler that was sent to a false address has said two names and
+random bytes, and ends the connection.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from collections.abc import Sequence
+from typing import Final
+
+VERSION: Final = b"1"
+LINK: Final = b"link"
+"""Purpose of a proof: a connection of the binary protocol."""
+NONCE_BYTES: Final = 32
+KEY_ID_BYTES: Final = 8
+KEYS_MAX: Final = 16
+"""Ids of secrets in an opening."""
+FIELD_MAX: Final = 1024
+"""Bytes of one field of a message."""
+_ANSWERER: Final = b"answerer"
+_DIALLER: Final = b"dialler"
+
+
+class NotProven(Exception):
+    """The other side did not prove that it is the region it should be. The message says why, and is fit for it."""
+
+
+def pack(*fields: bytes) -> bytes:
+    """Fields as bytes that no other fields have."""
+    return b"".join(len(field).to_bytes(4, "big") + field for field in fields)
+
+
+def unpack(data: bytes, count: int) -> list[bytes]:
+    """What ``pack`` made. :raises NotProven: it is something else."""
+    fields: list[bytes] = []
+    at = 0
+    while at < len(data) and len(fields) < count:
+        size = int.from_bytes(data[at : at + 4], "big")
+        if size > FIELD_MAX or at + 4 + size > len(data):
+            break
+        fields.append(data[at + 4 : at + 4 + size])
+        at += 4 + size
+    if at != len(data) or len(fields) != count:
+        raise NotProven("this is no message of the handshake between regions: does the other side run this version?")
+    return fields
+
+
+def key_id(secret: bytes) -> bytes:
+    """Names a secret without giving it away, so that both sides find one that they share while it is changed."""
+    return hmac.digest(secret, pack(b"meridian peer secret", VERSION), hashlib.sha256)[:KEY_ID_BYTES]
+
+
+def shared_secret(secrets: Sequence[bytes], ids: bytes) -> bytes:
+    """The first of ours that the other side knows, by the ids it sent.
+
+    :raises NotProven: there is none.
+    """
+    if len(ids) % KEY_ID_BYTES or len(ids) > KEYS_MAX * KEY_ID_BYTES:
+        raise NotProven("the list of secret ids cannot be read")
+    known = {ids[at : at + KEY_ID_BYTES] for at in range(0, len(ids), KEY_ID_BYTES)}
+    for secret in secrets:
+        if key_id(secret) in known:
+            return secret
+    raise NotProven("the two regions have different peer secrets: all regions need the same one (peerTokenFile)")
+
+
+def key_ids(secrets: Sequence[bytes]) -> bytes:
+    """For an opening."""
+    return b"".join(map(key_id, secrets))
+
+
+def region_name(data: bytes) -> str:
+    """:raises NotProven: it is no text."""
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        raise NotProven("the name of a region is no text") from None
+
+
+class Dialling:
+    """The side that opened the connection. ``opening``, then ``respond`` once."""
+
+    def __init__(
+        self,
+        secrets: Sequence[bytes],
+        dialler: str,
+        answerer: str,
+        nonce: bytes,
+        binding: bytes,
+        purpose: bytes = LINK,
+    ) -> None:
+        """:param nonce: ``NONCE_BYTES`` random bytes. :param binding: of the connection, see ``gateway.tls``."""
+        self.answerer = answerer
+        self._secrets = tuple(secrets)
+        self._names = (dialler.encode(), answerer.encode())
+        self._nonce = nonce
+        self._binding = binding
+        self._purpose = purpose
+        self._is_over = False
+
+    def opening(self) -> bytes:
+        return pack(VERSION, self._purpose, *self._names, self._nonce, key_ids(self._secrets))
+
+    def respond(self, challenge: bytes) -> bytes:
+        """Check the answerer's proof; only then make our own.
+
+        :raises NotProven: it is not the region that we mean to reach.
+        """
+        if self._is_over:
+            raise NotProven("a second challenge")
+        self._is_over = True
+        ids, nonce, proof = unpack(challenge, 3)
+        secret = shared_secret(self._secrets, ids)
+        said = (self._purpose, *self._names, self._nonce, nonce, self._binding)
+        if len(nonce) != NONCE_BYTES or not hmac.compare_digest(proof, _proof(secret, _ANSWERER, *said)):
+            raise NotProven(f"it did not prove that it is region {self.answerer}: its proof is wrong")
+        return _proof(secret, _DIALLER, *said)
+
+
+class Answering:
+    """The side that was dialled. ``challenge`` once, then ``check`` once."""
+
+    def __init__(
+        self, secrets: Sequence[bytes], region: str, nonce: bytes, binding: bytes, purpose: bytes = LINK
+    ) -> None:
+        """As for ``Dialling``. :param region: this one."""
+        self.dialler = ""
+        """Who the other side says it is."""
+        self._secrets = tuple(secrets)
+        self._region = region
+        self._nonce = nonce
+        self._binding = binding
+        self._purpose = purpose
+        self._expected = b""
+
+    def challenge(self, opening: bytes) -> bytes:
+        """:raises NotProven: the opening is for somebody else, or shares no secret with us."""
+        version, purpose, dialler, answerer, nonce, ids = unpack(opening, 6)
+        if self._expected:
+            raise NotProven("a second opening")
+        if version != VERSION or purpose != self._purpose or len(nonce) != NONCE_BYTES:
+            raise NotProven("this handshake is for another version, or for something else")
+        if answerer != self._region.encode():
+            raise NotProven(f"this is region {self._region}, {region_name(answerer)!r} was meant: check its address")
+        self.dialler = region_name(dialler)
+        if self.dialler == self._region:
+            raise NotProven(f"this is region {self._region} itself: two regions have the same name or address")
+        secret = shared_secret(self._secrets, ids)
+        said = (purpose, dialler, answerer, nonce, self._nonce, self._binding)
+        self._expected = _proof(secret, _DIALLER, *said)
+        return pack(key_id(secret), self._nonce, _proof(secret, _ANSWERER, *said))
+
+    def check(self, response: bytes) -> str:
+        """The dialler's region. :raises NotProven: it does not know the secret."""
+        expected, self._expected = self._expected, b""
+        if not expected or not hmac.compare_digest(response, expected):
+            raise NotProven("the proof is wrong: the peer secret is not the same, or somebody is in between")
+        return self.dialler
+
+
+def _proof(secret: bytes, side: bytes, *said: bytes) -> bytes:
+    return hmac.digest(secret, pack(b"meridian peer proof", VERSION, side, *said), hashlib.sha256)

@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The handshake between regions: who shares a secret gets through, and no proof is good anywhere else."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from meridian_broker.wire.peer_proof import (
+    LINK,
+    NONCE_BYTES,
+    Answering,
+    Dialling,
+    NotProven,
+    key_id,
+    pack,
+    unpack,
+)
+
+SECRET, OTHER, THIRD = (bytes([number]) * 32 for number in (1, 2, 3))
+numbers = itertools.count()
+
+
+def nonce() -> bytes:
+    return next(numbers).to_bytes(NONCE_BYTES, "big")
+
+
+def dialling(*secrets: bytes, to: str = "west", binding: bytes = b"", purpose: bytes = LINK) -> Dialling:
+    return Dialling(secrets or (SECRET,), "east", to, nonce(), binding, purpose)
+
+
+def answering(*secrets: bytes, region: str = "west", binding: bytes = b"", purpose: bytes = LINK) -> Answering:
+    return Answering(secrets or (SECRET,), region, nonce(), binding, purpose)
+
+
+@pytest.mark.parametrize(
+    ("here", "there"),
+    [
+        ((SECRET,), (SECRET,)),
+        ((OTHER, SECRET), (SECRET,)),
+        ((SECRET,), (OTHER, SECRET)),
+        ((OTHER, SECRET), (SECRET, OTHER)),
+    ],
+)
+def test_regions_that_share_a_secret_know_each_other(here: tuple[bytes, ...], there: tuple[bytes, ...]) -> None:
+    """Also while a secret is being changed, whichever region has which already."""
+    one, other = dialling(*here), answering(*there)
+    assert other.check(one.respond(other.challenge(one.opening()))) == "east"
+
+
+def test_nothing_that_is_said_contains_the_secret() -> None:
+    one, other = dialling(), answering()
+    said = [one.opening()]
+    said.append(other.challenge(said[0]))
+    said.append(one.respond(said[1]))
+    assert not any(SECRET[:8] in message for message in said)
+
+
+def test_regions_with_different_secrets_say_so_before_anything_is_proven() -> None:
+    with pytest.raises(NotProven, match="different peer secrets"):
+        answering(OTHER).challenge(dialling(SECRET).opening())
+
+
+def test_a_region_that_knows_no_secret_proves_nothing() -> None:
+    """It makes up a challenge for the id that it was shown."""
+    one = dialling()
+    with pytest.raises(NotProven, match="did not prove that it is region west"):
+        one.respond(pack(key_id(SECRET), nonce(), bytes(32)))
+    other = answering()
+    other.challenge(dialling().opening())
+    with pytest.raises(NotProven, match="the proof is wrong"):
+        other.check(bytes(32))
+
+
+def test_a_dialler_gets_one_attempt() -> None:
+    one, other = dialling(), answering()
+    challenge = other.challenge(one.opening())
+    for attempt in (bytes(32), one.respond(challenge)):
+        with pytest.raises(NotProven):
+            other.check(attempt)
+    with pytest.raises(NotProven, match="a second challenge"):
+        one.respond(challenge)
+    with pytest.raises(NotProven, match="a second opening"):
+        again = answering()
+        again.challenge(dialling().opening())
+        again.challenge(dialling().opening())
+
+
+def test_a_proof_sent_back_to_its_maker_is_refused() -> None:
+    """Somebody whom east dials dials east at the same time, and returns east's own words."""
+    one = dialling()
+    mirror = answering(region="east")
+    with pytest.raises(NotProven, match="'west' was meant"):
+        mirror.challenge(one.opening())
+    back = Dialling((SECRET,), "west", "east", nonce(), b"")
+    east = answering(region="east")
+    challenge = east.challenge(back.opening())
+    with pytest.raises(NotProven):
+        one.respond(challenge)
+    with pytest.raises(NotProven, match="itself"):
+        east = answering(region="east")
+        east.challenge(Dialling((SECRET,), "east", "east", nonce(), b"").opening())
+
+
+def test_somebody_between_two_tls_connections_gets_nowhere() -> None:
+    """It hands on every message as it is; the connections at its two sides are not the same."""
+    one, other = dialling(binding=b"first connection"), answering(binding=b"second connection")
+    challenge = other.challenge(one.opening())
+    with pytest.raises(NotProven):
+        one.respond(challenge)
+
+
+worlds = st.tuples(
+    st.sampled_from([SECRET, OTHER, THIRD]),
+    st.sampled_from(["east", "west", "eas", "twest", ""]),
+    st.sampled_from(["east", "west", "eas", "twest", ""]),
+    st.sampled_from([b"", b"one connection", b"another"]),
+    st.sampled_from([LINK, b"something else"]),
+)
+
+
+@settings(max_examples=1000)
+@given(worlds, worlds, st.booleans())
+def test_no_message_of_one_conversation_is_taken_in_another(
+    first: tuple[bytes, str, str, bytes, bytes], second: tuple[bytes, str, str, bytes, bytes], repeats: bool
+) -> None:
+    """Whatever the two have in common; also when all is the same but the nonces, or one side's nonce is repeated."""
+
+    def sides(world: tuple[bytes, str, str, bytes, bytes], nonces: tuple[bytes, bytes]) -> tuple[Dialling, Answering]:
+        secret, dialler, answerer, binding, purpose = world
+        return (
+            Dialling((secret,), dialler, answerer, nonces[0], binding, purpose),
+            Answering((secret,), answerer, nonces[1], binding, purpose),
+        )
+
+    assume(first[1] != first[2] and second[1] != second[2])
+    mine = nonce()
+    one, other = sides(first, (mine, nonce()))
+    challenge = other.challenge(one.opening())
+    response = one.respond(challenge)
+    another, yet_another = sides(second, (mine if repeats and first != second else nonce(), nonce()))
+    with pytest.raises(NotProven):
+        another.respond(challenge)
+    yet_another.challenge(another.opening())
+    with pytest.raises(NotProven):
+        yet_another.check(response)
+    assert other.check(response) == first[1]
+
+
+@settings(max_examples=500)
+@given(st.lists(st.binary(max_size=20), min_size=1, max_size=6), st.binary(max_size=60), st.integers(1, 6))
+def test_the_framing_of_messages(fields: list[bytes], noise: bytes, count: int) -> None:
+    assert unpack(pack(*fields), len(fields)) == fields
+    try:
+        assert pack(*unpack(noise, count)) == noise
+    except NotProven:
+        pass
+
+
+@settings(max_examples=500)
+@given(st.binary(max_size=200))
+def test_noise_is_refused_and_nothing_else_happens(noise: bytes) -> None:
+    for attempt in (answering().challenge, dialling().respond, answering().check):
+        with pytest.raises(NotProven):
+            attempt(noise)
