@@ -161,7 +161,7 @@ def _gap_sentence(gap: Gap, topic: Topic, owed: list[str]) -> str:
     lost = f"owed to {', '.join(owed)}" if owed else "owed to no subscription known here: all have acknowledged them"
     how = f"meridian topics accept-gap {topic.name} --origin {gap.origin} --up-to {gap.upto}"
     if gap.away:
-        away = f"{', '.join(gap.away)} may have them and cannot be asked"
+        away = f"{', '.join(gap.away)} may have them and cannot be asked, or its copy is damaged"
         return f"{missing} ({lost}); {away}. To give them up all the same: {how} --force"
     where = "and no other region has them" if gap.is_damage else "and are in no region any more"
     return f"{missing} ({lost}) {where}. To accept that, and go on: {how}"

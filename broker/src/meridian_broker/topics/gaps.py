@@ -65,7 +65,7 @@ class Gap:
     lost_upto: Position = EARLIEST
     """Up to here nobody who was asked has them; behind it, somebody does."""
     away: tuple[str, ...] = ()
-    """Regions that could not be asked: they may have them."""
+    """Regions that may have them: they could not be asked, or their copy is damaged now."""
     is_damage: bool = False
     """They were stored here, and the disk damaged them (``mending.py``)."""
 
@@ -207,8 +207,8 @@ class Gaps:
             raise GapNotAcceptable(f"the other regions are being asked for {origin}'s entries after {gap.after}: wait")
         if gap.away and not forced:
             raise GapNotAcceptable(
-                f"{', '.join(gap.away)} cannot be asked and may have {origin}'s entries after {gap.after}: wait until "
-                "it is back, or force"
+                f"{', '.join(gap.away)} cannot be asked, or has a damaged copy, and may have {origin}'s entries after "
+                f"{gap.after}: wait until it is back, or force"
             )
         accepted = Accepted(origin, gap.after, gap.lost_upto, topic.scheduler.now_ms(), by)
         lost = Dropped()

@@ -353,7 +353,8 @@ class Recall:
         for found in answers.values():
             if found is not None and found.entries:
                 lost_upto = min(lost_upto, max(unpack(found.entries[0]).prev, after))
-        away = tuple(region for region, found in answers.items() if found is None)
+        # A damaged copy may be whole again, or given up there: until then it is not known what its region can give.
+        away = tuple(region for region, found in answers.items() if found is None or found.is_damaged)
         topic.gaps.judged(replace(gap, after=after), lost_upto, away)
         if topic.gaps.concerns_nobody(gap.origin):
             if gap.origin in self.others():
