@@ -12,9 +12,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from broker_regions import until
 from crc32c import crc32c
 from ledger_contract import append_all, append_one, read_all
 from ledger_disks import ColdDisk, RecordingDisk, RefusingDisk
+from meridian_broker.engines.local import upkeep
 from meridian_broker.engines.local.checkpoint import assemble
 from meridian_broker.engines.local.segment import RECORD_BYTES, SEGMENT_HEADER_BYTES, SegmentFormatError
 from meridian_broker.engines.local.store import LocalLedgerStore, LocalWriter
@@ -120,6 +122,15 @@ async def test_upkeep_on_a_full_disk_is_tried_again() -> None:
     await store.tidy()
     assert store.stats().checkpoints > 0
     assert await read_all(store, 1) == [b"x" * 1000] * 300
+    await store.close()
+
+
+async def test_upkeep_with_nothing_to_do_counts_as_well_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(upkeep, "IDLE_SECONDS", 0.01)
+    monkeypatch.setattr(upkeep, "PAUSE_SECONDS", 0.01)
+    store = await start(RefusingDisk())
+    await until(lambda: store.upkeep.state().turns > 3)
+    assert store.upkeep.state().seconds_since_success < 5
     await store.close()
 
 
@@ -408,6 +419,7 @@ async def test_ledgers_deleted_while_they_move_leave_nothing_behind() -> None:
 
 CHILD = """
 import asyncio, os, sys
+from meridian_broker.engines.local import upkeep
 from meridian_broker.engines.local.store import LocalLedgerStore
 
 async def main():

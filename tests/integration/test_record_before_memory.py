@@ -17,7 +17,7 @@ from meridian_broker.metadata.store import MetadataUnavailable
 from meridian_broker.positions import Stamp
 from meridian_broker.positions.position import EARLIEST
 from meridian_broker.server.broker import BrokerProcess
-from meridian_broker.topics import incarnations, upkeep
+from meridian_broker.topics import incarnations, removal, upkeep
 from meridian_broker.topics.compaction import Status
 from meridian_broker.topics.errors import CompactionRunning
 from meridian_broker.topics.incarnations import Told
@@ -163,3 +163,31 @@ async def test_a_deletion_told_by_another_region_is_tried_again_when_the_log_has
     await incarnations.follow(inside.service, topic, told)
     await until(lambda: inside.service.topics.get(NAME) not in (None, topic))
     assert inside.service.topics[NAME].failure is None
+
+
+@pytest.mark.parametrize("is_on_record", [False, True])
+async def test_a_topic_whose_deletion_fails_is_opened_again_or_goes_by_itself(
+    inside: BrokerProcess, monkeypatch: pytest.MonkeyPatch, is_on_record: bool
+) -> None:
+    """Its replicators would wait for a client that asks for it."""
+
+    async def refused(*_: Any) -> None:
+        raise LedgerError("the disk refused a write")
+
+    topic = await inside.service.topic(parse(NAME), create=True)
+    if is_on_record:
+        monkeypatch.setattr(topic.log, "delete", refused)
+    else:
+        monkeypatch.setattr(topic.metadata, "begin_deletion", away)
+    with pytest.raises((MetadataUnavailable, LedgerError)):
+        await removal.delete(inside.service, parse(NAME), force=True)
+    if is_on_record:
+
+        async def is_gone() -> bool:
+            return await inside.service.catalog.topics.find(parse(NAME)) is None
+
+        await until(is_gone)
+    else:
+        await until(lambda: NAME in inside.service.topics)
+        assert inside.service.topics[NAME] is not topic
+        assert inside.service.topics[NAME].failure is None

@@ -235,19 +235,30 @@ def clients(topic: Topic) -> int:
 async def _remove(
     service: TopicService, topics: list[Topic], check: Check, stamp: Stamp, begun: Begun = _to_nobody
 ) -> None:
-    """The caller holds their locks."""
+    """The caller holds their locks.
+
+    A topic whose deletion fails is opened again without anybody asking: it still lives if its record does not say that
+    it is deleted, and goes then if it does.
+    """
     for topic in topics:
         check(topic)
     for topic in topics:
         topic.reopen = False
         topic.fence("the topic was deleted")
     begun(stamp)
+    left = set(topics)
 
     async def remove(topic: Topic) -> None:
         await service.drop(topic)
         await destroy(service, topic, stamp)
+        left.remove(topic)
 
-    await run_all(service.scheduler, [partial(remove, topic) for topic in topics], "delete a topic")
+    try:
+        await run_all(service.scheduler, [partial(remove, topic) for topic in topics], "delete a topic")
+    finally:
+        for topic in left:
+            opening = service.loader.open(topic_name.parse(topic.name))
+            service.scheduler.spawn(opening, "open a topic that could not be deleted")
 
 
 async def destroy(service: TopicService, topic: Topic, stamp: Stamp) -> None:

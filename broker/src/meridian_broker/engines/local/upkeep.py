@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
@@ -42,6 +43,8 @@ YIELD_EVERY: Final = 256
 """Ledgers or runs handled between two looks at the loop: well under a millisecond."""
 PAUSE_SECONDS: Final = 1.0
 """Between two rounds, so that many small deletions share a checkpoint."""
+IDLE_SECONDS: Final = 30.0
+"""There is a turn at least this often: it finds segments that may be tried again, and shows that the work is alive."""
 ROUNDS_MAX: Final = 64
 """A call of `tidy` gives up after so many rounds; the next one goes on."""
 
@@ -117,7 +120,8 @@ class Upkeep:
     async def run(self) -> None:
         """Until `stop`, whatever happens: what fails is reported and tried again after a pause."""
         while not self._stopping:
-            await self._wanted.wait()
+            with suppress(TimeoutError):  # a turn with nothing to do is one that went well, and says so
+                await asyncio.wait_for(self._wanted.wait(), IDLE_SECONDS)
             self._wanted.clear()
             await self.tidy()
             await self._sleep(self.work.pause)
