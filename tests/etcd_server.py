@@ -12,10 +12,13 @@ import signal
 import threading
 from collections.abc import Coroutine
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 from broker_process import wait_until
+from certificates import Pair
 from free_ports import free_port
+from meridian_broker.engines.etcd.address import Login
+from meridian_broker.server import etcd_process
 from meridian_broker.server.etcd_process import EtcdProcess, find_etcd
 
 T = TypeVar("T")
@@ -31,9 +34,10 @@ def etcd_missing() -> str | None:
 class EtcdServer:
     """etcd on a data directory. ``kill`` and ``start`` again keep the data and the address."""
 
-    def __init__(self, data_dir: Path) -> None:
+    def __init__(self, data_dir: Path, *, secured: bool = False) -> None:
         self._data_dir = data_dir
-        self._ports = {"client_port": free_port(), "peer_port": free_port()}
+        self._secured = secured
+        self._port = free_port()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="etcd-server", daemon=True)
         self._thread.start()
@@ -43,7 +47,7 @@ class EtcdServer:
 
     def start(self) -> None:
         """Start it, on the address it had before."""
-        self._process = self._run(EtcdProcess.start(self._data_dir, **self._ports))
+        self._process = self._run(EtcdProcess.start(self._data_dir, client_port=self._port, secured=self._secured))
         self.url = self._process.url
 
     def kill(self) -> None:
@@ -73,9 +77,45 @@ class EtcdServer:
         self._loop.close()
 
     @property
+    def login(self) -> Login:
+        """What clients show to it."""
+        assert self._process is not None
+        return self._process.login
+
+    @property
     def binary(self) -> str:
         assert self._process is not None
         return str(self._process.binary)
 
     def _run(self, doing: Coroutine[Any, Any, T]) -> T:
         return asyncio.run_coroutine_threadsafe(doing, self._loop).result(60)
+
+
+class TlsEtcd:
+    """etcd over TLS, on an event loop of the test's own."""
+
+    def __init__(self, port: int, process: asyncio.subprocess.Process) -> None:
+        self.port = port
+        self.url = f"https://127.0.0.1:{port}"
+        self._process = process
+
+    @classmethod
+    async def start(cls, data_dir: Path, pair: Pair, clients: Path | None = None, port: int = 0) -> Self:
+        """
+        :param clients: the authority of the certificates that clients have to show; None: they need none.
+        """
+        binary = await find_etcd()
+        assert binary is not None
+        data_dir.mkdir(exist_ok=True)
+        port = port or free_port()
+        of_clients = [] if clients is None else ["--client-cert-auth", f"--trusted-ca-file={clients}"]
+        process = await asyncio.create_subprocess_exec(
+            *etcd_process.command(binary, data_dir, f"https://127.0.0.1:{port}"),
+            *("--log-level=error", f"--cert-file={pair.certificate}", f"--key-file={pair.key}", *of_clients),
+            cwd=data_dir,
+        )
+        return cls(port, process)
+
+    async def stop(self) -> None:
+        self._process.terminate()
+        await self._process.wait()

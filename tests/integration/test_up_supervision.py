@@ -6,6 +6,7 @@ A stand-in takes the broker's place, because the real one does not misbehave on 
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import re
@@ -20,6 +21,8 @@ from pathlib import Path
 
 import pytest
 from free_ports import free_base_port
+from meridian_broker.engines.etcd.metadata import EtcdMetadataStore
+from meridian_broker.metadata.store import MetadataError
 from meridian_broker.server.layout import Directory, UpFailed
 from meridian_broker.server.settings import load
 
@@ -245,8 +248,13 @@ def test_each_region_has_an_etcd_of_its_own(tmp_path: Path, running: list[Up]) -
     up = Up(tmp_path / "d", metadata="etcd")
     running.append(up)
     assert "metadata: etcd " in up.read_until("All regions are up")
-    urls = {load(tmp_path / "d" / name / "broker.conf", (), {}).metadata_store_url for name in ("us", "eu")}
+    settings = [load(tmp_path / "d" / name / "broker.conf", (), {}) for name in ("us", "eu")]
+    urls = {one.metadata_store_url for one in settings}
     assert len(urls) == 2
+    assert len({one.metadata.login.password() for one in settings}) == 2
+    for url in urls:
+        with pytest.raises(MetadataError, match="wants a password"):
+            asyncio.run(EtcdMetadataStore.connect(url.removeprefix("etcd:"), "/meridian/us"))
     assert all(re.fullmatch(r"etcd:http://127\.0\.0\.1:\d+", url) for url in urls)
     etcd_pids = [int((tmp_path / "d" / name / "etcd" / "etcd.pid").read_text()) for name in ("us", "eu")]
     up.process.terminate()

@@ -33,6 +33,10 @@ class Started:
         self.sources.append((sources, supervisor))
         return 0
 
+    def secure_etcd(self, sources: Sources, root_password_file: Path, say: Callable[[str], None]) -> int:
+        say(f"{sources.config}, {root_password_file}")
+        return 0
+
     def up(self, options: UpOptions, say: Callable[[str], None]) -> int:
         self.options.append(options)
         say("up")
@@ -487,3 +491,9 @@ def test_broker_and_standalone_hand_over_their_sources() -> None:
         (Sources(config=Path("f"), assignments=("a=b",)), 7),
         (Sources(config=None, assignments=("dataDirectory=d",)), None),
     ]
+
+
+def test_secure_etcd_hands_over_the_file_of_roots_password_not_the_password() -> None:
+    result = run("secure-etcd", "--config", "f", "--root-password-file", "r", started=Started())
+    assert (result.exit_code, result.output) == (0, "f, r\n")
+    assert run("secure-etcd", "--config", "f", started=Started()).exit_code == 2

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from meridian_broker.engines.etcd.address import Login
 from meridian_broker.server import settings_page
 from meridian_broker.server.settings import BY_KEY, SECTIONS, NetworkSettings, Settings, SettingsError, load
 
@@ -95,6 +96,44 @@ def test_a_bad_combination_is_refused_when_built_in_code_too() -> None:
 def test_the_embedded_store_lives_in_the_data_directory_by_default() -> None:
     assert Settings.of({"dataDirectory": "/x"}).metadata_store_url == "sqlite:/x/metadata.sqlite"
     assert Settings.of({"metadataStoreUrl": "etcd:http://h:2379"}).metadata_store_url == "etcd:http://h:2379"
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["etcd:http://me:hush@h:2379", "etcd:https://me:hush@h:2379,https://b:2379", "etcd:me:hush@h", "zk:me:hush@h"],
+)
+def test_an_address_with_a_password_is_refused_and_not_repeated(url: str) -> None:
+    message = refusal(metadataStoreUrl=url)
+    assert "metadataStorePasswordFile" in message
+    assert "hush" not in message
+
+
+@pytest.mark.parametrize(
+    "rest",
+    [
+        *("http://h", "http://h:0", "http://h:99999", "ftp://h:2379", "https://a:2379,http://b:2379", "https://a:1,"),
+        *("http://h:2379/path", "http://h:2379?x=1", "http://[::1:2379", ",".join(["http://h:2379"] * 17), ""),
+    ],
+)
+def test_what_is_no_address_of_an_etcd(rest: str) -> None:
+    assert "metadataStoreUrl" in refusal(metadataStoreUrl=f"etcd:{rest}")
+
+
+def test_an_etcd_is_reached_with_a_password_and_certificates() -> None:
+    etcd = {"metadataStoreUrl": "etcd:https://a:2379,https://[::1]:2379/"}
+    files = {
+        "metadataStorePasswordFile": "password",
+        "metadataStoreTrustCertsFilePath": "ca",
+        "metadataStoreCertificateFilePath": "certificate",
+        "metadataStoreKeyFilePath": "key",
+    }
+    login = Settings.of(etcd | files | {"metadataStoreUser": "broker"}).metadata.login
+    assert login == Login("broker", *(Path(name) for name in files.values()))
+    assert "both or neither" in refusal(**etcd, metadataStoreUser="broker")
+    assert "both or neither" in refusal(**etcd, metadataStorePasswordFile="password")
+    assert "both or neither" in refusal(**etcd, metadataStoreKeyFilePath="key")
+    assert "begins with etcd:" in refusal(metadataStoreUser="broker", metadataStorePasswordFile="password")
+    assert "etcd:https" in refusal(metadataStoreUrl="etcd:http://a:2379", metadataStoreTrustCertsFilePath="ca")
 
 
 def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:

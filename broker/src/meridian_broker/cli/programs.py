@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``meridian up``, ``meridian standalone`` and ``meridian broker``: the commands that run until they are stopped.
+"""``meridian up``, ``meridian standalone`` and ``meridian broker``, which run until they are stopped, and ``meridian
+secure-etcd``, which prepares what they need.
 
-This room may not import the one that builds brokers, so the three programs come in from outside as ``Programs``: what
+This room may not import the one that builds brokers, so the programs come in from outside as ``Programs``: what
 is typed is understood here, what it starts is made there.
 """
 
@@ -43,7 +44,7 @@ class UpOptions:
 
 
 class Programs(Protocol):
-    """What the composition root passes in. Each runs until it is stopped and returns the process's exit code."""
+    """What the composition root passes in. Each returns the process's exit code once it is stopped or done."""
 
     def broker(self, sources: Sources, supervisor: int | None) -> int:
         """One broker. ``supervisor`` is the process id it must not outlive, if any."""
@@ -51,6 +52,10 @@ class Programs(Protocol):
 
     def up(self, options: UpOptions, say: Callable[[str], None]) -> int:
         """Several regions, each in its own process. ``say`` prints a line for the person at the terminal."""
+        ...
+
+    def secure_etcd(self, sources: Sources, root_password_file: Path, say: Callable[[str], None]) -> int:
+        """Switch on the authentication of the etcd that the settings name. Ends when that is done."""
         ...
 
 
@@ -79,8 +84,8 @@ def region_names(text: str) -> tuple[str, ...]:
 
 
 def commands(programs: Programs) -> list[click.Command]:
-    """The three commands, bound to what they start."""
-    return [_up(programs), _standalone(programs), _broker(programs)]
+    """The commands, bound to what they start."""
+    return [_up(programs), _standalone(programs), _broker(programs), _secure_etcd(programs)]
 
 
 def _all_assignments(assignments: tuple[str, ...], insecure: bool) -> tuple[str, ...]:
@@ -174,3 +179,25 @@ def _broker(programs: Programs) -> click.Command:
         raise SystemExit(programs.broker(sources, supervisor))
 
     return broker
+
+
+def _secure_etcd(programs: Programs) -> click.Command:
+    @click.command("secure-etcd")
+    @config_option
+    @set_option
+    @click.option(
+        "--root-password-file",
+        required=True,
+        type=click.Path(path_type=Path, dir_okay=False),
+        help="Password of etcd's user root. Brokers do not need it.",
+    )
+    def secure_etcd(config: Path | None, assignments: tuple[str, ...], root_password_file: Path) -> None:
+        """Switch on the authentication of a region's etcd.
+
+        The settings are those of the region's broker. Makes etcd's user root, and metadataStoreUser with the password
+        in metadataStorePasswordFile, who may use the brokers' keys only. Run again, it changes that password.
+        """
+        sources = Sources(config=config, assignments=assignments)
+        raise SystemExit(programs.secure_etcd(sources, root_password_file, click.echo))
+
+    return secure_etcd

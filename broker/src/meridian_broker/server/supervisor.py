@@ -113,7 +113,7 @@ class Supervisor:
         :raises UpFailed: a metadata store or a broker does not come up.
         """
         for plan in self._plans:
-            self._directory.write_config(plan, await self._metadata_url(plan), self._given)
+            self._directory.write_config(plan, await self._metadata_settings(plan), self._given)
         self._directory.write_regions(self._plans, self._metadata, {})
         for plan in self._plans:
             self._brokers[plan.name] = await _start_broker(plan, self._program)
@@ -126,15 +126,19 @@ class Supervisor:
             for plan in self._plans:
                 await self._wait_until_healthy(http, plan, deadline, stop)
 
-    async def _metadata_url(self, plan: RegionPlan) -> str:
+    async def _metadata_settings(self, plan: RegionPlan) -> dict[str, str]:
         if self._metadata == "embedded":
-            return f"sqlite:{plan.directory / 'data' / 'metadata.sqlite'}"
+            return {"metadataStoreUrl": f"sqlite:{plan.directory / 'data' / 'metadata.sqlite'}"}
         try:
-            etcd = await EtcdProcess.start(plan.directory / "etcd")
+            etcd = await EtcdProcess.start(plan.directory / "etcd", secured=True)
         except EtcdFailed as error:
             raise UpFailed(f"region {plan.name}: {error}") from error
         self._etcds[plan.name] = etcd
-        return f"etcd:{etcd.url}"
+        return {
+            "metadataStoreUrl": f"etcd:{etcd.url}",
+            "metadataStoreUser": etcd.login.user,
+            "metadataStorePasswordFile": str(etcd.login.password_file),
+        }
 
     async def _wait_until_healthy(
         self, http: aiohttp.ClientSession, plan: RegionPlan, deadline: float, stop: asyncio.Event

@@ -32,12 +32,15 @@ class Endpoint:
     """One member of an etcd cluster, as clients reach it."""
 
     host: str
+    """A name or an IP address; or the absolute path of a Unix socket, which no URL names."""
     port: int
     is_tls: bool
 
     @property
     def target(self) -> str:
         """``host:port``, an IPv6 address in brackets."""
+        if self.host.startswith("/"):
+            return f"unix:{self.host}"
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
     def __str__(self) -> str:

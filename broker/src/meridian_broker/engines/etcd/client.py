@@ -14,14 +14,14 @@ before anybody hears it, and after it nothing is asked any more (``MetadataWentB
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import grpc
 from aetcd import rpc
 
-from meridian_broker.engines.etcd.address import ANONYMOUS, Login, parse_endpoints
+from meridian_broker.engines.etcd.address import ANONYMOUS, Endpoint, Login
 from meridian_broker.engines.etcd.connection import Connection, Connections, Headers, is_passing
 from meridian_broker.metadata.store import LeaseExpired, MetadataError, MetadataUnavailable, MetadataWentBack
 
@@ -42,13 +42,17 @@ class _Newest(NamedTuple):
 class EtcdChannel:
     """What a region's metadata store asks its etcd with."""
 
-    def __init__(self, urls: str, login: Login = ANONYMOUS, went_back: Callable[[str], None] = lambda _: None) -> None:
+    def __init__(
+        self,
+        endpoints: Sequence[Endpoint],
+        login: Login = ANONYMOUS,
+        went_back: Callable[[str], None] = lambda _: None,
+    ) -> None:
         """
-        :param urls: ``http://host:port``, or ``https://``; several of one cluster with commas between.
+        :param endpoints: members of one cluster.
         :param went_back: hears once, with the reason, that etcd is older than it was.
-        :raises MetadataError: the text is no such address, or a file of ``login`` cannot be read.
+        :raises MetadataError: a file of ``login`` cannot be read.
         """
-        endpoints = parse_endpoints(urls)
         self.where = ", ".join(map(str, endpoints))
         """For people."""
         self._connections = Connections(endpoints, login)

@@ -15,7 +15,7 @@ from typing import Any
 import grpc
 from aetcd import rpc
 
-from meridian_broker.engines.etcd.address import ANONYMOUS, Login
+from meridian_broker.engines.etcd.address import ANONYMOUS, Login, parse_endpoints
 from meridian_broker.engines.etcd.client import REQUEST_TIMEOUT, EtcdChannel, is_compacted
 from meridian_broker.engines.etcd.leasing import EtcdLease
 from meridian_broker.engines.etcd.together import Together
@@ -73,7 +73,7 @@ class EtcdMetadataStore:
         :raises MetadataError: the URL or the prefix is none, or etcd does not let us in.
         """
         check_path(prefix)
-        store = cls(EtcdChannel(urls, login, went_back), prefix)
+        store = cls(EtcdChannel(parse_endpoints(urls), login, went_back), prefix)
         try:
             await store.get("/format")
         except BaseException:

@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Switches an etcd's authentication on: user ``root``, and a user for brokers that reads and writes their keys only.
+
+A new etcd is open to everybody who reaches it. ``secure`` may run any number of times, and goes on where an earlier run
+broke off: users and roles first, authentication last. It also gives the brokers' user the password that it is told,
+so that a password is changed by changing the file and running it again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+import grpc
+from aetcd import rpc
+
+from meridian_broker.engines.etcd.address import Endpoint, Login
+from meridian_broker.engines.etcd.client import REQUEST_TIMEOUT, EtcdChannel
+from meridian_broker.engines.etcd.connection import Connection
+from meridian_broker.metadata.store import MetadataError
+
+KEYS: Final = (b"/meridian/", b"/meridian0")
+"""What the brokers' user may read and write: everything from the first key up to the second."""
+
+ROOT: Final = "root"
+
+
+async def secure(endpoints: Sequence[Endpoint], login: Login, root_password_file: Path) -> None:
+    """
+    :param login: with the user and the password that brokers will have.
+    :raises MetadataUnavailable: nobody answers there.
+    :raises MetadataError: authentication is on, and root's password is another one; or a file cannot be read.
+    """
+    if not login.user or login.user == ROOT or login.password_file is None:
+        raise MetadataError("set metadataStoreUser, to another name than root, and metadataStorePasswordFile")
+    as_root = replace(login, user=ROOT, password_file=root_password_file)
+    anonymous = _Users(EtcdChannel(endpoints, replace(login, user="", password_file=None)))
+    try:
+        if await anonymous.is_enabled(as_root):
+            root = _Users(EtcdChannel(endpoints, as_root))
+            try:
+                await root.make(login)
+            finally:
+                await root.close()
+        else:
+            await anonymous.make(as_root)
+            await anonymous.make(login)
+            await anonymous.enable()
+    finally:
+        await anonymous.close()
+
+
+class _Users:
+    """etcd's users, as somebody may change them."""
+
+    def __init__(self, channel: EtcdChannel) -> None:
+        self._channel = channel
+
+    async def close(self) -> None:
+        await self._channel.close()
+
+    async def is_enabled(self, root: Login) -> bool:
+        """:raises MetadataError: it is, and root has another password."""
+        request = rpc.AuthenticateRequest(name=root.user, password=root.password())
+        refused = await self._try(lambda at: at.auth.Authenticate, request, "authentication")
+        if "authentication failed" in refused:
+            raise MetadataError(
+                f"etcd at {self._channel.where} has authentication switched on, and the password in "
+                f"{root.password_file} is not that of its user root"
+            )
+        return "not enabled" not in refused
+
+    async def make(self, login: Login) -> None:
+        """The user of that name, with its password and its role of the same name."""
+        name, password = login.user, login.password()
+        await self._try(lambda at: at.auth.RoleAdd, rpc.AuthRoleAddRequest(name=name), "already exists")
+        if name != ROOT:
+            start, end = KEYS
+            granted = rpc.Permission(permType=rpc.Permission.READWRITE, key=start, range_end=end)
+            request = rpc.AuthRoleGrantPermissionRequest(name=name, perm=granted)
+            await self._try(lambda at: at.auth.RoleGrantPermission, request)
+        request = rpc.AuthUserAddRequest(name=name, password=password)
+        if await self._try(lambda at: at.auth.UserAdd, request, "already exists") and not await self._is_let_in(login):
+            request = rpc.AuthUserChangePasswordRequest(name=name, password=password)
+            await self._try(lambda at: at.auth.UserChangePassword, request)
+        request = rpc.AuthUserGrantRoleRequest(user=name, role=name)
+        await self._try(lambda at: at.auth.UserGrantRole, request, "already granted")
+
+    async def enable(self) -> None:
+        await self._try(lambda at: at.auth.AuthEnable, rpc.AuthEnableRequest())
+
+    async def _is_let_in(self, login: Login) -> bool:
+        """A password that is right is not set again: that would void the tokens of brokers that run."""
+        request = rpc.AuthenticateRequest(name=login.user, password=login.password())
+        return not await self._try(lambda at: at.auth.Authenticate, request, "authentication")
+
+    async def _try(self, method: Callable[[Connection], Any], request: Any, allowed: str = "") -> str:
+        """Empty when it was done; what etcd says when it refused with the words that are allowed.
+
+        :raises MetadataError: anything else is in the way.
+        """
+        with self._channel.errors("switching authentication on"):
+            try:
+                await self._channel.call(method, request, REQUEST_TIMEOUT)
+            except grpc.aio.AioRpcError as error:
+                if allowed and allowed in (error.details() or ""):
+                    return str(error.details())
+                raise
+        return ""

@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Settings of the metadata store, and which of them go together."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from meridian_broker.engines.etcd.address import BadAddress, Login, parse_endpoints
+from meridian_broker.server.setting_fields import SettingsError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MetadataSettings:
+    """How the broker identifies itself to its metadata store. For etcd only."""
+
+    metadata_store_user: str = ""
+    """User name at etcd. Empty: etcd asks for none. `meridian secure-etcd` makes the user and switches etcd's
+    authentication on."""
+
+    metadata_store_password_file: Path | None = None
+    """File with the user's password. It is read at each login, so the password can be changed while the broker runs."""
+
+    metadata_store_trust_certs_file_path: Path | None = None
+    """Authorities that sign etcd's certificate, PEM. Empty: the public authorities that gRPC knows."""
+
+    metadata_store_certificate_file_path: Path | None = None
+    """Certificate that the broker shows to etcd, PEM. This file, its key and the authorities are read again when a
+    connection has failed."""
+
+    metadata_store_key_file_path: Path | None = None
+    """The certificate's private key, without a password."""
+
+    @property
+    def login(self) -> Login:
+        """What etcd is shown."""
+        return Login(
+            self.metadata_store_user,
+            self.metadata_store_password_file,
+            self.metadata_store_trust_certs_file_path,
+            self.metadata_store_certificate_file_path,
+            self.metadata_store_key_file_path,
+        )
+
+    def check(self, url: str) -> None:
+        """
+        :param url: ``metadataStoreUrl``; empty: the embedded store.
+        :raises SettingsError: it is of no known form, has credentials in it, or does not go with the other settings.
+        """
+        kind, _, rest = url.partition(":")
+        if "@" in rest and kind != "sqlite":
+            # What stands before it may be a password: nothing of the text is repeated.
+            raise SettingsError(
+                "metadataStoreUrl contains a user name or password. Addresses appear in logs: take the credentials "
+                "out, and set metadataStoreUser and metadataStorePasswordFile"
+            )
+        if url and not (kind in ("sqlite", "etcd") and rest):
+            raise SettingsError(f"metadataStoreUrl={url!r}: expected sqlite:PATH or etcd:http://HOST:PORT")
+        is_tls = False
+        if kind == "etcd":
+            try:
+                is_tls = parse_endpoints(rest)[0].is_tls
+            except BadAddress as error:
+                raise SettingsError(
+                    f"metadataStoreUrl: expected sqlite:PATH or etcd:http://HOST:PORT: {error}"
+                ) from None
+        if bool(self.metadata_store_user) != (self.metadata_store_password_file is not None):
+            raise SettingsError("metadataStoreUser and metadataStorePasswordFile: expected both or neither")
+        if (self.metadata_store_certificate_file_path is None) != (self.metadata_store_key_file_path is None):
+            raise SettingsError(
+                "metadataStoreCertificateFilePath and metadataStoreKeyFilePath: expected both or neither"
+            )
+        certificates = {
+            "metadataStoreTrustCertsFilePath": self.metadata_store_trust_certs_file_path,
+            "metadataStoreCertificateFilePath": self.metadata_store_certificate_file_path,
+        }
+        given = ", ".join(key for key, file in certificates.items() if file is not None)
+        if self.metadata_store_user and kind != "etcd":
+            raise SettingsError("metadataStoreUser: expected a metadataStoreUrl that begins with etcd:")
+        if given and not is_tls:
+            raise SettingsError(f"{given}: expected a metadataStoreUrl that begins with etcd:https:")
