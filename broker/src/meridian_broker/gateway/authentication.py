@@ -12,8 +12,6 @@ import hmac
 from collections.abc import Collection
 from typing import Final
 
-import jwt
-
 ALGORITHMS: Final = ["HS256", "HS384", "HS512"]
 METHOD: Final = "token"
 """Name of this method in CONNECT."""
@@ -28,9 +26,14 @@ class NotAuthenticated(Exception):
 
 
 class Authentication:
-    """Checks tokens. Without a key everybody is welcome, and nameless."""
+    """Checks tokens. Without a key everybody is welcome, and nameless.
+
+    PyJWT brings a whole library of cryptography along: only brokers that have a key load it, and before they serve.
+    """
 
     def __init__(self, secret_key: bytes | None, super_users: frozenset[str], peer_secrets: Collection[bytes]) -> None:
+        if secret_key is not None:
+            import jwt  # noqa: F401
         self._key = secret_key
         self._super_users = super_users
         self._peer_secrets = peer_secrets
@@ -49,6 +52,8 @@ class Authentication:
             return ""
         if len(token) > LARGEST_TOKEN:
             raise NotAuthenticated("this is no token: it is too long")
+        import jwt
+
         try:
             claims = jwt.decode(token, self._key, algorithms=ALGORITHMS, options={"require": ["sub"]})
         except jwt.ExpiredSignatureError:
@@ -73,6 +78,8 @@ class Authentication:
 
 def make_token(secret_key: bytes, role: str, expires: int | None = None) -> str:
     """A token for a role. ``expires`` is in seconds since 1970; None: never."""
+    import jwt
+
     claims: dict[str, object] = {"sub": role}
     if expires is not None:
         claims["exp"] = expires
