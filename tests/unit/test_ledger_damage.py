@@ -132,3 +132,29 @@ def test_what_stands_for_a_damaged_entry_says_which_one_it_was() -> None:
         assert (header.prev, header.publish_time_ms) == (place.prev, 99)
         assert (header.region or "us", header.origin or at) == (place.region, place.origin)
     assert not is_damaged(stand_in(None, "us", at, 99)), "nothing waits for a marker"
+
+
+class Counted(Position):
+    """A position that counts how often it is compared."""
+
+    times = 0
+
+    def __lt__(self, other: tuple[object, ...]) -> bool:
+        Counted.times += 1
+        return tuple.__lt__(self, other)
+
+
+def test_what_an_entry_costs_does_not_go_with_the_damaged_ones_before_it() -> None:
+    count = 1000
+    index = LedgerIndex(LEDGER, RegionCodes("us"), OWN_BEFORE)
+    rebuilding = Rebuilding(index, "us", OWN_BEFORE, {})
+    for _ in range(count):
+        rebuilding.add_damaged(None, b"")
+    for number in range(count, 2 * count):
+        rebuilding.add(EntryHeader(0, 0, 1, 0, 0, 5, 5, Counted(LEDGER, number - 1), None, None, None, None))
+    rebuilding.finish(Position(LEDGER, 2 * count - 1), {})
+    assert Counted.times <= 10 * count
+    assert [index.place(number) for number in (count - 1, count)] == [
+        Place("us", Position(LEDGER, count - 2), Position(LEDGER, count - 1)),
+        Place("us", Position(LEDGER, count - 1), Position(LEDGER, count)),
+    ]

@@ -22,8 +22,9 @@ own entry then follows this place, and whoever lacks it asks for it instead of p
 from __future__ import annotations
 
 import logging
+from bisect import bisect_right
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
 from meridian_broker.ledgers.entry import (
@@ -84,14 +85,20 @@ class Damage:
         """
         known: dict[Position, Position | None] = {**self.copies, **dict.fromkeys(self.lost), **more}
         runs: list[Mend] = []
+        begin, count, copies = EARLIEST, 0, None
         for position in sorted(known):
             copy = known[position]
             if position < first:
                 continue
-            if runs and _follows(runs[-1], position, copy):
-                runs[-1] = replace(runs[-1], count=runs[-1].count + 1)
-            else:
-                runs.append(Mend(position, 1, copy))
+            follows = position == (begin.ledger, begin.entry + count) and (copy is None) == (copies is None)
+            if count and follows and (copies is None or copy == (copies.ledger, copies.entry + count)):
+                count += 1
+                continue
+            if count:
+                runs.append(Mend(begin, count, copies))
+            begin, count, copies = position, 1, copy
+        if count:
+            runs.append(Mend(begin, count, copies))
         return tuple(runs)
 
     def replace(self, more: Mapping[Position, Position | None]) -> None:
@@ -116,12 +123,6 @@ class Damage:
             for position in [one for one in known if one.ledger < ledger]:
                 del known[position]
         self.lost = {one for one in self.lost if one.ledger >= ledger}
-
-
-def _follows(run: Mend, position: Position, copy: Position | None) -> bool:
-    if position != (run.first.ledger, run.first.entry + run.count) or (copy is None) != (run.copies is None):
-        return False
-    return run.copies is None or copy == (run.copies.ledger, run.copies.entry + run.count)
 
 
 def stand_in(place: Place | None, region: str, position: Position, time_ms: int) -> bytes:
@@ -180,7 +181,7 @@ class Rebuilding:
         self._last: dict[str, Position] = {**origins_before, region: own_before}
         """Per region the last entry of its chain so far."""
         self._unknown: list[int] = []
-        """Damaged entries of which nothing is known yet."""
+        """Damaged entries of which nothing is known yet, in their order."""
         self._guessed: set[int] = set()
         """Those, and those that only the chain of another region explains."""
         self._not_own: set[int] = set()
@@ -231,26 +232,36 @@ class Rebuilding:
                 self._explain(region, last, self._last.get(region, EARLIEST))
         if self._guessed and (is_sure or own_then > self._last[self._region]):
             self._explain(self._region, own_then, self._last[self._region])
+        nameless = [number for number in self._unknown if number in self._not_own]
+        if nameless:
+            log.error(
+                "%d entries of ledger %d are damaged, the first is %d. Nothing says what they were, but that none "
+                "of them is %s's own: markers, or entries whose regions send them again",
+                *(len(nameless), self._index.ledger_id, nameless[0], self._region),
+            )
         for number in self._unknown:
-            if number in self._not_own:
-                log.error(
-                    "entry %d:%d is damaged and nothing says what it was, but that it is none of %s's own entries: "
-                    "a marker, or an entry whose region sends it again",
-                    *(self._index.ledger_id, number, self._region),
-                )
-            else:
+            if number not in self._not_own:
                 self._index.settle_own(number)
 
     def _explain(self, region: str, prev: Position, last: Position) -> None:
         """The next entry of a chain, or its end, names the one before it."""
         if region == self._region:
-            ledger = self._index.ledger_id
-            if prev.ledger == ledger and prev.entry in self._guessed:
-                self._index.settle_own(prev.entry)
-                self._unknown = [number for number in self._unknown if number != prev.entry]
-            self._not_own.update(number for number in self._unknown if prev < (ledger, number))
+            unknown, named = self._unknown, self._entry_here(prev)
+            # Of many damaged entries in a row most stay unknown: only those behind the named one are looked at.
+            behind = bisect_right(unknown, named)
+            if named in self._guessed:
+                self._index.settle_own(named)
+                if behind and unknown[behind - 1] == named:
+                    behind -= 1
+                    del unknown[behind]
+            self._not_own.update(unknown[behind:])
         elif prev > last and self._unknown:
             self._index.settle_foreign(self._unknown.pop(), region, prev, last)
+
+    def _entry_here(self, position: Position) -> int:
+        """Its number in this ledger: -1 if it is in an earlier one, behind all of them if in a later one."""
+        ledger = self._index.ledger_id
+        return position.entry if position.ledger == ledger else -1 if position.ledger < ledger else len(self._index)
 
     def _plausible(self, remains: bytes) -> EntryHeader | None:
         """The header that is left, if it fits into the chain."""
