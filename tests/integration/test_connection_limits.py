@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from broker_inside import broker_inside
 from broker_process import BrokerProcess
+from meridian_broker.gateway.client import PulsarClientConnection
 from meridian_broker.gateway.pulsar.connection import Connection
 from meridian_broker.gateway.pulsar.flow import (
     UNSENT_BYTES,
@@ -27,6 +28,7 @@ from meridian_broker.server.broker import BrokerProcess as Inside
 from meridian_broker.wire.proto import pulsar_pb2 as pb
 from meridian_broker.wire.pulsar import encode, topic_name
 from meridian_broker.wire.pulsar.errors import ServerError
+from peers import SECRET, as_region
 from raw_connection import RawConnection
 
 T = pb.BaseCommand
@@ -156,6 +158,33 @@ async def test_so_many_connections_and_no_more(tmp_path: Path) -> None:
             writer.close()
         await until(lambda: not inside.gateway.connections)
         assert not inside.gateway.addresses_connected
+
+
+async def test_who_says_nothing_makes_room_for_those_who_do(tmp_path: Path) -> None:
+    async with broker_inside(tmp_path) as inside:
+        port = inside.settings.network.broker_service_port
+        inside.gateway.strangers_max = 3
+        silent = [await asyncio.open_connection("127.0.0.1", port) for _ in range(3)]
+        await until(lambda: len(inside.gateway.strangers) == 3)
+        for number in range(5):
+            async with raw(port):
+                await until(lambda: len(inside.gateway.clients) == 1)
+            assert len(inside.gateway.strangers) <= 3, number
+        assert await closed(silent[0][0]) == b""
+        for _, writer in silent:
+            writer.close()
+
+
+async def test_clients_that_take_all_places_keep_no_other_region_out(tmp_path: Path) -> None:
+    token = tmp_path / "peer.token"
+    token.write_bytes(SECRET)
+    token.chmod(0o600)
+    async with broker_inside(tmp_path, brokerMaxConnections=1, peerTokenFile=token) as inside:
+        port = inside.settings.network.broker_service_port
+        async with raw(port):
+            link = await PulsarClientConnection.connect(f"pulsar://127.0.0.1:{port}", as_region("away", inside.region))
+            assert link.is_proven
+            await link.close()
 
 
 async def until(condition: Callable[[], object]) -> None:

@@ -122,6 +122,4 @@ def _sentence(request: web.Request, error: web.HTTPException) -> str:
         return f"there is nothing at {request.path}"
     if isinstance(error, web.HTTPMethodNotAllowed):
         return f"{error.method} is not possible on {request.path}: {', '.join(sorted(error.allowed_methods))}"
-    if isinstance(error, web.HTTPRequestEntityTooLarge):
-        return "the body is too large"
     return error.reason

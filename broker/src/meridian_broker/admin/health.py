@@ -33,6 +33,11 @@ async def ready(request: web.Request) -> web.Response:
     return web.Response(text="ok")
 
 
+async def live(_: web.Request) -> web.Response:
+    """``ok`` as long as the event loop runs: a metadata store or region that is away is no reason for a restart."""
+    return web.Response(text="ok")
+
+
 async def status_page(request: web.Request) -> web.Response:
     """``OK`` for load balancers, once everything is open."""
     check_ready(request)

@@ -20,6 +20,8 @@ STATE: Final = web.AppKey("state", AdminState)
 EXPORTS: Final = web.AppKey("exports", Exports)
 STATS: Final = web.AppKey("stats", TopicStats)
 NAMES_MAX: Final = (1 << 63) - 1
+BODY_BYTES: Final = 256 << 10
+"""Largest body."""
 
 
 class Refused(Exception):
@@ -96,9 +98,20 @@ def number(text: str, what: str, least: int = 0) -> int:
     return int(text)
 
 
-async def body(request: web.Request, default: Any = ...) -> Any:
-    """The body as JSON; ``default`` when it is empty. :raises Refused: it is not JSON."""
-    data = await request.read()
+async def body(request: web.Request, default: Any = ..., limit: int = BODY_BYTES) -> Any:
+    """The body as JSON; ``default`` when it is empty.
+
+    :param limit: most bytes of it.
+    :raises Refused: it is not JSON, or too large.
+    """
+    data = bytearray()
+    try:
+        while some := await request.content.readany():
+            data += some
+            if len(data) > limit:
+                raise Refused(413, f"the body has more than {limit} bytes, the limit of this request")
+    except (ConnectionError, web.RequestPayloadError) as error:
+        raise Refused(400, f"the body broke off: {error}") from None
     if not data.strip() and default is not ...:
         return default
     try:

@@ -3,57 +3,95 @@
 
 from __future__ import annotations
 
+import asyncio
 import ssl
 import time
-from typing import Any, Final
+from typing import Final
 
 from aiohttp import web
 
+from meridian_broker.admin.connections import Hall, HttpConnection, Places, within_limits
 from meridian_broker.admin.errors import no_web_pages, refusals
 from meridian_broker.admin.export import Exports
 from meridian_broker.admin.gatekeeping import PEER_CALLS, gatekeeper
+from meridian_broker.admin.health import live, ready
 from meridian_broker.admin.rates import Rates
 from meridian_broker.admin.requests import EXPORTS, STATE, STATS
 from meridian_broker.admin.routes import ROUTES
 from meridian_broker.admin.state import AdminState
 from meridian_broker.admin.topic_stats import TopicStats
+from meridian_broker.gateway.tls import HANDSHAKE_SECONDS
 
-BODY_BYTES: Final = 2 << 20
-"""Largest body: the largest schema, quoted as JSON, fits."""
 PATIENCE: Final = 2.0
 """Seconds that requests under way have when the broker ends."""
+PROBE_PLACES: Final = Places(total=64, per_address=32)
+"""On the port of probes, where requests are few and short."""
+BACKLOG: Final = 1024
 
 
 class AdminServer:
     """What is behind the listeners. ``await start(...)``, ``listen`` once or more, then ``await close()``."""
 
-    def __init__(self, state: AdminState, runner: web.AppRunner, exports: Exports, host: str) -> None:
+    def __init__(self, state: AdminState, exports: Exports, host: str, hall: Hall) -> None:
         self.state = state
-        self._runner = runner
         self._exports = exports
         self._host = host
+        self._hall = hall
+        self._runners: dict[Hall, web.AppRunner] = {}
+        self._listeners: list[asyncio.Server] = []
 
     @classmethod
-    async def start(cls, state: AdminState, host: str) -> AdminServer:
+    async def start(cls, state: AdminState, host: str, places: Places) -> AdminServer:
         """Nobody is let in before ``listen``."""
-        exports = Exports(state)
-        app = web.Application(middlewares=[refusals, no_web_pages, gatekeeper], client_max_size=BODY_BYTES)
-        app[STATE] = state
-        app[EXPORTS] = exports
+        server = cls(state, Exports(state), host, Hall(places, time.monotonic))
+        app = web.Application(middlewares=[within_limits, refusals, no_web_pages, gatekeeper])
+        app[EXPORTS] = server._exports
         app[STATS] = TopicStats(state, Rates(time.monotonic))
         app[PEER_CALLS] = {route.handler: route.peers for route in ROUTES if route.peers is not None}
         for route in ROUTES:
             app.router.add_route(route.method, route.path, route.handler)
+        await server._serve(app, server._hall)
+        return server
+
+    async def _serve(self, app: web.Application, hall: Hall) -> None:
+        app[STATE] = self.state
         runner = web.AppRunner(app, access_log=None, shutdown_timeout=PATIENCE)
         await runner.setup()
-        return cls(state, runner, exports, host)
+        self._runners[hall] = runner
 
     async def listen(self, port: int, tls: ssl.SSLContext | None = None) -> int:
         """Serve on one more port; 0 lets the system choose. Says which it is. :raises OSError: it is taken."""
-        await web.TCPSite(self._runner, self._host, port, ssl_context=tls).start()
-        address: Any = self._runner.addresses[-1]
-        return int(address[1])
+        return await self._listen(self._hall, port, tls)
+
+    async def listen_for_probes(self, port: int) -> int:
+        """Serve ``/ready`` and ``/live`` and nothing else, with places that no other port shares.
+
+        :raises OSError: the port is taken.
+        """
+        app = web.Application(middlewares=[within_limits, refusals])
+        app.router.add_get("/ready", ready)
+        app.router.add_get("/live", live)
+        hall = Hall(PROBE_PLACES, time.monotonic)
+        await self._serve(app, hall)
+        return await self._listen(hall, port, None)
+
+    async def _listen(self, hall: Hall, port: int, tls: ssl.SSLContext | None) -> int:
+        loop, server = asyncio.get_running_loop(), self._runners[hall].server
+        assert server is not None
+        listener = await loop.create_server(
+            lambda: HttpConnection(hall, server, loop),
+            self._host,
+            port,
+            backlog=BACKLOG,
+            ssl=tls,
+            ssl_handshake_timeout=None if tls is None else HANDSHAKE_SECONDS,
+        )
+        self._listeners.append(listener)
+        return int(listener.sockets[0].getsockname()[1])
 
     async def close(self) -> None:
+        for listener in self._listeners:
+            listener.close()
         await self._exports.close()
-        await self._runner.cleanup()
+        for runner in self._runners.values():
+            await runner.cleanup()

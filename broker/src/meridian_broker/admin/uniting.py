@@ -33,6 +33,8 @@ Json = dict[str, Any]
 
 SLICE: Final = 2000
 """Entries counted before others run."""
+PROGRESS_BODY_BYTES: Final = 2 << 20
+"""Largest body: other regions send the progress of a subscription."""
 FOLLOWS: Final = "; it follows when it is back"
 
 
@@ -47,7 +49,7 @@ async def progress(request: web.Request) -> web.Response:
 
 async def preview(request: web.Request) -> web.Response:
     """What this region would skip with other progress; the body is ``{"progress": {topic: base64}, "taken": bool}``."""
-    given = await body(request)
+    given = await body(request, limit=PROGRESS_BODY_BYTES)
     try:
         others = {topic: Progress.decode(b64decode(text)) for topic, text in given["progress"].items()}
     except (AttributeError, KeyError, TypeError, ValueError) as error:

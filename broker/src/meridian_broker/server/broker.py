@@ -23,6 +23,7 @@ from typing import Any, Final
 
 import uvloop
 
+from meridian_broker.admin.connections import Places
 from meridian_broker.admin.state import AdminState
 from meridian_broker.admin.users import objections, used_elsewhere
 from meridian_broker.engines.held import HeldLedgers
@@ -59,6 +60,7 @@ from meridian_broker.replication.leases import LeaseTimes
 from meridian_broker.server.anew import begin_anew
 from meridian_broker.server.behind import BehindBook
 from meridian_broker.server.chores import Chores
+from meridian_broker.server.descriptors import Shares, limit, raise_limit, shares
 from meridian_broker.server.doors import Doors, client_tls
 from meridian_broker.server.keys import Keys
 from meridian_broker.server.loop import LoopScheduler
@@ -97,6 +99,7 @@ def run_broker(settings: Settings, files: Callable[[Path], FilePort] | None = No
     :param files: see ``BrokerProcess.start``.
     """
     _tune()
+    raise_limit()
     uvloop.run(_run(settings, files))
     return 0
 
@@ -180,7 +183,8 @@ class BrokerProcess:
         self.admin: AdminState
         self.chores: Chores
         self.keys = Keys(settings)
-        self.doors = Doors(settings)
+        self._connections = shares(limit())
+        self.doors = Doors(settings, _http_places(settings, self._connections))
         self._client_tls = client_tls(settings)
         self._names = 0
         self._peer_token: str | None = None
@@ -318,7 +322,8 @@ class BrokerProcess:
             max_message_bytes=settings.network.max_message_size,
             pending_publishes=settings.network.max_pending_publish_requests_per_connection,
             publish_bytes_max=(limits.max_message_publish_buffer_size_in_mb << 20) or UNLIMITED,
-            connections_max=limits.broker_max_connections,
+            connections_max=min(limits.broker_max_connections or UNLIMITED, self._connections.clients),
+            strangers_max=self._connections.strangers,
             connections_per_address_max=limits.broker_max_connections_per_ip,
             concurrent_lookups=settings.network.max_concurrent_lookup_request,
             pattern_length=topics.subscription_pattern_max_length,
@@ -423,6 +428,11 @@ class BrokerProcess:
             (topic, name) for topic in self.service.replicated_topics() for name in self.service.replicated_in(topic)
         ]
         await asyncio.gather(*(flush(topic, name) for topic, name in shared))
+
+
+def _http_places(settings: Settings, allowed: Shares) -> Places:
+    limits = settings.limits
+    return Places(min(limits.max_http_server_connections, allowed.http), limits.max_http_server_connections_per_ip)
 
 
 def _defaults(settings: Settings) -> Rules:

@@ -10,9 +10,11 @@ from __future__ import annotations
 import asyncio
 import os
 import ssl
+from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from dataclasses import replace
 
+from meridian_broker.admin.connections import Places
 from meridian_broker.admin.server import AdminServer
 from meridian_broker.admin.state import AdminState
 from meridian_broker.gateway import tls
@@ -25,9 +27,10 @@ from meridian_broker.server.settings import Settings
 class Doors:
     """The listeners of one process. ``open`` them, let clients in with ``serve``, and ``close`` them to new ones."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, http_places: Places) -> None:
         """:raises SettingsError: the certificate or its key cannot be used."""
         self._settings = settings
+        self._http_places = http_places
         self._tls = _server_tls(settings)
         self._listeners = parse_listeners(settings.network.advertised_listeners)
         self._internal = settings.network.internal_listener_name or next(iter(self._listeners), "")
@@ -48,10 +51,12 @@ class Doors:
         for place in parse_bind_addresses(network.bind_addresses):
             context = self._tls if place.tls else None
             await self._listen(gateway, place.host, place.port, context, place.listener)
-        admin = await AdminServer.start(state, network.bind_address)
+        admin = await AdminServer.start(state, network.bind_address, self._http_places)
         stack.push_async_callback(admin.close)
         http = await self._listen_http(admin, network.web_service_port)
         https = None if self._tls is None else await self._listen_http(admin, ports.web_service_port_tls, self._tls)
+        if network.probe_service_port:
+            await self._try(admin.listen_for_probes, network.probe_service_port)
         host = self._settings.advertised_address
         self._own = Addresses(
             url("pulsar", host, plain),
@@ -71,8 +76,11 @@ class Doors:
         return int(server.sockets[0].getsockname()[1])
 
     async def _listen_http(self, admin: AdminServer, port: int, context: ssl.SSLContext | None = None) -> int:
+        return await self._try(lambda at: admin.listen(at, context), port)
+
+    async def _try(self, listen: Callable[[int], Awaitable[int]], port: int) -> int:
         try:
-            return await admin.listen(port, context)
+            return await listen(port)
         except OSError as error:
             raise _taken(self._settings.network.bind_address, port, error) from None
 
@@ -142,5 +150,5 @@ def _taken(host: str, port: int, error: OSError) -> SettingsError:
     why = os.strerror(error.errno) if error.errno and error.errno > 0 else error
     return SettingsError(
         f"this broker cannot listen on {host}:{port}: {why}. Stop the process that has the port, or choose another by "
-        "brokerServicePort, webServicePort or bindAddresses"
+        "brokerServicePort, webServicePort, probeServicePort or bindAddresses"
     )

@@ -106,6 +106,11 @@ class NetworkSettings:
     web_service_port: int = _int(8080, 0, 65535)
     """Port of the admin REST API, health and metrics. 0 lets the system choose."""
 
+    probe_service_port: int = _int(0, 0, 65535)
+    """Port that answers `/ready` and `/live` by HTTP and nothing else, for the probes of Kubernetes or a load balancer:
+    connections to the other ports take none of its places. 0: there is none; `webServicePort` answers
+    `/admin/v2/brokers/ready` in any case."""
+
     insecure: bool = False
     """Allows a bind address that other machines can reach although nothing authenticates clients."""
 

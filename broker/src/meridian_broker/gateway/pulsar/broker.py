@@ -56,9 +56,11 @@ class Broker:
     publish_bytes_max: int
     """Bytes of messages that are not durable yet, of all connections, at which those that add to them wait."""
     connections_max: int
-    """0: no limit."""
+    """Of clients; those of other brokers do not count."""
     connections_per_address_max: int
     """0: no limit."""
+    strangers_max: int
+    """Connections without a CONNECT. One more ends the oldest of them: a client says it at once."""
     concurrent_lookups: int
     pattern_length: int
     """Longest pattern over topic names that is evaluated for clients."""
@@ -80,30 +82,49 @@ class Broker:
     held_back: set[Connection] = field(default_factory=set)
     """Not read from until ``publish_bytes`` is less."""
     connections: set[Connection] = field(default_factory=set)
+    strangers: dict[Connection, None] = field(default_factory=dict)
+    """Those without a CONNECT, oldest first."""
+    clients: set[Connection] = field(default_factory=set)
     addresses_connected: Counter[str] = field(default_factory=Counter)
+    """Clients by address."""
 
-    def connected(self, connection: Connection) -> str | None:
-        """One more. Says why it may not stay, if so."""
-        address = connection.address
+    def connected(self, connection: Connection) -> None:
+        """One more."""
         self.connections.add(connection)
         self.turn_bytes = turn_bytes(len(self.connections))
-        self.addresses_connected[address] += 1
-        if 0 < self.connections_max < len(self.connections):
+        self.strangers[connection] = None
+        if len(self.strangers) > self.strangers_max:
+            oldest = next(iter(self.strangers))
+            del self.strangers[oldest]
+            oldest.end("others want the place, and it has not said CONNECT")
+
+    def let_in(self, connection: Connection) -> str | None:
+        """It said CONNECT, and who it is. Says why it may not stay, if so; brokers of other regions always may."""
+        address = connection.address
+        self.strangers.pop(connection, None)
+        if connection.is_peer:
+            return None
+        if len(self.clients) >= self.connections_max:
             return f"this broker has {self.connections_max} connections, the limit (brokerMaxConnections)"
-        if 0 < self.connections_per_address_max < self.addresses_connected[address]:
+        if 0 < self.connections_per_address_max <= self.addresses_connected[address]:
             return (
                 f"{address} has {self.connections_per_address_max} connections, the limit (brokerMaxConnectionsPerIp)"
             )
+        self.clients.add(connection)
+        self.addresses_connected[address] += 1
         return None
 
     def disconnected(self, connection: Connection) -> None:
         self.connections.discard(connection)
         self.turn_bytes = turn_bytes(len(self.connections))
         self.held_back.discard(connection)
-        address = connection.address
-        self.addresses_connected[address] -= 1
-        if not self.addresses_connected[address]:
-            del self.addresses_connected[address]
+        self.strangers.pop(connection, None)
+        if connection in self.clients:
+            self.clients.discard(connection)
+            address = connection.address
+            self.addresses_connected[address] -= 1
+            if not self.addresses_connected[address]:
+                del self.addresses_connected[address]
 
     def let_on(self) -> None:
         """Read on from those that were held back, once half of the bytes are durable."""

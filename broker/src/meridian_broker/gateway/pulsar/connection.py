@@ -37,7 +37,7 @@ from meridian_broker.topics.watching import Watcher
 from meridian_broker.wire.peer_proof import Answering
 from meridian_broker.wire.proto import pulsar_pb2 as pb
 from meridian_broker.wire.pulsar import encode
-from meridian_broker.wire.pulsar.errors import ChecksumError, ServerError
+from meridian_broker.wire.pulsar.errors import ChecksumError
 from meridian_broker.wire.pulsar.frames import SEND, FrameDecoder, FrameError, Send
 from meridian_broker.wire.pulsar.metadata import BodyError
 
@@ -143,10 +143,7 @@ class Connection(FlowControl):
         self.transport = cast("asyncio.Transport", transport)  # uvloop's class is not asyncio's
         self.transport.set_write_buffer_limits(high=UNSENT_BYTES)
         self.address = str((transport.get_extra_info("peername") or ("",))[0])
-        problem = self.broker.connected(self)
-        if problem is not None:
-            self.write(encode.error(-1, ServerError.NOT_ALLOWED, problem))
-            self.end(problem)
+        self.broker.connected(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
         del exc

@@ -77,6 +77,10 @@ def auth_response(connection: Connection, command: Any) -> None:
 
 def _welcome(connection: Connection, asked: pb.CommandConnect) -> None:
     broker = connection.broker
+    problem = broker.let_in(connection)
+    if problem is not None:
+        _turn_away(connection, ServerError.NOT_ALLOWED, problem)
+        return
     connection.started_with(broker.max_message_bytes)
     connection.client_version = asked.client_version
     connection.protocol_version = min(asked.protocol_version, PROTOCOL_VERSION)

@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""File descriptors: as many as the system allows, and never all of them for clients.
+
+A broker that has none left can open no segment and reach no other region. So connections get shares of the limit, and
+a part stays for the ledgers, the metadata store and the links.
+"""
+
+from __future__ import annotations
+
+import logging
+import resource
+from typing import Final, NamedTuple
+
+log = logging.getLogger(__name__)
+
+RESERVE_MAX: Final = 4096
+"""Descriptors that the broker itself never needs more than."""
+STRANGERS_MAX: Final = 1000
+LIMIT_MAX: Final = 1 << 20
+"""A limit that is higher, or none at all, counts as this."""
+
+
+class Shares(NamedTuple):
+    """Most connections of each kind."""
+
+    clients: int
+    """To the Pulsar ports, of clients that were let in."""
+    strangers: int
+    """To the Pulsar ports, of those that have not said who they are."""
+    http: int
+
+
+def raise_limit() -> None:
+    """Raise this process's limit of open files as far as it may."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = LIMIT_MAX if hard == resource.RLIM_INFINITY else hard
+    if soft != resource.RLIM_INFINITY and soft < most:
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+        except (OSError, ValueError) as error:
+            log.warning("the limit of open files stays at %d: %s", soft, error)
+
+
+def limit() -> int:
+    """How many files this process may have open."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return LIMIT_MAX if soft == resource.RLIM_INFINITY else min(soft, LIMIT_MAX)
+
+
+def shares(files: int) -> Shares:
+    """How many connections there may be with this limit of open files: half of it stays, or ``RESERVE_MAX``."""
+    free = files - min(files // 2, RESERVE_MAX)
+    http, strangers = free // 4, min(free // 8, STRANGERS_MAX)
+    return Shares(free - http - strangers, strangers, http)

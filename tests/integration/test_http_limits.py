@@ -1,0 +1,176 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a connection to the HTTP port may take before anybody knows whose it is: time, bytes, a place among others."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from broker_inside import broker_inside
+from free_ports import free_port
+from meridian_broker.admin import connections
+from meridian_broker.admin.connections import HEADER_BYTES, HEADERS, Hall, HttpConnection, Places
+from meridian_broker.admin.requests import BODY_BYTES
+from meridian_broker.server.broker import BrokerProcess
+from meridian_broker.server.descriptors import RESERVE_MAX, limit, shares
+
+HALF = b"GET /admin/v2/clusters HTTP/1.1\r\nHost: localhost\r\nX-Slow: "
+READY = b"GET /admin/v2/brokers/ready HTTP/1.1\r\nHost: localhost\r\n"
+PATIENCE = 60.0
+PLACES = 8
+
+
+@dataclass
+class Line:
+    """One connection."""
+
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+
+    def say(self, data: bytes) -> None:
+        self.writer.write(data)
+
+    async def status(self) -> int:
+        """Of the next answer, whose body is read, too."""
+        async with asyncio.timeout(PATIENCE):
+            head = (await self.reader.readuntil(b"\r\n\r\n")).decode().lower()
+            length = next(line for line in head.splitlines() if line.startswith("content-length:"))
+            await self.reader.readexactly(int(length.partition(":")[2]))
+        return int(head.split()[1])
+
+    async def closed(self) -> bytes:
+        """What comes before the end."""
+        async with asyncio.timeout(PATIENCE):
+            with contextlib.suppress(ConnectionError):
+                return await self.reader.read()
+        return b""
+
+
+@contextlib.asynccontextmanager
+async def lines(port: int, count: int = 1) -> AsyncIterator[list[Line]]:
+    opened = [Line(*await asyncio.open_connection("127.0.0.1", port)) for _ in range(count)]
+    yield opened
+    for line in opened:
+        line.writer.close()
+
+
+@pytest.fixture
+async def inside(tmp_path: Path) -> AsyncIterator[BrokerProcess]:
+    places = {"maxHttpServerConnections": PLACES, "maxHttpServerConnectionsPerIp": PLACES}
+    async with broker_inside(tmp_path, probeServicePort=free_port(), **places) as broker:
+        yield broker
+
+
+def http(broker: BrokerProcess) -> int:
+    return broker.settings.network.web_service_port
+
+
+async def test_half_sent_requests_take_no_place_from_a_newcomer(inside: BrokerProcess) -> None:
+    async with lines(http(inside), PLACES) as held:
+        for line in held:
+            line.say(HALF)
+        for _ in range(3):
+            async with lines(http(inside)) as (probe,):
+                probe.say(READY + b"\r\n")
+                assert await probe.status() == 200
+        assert await held[0].closed() == b""
+        held[-1].say(b"x\r\n\r\n")
+        assert await held[-1].status() == 200
+
+
+async def test_headers_and_bodies_that_do_not_come_end_their_connection(
+    inside: BrokerProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connections, "HEADER_SECONDS", 0.05)
+    monkeypatch.setattr(connections, "BODY_SECONDS", 0.05)
+    async with lines(http(inside), 4) as (silent, half, second, body):
+        half.say(HALF)
+        second.say(READY + b"\r\n")
+        assert await second.status() == 200
+        second.say(HALF)
+        body.say(b"PUT /admin/v2/tenants/t HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n{")
+        for line in (silent, half, second, body):
+            assert b" 408 " in await line.closed()
+
+
+async def test_headers_are_bounded_together_and_in_number(inside: BrokerProcess) -> None:
+    async with lines(http(inside), 2) as (large, many):
+        for number in range(HEADER_BYTES // 8000 + 1):
+            large.say(b"%sX-%d: %s\r\n" % (READY * (not number), number, b"a" * 8000))
+        assert b" 431 " in await large.closed()
+        many.say(READY + b"".join(b"X-%d: a\r\n" % number for number in range(HEADERS)) + b"\r\n")
+        assert await many.status() == 400
+        assert await many.closed() == b""
+
+
+async def test_a_body_is_read_up_to_the_limit_of_its_request(inside: BrokerProcess) -> None:
+    async with lines(http(inside), 2) as (large, chunked):
+        for line, framing in (
+            (large, b"Content-Length: %d" % (BODY_BYTES + 1)),
+            (chunked, b"Transfer-Encoding: chunked"),
+        ):
+            line.say(b"PUT /admin/v2/tenants/t HTTP/1.1\r\nHost: localhost\r\n" + framing + b"\r\n\r\n")
+        large.say(b"[" * (BODY_BYTES + 1))
+        chunked.say(b"%x\r\n" % (BODY_BYTES + 1) + b"[" * (BODY_BYTES + 1))
+        assert await large.status() == 413
+        assert await chunked.status() == 413
+
+
+async def test_probes_have_a_port_whose_places_nobody_else_takes(inside: BrokerProcess) -> None:
+    port = inside.settings.network.probe_service_port
+    async with lines(http(inside), PLACES), lines(port) as (probe,):
+        for path, expected in (("ready", 200), ("live", 200), ("admin/v2/clusters", 404)):
+            probe.say(b"GET /%s HTTP/1.1\r\nHost: 10.0.0.1\r\n\r\n" % path.encode())
+            assert await probe.status() == expected
+        inside.gateway.draining = True
+        for path, expected in (("ready", 503), ("live", 200)):
+            probe.say(b"GET /%s HTTP/1.1\r\nHost: 10.0.0.1\r\n\r\n" % path.encode())
+            assert await probe.status() == expected
+
+
+class Stood(HttpConnection):
+    """A connection without a transport."""
+
+    def __init__(self, address: str) -> None:  # aiohttp's part is left out
+        self.address = address
+        self.has_place = True
+        self.gave_way = False
+
+    def give_way(self) -> None:
+        self.gave_way = True
+
+
+def test_places_are_counted_in_all_and_by_address() -> None:
+    now = 0.0
+    hall = Hall(Places(total=3, per_address=2), lambda: now)
+    one, two = Stood("a"), Stood("a")
+    assert hall.enter(one) is None and hall.enter(two) is None
+    third = Stood("a")
+    assert hall.enter(third) is None
+    assert (one.gave_way, two.gave_way) == (True, False)
+    hall.leave(one)  # it was taken out before
+    hall.busy(two)
+    hall.busy(third)
+    assert "a has 2 connections" in str(hall.enter(Stood("a")))
+    other, last = Stood("b"), Stood("c")
+    assert hall.enter(other) is None
+    assert hall.enter(last) is None
+    assert other.gave_way
+    hall.busy(last)
+    assert "3 connections" in str(hall.enter(Stood("d")))
+    hall.idle(two)
+    assert hall.enter(Stood("d")) is None
+    assert two.gave_way
+    assert hall.count == 3
+
+
+def test_a_part_of_all_descriptors_is_kept() -> None:
+    for files in [*range(1, 3000, 7), 65_536, 1 << 20]:
+        clients, strangers, served = shares(files)
+        assert files - clients - strangers - served >= min(files // 2, RESERVE_MAX)
+        assert min(clients, strangers, served) >= 0
+    assert limit() > 0
