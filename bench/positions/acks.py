@@ -68,8 +68,11 @@ class Record:
         """Nowhere."""
 
 
-async def topic_of(entries: int, mixed: bool) -> tuple[Topic, Subscription]:
-    """A topic with so many entries in ledgers of 50,000, and a replicated subscription that is owed all of them."""
+async def topic_of(entries: int, mixed: bool, step: int = 1) -> tuple[Topic, Subscription]:
+    """A topic with so many entries in ledgers of 50,000, and a replicated subscription that is owed all of them.
+
+    :param mixed: every second one is from another region; ``step`` 2: which withholds every second one of its own.
+    """
     scheduler, record, loop = LoopScheduler(), Record(), asyncio.get_running_loop()
     store = MemoryLedgerStore(schedule=lambda work: loop.call_soon(work))
     log = TopicLog("us", store, record, 1, LogLimits(), scheduler, CacheBudget(1 << 20))
@@ -89,7 +92,7 @@ async def topic_of(entries: int, mixed: bool) -> tuple[Topic, Subscription]:
             log.append_own([own] * 1999, lambda *_: None, [0] * 1999)
         for _ in range(999 if mixed else 0):
             log.append_own([own], lambda *_: None, [0])
-            prev, last = last, Position(9, last.entry + 1)
+            prev, last = Position(9, last.entry + step - 1), Position(9, last.entry + step)
             header = EntryHeader(FOREIGN, 0, 1, 0, 0, now_ms, now_ms, prev, "eu", last, None, None)
             log.append_foreign(header, body, lambda *_: None, 0)
         await scheduler.answer(lambda ready: log.append_own([own], lambda *_: ready(None), [0]))

@@ -203,7 +203,7 @@ SINGLE_TIMES = 2.0
 TIMED_US = 1500
 """What one in a turn of its own may cost with as many seeks by time as one region may make."""
 LONGEST_MS = 20.0
-"""The longest turn of the loop that a cumulative acknowledgement may cause."""
+"""The longest turn of the loop that a cumulative acknowledgement, a seek or a look ahead may cause."""
 
 
 def acknowledging(quick: bool) -> Iterator[tuple[str, float, float]]:
@@ -228,6 +228,18 @@ def acknowledging(quick: bool) -> Iterator[tuple[str, float, float]]:
     for kind, case in found["cumulative"].items():
         print(f"{entries:>20,}{kind:>10}{case['longest']:>18}{case['durable']:>13}{case['whole']:>12}")
         yield f"cumulative over {entries:,} entries, {kind}, longest turn, ms", LONGEST_MS, case["longest"]
+
+
+def seeking(quick: bool) -> Iterator[tuple[str, float, float]]:
+    """The same of seeks and other looks ahead, over entries of two regions in turns."""
+    command = [sys.executable, str(Path(__file__).with_name("seeks.py")), "100000" if quick else "1000000"]
+    found = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    entries = found["entries"]
+    print(f"\n{f'over {entries:,} entries of two regions':>45}{'':10}{'longest turn, ms':>18}{'all, ms':>12}")
+    for name, cases in found["worlds"].items():
+        for what, case in cases.items():
+            print(f"{what:>45}{name:>10}{case['longest']:>18}{case['whole']:>12}")
+            yield f"{what}, over {entries:,} entries, {name}, longest turn, ms", LONGEST_MS, case["longest"]
 
 
 def memory_bytes(thing: object, seen: set[int] | None = None) -> int:
@@ -297,7 +309,7 @@ def main() -> None:
             f"{f'<= {most:,}' if most else '':>12}{shape['index_bytes']:>12,}{shape['index_unpacked_bytes']:>12,}"
         )
 
-    limits = list[tuple[str, float, float]](acknowledging(options.quick))
+    limits = [*acknowledging(options.quick), *seeking(options.quick)]
     limits += [(f"{name}, ns", limit, times[name]) for name, limit in TARGETS_NS.items()]
     limits += [(f"{name}, bytes", limit, sizes[name]) for name, limit in TARGETS_BYTES.items()]
     for shape, most in whole:

@@ -257,6 +257,8 @@ def test_covers_and_reach(plan: list[tuple[Any, ...]], after: Position, upto: Po
     if after < upto:
         assert acks.covers(after, upto) == all(acks.contains(position) for position in interval(after, upto))
         assert acks.meets(after, upto) == any(acks.contains(position) for position in interval(after, upto))
+        in_part = any(after < position <= upto for position, _ in acks.partials())
+        assert acks.touches(after, upto) == (acks.meets(after, upto) or in_part)
     end = acks.reach(after)
     assert end >= after
     assert all(acks.contains(position) for position in interval(after, end))

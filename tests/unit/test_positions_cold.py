@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from meridian_broker.ledgers.entry import MARKER, EntryHeader
-from meridian_broker.ledgers.index import LedgerIndex, RegionCodes
+from meridian_broker.ledgers.index import OWN, LedgerIndex, Place, RegionCodes
 from meridian_broker.positions import ZERO, AckSet, Position, Progress, claims
 from meridian_broker.positions.cold import AT_ONCE
 from meridian_broker.positions.position import EARLIEST, LATEST
@@ -172,3 +172,42 @@ def test_what_lies_between_two_origins_is_found(entries: list[EntryHeader], data
         found = index.between(region, after, before, most)
         assert sorted(found)[:most] == wanted[:most]
         assert set(found) <= set(wanted)
+
+
+@settings(max_examples=500)
+@given(logs(), st.data())
+def test_runs_join_exactly_what_follows_each_other(entries: list[EntryHeader], data: st.DataObject) -> None:
+    """Whatever the order, also where a damaged entry is settled later as the one of another region that it was."""
+    if data.draw(st.booleans()):
+        entries = data.draw(st.permutations(entries))
+    foreign = [at for at, entry in enumerate(entries) if entry.region not in (None, "us")]
+    damaged = data.draw(st.sets(st.sampled_from(foreign), max_size=2)) if foreign else set()
+    index = LedgerIndex(9, RegionCodes("us"), Position(8, 3))
+    for at, entry in enumerate(entries):
+        if at in damaged:
+            index.add_unknown()
+        else:
+            index.add(entry)
+    for at in damaged:
+        region, origin = entries[at].region, entries[at].origin
+        assert region is not None and origin is not None
+        index.settle_foreign(at, region, origin, entries[at].prev)
+    if data.draw(st.booleans()):
+        index.pack()
+    first = data.draw(st.integers(0, len(entries)))
+    last = data.draw(st.integers(first, len(entries) + 1))
+    wanted: list[Place] = []
+    begun: dict[int, Place] = {}
+    for at in range(first, min(last, len(entries) - 1) + 1):
+        place, kind = index.place(at), index.kinds[at]
+        if place is None:
+            continue
+        run = begun.get(kind)
+        if run is not None and (run.origin == place.prev or kind == OWN):
+            place = place._replace(prev=run.prev)
+        elif run is not None:
+            wanted.append(run)
+        begun[kind] = place
+    assert sorted(index.runs(first, last)) == sorted([*wanted, *begun.values()])
+    assert index.count_runs(first, last) >= len(wanted) + len(begun)
+    assert index.last_of_each(last) == {region: origin for _, region, origin in index.origins(0, last - 1)}

@@ -88,7 +88,7 @@ class TimedWorld(World):
             subscription, owed = self.topic.subscriptions[name], self.owed(name)
             assert self.topic.log.after(subscription.mark_delete) == (owed[0] if owed else None)
             await cursor.load_indexes(self.topic.log)
-            self.check_reports(subscription, owed)
+            await self.check_reports(subscription, owed)
             for entry in self.entries:
                 acked = (entry.region, entry.origin, entry.published_ms)
                 may_be = self.may_be_acked(name, entry.place)
@@ -100,13 +100,17 @@ class TimedWorld(World):
                     is_settled = subscription.is_settled(entry.region, entry.origin, entry.place)
                     assert is_settled == (entry.place not in owed)
 
-    def check_reports(self, subscription: Subscription, owed: list[Position]) -> None:
+    async def owed_nothing_upto(self, subscription: Subscription) -> dict[str, Position]:
+        steps = floors.owed_nothing_upto(subscription)
+        return await cursor.carry_out(self.topic.log, self.topic.scheduler, steps)
+
+    async def check_reports(self, subscription: Subscription, owed: list[Position]) -> None:
         """However few entries are looked at one by one: nothing owed is reported to be owed nowhere (R11)."""
-        most = floors.owed_nothing_upto(subscription)
+        most = await self.owed_nothing_upto(subscription)
         for walk in (0, 2):
             with pytest.MonkeyPatch.context() as patch:
                 patch.setattr(floors, "WALK", walk)
-                upto = floors.owed_nothing_upto(subscription)
+                upto = await self.owed_nothing_upto(subscription)
             assert all(end <= most[region] for region, end in upto.items())
             for entry in self.entries:
                 assert entry.place not in owed or entry.origin > upto.get(entry.region, EARLIEST)

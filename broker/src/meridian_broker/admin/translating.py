@@ -57,9 +57,10 @@ async def find_origin(topic: Topic, origin: Origin) -> Position | None:
         if span.origins_before.get(origin.region, EARLIEST) < origin.position:
             if log.holds(Position(span.ledger_id, 0)):
                 index = await log.load_index(span.ledger_id)
-                for entry, region, position in index.origins(0, len(index) - 1):
-                    if position == origin.position and region == origin.region:
-                        return Position(span.ledger_id, entry)
+                ledger, number = origin.position
+                around = Position(ledger, number - 1), Position(ledger, number + 1)
+                for _, entry in index.between(origin.region, *around, 1):
+                    return Position(span.ledger_id, entry)
             return None
     return None
 

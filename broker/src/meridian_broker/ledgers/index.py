@@ -12,8 +12,9 @@ Sealed ones are packed after a while: what is all this region's own shares its b
 from __future__ import annotations
 
 from array import array
+from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Iterator
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from meridian_broker.ledgers.entry import MARKER, NO_ORIGIN, EntryHeader
 from meridian_broker.ledgers.packed import Columns, PackedOrigins, zeros
@@ -26,6 +27,9 @@ NO_PLACE: Final = 255
 """Region code of markers and of entries that have no common origin: they take no part in progress."""
 
 
+_NO_BREAKS: Final = array("I")
+_NO_CHAINS: Final[dict[int, Any]] = {}
+"""Shared by all ledgers of nothing but own entries; never changed."""
 _new: Final = tuple.__new__
 """Half the price of calling a ``NamedTuple`` class: dispatch, acknowledgements and cursors ask for every entry."""
 
@@ -64,6 +68,8 @@ class LedgerIndex:
     """Origins of the entries of one ledger, in entry order."""
 
     __slots__ = (
+        "_breaks",
+        "_chain_ends",
         "_columns",
         "_is_packed",
         "_last",
@@ -87,6 +93,10 @@ class LedgerIndex:
         self._is_packed = False
         self._last: dict[int, tuple[int, int, int, int]] = {}
         """Of each region that is not this one the highest origin, with its ``prev``."""
+        self._breaks: dict[int, array[int]] = _NO_CHAINS
+        """Of each region that is not this one the entries, ascending, that do not follow the one before by ``prev``."""
+        self._chain_ends: dict[int, tuple[int, int]] = _NO_CHAINS
+        """Of each of those regions the origin of the entry added last. Both made with the columns."""
         self._unordered: frozenset[int] = frozenset()
         """Those of which an entry stands behind a later one: it came back late (R5)."""
         self._sizes: array[int] | None = None
@@ -155,14 +165,34 @@ class LedgerIndex:
             column[entry] = value
         if kind not in self._last or values > self._last[kind]:
             self._last[kind] = values
+        self._link(kind, entry)
+
+    def _link(self, kind: int, entry: int) -> None:
+        """An entry took its place among those of its region: does it follow the one before, and the next one it?"""
+        wanted, breaks = bytes((kind,)), self._breaks.setdefault(kind, array("I"))
+        before, behind = self.kinds.rfind(wanted, 0, entry), self.kinds.find(wanted, entry + 1)
+        for one, other in ((before, entry), (entry, behind)):
+            if other < 0:
+                self._chain_ends[kind] = self._foreign(one)
+                continue
+            at = bisect_left(breaks, other)
+            if at < len(breaks) and breaks[at] == other:
+                del breaks[at]
+            place = self.place(other)
+            if one >= 0 and place is not None and place.prev != self._foreign(one):
+                breaks.insert(at, other)
 
     def _append(self, kind: int, values: tuple[int, int, int, int]) -> None:
         columns = self._columns
         if columns is None:
             empty = bytes(8 * len(self.kinds))
             columns = self._columns = (array("q", empty), array("q", empty), array("q", empty), array("q", empty))
+            self._breaks, self._chain_ends = {}, {}
         assert isinstance(self.kinds, bytearray)
         self.kinds.append(kind)
+        if self._chain_ends.get(kind, values[2:]) != values[2:]:
+            self._breaks.setdefault(kind, array("I")).append(len(self.kinds) - 1)
+        self._chain_ends[kind] = values[:2]
         if kind not in self._last or values > self._last[kind]:
             self._last[kind] = values
         elif kind not in self._unordered:
@@ -252,7 +282,7 @@ class LedgerIndex:
 
     @property
     def is_own(self) -> bool:
-        """Nothing but this region's own entries: ``runs`` looks at none of them one by one."""
+        """Nothing but this region's own entries."""
         return self._columns is None and self._packed is None
 
     def count(self, first: int, last: int, regions: Collection[str] | None = None) -> int:
@@ -266,6 +296,7 @@ class LedgerIndex:
     def runs(self, first: int, last: int) -> Iterator[Place]:
         """What acknowledging entries ``first`` to ``last`` claims, joined where one follows the other in its chain.
 
+        Costs as much as there are runs, however many entries they have.
         A run of own entries goes over everything that is not ``OWN``: markers and other regions' entries are no links
         of the own chain (R3). A place that might hide an own entry would have to end the run, or be claimed with it.
         """
@@ -275,19 +306,48 @@ class LedgerIndex:
             begin, end = self.place(own), self.place(kinds.rfind(OWN, first, last + 1))
             assert begin is not None and end is not None
             yield begin._replace(origin=end.origin)
-        if self.is_own:
-            return
-        open_runs: dict[int, Place] = {}
-        for entry in range(first, last + 1):
-            kind = kinds[entry]
-            if kind != OWN and (place := self.place(entry)) is not None:
-                run = open_runs.get(kind)
-                if run is not None and run.origin == place.prev:
-                    place = place._replace(prev=run.prev)
-                elif run is not None:
-                    yield run
-                open_runs[kind] = place
-        yield from open_runs.values()
+        for kind in self._foreign_kinds():
+            wanted = bytes((kind,))
+            at, final = kinds.find(wanted, first, last + 1), kinds.rfind(wanted, first, last + 1)
+            if at < 0:
+                continue
+            breaks = self._breaks.get(kind, _NO_BREAKS)
+            for number in breaks[bisect_right(breaks, at) : bisect_right(breaks, final)]:
+                yield self._run(at, kinds.rfind(wanted, at, number))
+                at = number
+            yield self._run(at, final)
+
+    def _run(self, first: int, last: int) -> Place:
+        begin = self.place(first)
+        assert begin is not None
+        return begin if first == last else begin._replace(origin=self._foreign(last))
+
+    def _foreign_kinds(self) -> list[int]:
+        """Codes of the regions of which an entry was stored here that is no own one, or that came back."""
+        return [kind for kind in self._chain_ends if kind != NO_PLACE]
+
+    def count_runs(self, first: int, last: int) -> int:
+        """How many ``runs`` there are of entries ``first`` to ``last``, at most."""
+        found = 1
+        for kind in self._foreign_kinds():
+            breaks = self._breaks.get(kind, _NO_BREAKS)
+            found += 1 + bisect_right(breaks, last) - bisect_left(breaks, first)
+        return found
+
+    def last_of_runs(self, first: int, most: int) -> int:
+        """Up to which entry, from ``first`` on, there are about so many ``runs`` at most: the last one, or ``most``
+        entries ahead."""
+        last = len(self.kinds) - 1
+        return last if self.count_runs(first, last) <= most + len(self.codes.names) else min(last, first + most - 1)
+
+    def last_of_each(self, end: int) -> dict[str, Position]:
+        """Of each region the origin of its last entry, in this region's order, before entry ``end``."""
+        found: dict[str, tuple[int, Position]] = {}
+        for kind in (OWN, *self._foreign_kinds()):
+            at, region = self.kinds.rfind(bytes((kind,)), 0, max(end, 0)), self.codes.name(kind)
+            if at >= 0 and (region not in found or at > found[region][0]):
+                found[region] = at, Position(self.ledger_id, at) if kind == OWN else self._foreign(at)
+        return {region: origin for region, (_, origin) in found.items()}
 
     def between(self, region: str, after: Position, before: Position, most: int) -> list[tuple[Position, int]]:
         """``(origin, entry)`` of a region's entries strictly between the two; the first ``most`` of them, or more.
@@ -354,8 +414,9 @@ class LedgerIndex:
         """Bytes held, about; what is shared with other ledgers left out."""
         count = len(self.kinds)
         sizes = 0 if self._sizes is None else self._sizes.itemsize * count
+        breaks = 4 * sum(map(len, self._breaks.values()))
         if self._packed is not None:
-            return count + self._packed.memory() + sizes + 250
+            return count + self._packed.memory() + sizes + breaks + 250
         if self._columns is not None:
-            return 33 * count + sizes + 250
+            return 33 * count + sizes + breaks + 250
         return (0 if isinstance(self.kinds, bytes) else count) + sizes + 250

@@ -23,7 +23,7 @@ from meridian_broker.ledgers.index import LedgerIndex
 from meridian_broker.ledgers.pending import AppendedToLog, Held, OwnEntry, Pending
 from meridian_broker.ledgers.reading import ReadableLog
 from meridian_broker.ledgers.restored import standing
-from meridian_broker.ledgers.scheduling import Scheduler
+from meridian_broker.ledgers.scheduling import Scheduler, next_turn
 from meridian_broker.ledgers.store import LedgerError, LedgerStore, Writer
 from meridian_broker.ledgers.telling import tell_each
 from meridian_broker.ledgers.times import BlockTimes
@@ -31,6 +31,8 @@ from meridian_broker.positions.position import EARLIEST, Position
 
 _log: Final = logging.getLogger(__name__)
 _NO_LINK: Final = MARKER | NO_ORIGIN
+HEARD_AT_ONCE: Final = 2000
+"""Entries of which an opening notes the origins in one turn of the loop."""
 """An entry with one of these flags is no link of its origin's chain."""
 
 
@@ -152,12 +154,15 @@ class TopicLog(ReadableLog):
             self.last_origin[region] = max(last, self.last_origin.get(region, EARLIEST))
         if is_new and not chapter.is_joined:
             self.holes.open(self.region, chapter.own_before, Position(chapter.ledger_id, -1))
-        for entry, region, origin in index.origins(0, chapter.entries - 1):
-            if region != self._codes.names[0]:
+        for first in range(0, chapter.entries, HEARD_AT_ONCE):
+            if first:
+                await next_turn(self._scheduler)
+            for entry in range(first, min(first + HEARD_AT_ONCE, chapter.entries)):
                 place = index.place(entry)
-                assert place is not None
-                self._heard(region, place.prev, origin)
-            self.holes.fill(region, origin)
+                if place is not None:
+                    if place.region != self._codes.names[0]:
+                        self._heard(*place)
+                    self.holes.fill(place.region, place.origin)
 
     def join(self) -> None:
         """Every region was asked: what is stored here is all there is of this region's entries."""

@@ -152,6 +152,12 @@ class LayeredAcks:
             if region in acks
         ) or any(self.start(region) > place for region, place in places.items())
 
+    def touches(self, region: str, after: Position, upto: Position) -> bool:
+        """Whether anything of an interval, or some of a batch there, is acked in whatever epoch."""
+        return self.start(region) > after or any(
+            acks[region].touches(after, upto) for acks in self._all_acks() if region in acks
+        )
+
     def start(self, region: str) -> Position:
         """Everything of a region up to here lies before the subscription's beginning."""
         return self.beginning.places.get(region, EARLIEST)

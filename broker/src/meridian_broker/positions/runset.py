@@ -206,6 +206,15 @@ class RunSet:
                 return True
         return False
 
+    def touches(self, after: Position, upto: Position) -> bool:
+        """Whether anything of ``(after, upto]`` is claimed, or some of a batch there."""
+        return self.meets(after, upto) or any(
+            after < (ledger, entry) <= upto
+            for ledger, claims in (self._detail or {}).items()
+            if after[0] <= ledger <= upto[0]
+            for entry in claims.partial or ()
+        )
+
     def reach(self, after: Position) -> Position:
         """The end of the run that goes on right after a position; the position itself when none does."""
         ledger, entry = after

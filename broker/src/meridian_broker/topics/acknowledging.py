@@ -7,8 +7,7 @@ import logging
 from collections.abc import Callable, Coroutine, Iterator
 from typing import TYPE_CHECKING, Any
 
-from meridian_broker.ledgers.scheduling import next_turn
-from meridian_broker.ledgers.store import LedgerError, LedgerNotFound
+from meridian_broker.ledgers.store import LedgerError
 from meridian_broker.ledgers.under_way import UnderWay
 from meridian_broker.positions import ZERO, Progress, Stamp
 from meridian_broker.positions.position import EARLIEST, Position
@@ -61,18 +60,8 @@ async def once_indexed(subscription: Subscription, ledger: int, attempt: Callabl
     """Load the index of ``ledger``, then of each ledger that ``attempt`` names, until it names none."""
     missing: int | None = ledger
     while missing is not None:
-        await load_index(subscription, missing)
+        await cursor.load_index(subscription.topic.log, missing)
         missing = attempt()
-
-
-async def load_index(subscription: Subscription, ledger: int) -> None:
-    """Have the index of a ledger in memory, as long as the ledger is stored. :raises LedgerError: it cannot be read."""
-    stored = subscription.topic.log
-    try:
-        await stored.load_index(ledger)
-    except LedgerNotFound:
-        if stored.holds(Position(ledger, 0)):
-            raise  # else it was trimmed meanwhile, and what the acknowledgement names elsewhere still counts
 
 
 def each(
@@ -204,7 +193,7 @@ def _claim_up_to(
     part: int | None,
     chunks: list[Position],
     exceptions: cursor.Exceptions,
-) -> cursor.Steps:
+) -> cursor.Steps[int]:
     """Claim in ``delta`` everything behind ``after`` that an acknowledgement of ``position`` covers."""
     log = subscription.topic.log
     if subscription.share is not None:
@@ -237,14 +226,15 @@ def _index_of(log: TopicLog, position: Position) -> Iterator[int]:
 
 
 async def _take_steps(
-    subscription: Subscription, delta: Progress, steps: cursor.Steps, wanted: int | None, confirmed: Confirmed | None
+    subscription: Subscription,
+    delta: Progress,
+    steps: cursor.Steps[int],
+    wanted: int | None,
+    confirmed: Confirmed | None,
 ) -> None:
     """Take the rest of the steps, and let others run in between."""
     while True:
-        if wanted is None:
-            await next_turn(subscription.topic.scheduler)
-        else:
-            await load_index(subscription, wanted)
+        await cursor.make_way(subscription.topic.log, subscription.topic.scheduler, wanted)
         try:
             wanted = next(steps)
         except StopIteration as done:

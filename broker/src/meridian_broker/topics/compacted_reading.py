@@ -21,7 +21,7 @@ from meridian_broker.ledgers.scheduling import next_turn
 from meridian_broker.ledgers.store import LedgerNotFound
 from meridian_broker.positions import ZERO, AckSet
 from meridian_broker.positions.position import EARLIEST, Position
-from meridian_broker.topics import acknowledging
+from meridian_broker.topics import acknowledging, cursor
 from meridian_broker.topics.compacted_claims import Claim, Epochs, LookUps, UpTo, note
 from meridian_broker.topics.compacted_held import Held
 
@@ -310,7 +310,7 @@ class CompactedReading:
         """The claim of an entry that is not in the view: what of it was sent. None: it is nowhere, or was not sent."""
         topic = self._subscription.topic
         if topic.log.holds(position):
-            await acknowledging.load_index(self._subscription, position.ledger)
+            await cursor.load_index(topic.log, position.ledger)
         index = topic.log.index(position.ledger) if topic.log.holds(position) else topic.late.index(position)
         place = None if index is None else index.place(position.entry)
         if index is None or place is None:

@@ -3,14 +3,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from meridian_broker.ledgers.damage import Damage
 from meridian_broker.ledgers.index import LedgerIndex, Place
 from meridian_broker.ledgers.log import TopicLog
 from meridian_broker.ledgers.reading import ReadableLog
+from meridian_broker.ledgers.scheduling import Scheduler, next_turn
+from meridian_broker.ledgers.store import LedgerNotFound
 from meridian_broker.positions import ZERO, Dropped, Progress, Stamp
 from meridian_broker.positions.position import EARLIEST, LATEST, Position
 
@@ -21,26 +23,49 @@ SLICE: Final = 2000
 """Entries claimed one by one in one turn of the loop: some milliseconds."""
 LEDGER_COSTS: Final = 10
 """What claiming a ledger as a whole costs, in entries."""
-BACKLOG_WALK: Final = 20_000
-"""Entries looked at one by one for an exact backlog; of those beyond, acknowledged ones still count."""
+LOOKS: Final = 3
+BACKLOG_COSTS: Final = 5000
+"""What may be looked at for an exact backlog, in entries; of those beyond, acknowledged ones still count."""
+BACKLOG_STRETCH: Final = 500
+"""Entries of which it is asked at once whether all, or none, are settled."""
+
+T = TypeVar("T")
+Steps = Generator[int | None, None, T]
+"""Work in slices. Before it goes on it wants a ledger's index loaded, or, None, that others run."""
+Ranges = dict[str, tuple[Position, Position]]
 
 
-def backlog(log: TopicLog, is_settled: Callable[[str, Position, Position], bool], mark_delete: Position) -> int:
+def backlog(
+    log: TopicLog,
+    progress: Progress,
+    dropped: Dropped | None,
+    is_settled: Callable[[str, Position, Position], bool],
+    mark_delete: Position,
+) -> int:
     """Entries neither acknowledged nor dropped.
 
-    Exact for the first ``BACKLOG_WALK`` entries whose ledgers' indexes are in memory; every entry beyond counts.
+    Exact as far as ``BACKLOG_COSTS`` reach and the ledgers' indexes are in memory; every entry beyond counts. Stretches
+    that are settled as a whole, or not at all, cost no more than their runs.
     """
-    position, open_entries = mark_delete, 0
-    following = log.after(position)
-    for _ in range(BACKLOG_WALK):
-        index = None if following is None else log.index(following.ledger)
-        if following is None or index is None:
+    position, open_entries, left = mark_delete, 0, BACKLOG_COSTS
+    while left > 0 and (following := log.after(position)) is not None:
+        ledger, first = following
+        index = log.index(ledger)
+        if index is None:
             break
-        place = index.place(following.entry)
-        if place is not None and not is_settled(place.region, place.origin, following):
-            open_entries += 1
-        position = following
-        following = log.after(position)
+        last = min(first + BACKLOG_STRETCH, len(index)) - 1
+        some = list(index.runs(first, last))
+        left -= LEDGER_COSTS + len(some)
+        if not all(progress.all_acked(*run) for run in some):
+            if log.damage.is_any_in(ledger, first, last) or any(_may_be_settled(progress, dropped, r) for r in some):
+                left -= last - first
+                open_entries += sum(
+                    not is_settled(region, origin, Position(ledger, entry))
+                    for entry, region, origin in index.origins(first, last)
+                )
+            else:
+                open_entries += index.count(first, last)
+        position = Position(ledger, last)
     return open_entries + log.distance(position, log.last_confirmed)
 
 
@@ -50,32 +75,96 @@ def is_rest_acked(index: LedgerIndex, progress: Progress, position: Position) ->
     return place is not None and progress.all_acked(place.region, place.prev, Position(position.ledger, len(index) - 1))
 
 
-def rewound(
-    log: TopicLog, progress: Progress, dropped: Dropped | None, upto: Position
-) -> dict[str, tuple[Position, Position]]:
+async def carry_out(log: TopicLog, scheduler: Scheduler, steps: Steps[T]) -> T:
+    """Take all steps, and let others run in between. The last one is taken in the turn in which this returns.
+
+    :raises LedgerError: an index that they want cannot be read.
+    """
+    while True:
+        try:
+            wanted = next(steps)
+        except StopIteration as done:
+            found: T = done.value
+            return found
+        await make_way(log, scheduler, wanted)
+
+
+async def make_way(log: TopicLog, scheduler: Scheduler, wanted: int | None) -> None:
+    """Do what has to be done before the next step. :raises LedgerError: the index cannot be read."""
+    if wanted is None:
+        await next_turn(scheduler)
+    else:
+        await load_index(log, wanted)
+
+
+async def load_index(log: TopicLog, ledger: int) -> None:
+    """Have the index of a ledger in memory, as long as the ledger is stored. :raises LedgerError: it cannot be read."""
+    try:
+        await log.load_index(ledger)
+    except LedgerNotFound:
+        if log.holds(Position(ledger, 0)):
+            raise  # else it was trimmed meanwhile
+
+
+def rewound(log: TopicLog, progress: Progress, dropped: Dropped | None, upto: Position) -> Steps[Ranges]:
     """What a rewind to right behind ``upto`` rules (R12): per origin ``(prev of its first entry there, its last]``.
 
-    Empty when nothing there is acknowledged or dropped, for then there is nothing to take back. The indexes of what
-    is stored there are in memory.
+    Empty when nothing there is acknowledged or dropped, for then there is nothing to take back. What is acknowledged
+    while this goes on may stand in front of where it is by then: so it looks again, ``LOOKS`` times at most, until it
+    found nothing in one turn of the loop.
     """
-    ranges: dict[str, tuple[Position, Position]] = {}
-    for region, low, high in runs(log, upto, log.last_confirmed):
-        # What came back to its region late stands behind newer entries of it (R5).
-        known = ranges.get(region, (low, high))
-        ranges[region] = (min(low, known[0]), max(high, known[1]))
-    is_any_dropped = dropped is not None and not dropped.is_empty
-    if not is_any_dropped and not progress.goes_beyond({region: low for region, (low, _) in ranges.items()}):
-        return {}
-    following = log.after(upto)
-    while following is not None:
-        place = log.place(following)
-        if place is not None:  # a batch acknowledged in part counts
-            remaining = progress.remaining(place.region, place.origin, log.messages(following))
-            is_dropped = dropped is not None and dropped.contains(place.region, place.origin)
-            if is_dropped or remaining is not None or progress.depends_on_time(place.region, place.origin):
-                return ranges
-        following = log.after(following)
+    ranges: Ranges = {}
+    for _ in range(LOOKS):
+        turns, found = yield from _look_back(log, progress, dropped, upto, ranges)
+        if found or turns == 1:
+            return ranges if found else {}
     return {}
+
+
+def _look_back(
+    log: TopicLog, progress: Progress, dropped: Dropped | None, upto: Position, ranges: Ranges
+) -> Steps[tuple[int, bool]]:
+    """Note in ``ranges`` what is behind ``upto``; says how many turns it took, and whether anything is settled."""
+    is_any, looked, turns = False, 0, 1
+    while (following := log.after(upto)) is not None:
+        ledger, first = following
+        index = log.index(ledger)
+        if index is None:
+            yield ledger
+            turns += 1
+            continue
+        last = index.last_of_runs(first, SLICE)
+        some = list(index.runs(first, last))
+        if not is_any and any(_may_be_settled(progress, dropped, run) for run in some):
+            last = min(last, first + SLICE - 1)
+            some = list(index.runs(first, last))
+            is_any = any(_is_any_settled(progress, dropped, index, entry) for entry in range(first, last + 1))
+            looked += last - first
+        for region, low, high in some:
+            # What came back to its region late stands behind newer entries of it (R5).
+            known = ranges.get(region, (low, high))
+            ranges[region] = (min(low, known[0]), max(high, known[1]))
+        upto, looked = Position(ledger, last), looked + LEDGER_COSTS + len(some)
+        if looked >= SLICE:
+            yield None
+            looked = 0
+            turns += 1
+    return turns, is_any
+
+
+def _may_be_settled(progress: Progress, dropped: Dropped | None, run: Place) -> bool:
+    """False: nothing of the run is acknowledged, in whatever epoch, nor dropped."""
+    return progress.touches(*run) or (dropped is not None and dropped.meets(*run))
+
+
+def _is_any_settled(progress: Progress, dropped: Dropped | None, index: LedgerIndex, entry: int) -> bool:
+    """Whether an entry, or some of a batch, is acknowledged or dropped."""
+    origin = index.origin(entry)
+    if origin is None:
+        return False
+    if dropped is not None and dropped.contains(*origin):
+        return True
+    return progress.remaining(*origin, index.messages(entry)) is not None or progress.depends_on_time(*origin)
 
 
 async def load_indexes(log: TopicLog, after: Position = EARLIEST) -> None:
@@ -83,15 +172,6 @@ async def load_indexes(log: TopicLog, after: Position = EARLIEST) -> None:
     for ledger, entries, _ in log.counts():
         if entries and ledger >= after.ledger:
             await log.load_index(ledger)
-
-
-def runs(log: TopicLog, after: Position, upto: Position) -> Iterator[Place]:
-    """What acknowledging all of ``(after, upto]`` claims, in runs. The indexes are in memory."""
-    for ledger, first, last in log.stretches(after, upto):
-        index = log.index(ledger)
-        if index is None:
-            raise KeyError(ledger)
-        yield from index.runs(first, last)
 
 
 def claim_part(log: TopicLog, delta: Progress, epoch: Stamp, position: Position, place: Place, remaining: int) -> None:
@@ -142,18 +222,13 @@ class Exceptions:
         return dropped is None or not any(dropped.meets(*run) for run in index.runs(first, last))
 
 
-Steps = Generator[int | None, None, int]
-"""Work in slices. Before it goes on it wants a ledger's index loaded, or, None, that others run; says how many entries
-it claimed."""
-
-
 def claim_between(
     log: ReadableLog, delta: Progress, epoch: Stamp, after: Position, upto: Position, exceptions: Exceptions
-) -> Steps:
-    """Claim the entries of ``(after, upto]`` in this region's order, those meant.
+) -> Steps[int]:
+    """Claim the entries of ``(after, upto]`` in this region's order, those meant; says how many.
 
-    A ledger of nothing but own entries, of which all are meant, costs the same however many they are; others are looked
-    at entry by entry, ``SLICE`` of them in one turn of the loop.
+    Runs of entries that are all meant cost the same however long they are; others are looked at entry by entry.
+    ``SLICE`` of either are claimed in one turn of the loop.
     """
     claimed = looked = 0
     while (following := log.after(after)) is not None and following <= upto:
@@ -163,7 +238,10 @@ def claim_between(
             yield ledger
             continue
         last = min(upto.entry, len(index) - 1) if ledger == upto.ledger else len(index) - 1
-        if not (index.is_own and exceptions.are_none_in(index, first, last)):
+        last = min(last, index.last_of_runs(first, SLICE))
+        if exceptions.are_none_in(index, first, last):
+            looked += index.count_runs(first, last)
+        else:
             last = min(last, first + SLICE - 1 - looked)
             looked += last - first
         claimed += _claim_stretch(delta, epoch, index, first, last, exceptions)
@@ -197,12 +275,6 @@ def _claim_stretch(
     return claimed
 
 
-def claim_all(log: TopicLog, delta: Progress, epoch: Stamp, after: Position, upto: Position) -> None:
-    """Claim all of ``(after, upto]``. The indexes are in memory."""
-    for region, low, high in runs(log, after, upto):
-        delta.ack(epoch, region, low, high)
-
-
 def ruled_from(log: TopicLog, rules: Mapping[str, tuple[Position, Position]]) -> Position:
     """Up to this place nothing is ruled: no ledger up to here has an entry that is high enough."""
     return log.below(log.region, {region: low for region, (low, _) in rules.items()}, LATEST)
@@ -210,21 +282,34 @@ def ruled_from(log: TopicLog, rules: Mapping[str, tuple[Position, Position]]) ->
 
 def claim_ruled(
     log: TopicLog, delta: Progress, epoch: Stamp, upto: Position, rules: Mapping[str, tuple[Position, Position]]
-) -> None:
-    """Claim what stands before a rewind's place and is ruled by it: where entries of an origin are not in order.
+) -> Steps[None]:
+    """Claim what stands before a rewind's place and is ruled by it: where entries of an origin are not in order."""
+    after, looked = ruled_from(log, rules), 0
+    while (following := log.after(after)) is not None and following <= upto:
+        ledger, first = following
+        index = log.index(ledger)
+        if index is None:
+            yield ledger
+            continue
+        last = min(upto.entry, len(index) - 1) if ledger == upto.ledger else len(index) - 1
+        last = min(last, index.last_of_runs(first, SLICE))
+        if any(_may_rule(rules, run) for run in index.runs(first, last)):
+            last = min(last, first + SLICE - 1)
+            for entry in range(first, last + 1):
+                place = index.place(entry)
+                if place is not None and place.region in rules:
+                    low, high = rules[place.region]
+                    if low < place.origin <= high:
+                        delta.ack(epoch, place.region, place.prev, place.origin)
+            looked += last - first
+        after, looked = Position(ledger, last), looked + LEDGER_COSTS + index.count_runs(first, last)
+        if looked >= SLICE:
+            yield None
+            looked = 0
 
-    The indexes of what stands behind ``ruled_from`` are in memory.
-    """
-    following = log.after(ruled_from(log, rules))
-    while following is not None and following <= upto:
-        place = log.place(following)
-        if place is not None and place.region in rules:
-            low, high = rules[place.region]
-            if low < place.origin <= high:
-                delta.ack(epoch, place.region, place.prev, place.origin)
-        following = log.after(following)
 
-
-def index_missing(log: TopicLog, after: Position, upto: Position) -> int | None:
-    """A ledger within ``(after, upto]`` whose index is not in memory."""
-    return next((ledger for ledger, _, _ in log.stretches(after, upto) if log.index(ledger) is None), None)
+def _may_rule(rules: Mapping[str, tuple[Position, Position]], run: Place) -> bool:
+    """False: none of the run's entries is ruled."""
+    region, after, upto = run
+    low, high = rules.get(region, (LATEST, LATEST))
+    return low < upto and after < high

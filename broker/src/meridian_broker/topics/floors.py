@@ -16,7 +16,7 @@ merges old rewinds (``old_rewinds.py``) only as far as what it stores is acked.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from typing import TYPE_CHECKING, Final
 
 from meridian_broker.ledgers.store import LedgerError
@@ -27,6 +27,7 @@ from meridian_broker.topics import cursor, old_rewinds
 from meridian_broker.topics.progress_log import Kind
 
 if TYPE_CHECKING:
+    from meridian_broker.ledgers.index import LedgerIndex, Place
     from meridian_broker.ledgers.log import TopicLog
     from meridian_broker.topics.subscription import Subscription
     from meridian_broker.topics.topic import Topic
@@ -47,8 +48,10 @@ async def look_after(topic: Topic) -> None:
             if has_old_rewinds or subscription.progress.count_detail():
                 await _report(subscription)
                 rise(subscription)
-        elif has_old_rewinds and not old_rewinds.are_kept(subscription) and await _are_indexes_here(subscription):
-            old_rewinds.merge_done(subscription, _acked_or_gone_upto(subscription))
+        elif has_old_rewinds and not old_rewinds.are_kept(subscription):
+            done = await _settled(subscription, _acked_or_gone_upto(subscription))
+            if done is not None:
+                old_rewinds.merge_done(subscription, done)
 
 
 def rise(subscription: Subscription) -> None:
@@ -93,29 +96,17 @@ def _regions(topic: Topic) -> Collection[str]:
     return {topic.region} if topic.recall is None else {topic.region, *topic.recall.others()}
 
 
-async def _are_indexes_here(subscription: Subscription) -> bool:
-    """Load the indexes of all ledgers from the cursor's on. False: the subscription is gone by then."""
-    topic = subscription.topic
-    for ledger, entries, _ in topic.log.counts():
-        if entries and ledger >= subscription.mark_delete.ledger:
-            await topic.log.load_index(ledger)
-    return topic.failure is None and subscription.is_there
-
-
 async def _report(subscription: Subscription) -> None:
     """Tell how far nothing is owed here, where that is more than acks say and was not told yet.
 
     Where old rewinds are to be merged, that this region knows them is to be told as well.
     """
     topic = subscription.topic
-    if not await _are_indexes_here(subscription):
+    found = await _settled(subscription, owed_nothing_upto(subscription))
+    if found is None:
         return
     progress, acked = subscription.progress, subscription.progress.floors()
-    upto = {
-        region: position
-        for region, position in owed_nothing_upto(subscription).items()
-        if position > acked.get(region, EARLIEST)
-    }
+    upto = {region: position for region, position in found.items() if position > acked.get(region, EARLIEST)}
     known, state = progress.reports.get(topic.region), progress.state()
     is_worth_it = upto or old_rewinds.are_many(subscription)
     if not is_worth_it or (known is not None and known.state == state and known.upto == upto):
@@ -133,32 +124,41 @@ async def _report(subscription: Subscription) -> None:
     topic.tell_others(subscription.name, delta)
 
 
-def owed_nothing_upto(subscription: Subscription) -> dict[str, Position]:
+def owed_nothing_upto(subscription: Subscription) -> cursor.Steps[dict[str, Position]]:
     """Per origin: every entry up to here is settled, or is not stored in this region and will not come.
 
-    The indexes of all ledgers from the cursor's on are in memory. Empty when a compacted view is read, which passes
-    over what is not settled.
+    Empty when a compacted view is read, which passes over what is not settled. Void when a rewind or an earlier
+    beginning came meanwhile.
     """
-    log = subscription.topic.log
+    log, progress = subscription.topic.log, subscription.progress
     if subscription.compacted is not None:
         return {}
-    looked = subscription.mark_delete
-    reached = _stored_upto(log, looked)
+    at = subscription.mark_delete
+    reached = yield from _stored_upto(log, at)
     owed: dict[str, Position] = {}
-    for _ in range(WALK):
-        following = log.after(looked)
-        if following is None:
-            break
-        looked = following
-        place = log.place(following)
-        if place is not None:
-            reached[place.region] = max(reached.get(place.region, EARLIEST), place.origin)
-            if not subscription.is_settled(place.region, place.origin, following):
-                # Entries that came late stand behind later ones of their origin.
-                owed[place.region] = min(owed.get(place.region, place.prev), place.prev)
-    for region, prev, end in cursor.runs(log, looked, log.last_confirmed):
-        reached[region] = max(reached.get(region, EARLIEST), end)
-        owed[region] = min(owed.get(region, prev), prev)
+    left, looked = WALK, 0
+    while (following := log.after(at)) is not None:
+        ledger, first = following
+        index = log.index(ledger)
+        if index is None:
+            yield ledger
+            continue
+        last = index.last_of_runs(first, cursor.SLICE)
+        some = list(index.runs(first, last))
+        unsettled = [run for run in some if not progress.all_acked(*run)]
+        if unsettled and left:
+            last = min(last, first + min(left, cursor.SLICE) - 1)
+            some, unsettled = list(index.runs(first, last)), list(_owed(subscription, index, first, last))
+            left -= last - first + 1
+            looked += last - first
+        for region, _, end in some:
+            reached[region] = max(reached.get(region, EARLIEST), end)
+        for region, prev, _ in unsettled:  # what came late stands behind later entries of its origin
+            owed[region] = min(owed.get(region, prev), prev)
+        at, looked = Position(ledger, last), looked + cursor.LEDGER_COSTS + len(some)
+        if looked >= cursor.SLICE:
+            yield None
+            looked = 0
     for region, prev in owed.items():
         reached[region] = min(reached[region], prev)
     for region in reached:
@@ -167,10 +167,33 @@ def owed_nothing_upto(subscription: Subscription) -> dict[str, Position]:
     return reached
 
 
-def _acked_or_gone_upto(subscription: Subscription) -> dict[str, Position]:
+def _owed(subscription: Subscription, index: LedgerIndex, first: int, last: int) -> Iterator[Place]:
+    """Of entries ``first`` to ``last`` of a ledger those that are not settled."""
+    for entry in range(first, last + 1):
+        place = index.place(entry)
+        if place is not None and not subscription.is_settled(
+            place.region, place.origin, Position(index.ledger_id, entry)
+        ):
+            yield place
+
+
+async def _settled(subscription: Subscription, steps: cursor.Steps[dict[str, Position]]) -> dict[str, Position] | None:
+    """What the steps find; None: the subscription is gone by then, or what they found is void.
+
+    :raises LedgerError: an index cannot be read.
+    """
+    topic, progress = subscription.topic, subscription.progress
+    state, reading = progress.state(), subscription.compacted
+    found = await cursor.carry_out(topic.log, topic.scheduler, steps)
+    is_void = progress.state() != state or subscription.compacted is not reading
+    return None if topic.failure is not None or not subscription.is_there or is_void else found
+
+
+def _acked_or_gone_upto(subscription: Subscription) -> cursor.Steps[dict[str, Position]]:
     """As ``owed_nothing_upto``, but before whatever is stored here and was dropped without an ack: old acks of it, from
     before a rewind, are not to count again. Regions that come to the topic later get it, and owe it."""
-    log, progress, upto = subscription.topic.log, subscription.progress, owed_nothing_upto(subscription)
+    log, progress = subscription.topic.log, subscription.progress
+    upto = yield from owed_nothing_upto(subscription)
     first = next(iter(log.spans()), None)
     if subscription.dropped is None or first is None:
         return upto
@@ -182,15 +205,21 @@ def _acked_or_gone_upto(subscription: Subscription) -> dict[str, Position]:
     return upto
 
 
-def _stored_upto(log: TopicLog, upto: Position) -> dict[str, Position]:
+def _stored_upto(log: TopicLog, upto: Position) -> cursor.Steps[dict[str, Position]]:
     """The last entry of each origin that was ever stored at or before a place of the log."""
     found: dict[str, Position] = {}
     for span in log.spans():
         if span.ledger_id > upto.ledger:
             break
         found = {**span.origins_before, log.region: span.own_before}
-    index = log.index(upto.ledger)
-    if index is not None:
-        for _, region, origin in index.origins(0, upto.entry):
+    while log.holds(upto) and log.index(upto.ledger) is None:
+        yield upto.ledger
+    index, first = log.index(upto.ledger), 0
+    while index is not None and first <= upto.entry:
+        last = min(index.last_of_runs(first, cursor.SLICE), upto.entry)
+        for region, _, origin in index.runs(first, last):
             found[region] = max(found.get(region, EARLIEST), origin)
+        first = last + 1
+        if first <= upto.entry:
+            yield None
     return found

@@ -11,13 +11,12 @@ from meridian_broker.positions import Progress, Stamp
 from meridian_broker.positions.layers import LAYERS_MAX
 from meridian_broker.positions.position import EARLIEST, LATEST, Position
 from meridian_broker.topics import cursor, rewinding
+from meridian_broker.topics.cursor import Ranges
 from meridian_broker.topics.errors import LimitReached
 
 if TYPE_CHECKING:
     from meridian_broker.topics.compacted_reading import CompactedReading
     from meridian_broker.topics.subscription import Subscription
-
-Ranges = dict[str, tuple[Position, Position]]
 
 
 def latest(log: TopicLog, region: str) -> dict[str, Position]:
@@ -36,9 +35,7 @@ async def before(log: TopicLog, region: str, position: Position) -> dict[str, Po
     position = log.after(log.before(max(position, log.first))) or position
     span = next(span for span in log.spans() if span.ledger_id == position.ledger)
     index = await log.load_index(position.ledger)
-    places = {**span.origins_before, region: span.own_before}
-    places |= {other: origin for _, other, origin in index.origins(0, position.entry - 1)}
-    return _known(places)
+    return _known({**span.origins_before, region: span.own_before, **index.last_of_each(position.entry)})
 
 
 def _known(places: Mapping[str, Position]) -> dict[str, Position]:
@@ -89,23 +86,45 @@ async def _seek(subscription: Subscription, target: Position, time_ms: int | Non
         subscription.disconnect_consumers()
         subscription.mark_delete = upto if is_whole else _before_in_view(target, upto)
         return
-    delta, seen = subscription.progress.empty_delta(), Ranges()
-    if subscription.compacted is not None:
-        delta, seen = await _move_in_view(subscription, subscription.compacted, target)
-    while (missing := _index_missing(subscription, upto, time_ms)) is not None:
-        await log.load_index(missing)
-    progress = subscription.progress
-    delta.join(progress.heads())  # others may have rewound it meanwhile
-    cursor.claim_all(log, delta, progress.epoch, _settled_upto(subscription), upto)
+    delta = await _plan(subscription, target, upto, time_ms)
+    rewinding.take_back(subscription, delta, upto)
+
+
+async def _plan(subscription: Subscription, target: Position, upto: Position, time_ms: int | None) -> Progress:
+    """The piece of progress that a seek to behind ``upto`` is. It is as new as the turn in which this returns: it is
+    worked out anew when others rewound the subscription meanwhile, or told of an earlier beginning."""
+    topic = subscription.topic
+    while True:
+        delta, seen = subscription.progress.empty_delta(), Ranges()
+        if subscription.compacted is not None:
+            delta, seen = await _move_in_view(subscription, subscription.compacted, target)
+        layers, beginning = subscription.progress.layers, subscription.progress.beginning
+        steps = _plan_log(subscription, delta, seen, upto, time_ms)
+        await cursor.carry_out(topic.log, topic.scheduler, steps)
+        if subscription.progress.layers is layers and subscription.progress.beginning == beginning:
+            return delta
+
+
+def _plan_log(
+    subscription: Subscription, delta: Progress, seen: Ranges, upto: Position, time_ms: int | None
+) -> cursor.Steps[None]:
+    """What the seek means for the entries of the log.
+
+    :param seen: what it rules of those that only the compacted view has.
+    """
+    log, progress = subscription.topic.log, subscription.progress
+    everything = cursor.Exceptions()
+    yield from cursor.claim_between(log, delta, progress.epoch, _settled_upto(subscription), upto, everything)
+    is_back = time_ms is not None and (bool(seen) or _goes_back(subscription, upto))
+    rules = {} if is_back else (yield from cursor.rewound(log, progress, subscription.dropped, upto))
     if time_ms is not None:
-        if seen or _takes_back(subscription, upto, time_ms):
+        if is_back or rules:
             # What stands before the place was published earlier: the rewind does not rule it.
             delta.rewind(_next_epoch(subscription), {}, publish_time_ms=time_ms)
-    elif rules := _joined(seen, cursor.rewound(log, progress, subscription.dropped, upto)):
+    elif rules := _joined(seen, rules):
         epoch = _next_epoch(subscription)
         delta.rewind(epoch, rules)
-        cursor.claim_ruled(log, delta, epoch, upto, rules)
-    rewinding.take_back(subscription, delta, upto)
+        yield from cursor.claim_ruled(log, delta, epoch, upto, rules)
 
 
 def _next_epoch(subscription: Subscription) -> Stamp:
@@ -143,29 +162,11 @@ def _settled_upto(subscription: Subscription) -> Position:
     return subscription.mark_delete if is_all_acked else log.below(log.region, subscription.progress.floors())
 
 
-def _takes_back(subscription: Subscription, upto: Position, time_ms: int | None) -> bool:
-    """Does a seek to behind ``upto`` take anything back? To go back by time is to do so: nothing has to be read."""
-    if time_ms is not None and _goes_back(subscription, upto):
-        return True
-    return bool(cursor.rewound(subscription.topic.log, subscription.progress, subscription.dropped, upto))
-
-
 def _goes_back(subscription: Subscription, upto: Position) -> bool:
-    """Is the cursor past an entry behind ``upto``? A place between two ledgers has two names: neither is before it."""
+    """Is the cursor past an entry behind ``upto``? Then a seek takes something back; nothing has to be read to know.
+    A place between two ledgers has two names: neither is before it."""
     following = subscription.topic.log.after(upto)
     return following is not None and following <= subscription.mark_delete
-
-
-def _index_missing(subscription: Subscription, upto: Position, time_ms: int | None) -> int | None:
-    """A ledger whose index has to be in memory for this seek and is not."""
-    log = subscription.topic.log
-    missing = cursor.index_missing(log, _settled_upto(subscription), upto)
-    if missing is None and (time_ms is None or not _goes_back(subscription, upto)):
-        missing = cursor.index_missing(log, upto, log.last_confirmed)
-    if missing is None and time_ms is None:
-        rules = cursor.rewound(log, subscription.progress, subscription.dropped, upto)
-        missing = cursor.index_missing(log, cursor.ruled_from(log, rules), upto)
-    return missing
 
 
 def _joined(one: Ranges, other: Ranges) -> Ranges:

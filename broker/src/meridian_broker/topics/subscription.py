@@ -575,7 +575,7 @@ class Subscription:
         log = self.topic.log
         if not self.durable:
             return log.distance(self.mark_delete, log.last_confirmed)
-        return cursor.backlog(log, self.is_settled, self.mark_delete)
+        return cursor.backlog(log, self.progress, self.dropped, self.is_settled, self.mark_delete)
 
     @property
     def is_there(self) -> bool:
