@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from meridian_broker.bounds.clients import (
+    ACK_SET_WORDS,
     BATCH_MESSAGES,
     CHUNKS,
     LATEST_TIME_MS,
@@ -18,7 +19,7 @@ from meridian_broker.bounds.clients import (
     UNCOMPRESSED_BYTES,
 )
 from meridian_broker.ledgers.entry import pack_foreign, pack_own, unpack
-from meridian_broker.positions.position import EARLIEST, Position
+from meridian_broker.positions.position import EARLIEST, LATEST, Position
 from meridian_broker.topics import door
 from meridian_broker.topics.errors import MessageTooLarge, NotAllowed
 from meridian_broker.topics.ruling import UNLIMITED
@@ -183,3 +184,41 @@ def test_a_policy_on_delays_counts_from_the_publish_time() -> None:
     assert door.message(send(plain(deliver_at_time=at + 1000)), LARGEST, 1000).deliver_at_ms == at + 1000
     with pytest.raises(NotAllowed, match="more than 1000 ms after"):
         door.message(send(plain(deliver_at_time=at + 1001)), LARGEST, 1000)
+
+
+def ack(*ids: tuple[int, int, list[int]]) -> pb.CommandAck:
+    named = [pb.MessageIdData(ledgerId=ledger, entryId=entry, ack_set=words) for ledger, entry, words in ids]
+    return pb.CommandAck(consumer_id=1, ack_type=pb.CommandAck.Individual, message_id=named)
+
+
+WORD = st.integers(-(1 << 63), (1 << 63) - 1)
+ID = st.tuples(st.sampled_from(U64), st.sampled_from(U64), st.lists(WORD, max_size=4))
+
+
+@THOROUGH
+@given(st.lists(ID, max_size=5))
+def test_what_an_ack_leaves_open_are_the_bits_that_each_of_its_sets_has(ids: list[tuple[int, int, list[int]]]) -> None:
+    expected: dict[Position, int] = {}
+    whole = set()
+    for one, (_, _, words) in zip(ack(*ids).message_id, ids, strict=True):
+        at = door.position(one)
+        bits = sum((word % (1 << 64)) << 64 * number for number, word in enumerate(words))
+        if words:
+            expected[at] = bits & expected.get(at, bits)
+        else:
+            whole.add(at)
+    assert door.unacked_parts(ack(*ids)) == {at: bits for at, bits in expected.items() if at not in whole}
+
+
+def test_an_ack_has_no_more_bits_than_batches_have() -> None:
+    largest = [1] * ACK_SET_WORDS
+    assert door.unacked_parts(ack((1, 2, largest)))[Position(1, 2)].bit_length() == 64 * (ACK_SET_WORDS - 1) + 1
+    for refused in (ack((1, 2, [*largest, 1])), ack(*((1, entry, largest) for entry in range(9)))):
+        with pytest.raises(NotAllowed, match="words"):
+            door.unacked_parts(refused)
+
+
+def test_numbers_that_no_position_has_are_sentinels() -> None:
+    places = [door.position(pb.MessageIdData(ledgerId=ledger, entryId=entry)) for ledger in U64 for entry in U64]
+    assert all(EARLIEST <= place <= LATEST for place in places)
+    assert door.end(7, (1 << 64) - 1) == Position(7, -1)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from meridian_broker.bounds.units import Bytes, Characters, Chunks, Messages, Milliseconds
+from meridian_broker.bounds.units import Bytes, Characters, Chunks, Ids, Messages, Milliseconds, Words
 
 # -- frames and commands
 
@@ -51,6 +51,17 @@ for 64 KiB."""
 
 CHUNKS: Final[Chunks] = 100_000
 """Pieces of one large message: half a terabyte of the largest ones."""
+
+# -- ACK
+
+ACK_IDS: Final[Ids] = 10_000
+"""Message ids in one ACK, each of which takes some microseconds of the event loop. Clients group 1000."""
+
+ACK_SET_WORDS: Final[Words] = 1 << 14
+"""64-bit words of the set that acknowledges a batch in part: enough for the largest batch that any version stored."""
+
+ACK_WORDS: Final[Words] = 1 << 17
+"""The same for all sets of one ACK."""
 
 # -- names and properties
 

@@ -91,7 +91,8 @@ class RunSet:
         :raises ValueError: bits that the batch does not have, or a batch that cannot be.
         """
         if not 0 < size <= BATCH_LIMIT or acked < 0 or acked >> size:
-            raise ValueError(f"acked bits {acked:#x} do not fit a batch of {size} messages at {_show(position)}")
+            bits = acked.bit_length()  # the bits themselves may be megabytes, and this text is logged
+            raise ValueError(f"{bits} bits of acked messages do not fit a batch of {size} at {_show(position)}")
         if not acked:
             return False
         whole = acked == (1 << size) - 1

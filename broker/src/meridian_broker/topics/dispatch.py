@@ -53,7 +53,7 @@ class Dispatcher:
     There is one per subscription with consumers, mostly idle: what only some need is made when it is needed.
     """
 
-    __slots__ = ("_covered", "_generation", "_reading", "consumers", "read", "subscription")
+    __slots__ = ("_covered", "_generation", "_reading", "consumers", "holders", "read", "subscription")
 
     goes_round: ClassVar[bool] = False
     """Whether entries behind a damaged one are sent before it is whole again: only where nobody counts on an order."""
@@ -61,6 +61,9 @@ class Dispatcher:
     def __init__(self, subscription: Subscription) -> None:
         self.subscription = subscription
         self.consumers: list[Consumer] = []
+        self.holders: dict[Position, Consumer] = {}
+        """Shared: who was sent an entry and neither acknowledged it nor gave it back. Each consumer knows its own
+        (``unacked``), but anybody may acknowledge an entry, and there may be thousands of consumers to ask."""
         self.read = subscription.start()
         self._reading = False
         self._generation = 0
@@ -117,7 +120,7 @@ class Dispatcher:
 
     def _is_held(self, position: Position) -> bool:
         """Was the entry sent to a consumer that has neither acknowledged it nor given it back?"""
-        return any(consumer.unacked is not None and position in consumer.unacked for consumer in self.consumers)
+        return position in self.holders
 
     def mended(self, position: Position, entry: bytes) -> None:
         """A damaged entry is whole again. Whoever waits for it reads on by itself."""
@@ -356,6 +359,7 @@ class SharedDispatcher(Dispatcher):
         self._chunks = self._left_out = None
         if self._settling is not None:
             self._settling.cancel()
+        self.holders.clear()
         for consumer in self.consumers:
             self.subscription.unacked_messages -= consumer.unacked_messages
             consumer.unacked = None
@@ -373,6 +377,7 @@ class SharedDispatcher(Dispatcher):
             self.rewind()
             return
         for position in unacked or ():
+            del self.holders[position]
             self._again(position)
         self.subscription.dispatch_soon()
 
@@ -404,6 +409,7 @@ class SharedDispatcher(Dispatcher):
             messages = unacked.pop(position, None)
             if messages is None:
                 continue
+            del self.holders[position]
             consumer.unacked_messages -= messages
             self.subscription.unacked_messages -= messages
             self._redeliveries[position] = self._redeliveries.get(position, 0) + 1

@@ -12,9 +12,12 @@ What is judged elsewhere, because it takes more than the command to judge it: wh
 
 from __future__ import annotations
 
+import struct
 from typing import TYPE_CHECKING, Final
 
 from meridian_broker.bounds.clients import (
+    ACK_SET_WORDS,
+    ACK_WORDS,
     BATCH_MESSAGES,
     BATCHED_MESSAGE_BYTES,
     CHUNKS,
@@ -24,14 +27,18 @@ from meridian_broker.bounds.clients import (
     REPLICATE_TO_BYTES,
     UNCOMPRESSED_BYTES,
 )
+from meridian_broker.positions.position import EARLIEST, LATEST, Position
 from meridian_broker.topics.errors import NO_TRANSACTIONS, NOT_FROM_CLIENTS, MessageTooLarge, NotAllowed
 from meridian_broker.wire.pulsar import metadata
 
 if TYPE_CHECKING:
+    from meridian_broker.wire.proto import pulsar_pb2 as pb
     from meridian_broker.wire.pulsar.frames import Send
     from meridian_broker.wire.pulsar.metadata import MetadataView
 
 _INT32_MAX: Final = (1 << 31) - 1
+_ABSENT: Final = 1 << 63
+"""Numbers from here on are negative ones in a u64 field."""
 
 
 # -- SEND ------------------------------------------------------------------------------------------------------------
@@ -111,3 +118,51 @@ def _check_chunk(view: MetadataView) -> None:
         raise NotAllowed(f"chunk {chunk} of {count}: chunks count from 0, and a message has {CHUNKS} at most")
     if len((view.uuid or "").encode()) > NAME_BYTES:
         raise NotAllowed(f"the id that its chunks share is longer than {NAME_BYTES} bytes")
+
+
+# -- ids and ACK -----------------------------------------------------------------------------------------------------
+
+
+def position(wire: pb.MessageIdData) -> Position:
+    """A message id of the wire, whatever its numbers; its sentinels are ours."""
+    if wire.ledgerId >= _ABSENT:
+        return EARLIEST
+    if wire.ledgerId == _ABSENT - 1:
+        return LATEST
+    return Position(wire.ledgerId, wire.entryId if wire.entryId < _ABSENT else -1)
+
+
+def end(ledger: int, entry: int) -> Position:
+    """Up to where a cumulative acknowledgement reaches. Entry -1 stands before a ledger's first, not behind all."""
+    return Position(ledger, entry if entry < _ABSENT else -1)
+
+
+def unacked_parts(ack: pb.CommandAck) -> dict[Position, int]:
+    """Of entries that are acknowledged in part, the bits of their messages that are *not*: so says the wire (R18), and
+    not every client adds the batch's size. Bits that a batch does not have are harmless: whoever counts with them knows
+    its size.
+
+    C++ clients name an entry twice, with different bits, when messages of it came again meanwhile: what any of the ids
+    acknowledges counts.
+
+    :raises NotAllowed: there are more bits than any batch has, or more in all than a client has reason to send.
+    """
+    sizes = [len(one.ack_set) for one in ack.message_id]
+    if max(sizes, default=0) > ACK_SET_WORDS or sum(sizes) > ACK_WORDS:
+        raise NotAllowed(
+            f"an ACK whose sets have {sum(sizes)} words, the largest {max(sizes)}: {ACK_WORDS} in all and "
+            f"{ACK_SET_WORDS} for one batch are the most"
+        )
+    parts: dict[Position, int] = {}
+    whole: list[Position] = []
+    for one, size in zip(ack.message_id, sizes, strict=True):
+        at = position(one)
+        if size:
+            unacked = int.from_bytes(struct.pack(f"<{size}q", *one.ack_set), "little")
+            parts[at] = unacked & parts.get(at, unacked)
+        else:
+            whole.append(at)
+    if parts:
+        for at in whole:
+            parts.pop(at, None)
+    return parts

@@ -343,6 +343,8 @@ class Subscription:
             if unacked is None:
                 unacked = consumer.unacked = {}
             unacked[position] = messages
+            if self.dispatcher is not None:
+                self.dispatcher.holders[position] = consumer
             consumer.unacked_messages += messages
             self.unacked_messages += messages
             if consumer.unacked_messages >= self.topic.bounds.unacked_per_consumer:
@@ -419,17 +421,16 @@ class Subscription:
 
     def settle(self, consumer: Consumer, position: Position) -> None:
         """Nobody has this entry under way any more."""
-        for owner in (consumer, *self.consumers):
-            if owner.unacked is not None:
-                messages = owner.unacked.pop(position, None)
-                if messages is not None:
-                    owner.unacked_messages -= messages
-                    self.unacked_messages -= messages
-                    if self.dispatcher is not None:
-                        self.dispatcher.settled(position)
-                    if owner is not consumer:
-                        self.unblock(owner)
-                    return
+        dispatcher = self.dispatcher
+        holder = None if dispatcher is None else dispatcher.holders.pop(position, None)
+        if dispatcher is None or holder is None or holder.unacked is None:
+            return
+        messages = holder.unacked.pop(position)
+        holder.unacked_messages -= messages
+        self.unacked_messages -= messages
+        dispatcher.settled(position)
+        if holder is not consumer:
+            self.unblock(holder)
 
     def acknowledge_cumulative(
         self,
@@ -540,11 +541,11 @@ class Subscription:
         for position in positions:
             self.entries_dropped += 1
             is_any_held |= self.type not in _SHARING and dispatcher is not None and position <= dispatcher.read
-            for consumer in self.consumers:
-                if consumer.unacked is not None and position in consumer.unacked:
-                    is_any_held = True
-                    self.settle(consumer, position)
-                    self.unblock(consumer)
+            holder = None if dispatcher is None else dispatcher.holders.get(position)
+            if holder is not None:
+                is_any_held = True
+                self.settle(holder, position)
+                self.unblock(holder)
         self.advance()
         self.dispatch_soon()
         return is_any_held

@@ -3,14 +3,17 @@
 
 from __future__ import annotations
 
+import asyncio
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
+from meridian_broker.bounds.clients import ACK_IDS
 from meridian_broker.gateway.pulsar.patience import patiently
 from meridian_broker.gateway.pulsar.refusals import REFUSALS, code_of
 from meridian_broker.ledgers.entry import BATCH, unpack
 from meridian_broker.ledgers.store import LedgerError
 from meridian_broker.positions.position import EARLIEST, LATEST, Position
+from meridian_broker.topics import door
 from meridian_broker.topics.administration import move_subscription, move_subscription_to_time
 from meridian_broker.topics.consumer import Consumer
 from meridian_broker.topics.errors import NO_TRANSACTIONS, NotAllowed
@@ -33,17 +36,6 @@ _new: Final = tuple.__new__
 _ONE_READS: Final = (SubscriptionType.EXCLUSIVE, SubscriptionType.FAILOVER)
 SAY_NO_BY_THEMSELVES: Final = ("Pulsar-CPP", "Pulsar Go", "Pulsar-Java-v2.", "Pulsar-Java-v3.", "Pulsar-Java-v4.0.")
 """Clients that say of every subscription nobody asked to be replicated that it is not to be."""
-_ABSENT: Final = 1 << 63
-"""Numbers from here on are negative ones in a u64 field."""
-
-
-def position_of(wire: pb.MessageIdData) -> Position:
-    """A message id of the wire; its sentinels are ours."""
-    if wire.ledgerId >= _ABSENT:
-        return EARLIEST
-    if wire.ledgerId == _ABSENT - 1:
-        return LATEST
-    return Position(wire.ledgerId, wire.entryId if wire.entryId < _ABSENT else -1)
 
 
 def _consumer(connection: Connection, consumer_id: int) -> Consumer | None:
@@ -134,7 +126,7 @@ async def _first_position(topic: Topic, asked: pb.CommandSubscribe) -> Position:
         since = topic.scheduler.now_ms() - 1000 * asked.start_message_rollback_duration_sec
         return await topic.position_at(since, read_compacted=asked.read_compacted)
     if asked.HasField("start_message_id"):
-        start = position_of(asked.start_message_id)
+        start = door.position(asked.start_message_id)
         # The id may be trimmed; a compacted view may have it all the same.
         return start if start in (EARLIEST, LATEST) or asked.read_compacted else max(start, topic.log.first)
     return LATEST if asked.initialPosition == pb.CommandSubscribe.Latest else EARLIEST
@@ -189,7 +181,7 @@ def ack(connection: Connection, command: Ack) -> None:
 
     if consumer is None:
         if command.ack_type == CUMULATIVE and command.ids:
-            connection.sent_away.acknowledged(command.consumer_id, _upto(command.ids[0]))
+            connection.sent_away.acknowledged(command.consumer_id, door.end(*command.ids[0]))
         if confirmed is not None:
             confirmed(ConsumerNotFoundError("this connection has no such consumer (any more): it is not acknowledged"))
         return
@@ -197,11 +189,18 @@ def ack(connection: Connection, command: Ack) -> None:
         if confirmed is not None:
             confirmed(NotAllowed(NO_TRANSACTIONS))
         return
-    parts = _parts(command.detail)
+    try:
+        parts = {} if command.detail is None else door.unacked_parts(command.detail)
+    except NotAllowed as refusal:
+        if command.request_id is None:  # nobody waits for an answer, and its messages would never come again
+            connection.end(f"a bad ACK: {refusal}")
+        elif confirmed is not None:
+            confirmed(refusal)
+        return
     subscription = consumer.subscription
     if command.ack_type == CUMULATIVE:
         if len(command.ids) == 1:
-            position = _upto(command.ids[0])
+            position = door.end(*command.ids[0])
             subscription.acknowledge_cumulative(consumer, position, parts.get(position), confirmed)
         elif confirmed is not None:
             confirmed(None)
@@ -209,40 +208,27 @@ def ack(connection: Connection, command: Ack) -> None:
     subscription.acknowledge(consumer, [_new(Position, pair) for pair in command.ids], parts, confirmed)
 
 
-def _upto(pair: tuple[int, int]) -> Position:
-    """Of a cumulative acknowledgement. Entry -1 is what stands before a ledger, and no entry behind all of it."""
-    ledger, entry = pair
-    return Position(ledger, entry if entry < _ABSENT else -1)
-
-
-def _parts(detail: pb.CommandAck | None) -> dict[Position, int]:
-    """Of entries acked in part, the bits that are *not* acked: so says the wire (R18), and not every client adds the
-    batch's size. C++ clients name an entry twice, with different bits, when messages of it came again meanwhile: what
-    any of the ids acknowledges counts."""
-    parts: dict[Position, int] = {}
-    whole: list[Position] = []
-    for wire in detail.message_id if detail is not None else ():
-        position = position_of(wire)
-        if wire.ack_set:
-            remaining = 0
-            for number, word in enumerate(wire.ack_set):
-                remaining |= (word & 0xFFFFFFFFFFFFFFFF) << (64 * number)
-            parts[position] = remaining & parts.get(position, remaining)
-        else:
-            whole.append(position)
-    if parts:
-        for position in whole:
-            parts.pop(position, None)
-    return parts
-
-
 def redeliver(connection: Connection, command: Any) -> None:
     """REDELIVER_UNACKNOWLEDGED_MESSAGES."""
     asked: pb.CommandRedeliverUnacknowledgedMessages = command.message
     consumer = _consumer(connection, asked.consumer_id)
-    if consumer is not None:
-        positions = [position_of(wire) for wire in asked.message_ids] or None
+    if consumer is not None and len(asked.message_ids) > ACK_IDS:
+        connection.run(_redeliver_many(connection, asked, consumer))
+    elif consumer is not None:
+        positions = [door.position(wire) for wire in asked.message_ids] or None
         consumer.subscription.send_again(consumer, positions, asked.consumer_epoch)
+
+
+async def _redeliver_many(
+    connection: Connection, asked: pb.CommandRedeliverUnacknowledgedMessages, consumer: Consumer
+) -> None:
+    """All that a client holds may time out at once: a slice in each turn of the loop."""
+    for first in range(0, len(asked.message_ids), ACK_IDS):
+        if _consumer(connection, asked.consumer_id) is not consumer:
+            return
+        positions = [door.position(wire) for wire in asked.message_ids[first : first + ACK_IDS]]
+        consumer.subscription.send_again(consumer, positions, asked.consumer_epoch)
+        await asyncio.sleep(0)
 
 
 def close_consumer(connection: Connection, command: Any) -> None:
@@ -335,7 +321,7 @@ def seek(connection: Connection, command: Any) -> None:
 async def _seek(connection: Connection, asked: pb.CommandSeek, subscription: Subscription) -> None:
     try:
         if asked.HasField("message_id"):
-            await move_subscription(subscription, position_of(asked.message_id))
+            await move_subscription(subscription, door.position(asked.message_id))
         else:
             await move_subscription_to_time(subscription, asked.message_publish_time)
     except REFUSALS as error:

@@ -24,7 +24,7 @@ from typing import Final
 
 from crc32c import crc32c
 
-from meridian_broker.bounds.clients import FRAME_BYTES
+from meridian_broker.bounds.clients import ACK_IDS, FRAME_BYTES
 from meridian_broker.wire.pulsar.commands import (
     ACK,
     CUMULATIVE,
@@ -79,6 +79,8 @@ LARGE_BYTES: Final = 16 << 10
 _INT32_MAX: Final = (1 << 31) - 1
 _PARTS_MAX: Final = 64
 """Pieces of one incomplete frame kept apart; a sender of single bytes must not cost an object for each."""
+_PLAIN_ACK_BYTES: Final = 6 * ACK_IDS
+"""An id takes six bytes at least."""
 _TYPE_TAG: Final = 0x0800
 """Field 1 as varint, then the type in the low byte: the first two bytes of nearly every command."""
 _SEND_START: Final = _TYPE_TAG | SEND
@@ -267,6 +269,8 @@ class FrameDecoder:
             at += 2
             if inner >= 0x80:
                 inner, at = read_varint(data, at - 1)
+                if inner > _PLAIN_ACK_BYTES:  # perhaps more ids than there may be: the parser counts them first
+                    return None
             if at + inner != end or data[at] != 8:
                 return None
             consumer_id = data[at + 1]

@@ -9,6 +9,7 @@ from typing import Any, Final, NamedTuple
 from crc32c import crc32c
 from google.protobuf.message import DecodeError
 
+from meridian_broker.bounds.clients import ACK_IDS
 from meridian_broker.wire.proto import pulsar_pb2 as pb
 from meridian_broker.wire.pulsar.commands import (
     ACK,
@@ -20,6 +21,7 @@ from meridian_broker.wire.pulsar.commands import (
     Command,
     Flow,
     FrameMalformed,
+    FrameTooLarge,
     FrameTruncated,
     Message,
     Send,
@@ -158,6 +160,9 @@ def _send(message: pb.CommandSend, payload: bytes | None) -> Send:
 
 
 def _ack(message: pb.CommandAck) -> Ack:
+    """:raises FrameTooLarge: so many ids that taking them apart would hold up everybody else."""
+    if len(message.message_id) > ACK_IDS:
+        raise FrameTooLarge(f"an ACK of {len(message.message_id)} message ids; {ACK_IDS} are the most")
     unusual = (
         message.HasField("validation_error")
         or message.HasField("txnid_most_bits")
