@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
@@ -120,8 +119,11 @@ class Upkeep:
     async def run(self) -> None:
         """Until `stop`, whatever happens: what fails is reported and tried again after a pause."""
         while not self._stopping:
-            with suppress(TimeoutError):  # a turn with nothing to do is one that went well, and says so
-                await asyncio.wait_for(self._wanted.wait(), IDLE_SECONDS)
+            idle = asyncio.get_running_loop().call_later(IDLE_SECONDS, self._wanted.set)
+            try:
+                await self._wanted.wait()
+            finally:
+                idle.cancel()
             self._wanted.clear()
             await self.tidy()
             await self._sleep(self.work.pause)
