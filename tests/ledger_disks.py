@@ -118,6 +118,9 @@ class RecordingDisk:
         with self._mutex:
             self.journal.append(Operation("sync directory"))
 
+    def space(self) -> tuple[int, int]:
+        return 1 << 50, 1 << 50
+
     def lock(self) -> None:
         assert not self.locked
         self.locked = True
@@ -229,6 +232,25 @@ def _survivors(writes: list[bytes], loss: Loss, rng: random.Random) -> bytes:
             whole[lower:upper] = bytes(upper - lower)
         scattered += whole
     return bytes(scattered[: rng.randint(0, len(scattered))])
+
+
+class SmallDisk(RecordingDisk):
+    """A volume of so many bytes. Blocks are bytes here."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.size = size
+
+    def space(self) -> tuple[int, int]:
+        with self._mutex:
+            used = sum(len(self._files[number].content) for number in self._names.values())
+        return max(self.size - used, 0), self.size
+
+    def write(self, number: int, data: bytes) -> None:
+        free = self.space()[0]
+        super().write(number, data[:free])
+        if free < len(data):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 class _Append:
@@ -408,6 +430,9 @@ class FaultyDisk:
     def unlink(self, name: str) -> None:
         self.check("unlink", name)
         self._files.unlink(name)
+
+    def space(self) -> tuple[int, int]:
+        return self._files.space()
 
     def sync_directory(self) -> None:
         self.check("sync directory", "")

@@ -6,16 +6,19 @@ from __future__ import annotations
 import asyncio
 import os
 import resource
+import shutil
 import signal
 import subprocess
 import sys
 from pathlib import Path
 
+import full_volume
 import pytest
 from broker_regions import until
 from crc32c import crc32c
+from full_volume import SEGMENT_BYTES, fill_and_empty
 from ledger_contract import append_all, append_one, read_all
-from ledger_disks import ColdDisk, RecordingDisk, RefusingDisk
+from ledger_disks import ColdDisk, RecordingDisk, RefusingDisk, SmallDisk
 from meridian_broker.engines.local import upkeep
 from meridian_broker.engines.local.checkpoint import assemble
 from meridian_broker.engines.local.segment import RECORD_BYTES, SEGMENT_HEADER_BYTES, SegmentFormatError
@@ -132,6 +135,25 @@ async def test_upkeep_with_nothing_to_do_counts_as_well_done(monkeypatch: pytest
     await until(lambda: store.upkeep.state().turns > 3)
     assert store.upkeep.state().seconds_since_success < 5
     await store.close()
+
+
+@pytest.mark.logs_error("refused a write")
+async def test_a_full_volume_takes_acknowledgements_and_is_emptied() -> None:
+    store = await LocalLedgerStore.start(
+        "memory", files=SmallDisk(16 << 20), segment_bytes=SEGMENT_BYTES, checkpoint_bytes=2 * SEGMENT_BYTES
+    )
+    await fill_and_empty(store)
+    await store.close()
+
+
+def test_a_full_volume_of_the_kernel_takes_acknowledgements_and_is_emptied(tmp_path: Path) -> None:
+    """A small volume in memory, which only this test sees."""
+    alone = ["unshare", "--mount", "sh", "-c", 'mount -t tmpfs -o size=24m none "$0" && exec "$@"', str(tmp_path)]
+    if shutil.which("unshare") is None or subprocess.run([*alone, "true"], check=False, capture_output=True).returncode:
+        pytest.skip("no volume can be mounted here")
+    program = [sys.executable, str(Path(full_volume.__file__)), str(tmp_path / "ledgers")]
+    ended = subprocess.run([*alone, *program], check=False, capture_output=True, text=True, timeout=120)
+    assert ended.stdout == "went well\n", ended.stderr
 
 
 async def test_the_real_file_port_reports_a_refused_write(tmp_path: Path) -> None:

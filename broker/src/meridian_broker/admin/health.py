@@ -64,12 +64,14 @@ async def inside(request: web.Request) -> web.Response:
     lost = _lost_records(admin)
     unread = _unread_subscriptions(admin)
     some = (topics["topics"], damaged["topics"], lost["topics"], unread["subscriptions"])
-    healthy = not (failing or damages or any(some))
+    full = admin.ledgers.full
+    healthy = not (failing or damages or full or any(some))
     return answer(
         {
             "healthy": healthy,
             "work": works,
             "damages": damages,
+            "full": full,
             "failingTopics": topics,
             "damagedTopics": damaged,
             "lostRecords": lost,

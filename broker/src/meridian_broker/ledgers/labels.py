@@ -42,6 +42,11 @@ class Kind(IntEnum):
     """A compacted view."""
 
 
+def holds_messages(label: bytes) -> bool:
+    """Is this the label of a ledger of messages?"""
+    return len(label) > 1 and label[1] == Kind.MESSAGES
+
+
 class Belonging(NamedTuple):
     """Whose a ledger is."""
 

@@ -19,9 +19,10 @@ from typing import Final
 
 from meridian_broker.engines.local.files import AppendFile, FilePort, unwritable
 from meridian_broker.engines.local.log import Batch, Log
+from meridian_broker.engines.local.room import Room
 from meridian_broker.engines.local.segment import SEGMENT_HEADER_BYTES
 from meridian_broker.engines.local.stats import EngineStats
-from meridian_broker.ledgers.store import LedgerWriteFailed
+from meridian_broker.ledgers.store import LedgerStorageFull, LedgerWriteFailed
 
 _log = logging.getLogger(__name__)
 
@@ -43,7 +44,10 @@ class Committer:
         stats: EngineStats,
         segment_name: Callable[[int], str],
     ) -> None:
+        """:raises OSError: the volume does not say how large it is."""
+        self._room = Room(files)
         self._log = log
+        log.look_for_room = self._room.refusal
         self._files = files
         self._loop = loop
         self._stats = stats
@@ -99,9 +103,18 @@ class Committer:
         else:
             self._queue.put(batches)
 
-    def _report(self, durable: Sequence[Batch], error: Exception | None, seconds: Sequence[float]) -> None:
+    def _report(
+        self,
+        durable: Sequence[Batch],
+        error: Exception | None,
+        seconds: Sequence[float],
+        full: LedgerStorageFull | None,
+    ) -> None:
         """One group is done: run its callbacks, in order."""
         stats = self._stats
+        if (full is None) != (self._log.full is None):
+            _log.warning("%s", full or f"{self._files.place} has room for messages again")
+        self._log.full = full
         for each in seconds:
             stats.synced(each)
         for batch in durable:
@@ -182,7 +195,7 @@ class Committer:
             self._failed_generation = group[0].generation
             self._abandon()
         if group:
-            self._loop.call_soon_threadsafe(self._report, group[:durable], error, seconds)
+            self._loop.call_soon_threadsafe(self._report, group[:durable], error, seconds, self._room.refusal())
 
     def _sync(self, seconds: list[float]) -> None:
         if self._file is None or self._written == self._synced:

@@ -114,6 +114,10 @@ class FilePort(Protocol):
         """Make creations, renames and unlinks durable."""
         ...
 
+    def space(self) -> tuple[int, int]:
+        """Bytes that may still be written to the volume, and all that it has."""
+        ...
+
     def lock(self) -> None:
         """Become the directory's only writer. :raises VolumeInUse: another process is."""
         ...
@@ -238,6 +242,10 @@ class OsFiles:
 
     def sync_directory(self) -> None:
         _sync_path(self._directory)
+
+    def space(self) -> tuple[int, int]:
+        volume = os.statvfs(self._directory)
+        return volume.f_bavail * volume.f_frsize, volume.f_blocks * volume.f_frsize
 
     def lock(self) -> None:
         fd = os.open(self._directory / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)

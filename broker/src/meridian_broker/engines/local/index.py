@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from meridian_broker.engines.local.segment import RECORD_BYTES
+from meridian_broker.ledgers.labels import holds_messages
 from meridian_broker.ledgers.store import LedgerError, LedgerInfo
 
 LENGTH_MASK: Final = 0xFFFFFFFF
@@ -73,6 +74,7 @@ class Ledger:
         "deleted",
         "entry_seed",
         "fence",
+        "is_of_messages",
         "label",
         "ledger_id",
         "refusal",
@@ -85,6 +87,7 @@ class Ledger:
     def __init__(self, ledger_id: int, fence: int, entry_seed: int, label: bytes = b"") -> None:
         self.ledger_id = ledger_id
         self.label = label
+        self.is_of_messages = holds_messages(label)
         self.fence = fence
         self.entry_seed = entry_seed
         self.appended = 0

@@ -105,6 +105,10 @@ class Log:
         """What became durable last stands in no mark yet: damage to it would be taken for a torn tail."""
         self.wake: Callable[[], None] = lambda: None
         self.on_closed: Callable[[Segment], None] = lambda _: None
+        self.full: LedgerError | None = None
+        """Why no messages are stored, as of the last group; None: there was room."""
+        self.look_for_room: Callable[[], LedgerError | None] = lambda: None
+        """As ``full``, now."""
         self._segment_bytes = segment_bytes
         self._next_segment = next_segment
         self._previous = previous
@@ -137,6 +141,8 @@ class Log:
     def append(self, ledger: Ledger, data: bytes, done: AppendDone) -> int:
         """Queue an entry. This is the hot path: about one microsecond, hence flat and inlined."""
         entry = ledger.appended
+        if self.full is not None and ledger.is_of_messages and ledger.refusal is None:
+            self.full = ledger.refusal = self.look_for_room()
         if ledger.refusal is not None:
             self.tell(done, ledger.refusal)
             return entry

@@ -223,6 +223,13 @@ class LocalLedgerStore:
         return stats
 
     @property
+    def full(self) -> str | None:
+        """Why no messages can be stored now: the volume is full but for its reserve. None: there is room."""
+        if self.log.full is not None:
+            self.log.full = self.log.look_for_room()
+        return None if self.log.full is None else str(self.log.full)
+
+    @property
     def upkeep(self) -> PeriodicWork:
         """How the background work on the files is doing."""
         return self._upkeep.work
@@ -240,6 +247,10 @@ class LocalLedgerStore:
         if ledger_id < 0 or ledger_id in self._ledgers or ledger_id in self._making or ledger_id in self._deleted:
             raise LedgerError(f"ledger id {ledger_id} was used before: take a new one from the metadata store")
         ledger = Ledger(ledger_id, fence, ledger_seed(ENTRY, ledger_id), label)
+        if self.log.full is not None and ledger.is_of_messages:
+            self.log.full = self.log.look_for_room()
+            if self.log.full is not None:
+                raise self.log.full
         self._making.add(ledger_id)
 
         def made() -> None:

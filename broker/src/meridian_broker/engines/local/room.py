@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The last part of a volume is kept for what gives space back.
+
+On a volume without a free byte nothing can be given back any more: deleting a ledger is a record, what was deleted
+counts once a checkpoint is written, and consumers cannot even acknowledge what fills the volume. So new messages are
+refused while less than the *reserve* is free. Acknowledgements, deletions, checkpoints and the region's metadata, if
+they are on the same volume, have the rest.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from meridian_broker.engines.local.files import FilePort
+from meridian_broker.ledgers.store import LedgerStorageFull
+
+RESERVE_BYTES: Final = 64 << 20
+"""A segment, and what a checkpoint of a million runs takes."""
+RESERVE_SHARE: Final = 16
+"""No more than this part of a small volume."""
+
+
+class Room:
+    """How much is left of one store's volume."""
+
+    def __init__(self, files: FilePort) -> None:
+        """:raises OSError: the volume does not say how large it is."""
+        self._files = files
+        self.reserve = min(RESERVE_BYTES, files.space()[1] // RESERVE_SHARE)
+
+    def refusal(self) -> LedgerStorageFull | None:
+        """Why messages cannot be stored now; None: there is room. A system call of a microsecond, in any thread."""
+        try:
+            free, _ = self._files.space()
+        except OSError:
+            return None  # whoever writes hears what is wrong
+        if free >= self.reserve:
+            return None
+        return LedgerStorageFull(
+            f"the volume of {self._files.place} has {free >> 20} MiB left, and no messages are stored "
+            f"in the last {self.reserve >> 20} MiB: those are for acknowledgements and for giving space back. "
+            "Free space, or enlarge the volume"
+        )
