@@ -92,6 +92,54 @@ def test_brokers_waited_for_their_etcd(cluster: Cluster) -> None:
         assert restarts and not any(restarts.values()), restarts
 
 
+STRANGERS = """
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+from meridian_broker.engines.etcd.address import ANONYMOUS
+from meridian_broker.engines.etcd.metadata import EtcdMetadataStore
+from meridian_broker.metadata.store import MetadataError
+from meridian_broker.server.settings import load
+
+async def enter(urls, region, login):
+    try:
+        await (await EtcdMetadataStore.connect(urls, "/meridian/" + region, login=login)).close()
+        return True
+    except MetadataError:
+        return False
+
+async def main():
+    settings = load(Path("/etc/meridian/config/broker.conf"), (), {})
+    login, mine = settings.metadata.login, settings.metadata_store_url.removeprefix("etcd:")
+    east = mine.replace("us-west", "us-east")
+    unknown = replace(login, user="", password_file=None)
+    print(await enter(mine, "us-west", login), *[
+        await enter(*attempt) for attempt in (
+            (mine, "us-west", unknown),
+            (mine, "us-west", replace(ANONYMOUS, ca_file=login.ca_file)),
+            (mine.replace("https", "http"), "us-west", ANONYMOUS),
+            (east, "us-east", login),
+        )
+    ])
+
+asyncio.run(main())
+"""
+
+
+def test_etcd_lets_in_the_brokers_of_its_region_only(cluster: Cluster) -> None:
+    """The right certificate with the right password; not one of them alone, and not another region's."""
+    (cluster.directory / "strangers.py").write_text(STRANGERS)
+    inside = "kubectl -n us-west exec -i meridian-broker-0 -c broker -- /opt/meridian/bin/python -"
+    assert cluster.run(f"{inside} < strangers.py").split() == ["True", *["False"] * 4]
+
+
+def test_an_upgrade_keeps_passwords_and_certificates(cluster: Cluster) -> None:
+    kept = "kubectl -n us-west get secret meridian-etcd-login meridian-etcd-tls -o jsonpath='{.items[*].data}'"
+    before = cluster.run(kept)
+    cluster.run("helm upgrade meridian helm/meridian-region -n us-west --reuse-values --wait --timeout 180s")
+    assert cluster.run(kept) == before
+
+
 def test_a_region_that_is_away_is_told_and_comes_back(cluster: Cluster) -> None:
     cluster.wait(
         lambda: cluster.condition("geotopic/orders", "Degraded").get("status") == "True", "the operator to notice"
