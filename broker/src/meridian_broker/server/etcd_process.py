@@ -8,7 +8,7 @@ Production regions run etcd as a service of their own; this module is not for th
 Every user of the machine can connect to a port on loopback. So ``meridian up`` runs a *secured* etcd, which asks for a
 password that is kept in a file of this user. A new etcd is open until its authentication is switched on; that happens
 while it listens on a socket in a private directory, before it ever has a port. The listener for other members, which
-has no authentication of its own, is a socket in the data directory.
+has no authentication of its own, is a socket whose file is removed once etcd is up: there are no other members.
 """
 
 from __future__ import annotations
@@ -159,6 +159,7 @@ class EtcdProcess:
         except BaseException:
             await started.stop()
             raise
+        (directory / _PEER_SOCKET).unlink(missing_ok=True)
         return started
 
     @classmethod
