@@ -18,10 +18,10 @@ import time
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import IO, Any, Self
 
 from free_ports import free_base_port, free_port
 
@@ -31,6 +31,9 @@ STOP_SECONDS = 120.0
 PATIENT = {"barrierTimeoutMillis": "20000"}
 """Regions wait for each other's word at a switch (R20) however slow the machine is just now: after the quarter of a
 second that is the rule they go on without it, and messages come again."""
+_WITHOUT_CERTIFICATES = {"SSL_CERT_FILE": os.devnull}
+"""aiohttp reads the system's certificates twice while it is imported, a tenth of a broker's start. None of ours calls a
+server that they vouch for."""
 _DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
@@ -79,6 +82,10 @@ def wait_until(condition: Any, what: str, seconds: float = 60.0) -> Any:
             raise AssertionError(f"waited {seconds:.0f} s in vain for {what}")
         time.sleep(0.01)
     return value
+
+
+def _started(command: Sequence[str], log: IO[bytes]) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(command, stdout=log, stderr=log, env=os.environ | _WITHOUT_CERTIFICATES)
 
 
 class BrokerProcess:
@@ -136,7 +143,7 @@ class BrokerProcess:
         assignments = [part for key, value in self._settings.items() for part in ("--set", f"{key}={value}")]
         self.data_dir.mkdir(parents=True, exist_ok=True)
         with self.log_file.open("ab") as log:
-            self._process = subprocess.Popen([*MERIDIAN, "broker", *assignments], stdout=log, stderr=log)
+            self._process = _started([*MERIDIAN, "broker", *assignments], log)
         if wait:
             self.wait_healthy()
         return self
@@ -240,7 +247,7 @@ class RegionsProcess:
         ]
         said = self.log_file.stat().st_size if self.log_file.exists() else 0
         with self.log_file.open("ab") as log:
-            self._process = subprocess.Popen(command, stdout=log, stderr=log)
+            self._process = _started(command, log)
 
         def up() -> bool:
             assert self._process is not None
@@ -291,7 +298,7 @@ class RegionsProcess:
         record = self.record(region)
         command = [*MERIDIAN, "broker", "--config", record["config"]]
         with Path(record["log"]).open("ab") as log:
-            again = self._again[region] = subprocess.Popen(command, stdout=log, stderr=log)
+            again = self._again[region] = _started(command, log)
 
         def healthy() -> bool:
             assert again.poll() is None, f"the broker of {region} ended with {again.poll()}:\n{self.log(region)[-999:]}"

@@ -16,15 +16,19 @@ from broker_process import BrokerProcess, HttpAnswer, http, wait_until
 from region_clients import PATIENCE_MS
 
 BASE = "/admin/v2/persistent/public/default"
+SETTINGS = {"managedLedgerMaxEntriesPerLedger": "10", "retentionCheckIntervalInSeconds": "1"}
 
 
 @pytest.fixture
 def broker(tmp_path: Path) -> Iterator[BrokerProcess]:
-    settings = {
-        "managedLedgerMaxEntriesPerLedger": "10",
-        "retentionCheckIntervalInSeconds": "1",
-    }
-    with BrokerProcess("solo", tmp_path / "data", settings=settings) as running:
+    with BrokerProcess("solo", tmp_path / "data", settings=SETTINGS) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
+    """For requests that are refused: they leave nothing behind."""
+    with BrokerProcess("solo", tmp_path_factory.mktemp("shared") / "data", settings=SETTINGS) as running:
         yield running
 
 
@@ -132,17 +136,17 @@ def test_first_hand_evidence_survives_kill_9(broker: BrokerProcess, client: puls
         ("..%2F..%2Fmetadata.sqlite/topics", 404),
     ],
 )
-def test_what_is_not_there_is_refused(broker: BrokerProcess, path: str, status: int) -> None:
-    name = take(broker)["snapshot"]
-    answer = broker.http("GET", f"/meridian/v1/export/{path.format(name)}")
+def test_what_is_not_there_is_refused(shared: BrokerProcess, path: str, status: int) -> None:
+    name = take(shared)["snapshot"]
+    answer = shared.http("GET", f"/meridian/v1/export/{path.format(name)}")
     assert answer.status == status
     assert answer.reason
 
 
-def test_bad_patterns_are_refused(broker: BrokerProcess) -> None:
+def test_bad_patterns_are_refused(shared: BrokerProcess) -> None:
     for body in ({"topics": "re:("}, {"topics": 5}, [1]):
-        assert broker.http("POST", "/meridian/v1/export", body).status == 412
-    assert take(broker, {"topics": "re:persistent://.*"})["partitions"]["entries"] == 1
+        assert shared.http("POST", "/meridian/v1/export", body).status == 412
+    assert take(shared, {"topics": "re:persistent://.*"})["partitions"]["entries"] == 1
 
 
 def test_the_oldest_snapshot_goes_and_files_go_with_it(broker: BrokerProcess) -> None:

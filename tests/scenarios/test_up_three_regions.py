@@ -7,7 +7,6 @@ import json
 import re
 import subprocess
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,9 +16,9 @@ from region_clients import CENTRAL, EARLIEST, EAST, WEST, client, new_topic, num
 REGIONS = (EAST, WEST, CENTRAL)
 
 
-@pytest.fixture(params=["embedded", "etcd"])
-def regions(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[RegionsProcess]:
-    with RegionsProcess(REGIONS, tmp_path / "data", metadata=request.param) as up:
+@pytest.fixture(scope="module", params=["embedded", "etcd"])
+def regions(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[RegionsProcess]:
+    with RegionsProcess(REGIONS, tmp_path_factory.mktemp("up") / "data", metadata=request.param) as up:
         yield up
 
 
