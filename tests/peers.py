@@ -4,9 +4,15 @@
 from __future__ import annotations
 
 import os
+import time
+from collections.abc import Awaitable, Callable
 
+from aiohttp import web
 from meridian_broker.gateway.client_options import ClientOptions, peer_options
 from meridian_broker.gateway.peer_identity import PeerIdentity
+from meridian_broker.gateway.region_calls import RegionCalls
+from meridian_broker.gateway.tls import ContextSource
+from meridian_broker.wire.peer_requests import PROOF_HEADER, SCHEME, Call, Guard
 
 SECRET = b"a secret that only these tests know"
 
@@ -19,3 +25,40 @@ def identity(region: str, *secrets: bytes) -> PeerIdentity:
 def as_region(region: str, to: str, secret: bytes = SECRET, base: ClientOptions | None = None) -> ClientOptions:
     """To connect as ``region`` to the region ``to``."""
     return peer_options(identity(region, secret), base).towards(to)
+
+
+def now_ms() -> int:
+    return time.monotonic_ns() // 1_000_000
+
+
+def calls_as(region: str, admin_url: str, secret: bytes = SECRET, tls: ContextSource | None = None) -> RegionCalls:
+    """The admin API at ``admin_url``, called as ``region``."""
+    return RegionCalls(identity(region, secret), lambda _: ("", admin_url), tls, now_ms)
+
+
+async def status_as(region: str, to: str, admin_url: str, method: str, path: str, secret: bytes = SECRET) -> int:
+    """What ``to`` answers when ``region`` calls it."""
+    status, _ = await calls_as(region, admin_url, secret).ask(to, method, path, seconds=30)
+    return status
+
+
+@web.middleware
+async def as_west(
+    request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+) -> web.StreamResponse:
+    """A server of a test that proves itself to be region ``us-west`` and takes calls of proven regions alone."""
+    guard = request.app[GUARD]
+    asked = guard.read(request.headers["Authorization"])
+    assert request.headers["Authorization"].startswith(SCHEME)
+    if not guard.is_current(asked, now_ms()):
+        return web.Response(status=401, headers={"WWW-Authenticate": guard.challenge(asked, b"", now_ms())})
+    call = Call(request.method, request.raw_path, await request.read())
+    admitted = guard.admit(asked, call, b"", now_ms())
+    response = await handler(request)
+    assert isinstance(response, web.Response)
+    body = response.body if isinstance(response.body, bytes) else b""
+    response.headers[PROOF_HEADER] = guard.answer(admitted, response.status, body)
+    return response
+
+
+GUARD = web.AppKey("guard", Guard)

@@ -11,7 +11,10 @@ import time
 from typing import Any
 
 import pulsar
+import pytest
 from broker_process import MERIDIAN, RegionsProcess, wait_until
+from meridian_broker.gateway.region_calls import CallFailed
+from peers import calls_as
 from prometheus_client.parser import text_string_to_metric_families
 from region_clients import PATIENCE_MS
 
@@ -100,9 +103,8 @@ def test_a_message_id_is_translated_by_its_origin(regions: RegionsProcess, clien
     assert "stores no messages" in regions.http("west", "GET", f"{volatile}?from=east&id=1:1").reason
 
 
-def test_a_region_whose_network_loses_everything_is_given_up_soon(regions: RegionsProcess) -> None:
+async def test_a_region_whose_network_loses_everything_is_given_up_soon() -> None:
     """Nobody refuses the connection, nobody takes it: what a full queue of a listener does, too."""
-    assert regions.http("east", "PUT", f"{BASE}/unheard").status == 204
     with socket.socket() as listener, contextlib.ExitStack() as waiting:
         listener.bind(("127.0.0.1", 0))
         listener.listen(0)
@@ -111,11 +113,20 @@ def test_a_region_whose_network_loses_everything_is_given_up_soon(regions: Regio
             one.setblocking(False)
             one.connect_ex(listener.getsockname())
         there = f"http://127.0.0.1:{listener.getsockname()[1]}"
-        assert regions.http("east", "PUT", "/admin/v2/clusters/far", {"serviceUrl": there}).status == 204
-        path = f"{OWN}/topics/persistent/public/default/unheard/messageid/translate?from=far&id=1:1"
-        answer = regions.http("east", "GET", path)
-        assert answer.status == 503
-        assert answer.reason == f"far cannot be asked: {there} does not take connections within 4 s"
+        with pytest.raises(CallFailed, match=f"^{there} does not take connections within 4 s$"):
+            await calls_as("east", there).ask("far", "GET", "/admin/v2/clusters", seconds=30)
+
+
+def test_a_region_that_was_only_made_through_the_api_is_not_asked_without_tls(regions: RegionsProcess) -> None:
+    """Whoever can write a cluster record would otherwise stand between two regions."""
+    assert regions.http("east", "PUT", f"{BASE}/unheard").status == 204
+    far = {"serviceUrl": regions.admin_url("west"), "brokerServiceUrl": regions.service_url("west")}
+    assert regions.http("east", "PUT", "/admin/v2/clusters/far", far).status == 204
+    path = f"{OWN}/topics/persistent/public/default/unheard/messageid/translate?from=far&id=1:1"
+    answer = regions.http("east", "GET", path)
+    assert answer.status == 503
+    assert "far cannot be asked: region far is not connected to: without TLS" in answer.reason
+    wait_until(lambda: "progress link to far is down: region far is not connected to" in regions.log("east"), "the log")
     assert regions.http("east", "DELETE", "/admin/v2/clusters/far").status == 204
 
 

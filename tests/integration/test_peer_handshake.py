@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 import json
 from collections.abc import AsyncIterator, Iterator
@@ -12,17 +13,20 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-from broker_process import BrokerProcess, wait_until
+from aiohttp import web
+from broker_process import BrokerProcess, HttpAnswer, http, wait_until
 from free_ports import free_port
 from meridian_broker.gateway.client import PulsarClientConnection
 from meridian_broker.gateway.client_errors import ConnectFailed
 from meridian_broker.gateway.client_options import PEER_AUTH_METHOD
+from meridian_broker.gateway.region_calls import CallFailed
 from meridian_broker.wire.peer_proof import pack
+from meridian_broker.wire.peer_requests import PROOF_HEADER, SCHEME, Call, Caller
 from meridian_broker.wire.proto import peer_pb2
 from meridian_broker.wire.proto import pulsar_pb2 as pb
 from meridian_broker.wire.pulsar import encode
 from meridian_broker.wire.pulsar.frames import FrameDecoder
-from peers import SECRET, as_region
+from peers import SECRET, as_region, calls_as, identity, now_ms
 from raw_connection import RawConnection, T
 
 
@@ -57,10 +61,10 @@ class FalseRegion:
 def east(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
     """A broker that is told that region ``false`` is where the test listens."""
     directory = tmp_path_factory.mktemp("handshake")
-    port, admin, false = free_port(), free_port(), free_port()
+    port, admin, false, false_admin = (free_port() for _ in range(4))
     listed = [
         {"name": name, "service_url": f"pulsar://127.0.0.1:{one}", "admin_url": f"http://127.0.0.1:{two}"}
-        for name, one, two in (("east", port, admin), ("false", false, 1))
+        for name, one, two in (("east", port, admin), ("false", false, false_admin))
     ]
     (directory / "regions.json").write_text(json.dumps({"regions": listed}))
     (directory / "secret").write_bytes(SECRET)
@@ -218,6 +222,80 @@ class Deaf:
     def send_error(self, error: pb.CommandSendError) -> None: ...
 
     def producer_closed(self, reason: str) -> None: ...
+
+
+TOPIC = "/admin/v2/persistent/public/default/asked"
+
+
+@pytest.mark.parametrize("status", [200, 401, 404])
+async def test_a_false_region_that_is_asked_learns_nothing_and_is_not_believed(
+    east: BrokerProcess, status: int
+) -> None:
+    """A deletion asks the other regions first who uses the topic there."""
+    asked: list[tuple[str, str, bytes]] = []
+
+    async def answer(request: web.Request) -> web.Response:
+        asked.append((request.method, str(request.raw_headers), await request.read()))
+        headers = {
+            "WWW-Authenticate": SCHEME + base64.b64encode(pack(bytes(32), bytes(8), bytes(8), bytes(32))).decode()
+        }
+        return web.json_response({"reason": "be\nlieve", "subscriptions": {}}, status=status, headers=headers)
+
+    app = web.Application()
+    app.router.add_route("*", "/{tail:.*}", answer)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    listed = json.loads((east.data_dir.parent / "regions.json").read_text())["regions"]
+    await web.TCPSite(runner, "127.0.0.1", int(listed[1]["admin_url"].rpartition(":")[2])).start()
+    assert (await asyncio.to_thread(east.http, "PUT", TOPIC)).status in (204, 409)
+    refused = await asyncio.to_thread(east.http, "DELETE", TOPIC)
+    await runner.cleanup()
+    assert refused.status == 412
+    assert "false cannot be asked" in refused.reason
+    assert "\n" not in refused.reason
+    assert asked
+    for method, headers, body in asked:
+        assert (method, body) == ("GET", b"")
+        assert SECRET.decode() not in headers
+
+
+async def test_a_call_is_taken_once_and_as_it_was_said(east: BrokerProcess) -> None:
+    one = identity("south")
+    caller = Caller(one.region, "east", one.secrets, one.random)
+    path = f"{TOPIC}/stats"
+
+    def say(header: str, path: str = path) -> HttpAnswer:
+        return http("GET", east.admin_url + path, headers={"Authorization": header})
+
+    header, nonce = caller.greeting()
+    challenge = say(header)
+    assert challenge.status == 401
+    caller.challenged(challenge.headers["WWW-Authenticate"], nonce, b"", now_ms())
+    signed = caller.sign(Call("GET", path, b""), b"", now_ms())
+    assert "changed on its way" in say(signed.header, "/admin/v2/persistent/public/default/other/stats").reason
+    answer = say(signed.header)
+    assert answer.status in (200, 404)
+    caller.check(signed, answer.status, answer.body, answer.headers[PROOF_HEADER])
+    again = say(signed.header)
+    assert (again.status, again.reason) == (401, "this request was made before")
+    for noise in ("Meridian-Peer x", "Meridian-Peer " + "A" * 4000, "Meridian-Peer AAAAAA=="):
+        assert say(noise).status == 401
+
+
+async def test_a_call_survives_the_restart_of_the_region_that_it_is_for(east: BrokerProcess) -> None:
+    calls = calls_as("south", east.admin_url)
+    for _ in range(2):
+        status, _ = await calls.ask("east", "GET", "/admin/v2/persistent/public/default/none/stats", seconds=30)
+        assert status == 404
+        await asyncio.to_thread(east.kill)
+        await asyncio.to_thread(east.start)
+
+
+async def test_a_call_with_another_secret_is_refused(east: BrokerProcess) -> None:
+    with pytest.raises(CallFailed, match=r"answered 401.*different peer secrets"):
+        await calls_as("south", east.admin_url, b"another secret, just as long as it").ask(
+            "east", "GET", TOPIC, seconds=30
+        )
 
 
 def test_regions_with_different_secrets_say_so(tmp_path: Path) -> None:

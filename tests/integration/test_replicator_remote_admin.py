@@ -9,7 +9,10 @@ from contextlib import asynccontextmanager
 
 import pytest
 from aiohttp import web
+from meridian_broker.gateway.region_calls import RegionCalls
 from meridian_broker.gateway.remote_admin import OtherDeletion, RemoteAdmin, RemoteAdminFailed
+from meridian_broker.wire.peer_requests import Guard
+from peers import GUARD, SECRET, as_west, calls_as, identity, now_ms
 
 TOPIC = "persistent://tenant/ns/a topic"
 PATH = "/admin/v2/persistent/tenant/ns/a%20topic/partitions"
@@ -22,7 +25,6 @@ class Rest:
         self.count = 0
         self.asked: list[str] = []
         self.taken_meanwhile = 0
-        self.tokens: set[str | None] = set()
         self.incarnations: list[str] = []
         self.deleted = False
 
@@ -33,7 +35,6 @@ class Rest:
             self.incarnations.append(request.query["incarnation"])
             if self.deleted:
                 return web.json_response({"reason": "deleted since"}, status=412)
-        self.tokens.add(request.headers.get("Authorization"))
         if request.method == "GET":
             return web.json_response({"partitions": self.count}) if self.count else web.Response(status=404)
         if request.method == "PUT" and self.taken_meanwhile:
@@ -44,28 +45,30 @@ class Rest:
 
 
 @asynccontextmanager
-async def rest(token: str | None = None) -> AsyncIterator[tuple[Rest, RemoteAdmin]]:
+async def rest() -> AsyncIterator[tuple[Rest, RemoteAdmin]]:
     one = Rest()
-    app = web.Application()
+    app = web.Application(middlewares=[as_west])
+    app[GUARD] = Guard("us-west", bytes(32), lambda: (SECRET,))
     app.router.add_route("*", "/{tail:.*}", one.answer)
     runner = web.AppRunner(app)
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)
     await site.start()
     url = f"http://127.0.0.1:{runner.addresses[0][1]}/"
-    admin = RemoteAdmin(lambda region: ("pulsar://unused", url) if region == "us-west" else None, token)
+
+    def place(region: str) -> tuple[str, str] | None:
+        return ("pulsar://unused", url) if region == "us-west" else None
+
     try:
-        yield one, admin
+        yield one, RemoteAdmin(RegionCalls(identity("us-east"), place, None, now_ms))
     finally:
-        await admin.close()
         await runner.cleanup()
 
 
 async def test_a_missing_topic_is_made_once_however_many_partitions_ask() -> None:
-    async with rest("t0ken") as (one, admin):
+    async with rest() as (one, admin):
         await asyncio.gather(*(admin.ensure_partitions("us-west", TOPIC, 8) for _ in range(8)))
         assert (one.count, one.asked) == (8, ["GET", "PUT"])
-        assert one.tokens == {"Bearer t0ken"}
         admin.forget("us-west", TOPIC)
         await admin.ensure_partitions("us-west", TOPIC, 8)
         assert one.asked == ["GET", "PUT", "GET"]
@@ -101,9 +104,8 @@ async def test_a_topic_that_was_deleted_there_is_not_made_again() -> None:
 
 async def test_what_cannot_be_told_is_an_error_that_names_the_region() -> None:
     async with rest() as (_, admin):
-        with pytest.raises(RemoteAdminFailed, match="no admin URL is known for region mars"):
+        with pytest.raises(RemoteAdminFailed, match="mars cannot be asked: it has no admin URL"):
             await admin.ensure_partitions("mars", TOPIC, 4)
-    gone = RemoteAdmin(lambda _: ("pulsar://unused", "http://127.0.0.1:1"))
-    with pytest.raises(RemoteAdminFailed, match="GET"):
+    gone = RemoteAdmin(calls_as("us-east", "http://127.0.0.1:1"))
+    with pytest.raises(RemoteAdminFailed, match=r"us-west cannot be asked: http://\S+ does not take"):
         await gone.ensure_partitions("us-west", TOPIC, 4)
-    await gone.close()

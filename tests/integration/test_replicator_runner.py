@@ -22,7 +22,7 @@ from meridian_broker.topics.throttling import Rate
 from meridian_broker.wire.proto import peer_pb2
 from meridian_broker.wire.proto import pulsar_pb2 as pb
 from meridian_broker.wire.pulsar import encode
-from peers import identity
+from peers import calls_as, identity
 from replicator_model import LOCAL, REMOTE, LocalLog
 from toy_pulsar_server import ToyConnection, ToyServer, toy_server
 
@@ -144,6 +144,7 @@ async def running(*servers: ToyServer) -> AsyncIterator[ReplicatorRunner]:
         LOCAL,
         lambda region: (servers[0].url, None) if region == REMOTE else None,
         OPTIONS,
+        calls_as(LOCAL, "http://127.0.0.1:1"),
         jitter=lambda: 0.0,
         now_ms=lambda: 1000,
     )

@@ -23,10 +23,12 @@ from free_ports import free_port
 from meridian_broker.gateway.client import PulsarClientConnection
 from meridian_broker.gateway.client_errors import ConnectFailed
 from meridian_broker.gateway.client_options import ClientOptions
+from meridian_broker.gateway.region_calls import CallFailed
 from meridian_broker.gateway.tls import TlsFiles, client_context
-from peers import as_region
+from peers import as_region, calls_as
 from region_clients import PATIENCE_MS
 
+ASKED = ("east", "GET", "/admin/v2/persistent/public/default/nowhere/stats")
 REGIONS = ("east", "west")
 
 
@@ -269,6 +271,16 @@ async def test_somebody_between_two_regions_is_noticed(secure: Secure) -> None:
         url = f"pulsar+ssl://127.0.0.1:{server.sockets[0].getsockname()[1]}"
         with pytest.raises(ConnectFailed, match="did not prove that it is region east"):
             await PulsarClientConnection.connect(url, options)
+        server.close()
+
+    assert (await calls_as("south", secure.admin_url("east"), secure.secret, options.tls).ask(*ASKED, seconds=30))[
+        0
+    ] == 404
+    for port, context in ((secure.ports["east"][3], secure.context()), (secure.ports["east"][1], None)):
+        server = await asyncio.start_server(partial(relay, port, context), "127.0.0.1", 0, ssl=served_context)
+        url = f"https://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        with pytest.raises(CallFailed, match="did not prove that it is region east"):
+            await calls_as("south", url, secure.secret, options.tls).ask(*ASKED, seconds=30)
         server.close()
 
 

@@ -11,6 +11,7 @@ routes marks, and nothing else.
 from __future__ import annotations
 
 import re
+import ssl
 from collections.abc import Mapping
 from typing import Final
 
@@ -19,6 +20,9 @@ from aiohttp import web
 from meridian_broker.admin.errors import Handler
 from meridian_broker.admin.requests import STATE, Refused
 from meridian_broker.gateway.authentication import NotAuthenticated
+from meridian_broker.gateway.tls import channel_binding
+from meridian_broker.wire.peer_proof import NotProven
+from meridian_broker.wire.peer_requests import PROOF_HEADER, SCHEME, Admitted, Call
 
 OPEN: Final = re.compile(r"/admin/v2/brokers/(ready|health)|/status\.html|/metrics/?")
 FOR_CLIENTS: Final = re.compile(
@@ -27,28 +31,40 @@ FOR_CLIENTS: Final = re.compile(
     r"|/admin/v2/namespaces/[^/]+/[^/]+/topics"
     r"|/admin/v2/schemas/[^/]+/[^/]+/[^/]+/schema(/[^/]+)?"
 )
-ROLE: Final = "role"
+ROLE: Final = web.RequestKey("role", str)
 """Where handlers find who asks, when that is known."""
+ADMITTED: Final = web.RequestKey("admitted", Admitted)
+"""Where the proof of another region's call is kept for its answer."""
 PEER_CALLS: Final = web.AppKey("peer_calls", Mapping[Handler, str])
 """What brokers of other regions may call: handler -> the query parameter that the call must have; empty: none."""
 _BEARER: Final = "Bearer "
 
 
 @web.middleware
+async def proven_answers(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Prove to another region whose answer it gets. It stands before ``refusals``, which are answers too."""
+    response = await handler(request)
+    admitted = request.get(ADMITTED)
+    if admitted is not None and isinstance(response, web.Response):
+        body = response.body if isinstance(response.body, bytes) else b""
+        response.headers[PROOF_HEADER] = request.app[STATE].guard.answer(admitted, response.status, body)
+    return response
+
+
+@web.middleware
 async def gatekeeper(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Let the request through, or refuse it with 401 (who are you?) or 403 (not you)."""
+    header = request.headers.get("Authorization", "")
+    if header.startswith(SCHEME):
+        challenge = await _admit(request, header)
+        return await handler(request) if challenge is None else challenge
     authentication = request.app[STATE].gateway.authentication
     if not authentication.required or OPEN.fullmatch(request.path):
         return await handler(request)
-    header = request.headers.get("Authorization", "")
     if not header.startswith(_BEARER):
         raise Refused(401, "this region asks for a token: send Authorization: Bearer TOKEN")
-    token = header.removeprefix(_BEARER).strip().encode()
-    if authentication.is_peer(token):
-        _check_peer(request)
-        return await handler(request)
     try:
-        role = authentication.role(token)
+        role = authentication.role(header.removeprefix(_BEARER).strip().encode())
     except NotAuthenticated as error:
         raise Refused(401, str(error)) from None
     request[ROLE] = role
@@ -59,8 +75,26 @@ async def gatekeeper(request: web.Request, handler: Handler) -> web.StreamRespon
     raise Refused(403, f"role {role} is none of superUserRoles: the admin API is for those")
 
 
-def _check_peer(request: web.Request) -> None:
-    """:raises Refused: brokers of other regions do not ask for that."""
+async def _admit(request: web.Request, header: str) -> web.Response | None:
+    """Let a call of another region in, or greet it with a challenge.
+
+    :raises Refused: it proves nothing, or brokers of other regions do not ask for that.
+    """
+    state = request.app[STATE]
+    now_ms = state.service.scheduler.monotonic_ms()
+    try:
+        if request.transport is None:
+            raise NotProven("the connection is gone")
+        binding = channel_binding(request.transport)
+        asked = state.guard.read(header)
+        if not state.guard.is_current(asked, now_ms):
+            challenge = state.guard.challenge(asked, binding, now_ms)
+            return web.json_response({"reason": "prove it"}, status=401, headers={"WWW-Authenticate": challenge})
+        call = Call(request.method, request.raw_path, await request.read())
+        request[ADMITTED] = state.guard.admit(asked, call, binding, state.service.scheduler.monotonic_ms())
+    except (NotProven, ssl.SSLError) as error:
+        raise Refused(401, str(error)) from None
     parameter = request.app[PEER_CALLS].get(request.match_info.handler)
     if parameter is None or (parameter and parameter not in request.query):
         raise Refused(403, f"{request.method} {request.path} is not for brokers of other regions")
+    return None

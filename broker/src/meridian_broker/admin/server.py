@@ -13,7 +13,7 @@ from aiohttp import web
 from meridian_broker.admin.connections import Hall, HttpConnection, Places, within_limits
 from meridian_broker.admin.errors import no_web_pages, refusals
 from meridian_broker.admin.export import Exports
-from meridian_broker.admin.gatekeeping import PEER_CALLS, gatekeeper
+from meridian_broker.admin.gatekeeping import PEER_CALLS, gatekeeper, proven_answers
 from meridian_broker.admin.health import live, ready
 from meridian_broker.admin.rates import Rates
 from meridian_broker.admin.requests import EXPORTS, STATE, STATS
@@ -44,7 +44,7 @@ class AdminServer:
     async def start(cls, state: AdminState, host: str, places: Places) -> AdminServer:
         """Nobody is let in before ``listen``."""
         server = cls(state, Exports(state), host, Hall(places, time.monotonic))
-        app = web.Application(middlewares=[within_limits, refusals, no_web_pages, gatekeeper])
+        app = web.Application(middlewares=[within_limits, proven_answers, refusals, no_web_pages, gatekeeper])
         app[EXPORTS] = server._exports
         app[STATS] = TopicStats(state, Rates(time.monotonic))
         app[PEER_CALLS] = {route.handler: route.peers for route in ROUTES if route.peers is not None}

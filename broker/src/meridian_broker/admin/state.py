@@ -12,12 +12,13 @@ from meridian_broker.engines.held import HeldLedgers
 from meridian_broker.engines.local.store import LocalLedgerStore
 from meridian_broker.gateway.exchange import ExchangeShell
 from meridian_broker.gateway.pulsar.broker import Broker
+from meridian_broker.gateway.region_calls import RegionCalls
 from meridian_broker.gateway.replication import ReplicatorRunner
-from meridian_broker.gateway.tls import ContextSource
 from meridian_broker.ledgers.periodic import WorkState
 from meridian_broker.metadata.catalog import Catalog
 from meridian_broker.replication.lease_desk import LeaseDesk
 from meridian_broker.topics.service import TopicService
+from meridian_broker.wire.peer_requests import Guard
 
 
 @dataclass
@@ -41,10 +42,10 @@ class AdminState:
     """The settings in force, by key."""
     data_directory: Path
     admin_url: Callable[[], str]
-    client_tls: ContextSource | None = None
-    """For requests to other regions over ``https://``; None: these are asked over ``http://``."""
-    peer_token: str | None = None
-    """Shown to the admin APIs of other regions; None: they are asked as anybody would."""
+    calls: RegionCalls
+    """To the admin APIs of other regions."""
+    guard: Guard
+    """Knows the calls of other regions."""
     faults: bool = False
     """This broker is under test and may lose messages when told to."""
     sync_metrics: bool = False

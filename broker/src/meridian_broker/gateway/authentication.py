@@ -8,8 +8,6 @@ token bears. A token is never logged and never part of an error.
 
 from __future__ import annotations
 
-import hmac
-from collections.abc import Collection
 from typing import Final
 
 ALGORITHMS: Final = ["HS256", "HS384", "HS512"]
@@ -31,12 +29,11 @@ class Authentication:
     PyJWT brings a whole library of cryptography along: only brokers that have a key load it, and before they serve.
     """
 
-    def __init__(self, secret_key: bytes | None, super_users: frozenset[str], peer_secrets: Collection[bytes]) -> None:
+    def __init__(self, secret_key: bytes | None, super_users: frozenset[str]) -> None:
         if secret_key is not None:
             import jwt  # noqa: F401
         self._key = secret_key
         self._super_users = super_users
-        self._peer_secrets = peer_secrets
 
     @property
     def required(self) -> bool:
@@ -66,10 +63,6 @@ class Authentication:
         if role in RESERVED_ROLES:
             raise NotAuthenticated(f"the token's subject {role} is reserved for brokers: get one with another subject")
         return role
-
-    def is_peer(self, token: bytes) -> bool:
-        """Does this token show a broker of another region?"""
-        return any(hmac.compare_digest(token, secret) for secret in self._peer_secrets)
 
     def is_super_user(self, role: str) -> bool:
         """May this role use the whole admin API?"""

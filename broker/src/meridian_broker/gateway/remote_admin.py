@@ -8,14 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable
 from typing import Final
 from urllib.parse import quote
 
-import aiohttp
-
 from meridian_broker.gateway.client_errors import ClientError
-from meridian_broker.gateway.tls import ContextSource
+from meridian_broker.gateway.region_calls import CallFailed, RegionCalls
 from meridian_broker.positions import Stamp
 from meridian_broker.wire.pulsar.topic_name import in_path
 
@@ -25,8 +22,6 @@ DELETED_LATER: Final = 412
 """Answer of a region that knows of a later deletion of the topic it is to make."""
 CACHE: Final = 10_000
 """Topics whose count at a remote is remembered."""
-
-Resolver = Callable[[str], "tuple[str, str | None] | None"]
 
 
 class RemoteAdminFailed(ClientError):
@@ -44,12 +39,8 @@ class OtherKindThere(RemoteAdminFailed):
 class RemoteAdmin:
     """Asks once per (region, topic, count), however many partitions start at the same time."""
 
-    def __init__(self, resolve: Resolver, token: str | None = None, tls: ContextSource | None = None) -> None:
-        """:param tls: for ``https://``; None: the system's trust store."""
-        self._resolve = resolve
-        self._token = token
-        self._tls = tls
-        self._session: aiohttp.ClientSession | None = None
+    def __init__(self, calls: RegionCalls) -> None:
+        self._calls = calls
         self._known: dict[tuple[str, str], int] = {}
         self._locks: dict[tuple[str, str], asyncio.Lock] = {}
 
@@ -86,17 +77,9 @@ class RemoteAdmin:
         """The topic may be gone there: ask again next time."""
         self._known.pop((region, topic), None)
 
-    async def close(self) -> None:
-        if self._session is not None:
-            await self._session.close()
-            self._session = None
-
     async def _raise_to(self, region: str, topic: str, partitions: int, making: str) -> int:
-        place = self._resolve(region)
-        if place is None or place[1] is None:
-            raise RemoteAdminFailed(f"no admin URL is known for region {region}: {topic} cannot be prepared there")
-        url = f"{place[1].rstrip('/')}/admin/v2/{in_path(topic)}/partitions"
-        status, body = await self._ask("GET", url, None)
+        path = f"/admin/v2/{in_path(topic)}/partitions"
+        status, body = await self._ask("GET", region, path, None)
         count = _count(body) if status == 200 else 0
         if status not in (200, 404):
             raise RemoteAdminFailed(
@@ -105,36 +88,29 @@ class RemoteAdmin:
         if count >= partitions:
             return count
         method, query = ("POST", "") if count else ("PUT", making)
-        status, body = await self._ask(method, url + query, partitions)
+        status, body = await self._ask(method, region, path + query, partitions)
         if status == DELETED_LATER:
             raise OtherDeletion(f"{topic} is not made in {region}: {body[:200]}")
         if status == 409:  # another region's replicator was quicker: see what it made
             refusal = body
-            status, body = await self._ask("GET", url, None)
+            status, body = await self._ask("GET", region, path, None)
             if status == 200 and (count := _count(body)) >= partitions:
                 return count
             if status == 200 and count == 0:
                 raise OtherKindThere(f"{topic} is not made in {region}: {refusal[:200]}")
-            method, (status, body) = "POST", await self._ask("POST", url, partitions)
+            method, (status, body) = "POST", await self._ask("POST", region, path, partitions)
         if status >= 300:
             raise RemoteAdminFailed(
                 f"{region} answered {status} when {topic} was to get {partitions} partitions: {body[:200]}"
             )
         return partitions
 
-    async def _ask(self, method: str, url: str, number: int | None) -> tuple[int, str]:
-        if self._session is None:
-            self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=TIMEOUT))
-        headers = {"Content-Type": "application/json"}
-        if self._token is not None:
-            headers["Authorization"] = f"Bearer {self._token}"
-        data = None if number is None else str(number)
+    async def _ask(self, method: str, region: str, path: str, number: int | None) -> tuple[int, str]:
         try:
-            tls = True if self._tls is None else self._tls()
-            async with self._session.request(method, url, data=data, headers=headers, ssl=tls) as response:
-                return response.status, await response.text()
-        except (aiohttp.ClientError, TimeoutError) as error:
-            raise RemoteAdminFailed(f"{method} {url} failed: {error!r}") from error
+            status, said = await self._calls.ask(region, method, path, number, seconds=TIMEOUT)
+        except CallFailed as error:
+            raise RemoteAdminFailed(f"{region} cannot be asked: {error}") from error
+        return status, said.decode(errors="replace")
 
 
 def _count(body: str) -> int:

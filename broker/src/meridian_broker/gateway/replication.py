@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from meridian_broker.gateway.client_errors import ClientError, RequestRefused
 from meridian_broker.gateway.links import Backoff, Resolver
+from meridian_broker.gateway.region_calls import RegionCalls
 from meridian_broker.gateway.remote_admin import OtherKindThere, RemoteAdmin
 from meridian_broker.gateway.remote_brokers import RemoteBrokers
 from meridian_broker.gateway.replicator_run import ReplicatorRun, partitioned_topic
@@ -49,17 +50,17 @@ class ReplicatorRunner:
         region: str,
         resolve: Resolver,
         options: ClientOptions,
+        calls: RegionCalls,
         *,
         jitter: Callable[[], float],
         now_ms: Callable[[], int],
-        admin_token: str | None = None,
         queue_size: int = QUEUE_SIZE,
     ) -> None:
         """
         :param region: this one.
         :param resolve: region -> (service URL, admin URL), asked at each attempt.
         :param options: from ``client_options.peer_options``.
-        :param admin_token: bearer token for the remote's admin REST.
+        :param calls: to the remotes' admin REST.
         """
         self._resolve = resolve
         self._options = options
@@ -67,7 +68,7 @@ class ReplicatorRunner:
         self._now_ms = now_ms
         self._region = region
         self._queue_size = queue_size
-        self._admin = RemoteAdmin(resolve, admin_token, options.tls)
+        self._admin = RemoteAdmin(calls)
         self._remotes: dict[str, RemoteBrokers] = {}
         self._running: dict[str, dict[str, ReplicatorRun]] = {}
         self._linked: frozenset[str] = frozenset()
@@ -231,7 +232,6 @@ class ReplicatorRunner:
         for place in self._remotes.values():
             await place.close()
         self._remotes.clear()
-        await self._admin.close()
 
     async def _end(self, runs: list[ReplicatorRun]) -> None:
         await asyncio.gather(*(run.end() for run in runs))

@@ -36,6 +36,7 @@ from meridian_broker.gateway.exchange import ExchangeShell
 from meridian_broker.gateway.peer_identity import PeerIdentity
 from meridian_broker.gateway.pulsar.broker import Broker
 from meridian_broker.gateway.pulsar.handlers import HANDLERS
+from meridian_broker.gateway.region_calls import RegionCalls
 from meridian_broker.gateway.replication import ReplicatorRunner
 from meridian_broker.ledgers.chapters import CacheBudget, LogLimits
 from meridian_broker.ledgers.store import LedgerError
@@ -76,6 +77,8 @@ from meridian_broker.topics.ruling import UNLIMITED
 from meridian_broker.topics.service import TopicService
 from meridian_broker.topics.sharing import SharedStreams
 from meridian_broker.topics.throttling import Rate, Throttle
+from meridian_broker.wire.peer_proof import NONCE_BYTES
+from meridian_broker.wire.peer_requests import Guard
 
 log = logging.getLogger(__name__)
 
@@ -176,6 +179,7 @@ class BrokerProcess:
         self.leases: LeaseDesk
         self.runner: ReplicatorRunner
         self.catalog: Catalog
+        self.calls: RegionCalls
         self.clock: HybridClock
         self.ledgers: LocalLedgerStore
         self.held: HeldLedgers
@@ -187,7 +191,6 @@ class BrokerProcess:
         self.doors = Doors(settings, _http_places(settings, self._connections))
         self._client_tls = client_tls(settings)
         self._names = 0
-        self._peer_token: str | None = None
 
     @classmethod
     async def start(
@@ -274,19 +277,18 @@ class BrokerProcess:
             loading=asyncio.Semaphore(limits.max_concurrent_topic_load_request),
             publishing=Throttle(everybody, self.scheduler.now_ms()) if everybody.is_limited else None,
         )
-        token = self.keys.peer_secrets[0] if self.keys.peer_secrets else None
-        self._peer_token = None if token is None else token.decode()
         identity = PeerIdentity(self.region, lambda: self.keys.peer_secrets, os.urandom)
         options = peer_options(identity, ClientOptions(tls=self._client_tls))
+        self.calls = RegionCalls(identity, self._resolve, self._client_tls, self.scheduler.monotonic_ms)
         jitter = random.Random().random
         self.runner = ReplicatorRunner(
             self.region,
             self._resolve,
             options,
+            self.calls,
             jitter=jitter,
             now_ms=self.scheduler.now_ms,
             queue_size=replication.replication_producer_queue_size,
-            admin_token=self._peer_token,
         )
         streams = SharedStreams(self.service)
         stack.push_async_callback(streams.book.close)
@@ -351,8 +353,8 @@ class BrokerProcess:
             faults=self.settings.process.fault_injection_enabled,
             sync_metrics=self.settings.replication.expose_subscription_sync_metrics_in_prometheus,
             admin_url=lambda: self.doors.admin_url,
-            client_tls=self._client_tls,
-            peer_token=self._peer_token,
+            calls=self.calls,
+            guard=Guard(self.region, os.urandom(NONCE_BYTES), lambda: self.keys.peer_secrets),
         )
         self.gateway.objections = partial(objections, self.admin)
         self.service.used_elsewhere = partial(used_elsewhere, self.admin)

@@ -21,4 +21,4 @@ class Keys:
         except BadKey as error:
             raise SettingsError(str(error)) from None
         roles = frozenset(role.strip() for role in asked.super_user_roles.split(",") if role.strip())
-        self.authentication = Authentication(key, roles, self.peer_secrets)
+        self.authentication = Authentication(key, roles)

@@ -1,0 +1,175 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Requests to the admin REST of other regions, each with a proof that it is ours (see ``wire.peer_requests``)."""
+
+from __future__ import annotations
+
+import json
+import os
+import ssl
+from collections.abc import Callable, Mapping
+from typing import Final
+
+import aiohttp
+from yarl import URL
+
+from meridian_broker.gateway.client_errors import ClientError
+from meridian_broker.gateway.peer_identity import PeerIdentity
+from meridian_broker.gateway.tls import ContextSource, channel_binding
+from meridian_broker.wire.peer_proof import NotProven
+from meridian_broker.wire.peer_requests import PROOF_HEADER, SCHEME, Call, Caller, Signed
+
+CONNECT_SECONDS: Final = 4.0
+"""How long another region may take to take the connection: TCP tries three times in it. Where a network loses every
+packet, nobody answers at all, and whoever asked us waits for that."""
+ANSWER_MAX: Final = 64 << 20
+"""Bytes of an answer. It is read before it is known whose it is."""
+UNAUTHORIZED: Final = 401
+REASON_MAX: Final = 200
+
+Resolver = Callable[[str], "tuple[str, str | None] | None"]
+"""Region -> (service URL, admin URL); None: not known at present."""
+
+
+class CallFailed(ClientError):
+    """The other region cannot be reached, or whoever answered is not that region. The message is a sentence's end."""
+
+
+class RegionCalls:
+    """Asks other regions in the name of this one."""
+
+    def __init__(
+        self,
+        identity: PeerIdentity,
+        resolve: Resolver,
+        tls: ContextSource | None,
+        now_ms: Callable[[], int],
+    ) -> None:
+        """:param tls: for ``https://``; None: ``http://``. :param now_ms: a clock that only goes forward."""
+        self._identity = identity
+        self._resolve = resolve
+        self._tls = tls
+        self._now_ms = now_ms
+        self._callers: dict[str, Caller] = {}
+
+    async def ask(
+        self, region: str, method: str, path: str, body: object = None, *, seconds: float
+    ) -> tuple[int, bytes]:
+        """One request; ``path`` is quoted already. Says the status and the body of the region's answer.
+
+        :param body: sent as JSON; None: nothing.
+        :raises CallFailed: there was no answer, or none that the region made.
+        """
+        if not self._identity.secrets():
+            raise CallFailed("this region has no peer secret (peerTokenFile)")
+        try:
+            place = self._resolve(region)
+        except ClientError as error:
+            raise CallFailed(str(error)) from None
+        if place is None or not place[1]:
+            raise CallFailed("it has no admin URL")
+        url = URL(place[1].rstrip("/") + path, encoded=True)
+        caller = self._callers.get(region)
+        if caller is None:
+            caller = Caller(self._identity.region, region, self._identity.secrets, self._identity.random)
+            self._callers[region] = caller
+        call = Call(method, url.raw_path_qs, b"" if body is None else json.dumps(body).encode())
+        try:
+            async with _Talk(self._tls, seconds) as talk:
+                return await self._ask(talk, caller, url, call)
+        except (aiohttp.ClientError, TimeoutError, ssl.SSLError, NotProven) as error:
+            raise CallFailed(f"{place[1]} {_reason(error, seconds)}") from None
+
+    async def _ask(self, talk: _Talk, caller: Caller, url: URL, call: Call) -> tuple[int, bytes]:
+        for last in (False, True):
+            if not caller.has_greeted:
+                await self._greet(talk, caller, url)
+            signed: list[Signed] = []
+
+            def sign(binding: bytes, signed: list[Signed] = signed) -> str:
+                signed.append(caller.sign(call, binding, self._now_ms()))
+                return signed[-1].header
+
+            status, headers, body = await talk.say(call.method, url, call.body, sign)
+            if status == UNAUTHORIZED and not last:
+                caller.forget()  # it began anew, one of the two slept, or its secret was changed
+                continue
+            caller.check(signed[-1], status, body, headers.get(PROOF_HEADER, ""))
+            return status, body
+        raise AssertionError
+
+    async def _greet(self, talk: _Talk, caller: Caller, url: URL) -> None:
+        said = ("", b"", b"")
+
+        def sign(binding: bytes) -> str:
+            nonlocal said
+            said = *caller.greeting(), binding
+            return said[0]
+
+        status, headers, body = await talk.say("GET", url, b"", sign)
+        challenge = headers.get("WWW-Authenticate", "")
+        if status != UNAUTHORIZED or not challenge.startswith(SCHEME):
+            raise NotProven(f"did not prove that it is that region; it answered {status}{_said(body)}")
+        caller.challenged(challenge, said[1], said[2], self._now_ms())
+
+
+class _Talk:
+    """A session whose requests are signed when their connection is known."""
+
+    def __init__(self, tls: ContextSource | None, seconds: float) -> None:
+        self._ssl = True if tls is None else tls()
+        self._sign: Callable[[bytes], str] = lambda _: ""
+        talk = self
+
+        class SignedRequest(aiohttp.ClientRequest):
+            async def send(self, conn: aiohttp.connector.Connection) -> aiohttp.ClientResponse:
+                assert conn.transport is not None
+                self.headers["Authorization"] = talk._sign(channel_binding(conn.transport))
+                return await super().send(conn)
+
+        timeout = aiohttp.ClientTimeout(total=seconds, sock_connect=CONNECT_SECONDS)
+        self._session = aiohttp.ClientSession(timeout=timeout, request_class=SignedRequest)
+
+    async def __aenter__(self) -> _Talk:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._session.close()
+
+    async def say(
+        self, method: str, url: URL, body: bytes, sign: Callable[[bytes], str]
+    ) -> tuple[int, Mapping[str, str], bytes]:
+        """One request, one answer. :param sign: makes the header for a connection with that binding."""
+        self._sign = sign
+        headers = {"Content-Type": "application/json"} if body else {}
+        async with self._session.request(
+            method, url, data=body or None, headers=headers, ssl=self._ssl, allow_redirects=False
+        ) as response:
+            parts, size = [], 0
+            async for part in response.content.iter_chunked(1 << 16):
+                parts.append(part)
+                size += len(part)
+                if size > ANSWER_MAX:
+                    raise NotProven(f"answered more than {ANSWER_MAX >> 20} MiB")
+            return response.status, response.headers, b"".join(parts)
+
+
+def _said(body: bytes) -> str:
+    """The reason that somebody gives who did not prove who he is."""
+    try:
+        return f": {str(json.loads(body)['reason'])[:REASON_MAX]!r}"
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return ""
+
+
+def _reason(error: Exception, seconds: float) -> str:
+    """Why nobody answered, for people: the library's own texts are for its authors."""
+    if isinstance(error, NotProven):
+        return str(error)
+    if isinstance(error, aiohttp.ConnectionTimeoutError):
+        return f"does not take connections within {CONNECT_SECONDS:.0f} s"
+    if isinstance(error, TimeoutError):
+        return f"does not answer within {seconds:.0f} s"
+    if isinstance(error, aiohttp.ClientConnectorError):
+        number = error.os_error.errno
+        return f"does not take connections: {os.strerror(number) if number and number > 0 else error.os_error}"
+    return f"broke off: {error or type(error).__name__}"

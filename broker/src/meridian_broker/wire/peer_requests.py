@@ -1,0 +1,226 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Proofs of the peer secret for single requests between regions, over HTTP (R7).
+
+A connection is proven once (``wire.peer_proof``); a request comes alone. So each request has a proof of its own over
+everything it says: method, target, body, both regions' names, the TLS connection. So has each answer, over its
+request's proof, status and body: what a false region answers is not believed.
+
+Each request names the *life* of the broker that it is for, random bytes chosen at its start, and a time on its clock.
+The broker remembers nonces for as long as their times are accepted, so it takes each request once. A caller
+learns life and clock by a *greeting*, a request without a proof, which is answered with a proven challenge. So regions'
+clocks need not agree, a restart makes no old request good, and nothing but names and random bytes is said to somebody
+who has proven nothing.
+
+``Caller`` and ``Guard`` are the two sides. Headers are theirs to make and read; sending them is for others.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import hmac
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
+from meridian_broker.wire.peer_proof import (
+    NONCE_BYTES,
+    VERSION,
+    NotProven,
+    key_id,
+    key_ids,
+    pack,
+    region_name,
+    shared_secret,
+    unpack,
+)
+
+SCHEME: Final = "Meridian-Peer "
+"""Of the headers ``Authorization`` and ``WWW-Authenticate``."""
+PROOF_HEADER: Final = "Meridian-Peer-Proof"
+"""Of answers."""
+WINDOW_MS: Final = 30_000
+"""How far a request's time may be from the broker's clock."""
+NONCES_MAX: Final = 100_000
+"""Requests within the window. Only peers count, and none makes so many."""
+HEADER_MAX: Final = 4096
+
+
+class Call(NamedTuple):
+    """A request."""
+
+    method: str
+    target: str
+    """Path and query as they are sent."""
+    body: bytes
+
+
+class Signed(NamedTuple):
+    """A request's header, and what its answer is checked with."""
+
+    header: str
+    nonce: bytes
+    secret: bytes
+    proof: bytes
+
+
+class Caller:
+    """Calls one other region. Times are of one clock that only goes forward, in milliseconds."""
+
+    def __init__(
+        self, region: str, remote: str, secrets: Callable[[], tuple[bytes, ...]], random: Callable[[int], bytes]
+    ) -> None:
+        self._names = (region.encode(), remote.encode())
+        self._remote = remote
+        self._secrets = secrets
+        self._random = random
+        self._life = b""
+        self._ahead_ms = 0
+        self._key = b""
+
+    @property
+    def has_greeted(self) -> bool:
+        """Requests can be signed."""
+        return bool(self._life) and any(key_id(secret) == self._key for secret in self._secrets())
+
+    def greeting(self) -> tuple[str, bytes]:
+        """The header of a greeting, and its nonce."""
+        nonce = self._random(NONCE_BYTES)
+        return _header(VERSION, *self._names, nonce, key_ids(self._secrets()), b"", b"", b"", b""), nonce
+
+    def challenged(self, header: str, nonce: bytes, binding: bytes, now_ms: int) -> None:
+        """Take the challenge that came back.
+
+        :raises NotProven: whoever sent it is not the region that we mean.
+        """
+        life, time, key, proof = _fields(header, 4)
+        secret = shared_secret(self._secrets(), key)
+        expected = _proof(secret, b"challenge", *self._names, nonce, life, time, binding)
+        if not life or len(time) != 8 or not hmac.compare_digest(proof, expected):
+            raise NotProven(f"it did not prove that it is region {self._remote}: its proof is wrong")
+        self._life, self._key = life, key
+        self._ahead_ms = int.from_bytes(time, "big") - now_ms
+
+    def forget(self) -> None:
+        """The region does not take our requests any more: it began anew. Greet it again."""
+        self._life = b""
+
+    def sign(self, call: Call, binding: bytes, now_ms: int) -> Signed:
+        """:raises NotProven: the secret that both sides knew is gone."""
+        secret = shared_secret(self._secrets(), self._key)
+        nonce, time = self._random(NONCE_BYTES), max(0, now_ms + self._ahead_ms).to_bytes(8, "big")
+        proof = _request_proof(secret, self._names, nonce, self._life, time, binding, call)
+        return Signed(
+            _header(VERSION, *self._names, nonce, b"", self._life, time, self._key, proof), nonce, secret, proof
+        )
+
+    def check(self, signed: Signed, status: int, body: bytes, header: str) -> None:
+        """:raises NotProven: the answer is not the region's."""
+        try:
+            (proof,) = _fields(header, 1)
+        except NotProven:
+            proof = b""
+        if not hmac.compare_digest(proof, _answer_proof(signed.secret, signed.proof, status, body)):
+            raise NotProven(f"an answer ({status}) came that is not proven to be of region {self._remote}")
+
+
+class Asked(NamedTuple):
+    """What a request's header says; not proven yet."""
+
+    names: tuple[bytes, bytes]
+    nonce: bytes
+    life: bytes
+    time: bytes
+    secret: bytes
+    proof: bytes
+
+
+class Admitted(NamedTuple):
+    """A request that a peer made."""
+
+    region: str
+    secret: bytes
+    proof: bytes
+
+
+class Guard:
+    """Lets peers' requests in, each of them once."""
+
+    def __init__(self, region: str, life: bytes, secrets: Callable[[], tuple[bytes, ...]]) -> None:
+        """:param life: ``NONCE_BYTES`` random bytes, other ones at each start of the broker."""
+        self._region = region
+        self._life = life
+        self._secrets = secrets
+        self._seen: dict[bytes, int] = {}
+        """Nonce -> when it may be forgotten, in that order."""
+
+    def read(self, header: str) -> Asked:
+        """:raises NotProven: it is for somebody else, or shares no secret with us."""
+        version, dialler, answerer, nonce, ids, life, time, key, proof = _fields(header, 9)
+        if version != VERSION or len(nonce) != NONCE_BYTES:
+            raise NotProven("this request is for another version")
+        if answerer != self._region.encode():
+            raise NotProven(f"this is region {self._region}, {region_name(answerer)!r} was meant: check its address")
+        if region_name(dialler) == self._region:
+            raise NotProven(f"this is region {self._region} itself: two regions have the same name or address")
+        return Asked((dialler, answerer), nonce, life, time, shared_secret(self._secrets(), key or ids), proof)
+
+    def challenge(self, asked: Asked, binding: bytes, now_ms: int) -> str:
+        """The header that answers a greeting, or a request that comes too late or is for an earlier life."""
+        time = now_ms.to_bytes(8, "big")
+        proof = _proof(asked.secret, b"challenge", *asked.names, asked.nonce, self._life, time, binding)
+        return _header(self._life, time, key_id(asked.secret), proof)
+
+    def is_current(self, asked: Asked, now_ms: int) -> bool:
+        """Is it a request for this life, and about now? Else it is answered by a challenge."""
+        return asked.life == self._life and abs(int.from_bytes(asked.time, "big") - now_ms) <= WINDOW_MS
+
+    def admit(self, asked: Asked, call: Call, binding: bytes, now_ms: int) -> Admitted:
+        """:raises NotProven: it was changed on its way, or was here before."""
+        expected = _request_proof(asked.secret, asked.names, asked.nonce, asked.life, asked.time, binding, call)
+        if not self.is_current(asked, now_ms) or not hmac.compare_digest(asked.proof, expected):
+            raise NotProven("the request's proof is wrong: it was changed on its way, or somebody is in between")
+        while self._seen and next(iter(self._seen.values())) < now_ms:
+            del self._seen[next(iter(self._seen))]
+        if asked.nonce in self._seen:
+            raise NotProven("this request was made before")
+        if len(self._seen) >= NONCES_MAX:
+            raise NotProven(f"more than {NONCES_MAX} requests of other regions in {2 * WINDOW_MS // 1000} s")
+        self._seen[asked.nonce] = now_ms + 2 * WINDOW_MS
+        return Admitted(region_name(asked.names[0]), asked.secret, asked.proof)
+
+    def answer(self, admitted: Admitted, status: int, body: bytes) -> str:
+        """The header that proves an answer."""
+        return _encoded(pack(_answer_proof(admitted.secret, admitted.proof, status, body)))
+
+
+def _request_proof(
+    secret: bytes, names: tuple[bytes, bytes], nonce: bytes, life: bytes, time: bytes, binding: bytes, call: Call
+) -> bytes:
+    said = (call.method.encode(), call.target.encode("utf-8", "surrogateescape"), hashlib.sha256(call.body).digest())
+    return _proof(secret, b"request", *names, nonce, life, time, binding, *said)
+
+
+def _answer_proof(secret: bytes, request: bytes, status: int, body: bytes) -> bytes:
+    return _proof(secret, b"answer", request, str(status).encode(), hashlib.sha256(body).digest())
+
+
+def _proof(secret: bytes, what: bytes, *said: bytes) -> bytes:
+    return hmac.digest(secret, pack(b"meridian peer request", VERSION, what, *said), hashlib.sha256)
+
+
+def _header(*fields: bytes) -> str:
+    return SCHEME + _encoded(pack(*fields))
+
+
+def _encoded(data: bytes) -> str:
+    return base64.urlsafe_b64encode(data).decode()
+
+
+def _fields(header: str, count: int) -> list[bytes]:
+    if len(header) > HEADER_MAX:
+        raise NotProven("the proof is too long")
+    try:
+        return unpack(base64.b64decode(header.removeprefix(SCHEME), b"-_", validate=True), count)
+    except (ValueError, binascii.Error):
+        raise NotProven("the proof is no base64") from None
