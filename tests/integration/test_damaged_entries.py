@@ -20,9 +20,10 @@ from meridian_broker.admin.export_rows import Row
 from meridian_broker.gateway.client import PulsarClientConnection
 from meridian_broker.gateway.roles import Consumer, Producer
 from meridian_broker.positions import Cause
-from meridian_broker.positions.position import Position
+from meridian_broker.positions.position import EARLIEST, Position
 from meridian_broker.server.broker import BrokerProcess
 from meridian_broker.topics import mending
+from meridian_broker.topics.compaction import Status
 from meridian_broker.topics.topic import Topic
 from meridian_broker.wire.proto import pulsar_pb2 as pb
 from meridian_broker.wire.pulsar.topic_name import parse
@@ -34,11 +35,11 @@ EXCLUSIVE = pb.CommandSubscribe.Exclusive
 PAYLOADS = [b"message number %d" % number for number in range(8)]
 
 
-def flip(directory: Path, payload: bytes) -> None:
-    """One bit of what the engine wrote is another one now."""
+def flip(directory: Path, payload: bytes, *, last: bool = False) -> None:
+    """One bit of what the engine wrote first, or last, is another one now."""
     for path in (directory / "ledgers").glob("segment-*.log"):
         content = bytearray(path.read_bytes())
-        at = content.find(payload)
+        at = content.rfind(payload) if last else content.find(payload)
         if at >= 0:
             content[at] ^= 1
             path.write_bytes(content)
@@ -197,3 +198,49 @@ async def test_a_damaged_acknowledgement_costs_a_repeat_and_not_the_topic(tmp_pa
         assert (lost["topic"], lost["records"], lost["subscriptions"]) == (TOPIC, 1, ["shelf"])
         assert (health["healthy"], lost["isSubscriptionMissing"]) == (False, False)
         await connection.close()
+
+
+async def value(connection: PulsarClientConnection, key: str, payload: bytes) -> None:
+    producer = await Producer.open(connection, TOPIC)
+    await producer.send(payload, key=key)
+    await producer.flush()
+    await producer.close()
+
+
+@pytest.mark.logs_error("compacted view")
+@pytest.mark.parametrize("is_trimmed", [False, True])
+async def test_a_damaged_compacted_view_is_made_anew(tmp_path: Path, is_trimmed: bool) -> None:
+    async def compacted(topic: Topic) -> list[bytes]:
+        await topic.compaction.prepare()
+        found, place = list[bytes](), EARLIEST
+        while entries := await topic.compaction.read_after(place, 10, 1 << 20):
+            found += [entry[-8:] for _, entry in entries]
+            place = entries[-1][0]
+        return found
+
+    settings = {"managedLedgerMaxEntriesPerLedger": 2}
+    async with broker_inside(tmp_path, **settings) as inside:
+        connection = await PulsarClientConnection.connect(
+            f"pulsar://127.0.0.1:{inside.settings.network.broker_service_port}"
+        )
+        for key, payload in (("a", b"--first-"), ("b", b"--second"), ("a", b"--third-"), ("c", b"--fourth")):
+            await value(connection, key, payload)
+        topic = await opened(inside)
+        topic.compaction.start()
+        await until(lambda: topic.compaction.status is Status.SUCCESS)
+        assert await compacted(topic) == [b"--second", b"--third-", b"--fourth"]
+        if is_trimmed:
+            await value(connection, "d", b"--fifth-")
+            first = topic.log.first.ledger
+            await topic.log.trim(Position(first, 1), 0, None)
+            assert topic.log.first.ledger > first
+        await connection.close()
+    flip(tmp_path, b"--third-", last=True)
+    async with broker_inside(tmp_path, **settings) as inside:
+        topic = await opened(inside)
+        damaged = topic.compaction.view
+        values = [b"--second", b"--third-", b"--fourth", b"--fifth-"][: 3 + is_trimmed]
+        assert await compacted(topic) == values
+        await until(lambda: topic.compaction.status is Status.SUCCESS)
+        assert topic.compaction.view is not damaged
+        assert await compacted(topic) == values

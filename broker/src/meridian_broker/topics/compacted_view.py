@@ -9,6 +9,7 @@ memory, two bytes an entry at most; the entries themselves are read from the led
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
+from collections.abc import Awaitable, Callable
 from itertools import accumulate
 from typing import Final
 
@@ -22,6 +23,7 @@ from meridian_broker.positions.position import Position
 from meridian_broker.topics.compacted_format import Kind, ViewFormatError, kind_of, unpack_entry, unpack_index
 
 READ_BYTES: Final = 1 << 20
+Instead = Callable[[Position], Awaitable[bytes | None]]
 
 
 async def survey(store: LedgerStore, ledger_id: int, horizon: Position, fence: int) -> CompactedRecord | None:
@@ -55,8 +57,10 @@ async def survey(store: LedgerStore, ledger_id: int, horizon: Position, fence: i
 class CompactedView:
     """One view; it never changes. ``await load`` before anything else."""
 
-    def __init__(self, record: CompactedRecord, store: LedgerStore) -> None:
+    def __init__(self, record: CompactedRecord, store: LedgerStore, instead: Instead | None = None) -> None:
+        """:param instead: what stands in the log where an entry of the view is damaged; None where nothing does."""
         self.record = record
+        self._instead = instead
         self.horizon = record.horizon
         self._store = store
         self._reader: Reader | None = None
@@ -155,6 +159,12 @@ class CompactedView:
         try:
             records = await reader.read(self.record.first + first, self.record.first + last, max_bytes)
             return [unpack_entry(record) for record in records]
+        except LedgerCorrupt:
+            damaged = self.position(first)
+            entry = None if self._instead is None else await self._instead(damaged)
+            if entry is None:
+                raise
+            return [(damaged, entry)]
         except ViewFormatError as error:
             raise LedgerCorrupt(f"ledger {self.record.ledger_id}: {error}") from error
 

@@ -5,6 +5,11 @@ The topic's record in the metadata names the view in force and the *scraps*: led
 left behind. A ledger is a scrap before it is made; one write makes the new view the one in force and the old one a
 scrap; only then is the old one deleted. So whenever the broker ends, the next one finds one whole view and knows what
 to delete.
+
+A view that the disk damaged is made anew. If the log still holds all that the view covers, the view is dropped, and
+readers get the log until the next one is in force. Otherwise the view may be all there is of old entries: a damaged one
+that still stands in the log is read there, and compaction puts it into the new view. One that stands nowhere else is
+not passed over: who reads it waits, and the health page says so.
 """
 
 from __future__ import annotations
@@ -16,10 +21,17 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final
 
-from meridian_broker.ledgers.entry import BATCH, unpack
+from meridian_broker.ledgers.entry import BATCH, MARKER, unpack
 from meridian_broker.ledgers.labels import Kind, Label
 from meridian_broker.ledgers.reading import Stored
-from meridian_broker.ledgers.store import LedgerDeleted, LedgerError, LedgerNotFound, LedgerStore
+from meridian_broker.ledgers.store import (
+    LedgerCorrupt,
+    LedgerDeleted,
+    LedgerError,
+    LedgerNotFound,
+    LedgerStore,
+    LedgerUnreadable,
+)
 from meridian_broker.ledgers.telling import tell_each
 from meridian_broker.metadata.store import MetadataError
 from meridian_broker.positions.position import EARLIEST, Position
@@ -70,6 +82,7 @@ class Compaction:
         self._workshop: Workshop | None = None
         self._metadata: TopicMetadata | None = None
         self._is_indexed = False
+        self._is_damaged = False
         self._from: Position | None = None
         """The first compaction runs: nothing behind this may be trimmed until its view is in force."""
         self._stopping = False
@@ -88,7 +101,7 @@ class Compaction:
         self._metadata, self._workshop = metadata, workshop
         await self._find_newest(metadata, workshop, unnamed)
         if metadata.record.compacted is not None:
-            self.view = CompactedView(metadata.record.compacted, workshop.store)
+            self.view = CompactedView(metadata.record.compacted, workshop.store, self._in_log)
         await self._clear_scraps()
 
     async def _find_newest(
@@ -180,7 +193,8 @@ class Compaction:
         topic, old = self._topic, self.view
         await self.prepare()
         await self._clear_scraps()
-        if not topic.log.entries or (old is not None and old.horizon >= topic.log.last_confirmed):
+        is_all_in_view = old is not None and old.horizon >= topic.log.last_confirmed and not self._is_damaged
+        if not topic.log.entries or is_all_in_view:
             return
         self._from = topic.log.before(topic.log.first)
         compactor = Compactor(
@@ -204,9 +218,9 @@ class Compaction:
             raise
         self._check()
         await metadata.save_compaction(record, () if old is None else (old.record.ledger_id,))
-        view = CompactedView(record, workshop.store)
+        view = CompactedView(record, workshop.store, self._in_log)
         view.index(compactor.kept)
-        self.view, self._is_indexed = view, True
+        self.view, self._is_indexed, self._is_damaged = view, True, False
         for subscription in topic.subscriptions.values():
             if subscription.compacted is not None:
                 subscription.compacted.compare(view)
@@ -253,6 +267,45 @@ class Compaction:
         if self._forgetting:
             raise CompactionRunning(f"the compacted view of {self._topic.name} is being deleted: wait until it is gone")
 
+    # -- damage --------------------------------------------------------------------------------------------------
+
+    async def _dropped(self, error: LedgerCorrupt) -> bool:
+        """Let go of a damaged view and make another one, if the log still holds all that it covers."""
+        topic = self._topic
+        if self.view is None or self.status is Status.RUNNING or self._forgetting or not _is_whole(topic):
+            return False
+        log.error(
+            "%s: the compacted view is damaged and is made anew, readers get the log meanwhile: %s", topic.name, error
+        )
+        try:
+            await self.forget()
+        except MetadataError as refused:
+            raise LedgerUnreadable(
+                f"the damaged compacted view of {topic.name} stays on record: {refused}"
+            ) from refused
+        self.start()
+        return True
+
+    async def _in_log(self, position: Position) -> bytes | None:
+        """What stands in the log where the view is damaged. Of a batch the view may hold a part only: nothing then."""
+        topic = self._topic
+        if _is_whole(topic) and self.status is not Status.RUNNING:
+            return None  # there is a better way
+        if not topic.log.holds(position) or position in topic.log.damage.damaged:
+            return None
+        entry = await topic.log.read_one(position)
+        if unpack(entry).flags & (BATCH | MARKER):
+            return None
+        if not self._is_damaged:
+            self._is_damaged = True
+            log.error("%s: entry %s of the compacted view is damaged, and read from the log", topic.name, position)
+            topic.scheduler.defer(self._make_anew)
+        return entry
+
+    def _make_anew(self) -> None:
+        if self.status is not Status.RUNNING and not self._forgetting and self._topic.failure is None:
+            self.start()
+
     # -- reading -------------------------------------------------------------------------------------------------
 
     async def prepare(self) -> None:
@@ -261,7 +314,12 @@ class Compaction:
         :raises LedgerError: its ledger cannot be read.
         """
         if self.view is not None and not self._is_indexed:
-            await self.view.load()
+            try:
+                await self.view.load()
+            except LedgerCorrupt as error:
+                if not await self._dropped(error):
+                    raise
+                return
             self._is_indexed = True
 
     def covers(self, position: Position) -> bool:
@@ -297,6 +355,9 @@ class Compaction:
             except LedgerNotFound:
                 if view is self.view:
                     raise  # else a newer view took its place meanwhile
+            except LedgerCorrupt as error:
+                if view is self.view and not await self._dropped(error):
+                    raise
         return []
 
     async def first_at(self, time_ms: int) -> Position | None:
@@ -331,3 +392,9 @@ class Compaction:
         if not header.flags & BATCH:
             return view.last, -1
         return view.last, header.messages - 1 if header.kept is None else header.kept.bit_length() - 1
+
+
+def _is_whole(topic: Topic) -> bool:
+    """Whether the log was never given back any of: it holds all that a view of it may cover."""
+    spans = topic.log.spans()
+    return bool(spans) and spans[0].own_before == EARLIEST and not spans[0].origins_before and not topic.log.joined
