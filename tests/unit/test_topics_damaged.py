@@ -10,6 +10,7 @@ from meridian_broker.engines.memory.ledgers import MemoryReader
 from meridian_broker.ledgers.damage import is_damaged
 from meridian_broker.ledgers.store import LedgerCorrupt
 from meridian_broker.positions.position import EARLIEST, Position
+from meridian_broker.topics import mending
 from meridian_broker.topics.administration import _Nobody
 from meridian_broker.topics.consumer import Consumer
 from meridian_broker.topics.mending import PATIENCE_MS
@@ -147,3 +148,24 @@ async def test_a_reader_waits_as_others_do_and_passes_what_is_lost(rotten: set[P
     await one.topic.gaps.accept("us", one.stored[4], "a test", forced=False)
     await one.settle()
     assert numbers(one, port) == [0, 1, 2, 3, *range(5, 12)]
+
+
+@pytest.mark.logs_error("fails its checksum")
+async def test_very_many_damaged_entries_are_looked_at_in_turns_and_shown_as_one_gap(
+    rotten: set[Position], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mending, "AT_ONCE", 2)
+    one = await region(s=False)
+    rotten |= set(one.stored[5:10])
+    await one.start()
+    _, port = await consuming(one, "s", SubscriptionType.EXCLUSIVE)
+    (gap,) = one.topic.gaps.all()
+    assert (gap.after, gap.upto, gap.is_judged) == (one.stored[4], one.stored[9], True)
+    one.scheduler.ms += PATIENCE_MS
+    one.topic.mending.noticed()
+    await one.settle()
+    assert [(found.after, found.upto) for found in one.topic.mending.for_a_person()] == [(gap.after, gap.upto)]
+    await one.topic.gaps.accept("us", gap.upto, "a test", forced=False)
+    await one.settle()
+    assert numbers(one, port) == [0, 1, 2, 3, 4, 10, 11]
+    assert one.topic.gaps.accepted and not one.topic.mending.gaps()

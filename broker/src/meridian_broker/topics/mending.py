@@ -17,6 +17,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from itertools import islice
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from meridian_broker.ledgers.entry import (
@@ -52,12 +54,14 @@ PATIENCE_MS: Final = 10_000
 """What nobody is owed is given up after so long: until then another region may store it, as it was on its way there."""
 READS_AT_ONCE: Final = 100
 """Damaged entries that are read again before others run."""
+AT_ONCE: Final = 1000
+"""Damaged entries that are dealt with in one turn of the loop."""
 ON_RECORD_MAX: Final = 1000
 """Stretches of damaged entries that a topic's record names. A disk with more of them is to be replaced."""
 
 
 class _Run(NamedTuple):
-    """Damaged entries of one origin, each of which follows the one before it in the chain."""
+    """Damaged entries of one origin, each of which follows the one before it in the chain; ``AT_ONCE`` at most."""
 
     origin: str
     places: dict[Position, Place]
@@ -84,6 +88,8 @@ class Mending:
         self._tries = 0
         self._unrecorded: dict[Position, Position] = {}
         """Copies that are stored, and that the record could not be told of yet."""
+        self._gaps: list[Gap] = []
+        """What was damaged when that was looked at last, in stretches."""
         self._hopeless: dict[Position, Gap] = {}
         """What no region has and somebody here is owed, by the first entry of each stretch."""
         self.replaced = 0
@@ -95,12 +101,15 @@ class Mending:
         self._start()
 
     def gaps(self) -> list[Gap]:
-        """What is damaged and not back, in stretches."""
-        return [self._gap(run) for run in self._runs()]
+        """What is damaged and not back, in stretches. Of many entries, as of the last time that they were asked for."""
+        damaged = self._topic.log.damage.damaged
+        if len(damaged) <= AT_ONCE:
+            return _joined(self._gap(run) for run in _grouped(damaged.items()))
+        return self._gaps
 
     def for_a_person(self) -> list[Gap]:
         """What no region has, and what stays in the way until a person accepts its loss."""
-        return [gap for first, gap in self._hopeless.items() if first in self._topic.log.damage.damaged]
+        return _joined(gap for first, gap in self._hopeless.items() if first in self._topic.log.damage.damaged)
 
     def _gap(self, run: _Run) -> Gap:
         away = {region for position in run.places for region in self._away.get(position, ())}
@@ -113,17 +122,26 @@ class Mending:
             is_damage=True,
         )
 
-    def _runs(self) -> list[_Run]:
-        runs: dict[str, list[_Run]] = {}
+    async def _runs(self) -> list[_Run]:
+        """What is damaged; of more stretches than can be on record the first ones. Others run in between."""
+        runs: list[_Run] = []
+        known = iter(list(self._topic.log.damage.damaged.items()))
+        while len(runs) < ON_RECORD_MAX and (some := list(islice(known, AT_ONCE))):
+            runs += _grouped(some)
+            await next_turn(self._topic.scheduler)
+        del runs[ON_RECORD_MAX:]
+        return runs
+
+    async def _look(self, runs: list[_Run]) -> None:
+        """What ``gaps`` shows of many entries."""
+        found: list[Gap] = []
         damaged = self._topic.log.damage.damaged
-        for position in sorted(damaged, key=lambda one: (damaged[one].region, damaged[one].origin)):
-            place = damaged[position]
-            known = runs.setdefault(place.region, [])
-            if known and known[-1].upto == place.prev:
-                known[-1].places[position] = place
-            else:
-                known.append(_Run(place.region, {position: place}))
-        return [run for _, some in sorted(runs.items()) for run in some]
+        for run in runs:
+            if any(position in damaged for position in run.places):
+                found.append(self._gap(run))
+            if len(run.places) >= AT_ONCE // 2 or len(found) % AT_ONCE == 0:
+                await next_turn(self._topic.scheduler)
+        self._gaps = _joined(found)
 
     # -- asking
 
@@ -143,10 +161,13 @@ class Mending:
                     self._tell({position: entry})
             await self._record()
             await next_turn(topic.scheduler)
-            for run in self._runs():
+            runs = await self._runs()
+            await self._look(runs)
+            for run in runs:
                 await self._fetch(run)
-            await next_turn(topic.scheduler)
-            await self._pass_over()
+                await next_turn(topic.scheduler)
+            await self._pass_over(runs)
+            await self._look(runs)
         except (LedgerError, TopicError, MetadataError) as error:
             log.warning("%s: damaged entries cannot be replaced now: %s", topic.name, error)
         finally:
@@ -173,8 +194,8 @@ class Mending:
                     away.add(region)
             if not lacking:
                 break
-        for position in lacking:
-            self._away[position] = tuple(sorted(away))
+        missing = tuple(sorted(away))
+        self._away.update((position, missing) for position in lacking)
 
     async def _fetch_from(self, recall: Recall, region: str, origin: str, lacking: dict[Position, Place]) -> None:
         """Take what one region has. :raises PeerAway: it cannot be asked."""
@@ -266,21 +287,28 @@ class Mending:
 
     async def give_up(self, gap: Gap) -> None:
         """Pass over a stretch from now on. :raises MetadataError: that is not on record."""
-        topic = self._topic
-        damaged = topic.log.damage.damaged
-        lost = [
-            position
-            for position, place in damaged.items()
-            if place.region == gap.origin and gap.after < place.origin <= gap.upto
-        ]
-        await self._in_force(dict.fromkeys(lost))
+        topic, lost = self._topic, dict[Position, None]()
+        known = iter(list(topic.log.damage.damaged.items()))
+        while some := list(islice(known, 10 * AT_ONCE)):
+            for position, place in some:
+                if place.region == gap.origin and gap.after < place.origin <= gap.upto:
+                    lost[position] = None
+            await next_turn(topic.scheduler)
+        await self._in_force(lost)
+        self._gaps = [one for one in self._gaps if not (one.origin == gap.origin and gap.after <= one.after < gap.upto)]
         self._tell({})
 
-    async def _pass_over(self) -> None:
+    async def _pass_over(self, runs: list[_Run]) -> None:
         """Give up what no region has and nobody here is owed."""
         topic, hopeless = self._topic, dict[Position, Gap]()
         patient_ms = topic.scheduler.now_ms() - PATIENCE_MS
-        for run in self._runs():
+        for listed in runs:
+            damaged = topic.log.damage.damaged
+            run = _Run(listed.origin, {at: place for at, place in listed.places.items() if at in damaged})
+            if not run.places:
+                continue
+            if len(run.places) >= AT_ONCE // 2:
+                await next_turn(topic.scheduler)
             gap = self._gap(run)
             if gap.since_ms <= patient_ms and gap.is_judged and not gap.away:
                 if topic.gaps.is_compacted or self._is_owed(run.places.items()):
@@ -292,6 +320,32 @@ class Mending:
     def _is_owed(self, places: Iterable[tuple[Position, Place]]) -> bool:
         durable = [one for one in self._topic.subscriptions.values() if one.durable]
         return any(not one.is_settled(place.region, place.origin, at) for at, place in places for one in durable)
+
+
+def _grouped(damaged: Iterable[tuple[Position, Place]]) -> list[_Run]:
+    """Damaged entries in stretches, by origin."""
+    runs: list[_Run] = []
+    for position, place in sorted(damaged, key=lambda one: (one[1].region, one[1].origin)):
+        if runs and (runs[-1].origin, runs[-1].upto) == (place.region, place.prev):
+            runs[-1].places[position] = place
+        else:
+            runs.append(_Run(place.region, {position: place}))
+    return runs
+
+
+def _joined(gaps: Iterable[Gap]) -> list[Gap]:
+    """Neighbours of which the same is known are one."""
+    found: list[Gap] = []
+    for gap in sorted(gaps, key=lambda one: (one.origin, one.after)):
+        last = found[-1] if found else None
+        if last is not None and (last.origin, last.upto, last.is_judged, last.away) == (
+            *(gap.origin, gap.after, gap.is_judged, gap.away),
+        ):
+            since_ms = min(last.since_ms, gap.since_ms)
+            found[-1] = replace(last, upto=gap.upto, lost_upto=gap.lost_upto, since_ms=since_ms)
+        else:
+            found.append(gap)
+    return found
 
 
 def _as_stored(region: str, position: Position, header: EntryHeader, body: bytes) -> bytes:
