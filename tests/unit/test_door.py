@@ -12,18 +12,26 @@ from meridian_broker.bounds.clients import (
     ACK_SET_WORDS,
     BATCH_MESSAGES,
     CHUNKS,
+    CLIENT_PROPERTIES_BYTES,
+    CLIENTS_PER_CONNECTION,
+    FRAME_BYTES,
     LATEST_TIME_MS,
     MESSAGE_METADATA_BYTES,
     NAME_BYTES,
     REPLICATE_TO_BYTES,
+    SUBSCRIPTION_PROPERTIES_BYTES,
+    TOPIC_NAME_CHARACTERS,
     UNCOMPRESSED_BYTES,
 )
 from meridian_broker.ledgers.entry import pack_foreign, pack_own, unpack
 from meridian_broker.positions.position import EARLIEST, LATEST, Position
-from meridian_broker.topics import door
+from meridian_broker.replication.exchange_messages import ExchangeLimits
+from meridian_broker.topics import door, progress_log
 from meridian_broker.topics.errors import MessageTooLarge, NotAllowed
+from meridian_broker.topics.progress_log import Kind
 from meridian_broker.topics.ruling import UNLIMITED
 from meridian_broker.topics.stored_metadata import foreign_header, own_entry
+from meridian_broker.topics.subscription_record import SubscriptionRecord, decode_record, encode_record
 from meridian_broker.wire.proto import peer_pb2
 from meridian_broker.wire.proto import pulsar_pb2 as pb
 from meridian_broker.wire.pulsar.commands import SEND, Send
@@ -222,3 +230,71 @@ def test_numbers_that_no_position_has_are_sentinels() -> None:
     places = [door.position(pb.MessageIdData(ledgerId=ledger, entryId=entry)) for ledger in U64 for entry in U64]
     assert all(EARLIEST <= place <= LATEST for place in places)
     assert door.end(7, (1 << 64) - 1) == Position(7, -1)
+
+
+def named(size: int) -> list[pb.KeyValue]:
+    """Properties of so many bytes."""
+    return [pb.KeyValue(key="k", value="v" * (size - 1))]
+
+
+NAMES = ("", "s", "a name/with:signs ✓", "n" * NAME_BYTES)
+BAD_NAMES = ("n" * (NAME_BYTES + 1), "✓" * NAME_BYTES, "line\nbreak", "\x00", "\x1b[2J", "\x9b1A", "\x7f")
+
+
+def test_names_and_properties_that_anybody_could_read_back_are_let_in() -> None:
+    for name in NAMES:
+        fields: dict[str, Any] = {"topic": "t", "request_id": 1, "metadata": named(CLIENT_PROPERTIES_BYTES)}
+        door.producer(
+            pb.CommandProducer(producer_id=1, producer_name=name, initial_subscription_name=name, **fields), 0
+        )
+        fields |= {"consumer_id": 1, "subType": 0, "subscription_properties": named(SUBSCRIPTION_PROPERTIES_BYTES)}
+        door.consumer(pb.CommandSubscribe(subscription=name, consumer_name=name, **fields), CLIENTS_PER_CONNECTION - 1)
+
+
+@pytest.mark.parametrize("name", BAD_NAMES)
+def test_names_that_no_record_and_no_terminal_should_show_are_refused(name: str) -> None:
+    for refused in (pb.CommandProducer(producer_name=name), pb.CommandProducer(initial_subscription_name=name)):
+        with pytest.raises(NotAllowed) as refusal:
+            door.producer(refused, 0)
+        assert str(refusal.value).isprintable() and len(str(refusal.value)) < 400
+    for asked in (pb.CommandSubscribe(subscription=name), pb.CommandSubscribe(consumer_name=name)):
+        with pytest.raises(NotAllowed):
+            door.consumer(asked, 0)
+    with pytest.raises(NotAllowed):
+        door.subscription(name, ())
+
+
+def test_more_properties_or_clients_than_a_connection_may_have_are_refused() -> None:
+    with pytest.raises(NotAllowed, match="properties of a producer"):
+        door.producer(pb.CommandProducer(metadata=named(CLIENT_PROPERTIES_BYTES + 1)), 0)
+    with pytest.raises(NotAllowed, match="properties of a consumer"):
+        door.consumer(pb.CommandSubscribe(metadata=named(CLIENT_PROPERTIES_BYTES + 1)), 0)
+    with pytest.raises(NotAllowed, match="properties of a subscription"):
+        door.subscription("s", [("k", "v" * SUBSCRIPTION_PROPERTIES_BYTES)])
+    with pytest.raises(NotAllowed, match="close some"):
+        door.producer(pb.CommandProducer(), CLIENTS_PER_CONNECTION)
+    with pytest.raises(NotAllowed, match="close some"):
+        door.consumer(pb.CommandSubscribe(), CLIENTS_PER_CONNECTION)
+
+
+@THOROUGH
+@given(st.text(min_size=1, max_size=40), st.dictionaries(st.text(max_size=20), st.text(max_size=40), max_size=8))
+def test_a_subscription_that_is_let_in_fits_into_its_records(name: str, properties: dict[str, str]) -> None:
+    try:
+        door.subscription(name, properties.items())
+    except NotAllowed:
+        return
+    record = SubscriptionRecord(name, properties=properties)
+    encoded = encode_record(record)
+    assert (
+        decode_record(progress_log.decode(progress_log.encode(Kind.SUBSCRIPTION, name, 1, encoded)).payload) == record
+    )
+
+
+def test_the_largest_subscription_fits_beside_its_progress_into_a_message_to_another_region() -> None:
+    name, properties = "n" * NAME_BYTES, {"": "\x01" * SUBSCRIPTION_PROPERTIES_BYTES}
+    door.subscription(name, properties.items())
+    record = encode_record(SubscriptionRecord(name, properties=properties))
+    limits = ExchangeLimits()
+    assert limits.objection(b"", record) is None
+    assert limits.item_bytes + limits.record_bytes + NAME_BYTES + TOPIC_NAME_CHARACTERS < FRAME_BYTES

@@ -172,6 +172,19 @@ def test_what_fits_no_message_is_shown_and_does_not_stop_the_rest() -> None:
     assert world.regions["eu"].progress(T, "x") is not None
 
 
+def test_a_record_that_fits_no_message_is_shown_and_does_not_stop_the_rest() -> None:
+    world = world_of("us", "eu", limits=ExchangeLimits(record_bytes=1000))
+    here = world.regions["us"]
+    here.subscribe(T, "large" * 200)
+    here.ack(T, "large" * 200, here.topics[T].entries[:2])
+    here.ack(T, S, here.topics[T].entries[:2])
+    world.run(6000)
+    (status,) = here.exchange.status(T, "large" * 200, world.now_ms)
+    assert status.reason == Why.TOO_LARGE
+    assert "its properties are too large" in status.detail
+    assert world.regions["eu"].unacked(T, S) == here.unacked(T, S)
+
+
 class Wire:
     """One region's exchange, and a peer that we play ourselves."""
 

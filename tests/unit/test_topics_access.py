@@ -6,6 +6,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from meridian_broker.bounds.clients import EPOCH_LEAP
 from meridian_broker.topics.access import AccessMode, Asked, Decision, Present, Verdict, decide, next_epoch
 
 SHARED, EXCLUSIVE, WAIT, FENCING = AccessMode
@@ -57,6 +58,16 @@ def test_who_comes_again_in_the_topics_epoch_goes_on_in_it_and_in_an_older_one_d
     assert decide(Asked(mode, 4), Present(4)) == Decision(Verdict.SEIZE, 4)
     assert decide(Asked(mode, 3), Present(4)) == Decision(Verdict.REFUSE_OLD, 4)
     assert decide(Asked(mode, 6), Present(4)) == Decision(Verdict.SEIZE, 6)  # a topic that lost its record
+
+
+@pytest.mark.parametrize("mode", [EXCLUSIVE, WAIT, FENCING])
+@pytest.mark.parametrize("present", [EMPTY, Present(4)])
+def test_who_claims_an_epoch_that_no_topic_reached_leaves_room_for_those_who_come_next(
+    mode: AccessMode, present: Present
+) -> None:
+    for claimed in ((1 << 64) - 1, 1 << 62, 4 + EPOCH_LEAP + 1):
+        _, epoch = decide(Asked(mode, claimed), present)
+        assert epoch == (0 if present.epoch is None else 5)
 
 
 def test_a_fencer_of_an_older_epoch_fences_nobody() -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from meridian_broker.bounds.units import Bytes, Characters, Chunks, Ids, Messages, Milliseconds, Words
+from meridian_broker.bounds.units import Bytes, Characters, Chunks, Clients, Epochs, Ids, Messages, Milliseconds, Words
 
 # -- frames and commands
 
@@ -66,7 +66,24 @@ ACK_WORDS: Final[Words] = 1 << 17
 # -- names and properties
 
 NAME_BYTES: Final[Bytes] = 1 << 10
-"""The id that the chunks of a message share; a thousand of them are remembered for each subscription."""
+"""Name of a subscription, producer or consumer, or the id that the chunks of a message share. Names stand in records of
+every region and in labels of metrics."""
 
 TOPIC_NAME_CHARACTERS: Final[Characters] = 2048
 """A topic's full name: small enough for keys of the metadata store and for log lines."""
+
+CLIENT_PROPERTIES_BYTES: Final[Bytes] = 16 << 10
+"""Keys and values of a producer's or consumer's metadata. They stay in memory, and every stats answer repeats them."""
+
+SUBSCRIPTION_PROPERTIES_BYTES: Final[Bytes] = 64 << 10
+"""Keys and values of a subscription's properties. Six times as much, escaped, still fits into a frame between
+regions."""
+
+CLIENTS_PER_CONNECTION: Final[Clients] = 10_000
+"""Producers and consumers of one connection."""
+
+# -- PRODUCER
+
+EPOCH_LEAP: Final[Epochs] = 1 << 20
+"""How far the epoch in which an exclusive producer says it was let in may be ahead of its topic's, whose record may be
+restored from an older copy. One that is further ahead is nobody's."""

@@ -11,6 +11,7 @@ Ids = int
 Words = int
 Characters = int
 Clients = int
+Epochs = int
 Requests = int
 Milliseconds = int
 Seconds = float

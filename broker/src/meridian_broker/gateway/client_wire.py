@@ -13,7 +13,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
-from meridian_broker.bounds.clients import FRAME_PADDING_BYTES
+from meridian_broker.bounds.clients import FRAME_PADDING_BYTES, MESSAGE_BYTES
 from meridian_broker.gateway.client_errors import ClientError, ConnectionLost, MisbehavedPeer, RequestRefused
 from meridian_broker.gateway.client_options import PEER_AUTH_METHOD, ClientOptions
 from meridian_broker.gateway.tls import channel_binding
@@ -256,7 +256,7 @@ class ClientWire(asyncio.Protocol):
         self.protocol_version = connected.protocol_version
         if connected.max_message_size > 0:
             self.max_message_size = connected.max_message_size
-            self._decoder.max_frame_bytes = connected.max_message_size + FRAME_PADDING_BYTES
+            self._decoder.max_frame_bytes = max(connected.max_message_size, MESSAGE_BYTES) + FRAME_PADDING_BYTES
         self.peer_version = min(connected.feature_flags.peer_protocol_version, PEER_PROTOCOL_VERSION)
         if not self._connected.done():
             self._connected.set_result(None)

@@ -129,10 +129,11 @@ class Barriers:
             part = progress.extract(lacking) if lacking else None
             wants_record |= (ZERO, "", FLOOR) in lacking  # it was deleted here, or made by somebody else
         encoded = b"" if part is None else part.encode()
-        if len(encoded) > self._context.limits.item_bytes:
-            reply(BarrierDone(question.number, reason=f"progress of {len(encoded)} bytes does not fit a message"))
-            return
         record = host.record(topic, name) if wants_record else None
+        text = self._context.limits.objection(encoded, record)
+        if text is not None:
+            reply(BarrierDone(question.number, reason=text))
+            return
         answer = BarrierDone(question.number, encoded, record)
         self._context.show(
             topic, lambda reason: reply(BarrierDone(question.number, reason=reason) if reason else answer)

@@ -191,8 +191,8 @@ class Comparing:
             return None
         part = progress if question.keys is None else progress.extract(question.keys)
         encoded = part.encode()
-        if len(encoded) > self._context.limits.item_bytes:
-            text = f"progress of {len(encoded)} bytes does not fit a message"
+        text = self._context.limits.objection(encoded, record)
+        if text is not None:
             peer.note_trouble((topic, name), Why.TOO_LARGE, text, self._context.now_ms)
             return None
         return StateItem(topic, name, host.incarnation(topic), record, encoded)

@@ -122,8 +122,8 @@ class Deltas:
             peer.give_up(topic)
             return None
         encoded = self._encode(pending.delta) if pending.shared else pending.delta.encode()
-        if len(encoded) > context.limits.item_bytes:
-            text = f"progress of {len(encoded)} bytes does not fit a message"
+        text = context.limits.objection(encoded, pending.record)
+        if text is not None:
             peer.note_trouble((topic, subscription), Why.TOO_LARGE, text, context.now_ms)
             peer.give_up(topic)
             return None

@@ -45,6 +45,9 @@ class ExchangeLimits:
     """Progress and records in one message; a single larger item travels alone."""
     item_bytes: int = 4 << 20
     """Progress of one subscription that fits a frame (5 MiB); a larger one is not sent and status says so."""
+    record_bytes: int = 512 << 10
+    """Record of one subscription, beside its progress, likewise. Properties have 64 KiB, of which JSON may make six
+    times as much; earlier versions let in more."""
     subscriptions_at_once: int = 20_000
     """Subscriptions looked at for one DIGEST of a round, so that the round holds nobody up: a few milliseconds. The
     topic with which it is passed is the last one."""
@@ -70,6 +73,15 @@ class ExchangeLimits:
     """Subscriptions whose reason for not syncing is remembered, per peer."""
     digest_skips: int = 3
     """Comparisons in a row that may be put off because a topic is in motion."""
+
+    def objection(self, progress: bytes, record: bytes | None) -> str | None:
+        """Why these cannot be sent in any message; a frame that the peer does not take would tear the link, and tear it
+        again each time it is made."""
+        if len(progress) > self.item_bytes:
+            return f"progress of {len(progress)} bytes does not fit a message"
+        if record is not None and len(record) > self.record_bytes:
+            return f"a record of {len(record)} bytes does not fit a message: its properties are too large"
+        return None
 
 
 @dataclass(frozen=True, slots=True)

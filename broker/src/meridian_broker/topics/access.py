@@ -13,6 +13,8 @@ from __future__ import annotations
 from enum import Enum, IntEnum
 from typing import NamedTuple
 
+from meridian_broker.bounds.clients import EPOCH_LEAP
+
 
 class AccessMode(IntEnum):
     """What a producer asks for; the wire's numbers."""
@@ -87,7 +89,12 @@ def decide(asked: Asked, present: Present) -> Decision:
 
 
 def next_epoch(asked: Asked, epoch: int | None) -> int:
-    """The epoch a producer that is alone from now on publishes in: its own from before, or a new one."""
-    if asked.topic_epoch is not None and asked.topic_epoch >= (-1 if epoch is None else epoch):
+    """The epoch a producer that is alone from now on publishes in: its own from before, or a new one.
+
+    Its own may be ahead of the topic's, whose record may be an older copy. One that no topic reached is not taken
+    over: it would leave no epochs for those who come next.
+    """
+    last = -1 if epoch is None else epoch
+    if asked.topic_epoch is not None and last <= asked.topic_epoch <= last + EPOCH_LEAP:
         return asked.topic_epoch
-    return 0 if epoch is None else epoch + 1
+    return last + 1

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
+from meridian_broker.bounds.clients import LATEST_TIME_MS
 from meridian_broker.ledgers.store import LedgerError
 from meridian_broker.positions.position import EARLIEST, LATEST, Position
 from meridian_broker.topics import placing, rewinding
@@ -178,7 +179,7 @@ async def move_subscription(subscription: Subscription, place: Position) -> None
 
 async def move_subscription_to_time(subscription: Subscription, time_ms: int) -> None:
     """Stand at the first message published at ``time_ms`` or later; as ``move_subscription``."""
-    await subscription.seek_to_time(time_ms)
+    await subscription.seek_to_time(min(time_ms, LATEST_TIME_MS))
     await confirmed(subscription.topic, subscription.topic.progress_log.when_durable)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from meridian_broker.ledgers.telling import tell_each
 from meridian_broker.metadata.store import MetadataError
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from meridian_broker.topics.producer import Producer
     from meridian_broker.topics.topic import Topic
 
+_NEVER_REACHED: Final = 1 << 63
+"""No epoch that was counted up to."""
 Admitted = Callable[[Exception | None], None]
 """Hears None once a producer is let in, or why it is not."""
 
@@ -47,8 +49,12 @@ class Admission:
         """Most producers of clients, those who wait among them."""
 
     def recall(self, epoch: int | None) -> None:
-        """The epoch on record; None: no producer ever was alone here."""
-        self.epoch = self._on_record = epoch
+        """The epoch on record; None: no producer ever was alone here.
+
+        A client may have made an earlier version record one that leaves hardly any after it. They go on far from both
+        ends then.
+        """
+        self.epoch = self._on_record = epoch if epoch is None or epoch < _NEVER_REACHED else _NEVER_REACHED >> 1
 
     def add(self, producer: Producer) -> None:
         """Let in a replicator, which replaces its earlier connection, or a Shared producer.

@@ -12,7 +12,9 @@ What is judged elsewhere, because it takes more than the command to judge it: wh
 
 from __future__ import annotations
 
+import re
 import struct
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final
 
 from meridian_broker.bounds.clients import (
@@ -21,10 +23,13 @@ from meridian_broker.bounds.clients import (
     BATCH_MESSAGES,
     BATCHED_MESSAGE_BYTES,
     CHUNKS,
+    CLIENT_PROPERTIES_BYTES,
+    CLIENTS_PER_CONNECTION,
     LATEST_TIME_MS,
     MESSAGE_METADATA_BYTES,
     NAME_BYTES,
     REPLICATE_TO_BYTES,
+    SUBSCRIPTION_PROPERTIES_BYTES,
     UNCOMPRESSED_BYTES,
 )
 from meridian_broker.positions.position import EARLIEST, LATEST, Position
@@ -37,6 +42,7 @@ if TYPE_CHECKING:
     from meridian_broker.wire.pulsar.metadata import MetadataView
 
 _INT32_MAX: Final = (1 << 31) - 1
+_CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 _ABSENT: Final = 1 << 63
 """Numbers from here on are negative ones in a u64 field."""
 
@@ -166,3 +172,57 @@ def unacked_parts(ack: pb.CommandAck) -> dict[Position, int]:
         for at in whole:
             parts.pop(at, None)
     return parts
+
+
+# -- PRODUCER and SUBSCRIBE ------------------------------------------------------------------------------------------
+
+
+def producer(asked: pb.CommandProducer, clients: int) -> None:
+    """A producer that may be made.
+
+    :param clients: producers and consumers that its connection has.
+    :raises NotAllowed: a name or its metadata is out of bounds, or its connection has as many clients as it may have.
+    """
+    _check_room(clients)
+    _check_name("a producer", asked.producer_name)
+    _check_name("a subscription", asked.initial_subscription_name)
+    _check_pairs("a producer", ((pair.key, pair.value) for pair in asked.metadata), CLIENT_PROPERTIES_BYTES)
+
+
+def consumer(asked: pb.CommandSubscribe, clients: int) -> None:
+    """A consumer that may be made; the parameters and errors of ``producer``."""
+    _check_room(clients)
+    _check_name("a consumer", asked.consumer_name)
+    _check_pairs("a consumer", ((pair.key, pair.value) for pair in asked.metadata), CLIENT_PROPERTIES_BYTES)
+    subscription(asked.subscription, ((pair.key, pair.value) for pair in asked.subscription_properties))
+
+
+def subscription(name: str, properties: Iterable[tuple[str, str]]) -> None:
+    """A subscription that may be made, by whatever way: its record has to be readable here and fit into a frame to
+    every other region.
+
+    :raises NotAllowed: the name or the properties are out of bounds.
+    """
+    _check_name("a subscription", name)
+    _check_pairs("a subscription", properties, SUBSCRIPTION_PROPERTIES_BYTES)
+
+
+def _check_room(clients: int) -> None:
+    if clients >= CLIENTS_PER_CONNECTION:
+        raise NotAllowed(
+            f"this connection has {clients} producers and consumers, as many as it may have: close some, or use another"
+        )
+
+
+def _check_name(whose: str, name: str) -> None:
+    size = len(name.encode())
+    if size > NAME_BYTES:
+        raise NotAllowed(f"the name of {whose} may have {NAME_BYTES} bytes, not {size}")
+    if _CONTROL.search(name):
+        raise NotAllowed(f"the name of {whose} holds a control character: {name[:80]!r}")
+
+
+def _check_pairs(whose: str, pairs: Iterable[tuple[str, str]], most: int) -> None:
+    size = sum(len(key.encode()) + len(value.encode()) for key, value in pairs)
+    if size > most:
+        raise NotAllowed(f"the properties of {whose} may have {most} bytes in all, not {size}")

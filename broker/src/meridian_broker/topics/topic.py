@@ -22,7 +22,7 @@ from meridian_broker.metadata.rules import Rules
 from meridian_broker.metadata.store import MetadataError
 from meridian_broker.positions import Beginning, HybridClock, Progress, Stamp
 from meridian_broker.positions.position import EARLIEST, LATEST, Position
-from meridian_broker.topics import placing, ruling
+from meridian_broker.topics import door, placing, ruling
 from meridian_broker.topics.admission import Admission
 from meridian_broker.topics.claims import Confirmed
 from meridian_broker.topics.compaction import COMPACTION_SUBSCRIPTION, Compaction
@@ -355,9 +355,11 @@ class Topic:
         :param places: of a durable one that begins at an entry, ``placing.before`` that entry.
         :param read_compacted: a reader of the compacted view, which may have entries that the log has no more.
         :raises SubscriptionExists: there is one of that name.
+        :raises NotAllowed: no region could take its name or its properties.
         """
         if name in self.subscriptions:
             raise SubscriptionExists(f"subscription {name!r} exists already")
+        door.subscription(name, (properties or {}).items())
         record = self.lives.begun(name, replicated=replicated, properties=properties or {})
         subscription = Subscription(self, record, Progress(), durable)
         self.subscriptions[name] = subscription

@@ -17,7 +17,7 @@ import logging
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any, Final, cast
 
-from meridian_broker.bounds.clients import FIRST_FRAME_BYTES, FRAME_PADDING_BYTES
+from meridian_broker.bounds.clients import FIRST_FRAME_BYTES, FRAME_PADDING_BYTES, MESSAGE_BYTES
 from meridian_broker.gateway.pulsar.flow import (
     BYTES,
     PENDING,
@@ -217,9 +217,18 @@ class Connection(FlowControl):
         return f"connection of {self.transport.get_extra_info('peername')}"
 
     def started_with(self, max_message_bytes: int) -> None:
-        """CONNECT was heard: from now on frames may be as large as messages are."""
+        """CONNECT was heard: from now on frames may be as large as messages are. A peer's always as large as regions
+        make them: the link would be torn by what it cannot send in smaller pieces."""
         self.started = True
+        if self.is_peer:
+            max_message_bytes = max(max_message_bytes, MESSAGE_BYTES)
         self._decoder.max_frame_bytes = max_message_bytes + FRAME_PADDING_BYTES
+
+    @property
+    def clients(self) -> int:
+        """Producers and consumers, those that are being made among them."""
+        made = sum(len(there or ()) for there in (self.producers, self.consumers))
+        return made + len(self.introducing) + len(self.subscribing)
 
     def resume_writing(self) -> None:
         super().resume_writing()

@@ -57,6 +57,7 @@ def subscribe(connection: Connection, command: Any) -> None:
 
 async def _subscribe(connection: Connection, asked: pb.CommandSubscribe) -> None:
     try:
+        door.consumer(asked, connection.clients - 1)
         name = topic_name.parse(asked.topic)
         if asked.read_compacted and not (name.is_persistent and SubscriptionType(asked.subType) in _ONE_READS):
             raise NotAllowed("read_compacted is for readers, Exclusive and Failover consumers of persistent topics")

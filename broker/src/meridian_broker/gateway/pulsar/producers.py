@@ -9,7 +9,7 @@ from meridian_broker.gateway.pulsar.refusals import REFUSALS
 from meridian_broker.ledgers.store import LedgerError
 from meridian_broker.positions import Stamp
 from meridian_broker.positions.position import EARLIEST, Position
-from meridian_broker.topics import incarnations, kinds, quotas
+from meridian_broker.topics import door, incarnations, kinds, quotas
 from meridian_broker.topics.access import AccessMode
 from meridian_broker.topics.admission import Admitted
 from meridian_broker.topics.errors import NotAllowed, TopicFenced
@@ -61,6 +61,8 @@ async def _make(connection: Connection, asked: pb.CommandProducer) -> None:
     service = connection.broker.service
     made: Producer | None = None
     try:
+        if not connection.is_peer:  # whose replicators have a producer for each topic
+            door.producer(asked, connection.clients - 1)
         remote = asked.replication_source.region if asked.HasField("replication_source") else None
         is_replicator = asked.producer_name.startswith(REPLICATION_PREFIX)
         if (remote is not None or is_replicator) and not connection.is_peer:

@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Names, properties and epochs that nobody could keep are refused before anything is made, and the topic serves on."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from broker_inside import broker_inside
+from meridian_broker.bounds import clients as bounds
+from meridian_broker.server.broker import BrokerProcess
+from meridian_broker.wire.proto import pulsar_pb2 as pb
+from meridian_broker.wire.pulsar.errors import ServerError
+from raw_connection import RawConnection, T
+
+TOPIC = "persistent://public/default/names"
+
+
+@pytest.fixture
+async def inside(tmp_path: Path) -> AsyncIterator[BrokerProcess]:
+    async with broker_inside(tmp_path) as made:
+        yield made
+
+
+async def connect(broker: BrokerProcess) -> RawConnection:
+    return await RawConnection.open(broker.settings.network.broker_service_port)
+
+
+async def subscribed(wire: RawConnection, name: str, consumer_id: int = 1, **fields: Any) -> str:
+    """Empty, or why not."""
+    asked = pb.CommandSubscribe(topic=TOPIC, subscription=name, consumer_id=consumer_id, request_id=1)
+    asked.subType = pb.CommandSubscribe.Shared
+    asked.MergeFrom(pb.CommandSubscribe(**fields))
+    wire.say(T.SUBSCRIBE, asked)
+    answer = await wire.hear_any()
+    if answer[0] == T.SUCCESS:
+        return ""
+    assert (answer[0], answer.message.error) == (T.ERROR, ServerError.NOT_ALLOWED)
+    return str(answer.message.message)
+
+
+async def produced(wire: RawConnection, producer_id: int, **fields: Any) -> str:
+    """Empty, or why not."""
+    wire.ask_producer(TOPIC, producer_id, **fields)
+    answer = await wire.hear_any()
+    if answer[0] == T.PRODUCER_SUCCESS:
+        return ""
+    assert (answer[0], answer.message.error) == (T.ERROR, ServerError.NOT_ALLOWED)
+    return str(answer.message.message)
+
+
+def pairs(size: int) -> list[pb.KeyValue]:
+    return [pb.KeyValue(key="k", value="\x01" * (size - 1))]
+
+
+async def test_names_and_properties_beyond_the_limits_keep_nobody_out(inside: BrokerProcess) -> None:
+    """The topic has no progress log yet: whoever is refused begins none that could not be written."""
+    hostile = await connect(inside)
+    for name in ("n" * 70_000, "n" * (bounds.NAME_BYTES + 1), "\x1b[2Jline\n"):
+        assert "name of a subscription" in await subscribed(hostile, name)
+        assert "name of a subscription" in await produced(hostile, 1, initial_subscription_name=name)
+        assert "name of a consumer" in await subscribed(hostile, "s", consumer_name=name)
+        assert "name of a producer" in await produced(hostile, 1, producer_name=name)
+    large = pairs(bounds.SUBSCRIPTION_PROPERTIES_BYTES + 1)
+    assert "properties of a subscription" in await subscribed(hostile, "s", subscription_properties=large)
+    assert "properties of a consumer" in await subscribed(hostile, "s", metadata=large)
+    assert "properties of a producer" in await produced(hostile, 1, metadata=large)
+    assert TOPIC not in inside.service.topics
+    honest = await connect(inside)
+    assert await subscribed(honest, "s", subscription_properties=pairs(bounds.SUBSCRIPTION_PROPERTIES_BYTES)) == ""
+    assert list(inside.service.topics[TOPIC].subscriptions) == ["s"]
+    for wire in (hostile, honest):
+        await wire.close()
+
+
+async def test_a_connection_has_a_bounded_number_of_clients(
+    inside: BrokerProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("meridian_broker.topics.door.CLIENTS_PER_CONNECTION", 4)
+    wire = await connect(inside)
+    assert [await produced(wire, number) for number in range(2)] == ["", ""]
+    assert [await subscribed(wire, "s", number) for number in range(2)] == ["", ""]
+    assert "close some" in await produced(wire, 9)
+    assert "close some" in await subscribed(wire, "s", 9)
+    wire.close_producer(0)
+    await wire.hear(T.SUCCESS)
+    assert await subscribed(wire, "s", 9) == ""
+    await wire.close()
+
+
+async def test_an_epoch_that_no_topic_reached_leaves_room_for_those_who_come_next(inside: BrokerProcess) -> None:
+    for claimed in ((1 << 64) - 1, None, (1 << 64) - 1):
+        wire = await connect(inside)
+        fields = {} if claimed is None else {"topic_epoch": claimed}
+        made = await wire.producer(TOPIC, producer_access_mode=pb.Exclusive, **fields)
+        assert made.topic_epoch < 3
+        wire.close_producer()
+        await wire.hear(T.SUCCESS)
+        await wire.close()
+
+
+async def test_a_topic_whose_record_was_poisoned_counts_on(inside: BrokerProcess) -> None:
+    wire = await connect(inside)
+    await wire.producer(TOPIC, producer_id=7)
+    admission = inside.service.topics[TOPIC].admission
+    wire.close_producer(7)
+    await wire.hear(T.SUCCESS)
+    admission.recall((1 << 64) - 1)
+    made = await wire.producer(TOPIC, producer_access_mode=pb.Exclusive)
+    assert 1 << 62 <= made.topic_epoch < (1 << 62) + 2
+    await wire.close()
