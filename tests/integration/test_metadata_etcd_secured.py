@@ -8,6 +8,7 @@ import subprocess
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -145,6 +146,26 @@ async def test_void_tokens_disturb_nobody(server: EtcdServer, store: EtcdMetadat
         await end(one)
     await wait_until(lambda: lease.valid_until() > before)
     await lease.revoke()
+
+
+async def test_a_void_token_costs_one_login_however_many_hear_of_it(
+    server: EtcdServer, store: EtcdMetadataStore
+) -> None:
+    """A login costs etcd as much as a hundred requests."""
+    connection, void = await store._channel.opened(60.0)
+    await set_password(server, server.login.password())
+    log_in, logins = connection.auth.Authenticate, []
+
+    def counted(request: Any, **options: Any) -> Any:
+        logins.append(request.name)
+        return log_in(request, **options)
+
+    connection.auth.Authenticate = counted
+    reads = [store._channel.read(rpc.RangeRequest(key=b"/meridian/us/a"), "", 60.0) for _ in range(50)]
+    await asyncio.gather(*reads)
+    store._channel.forget_token(void)  # a refusal that was long on its way
+    await store.get("/a")
+    assert logins == ["meridian"]
 
 
 async def test_a_password_that_is_being_changed_is_waited_for(server: EtcdServer, store: EtcdMetadataStore) -> None:

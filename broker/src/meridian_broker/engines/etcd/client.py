@@ -75,13 +75,13 @@ class EtcdChannel:
         until = asyncio.get_running_loop().time() + seconds
         return await self._connections.opened(until, for_stream=True)
 
-    def failed(self, connection: Connection, error: grpc.aio.AioRpcError) -> None:
-        """A stream on it ended so: the next one takes another endpoint, where there is one."""
-        self._connections.failed(connection, error)
+    def failed(self, connection: Connection, headers: Headers, error: grpc.aio.AioRpcError) -> None:
+        """A stream with these ended so: the next one takes another endpoint, or another token."""
+        self._connections.failed(connection, headers, error)
 
-    def forget_token(self) -> None:
-        """etcd does not know it any more: the next request takes a new one."""
-        self._connections.forget_token()
+    def forget_token(self, headers: Headers) -> None:
+        """etcd does not know the token in them any more: the next request takes a new one."""
+        self._connections.forget_token(headers)
 
     async def ask(
         self, request: Callable[[], Awaitable[Any]], doing: str, wrote: Callable[[Any], bool] = lambda _: False

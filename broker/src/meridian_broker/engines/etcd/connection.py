@@ -136,7 +136,7 @@ class Connections:
         try:
             return await method(connection)(request, timeout=_left(until), wait_for_ready=True, metadata=headers)
         except grpc.aio.AioRpcError as error:
-            self.failed(connection, error)
+            self.failed(connection, headers, error)
             raise
 
     async def opened(self, until: float, *, for_stream: bool = False) -> tuple[Connection, Headers]:
@@ -156,16 +156,17 @@ class Connections:
             headers = (*headers, ("token", await self._logged_in(connection, until)))
         return connection, headers
 
-    def failed(self, connection: Connection, error: grpc.aio.AioRpcError) -> None:
-        """A request or stream on it ended so: the next one takes another endpoint, or another token."""
+    def failed(self, connection: Connection, headers: Headers, error: grpc.aio.AioRpcError) -> None:
+        """A request or stream with these ended so: the next one takes another endpoint, or another token."""
         if is_about_token(error.details() or ""):
-            self.forget_token()
+            self.forget_token(headers)
         elif is_passing(error):
             self._turn(connection)
 
-    def forget_token(self) -> None:
-        """etcd does not know it any more."""
-        self._token = ""
+    def forget_token(self, headers: Headers) -> None:
+        """etcd does not know the token in them any more. A newer one stays: many hear of one void token."""
+        if dict(headers).get("token") == self._token:
+            self._token = ""
 
     async def close(self) -> None:
         self.is_closed = True
@@ -197,7 +198,7 @@ class Connections:
                     answer = await connection.auth.Authenticate(request, timeout=_left(until), wait_for_ready=True)
                 except grpc.aio.AioRpcError as error:
                     self._check_refusal(error)
-                    self.failed(connection, error)
+                    self.failed(connection, (), error)
                     raise
                 self._token, self._was_let_in = answer.token, True
             return self._token

@@ -90,7 +90,7 @@ class EtcdLease:
                 return float(answer.TTL)
             return 0.0
         except grpc.aio.AioRpcError as error:
-            self._channel.failed(connection, error)
+            self._channel.failed(connection, headers, error)
             raise
         finally:
             call.cancel()

@@ -94,7 +94,10 @@ class EtcdWatch:
                     yield transaction
         except _Broken as error:
             if isinstance(error.__cause__, grpc.aio.AioRpcError):
-                self._channel.failed(connection, error.__cause__)
+                self._channel.failed(connection, headers, error.__cause__)
+            raise
+        except _TokenRefused:
+            self._channel.forget_token(headers)
             raise
         finally:
             call.cancel()
@@ -189,7 +192,6 @@ class EtcdWatch:
             )
         if response.canceled and _is_about_watcher(response.cancel_reason) and not self._has_new_token:
             self._has_new_token = True
-            self._channel.forget_token()
             raise _TokenRefused(response.cancel_reason)
         if response.canceled:
             raise MetadataError(f"{self._doing()}: etcd ended the watch ({response.cancel_reason})")
