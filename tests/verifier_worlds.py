@@ -84,6 +84,8 @@ class Region:
     dropped: dict[str, set[Entry]] = field(default_factory=dict)
     given_up: list[Entry] = field(default_factory=list)
     """A person accepted that they never come."""
+    skipped: dict[str, list[tuple[Place, Place]]] = field(default_factory=dict)
+    """Per other region, what an administrator dropped from the backlog for it."""
     passed: dict[str, set[Place]] = field(default_factory=dict)
     compacted_to: Place = EARLIEST
     taken_out: dict[str, set[Place]] = field(default_factory=dict)
@@ -303,7 +305,7 @@ class Simulation:
             links = {other: Link(True, 0, 0) for other in REGIONS if other != region.name}
             trimmed = None if self._is_old else region.trimmed
             ends = (region.trimmed_to, last, region.joined, links, cursors)
-            topic = TopicState("", *ends, trimmed, region.holes, region.compacted_to)
+            topic = TopicState("", *ends, trimmed, region.holes, region.compacted_to, region.skipped)
             return RegionState(region.name, "s", 0, {TOPIC: topic})
 
         asked = {name: self.regions[name] for name in named}

@@ -11,6 +11,7 @@ import aiohttp
 from broker_regions import Region, regions, until
 from meridian_broker.gateway.roles import Consumer, Producer
 from meridian_broker.positions.position import EARLIEST, LATEST
+from meridian_broker.positions.skipped import stretches
 from meridian_broker.topics.recall import find
 from meridian_broker.topics.recalled import Want
 from meridian_broker.topics.topic import Topic
@@ -117,6 +118,10 @@ async def test_a_sender_that_has_not_heard_of_the_region_since_its_start_keeps_w
         assert await texts(eu) == numbers(range(3), range(8, 9))
         topic = await opened(us)
         assert topic.subscriptions["keeping"].backlog() == 9, "what was skipped for eu stays owed here"
+        assert topic.metadata is not None
+        record = topic.metadata.record
+        ((remote, after, upto),) = stretches(record.skipped, record.skipped_before)
+        assert (remote, topic.log.distance(EARLIEST, after), topic.log.distance(after, upto)) == ("eu", 3, 5)
 
 
 async def test_a_region_that_asks_for_what_was_skipped_does_not_get_it(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from meridian_broker.ledgers import entry as entries
 from meridian_broker.positions.position import EARLIEST, Position
-from meridian_broker.positions.skipped import Skipped, extended
+from meridian_broker.positions.skipped import KEPT, Skipped, extended, kept_before, stretches
 from meridian_broker.replication.replicator import RemotePlace, Replicator
 from meridian_broker.replication.replicator_status import Hold, State
 from meridian_broker.replication.sending import SendWriter, Stamp, schema_version_of
@@ -466,3 +466,16 @@ def test_skips_add_up_until_the_remote_has_gone_beyond_them() -> None:
     assert extended(skipped, EARLIEST, two, two) == Skipped(EARLIEST, two, two)
     assert extended(skipped, one, three, two) == Skipped(one, three, two)
     assert extended(Skipped(one, four, four), three, two, two) == Skipped(one, four, four), "an earlier request, late"
+
+
+def test_a_skipped_stretch_stays_on_record_once_the_region_went_on_behind_it() -> None:
+    """And one that grew stays one; what the region lacks is told from it."""
+    places = [Position(1, entry) for entry in range(10)]
+    first = extended(None, places[0], places[2], places[2])
+    grown = extended(first, places[0], places[4], places[4])
+    assert kept_before((), None, first) == kept_before((), first, grown) == ()
+    later = extended(grown, places[6], places[8], places[8])
+    before = kept_before((), grown, later)
+    assert stretches({"eu": later}, {"eu": before}) == [("eu", places[0], places[4]), ("eu", places[6], places[8])]
+    many = [(Position(1, one), Position(1, one + 1)) for one in range(1000)]
+    assert kept_before(many, grown, later) == [*many[1 - KEPT :], (grown.after, grown.own)]

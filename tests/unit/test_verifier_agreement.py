@@ -155,6 +155,7 @@ FOUND = (
     Reason.TRIMMED_UNACKED,
     Reason.CHECKSUM_DIFFERS,
     Reason.ENTRY_MISSING,
+    Reason.SKIPPED,
     Reason.ENTRY_DOUBLED,
     Reason.OUT_OF_ORDER,
     Reason.ORIGIN_ROLLED_BACK,

@@ -35,6 +35,14 @@ def test_what_somebody_gave_up_is_dropped_for_all() -> None:
     assert row[:10] == ("eu", "t", "", "", "us", 5, 3, 7, 1, "lost")
 
 
+def test_what_was_skipped_for_a_region_is_a_stretch_of_the_origins_entries() -> None:
+    fields = {"ledgers": [], "subscriptions": [], "last_own": "-1:-1", "last_origin": {}, "trimmed_to": "-1:-1"}
+    record = {"region": "us", "topic": "t", **fields, "skipped": [["eu", "-1:-1", "7:1"]]}
+    (row,) = rows_of("topics")(record)
+    bounds = {"after_ledger": -1, "after_entry": -1, "upto_ledger": 7, "upto_entry": 1}
+    assert row[-1] == [{"remote": "eu", **bounds}]
+
+
 def test_a_partition_of_entries_may_begin_inside_a_ledger() -> None:
     planner = Planner()
     planner.add(line("a", [(1, ENTRIES_PER_PARTITION - 10), (2, 30)]), 100)
@@ -248,7 +256,7 @@ def test_a_topics_line_becomes_rows_of_every_table() -> None:
     assert topic[10] == [{"region": ORIGIN, "ledger": 1, "entry": 2}]
     hole = {"after_ledger": 1, "after_entry": 5, "before_ledger": 1, "before_entry": 9}
     assert topic[11] == [{"region": ORIGIN, **hole}]
-    assert topic[12:] == (-1, -1)
+    assert topic[12:] == (-1, -1, [])
     shared = ["progress", "progress", "dropped", "passed", "passed"]
     assert [row[0] for row in rows_of("ranges")(record)] == shared
     record["ack_log"][0]["firsthand"] = True

@@ -8,7 +8,7 @@ import itertools
 
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
-from meridian_verifier.align.findings import Finding, Reason
+from meridian_verifier.align.findings import LOSS, Finding, Reason
 from meridian_verifier.align.verdicts import State, judge
 from verifier_worlds import REGIONS, SUBSCRIPTIONS, TOPIC, Copy, Entry, Region, Simulation, drawn, examined, whole
 
@@ -223,6 +223,64 @@ def test_a_hole_below_the_high_water_is_missing(seed: int) -> None:
     findings, flows = simulation.examined()
     assert not findings
     assert sum(flow.missing for flow in flows) == 0
+
+
+@given(seeds)
+@some
+def test_what_an_administrator_skipped_for_a_region_is_told_as_that(seed: int) -> None:
+    """Whatever the region got from its origin afterwards; where the origin does not tell, it is missing."""
+    simulation = Simulation(seed, trim=False)
+    region, source = two_regions(simulation)
+    dropped = set().union(*region.dropped.values())
+    held = [copy for copy in region.log if copy.entry.origin == source.name and copy.entry not in dropped]
+    held = [copy for copy in held if not copy.entry.marker]
+    assume(len(held) >= 2)
+    first = simulation.rng.randrange(len(held) - 1)
+    last = simulation.rng.randrange(first, len(held) - 1)
+    for copy in held[first : last + 1]:
+        region.log.remove(copy)
+    wanted = {(source.name, region.name, last + 1 - first)}
+    findings, _ = simulation.examined()
+    assert {(Reason.ENTRY_MISSING, *one) for one in wanted} == summed(findings)
+    source.skipped[region.name] = [(held[first].entry.prev, held[last].entry.place)]
+    findings, flows = simulation.examined()
+    assert {(Reason.SKIPPED, *one) for one in wanted} == summed(findings)
+    assert not any(one.reason in LOSS for one in findings)
+    assert sum(flow.missing for flow in flows) == 0
+    findings, _ = simulation.examined([name for name in REGIONS if name != source.name])
+    assert {one.reason for one in findings} <= {Reason.ENTRY_MISSING}
+
+
+@given(seeds)
+@some
+def test_what_was_skipped_for_a_region_was_not_trimmed_there(seed: int) -> None:
+    simulation = Simulation(seed, trim=False)
+    region, source = two_regions(simulation)
+    held = [copy for copy in region.log if copy.entry.origin == source.name and not copy.entry.marker]
+    assume(len(held) >= 2)
+    skipped = held[0]
+    for name in SUBSCRIPTIONS:
+        for one in simulation.regions.values():
+            for acks in (one.earlier[name], one.later[name], one.firsthand[name]):
+                acks.pop(skipped.entry, None)
+            one.dropped[name].discard(skipped.entry)
+            one.passed[name] -= {copy.place for copy in one.log if copy.entry == skipped.entry}
+    region.log = [copy for copy in region.log if copy.place > held[1].place]
+    for name in SUBSCRIPTIONS:
+        for copy in held[1:2]:
+            region.dropped[name].add(copy.entry)
+    region.trimmed_to = held[1].place
+    region.trimmed = {source.name: held[1].entry.place}
+    findings, _ = simulation.examined()
+    assert (Reason.TRIMMED_UNACKED, source.name) in {(one.reason, one.origin) for one in findings}
+    source.skipped[region.name] = [(skipped.entry.prev, skipped.entry.place)]
+    findings, _ = simulation.examined()
+    lost = {one.ranges for one in findings if (one.reason, one.origin) == (Reason.TRIMMED_UNACKED, source.name)}
+    assert all(skipped.entry.place != upto for ranges in lost for _, upto in ranges)
+
+
+def summed(findings: list[Finding]) -> set[tuple[Reason, str, str, int]]:
+    return {(one.reason, one.source, one.target, one.entries) for one in findings}
 
 
 @given(seeds)

@@ -23,6 +23,7 @@ from meridian_broker.ledgers.log import TopicLog
 from meridian_broker.metadata.records import TopicRecord
 from meridian_broker.positions.clock import ZERO, Stamp
 from meridian_broker.positions.position import EARLIEST, LATEST, Position
+from meridian_broker.positions.skipped import stretches
 from meridian_broker.topics.compacted_reading import CompactedReading
 from meridian_broker.topics.progress_log import Change, Kind
 from meridian_broker.topics.subscription import Subscription
@@ -67,6 +68,10 @@ def capture_topic(state: AdminState, topic: Topic) -> Captured:
             "trimmed_origins": {region: str(place) for region, place in trimmed_origins(state.region, log).items()},
             "holes": [
                 [region, str(after), str(before)] for region, some in log.holes.ranges.items() for after, before in some
+            ],
+            "skipped": [
+                [remote, str(after), str(upto)]
+                for remote, after, upto in stretches(record.skipped, record.skipped_before)
             ],
             "links": _links(state, topic),
             "copies": [[str(damaged), str(copy)] for damaged, copy in sorted(log.damage.copies.items())],

@@ -92,6 +92,7 @@ SCHEMAS: Final[dict[str, Any]] = {
             ("holes", pa.list_(pa.struct(_HOLE))),
             ("compacted_ledger", pa.int64()),
             ("compacted_entry", pa.int64()),
+            ("skipped", pa.list_(pa.struct([("remote", pa.string()), *_BOUNDS]))),
         ]
     ),
     "cursors": pa.schema([("region", pa.string()), ("topic", pa.string()), *_CURSOR]),

@@ -23,6 +23,7 @@ from meridian_broker.positions.progress import Progress
 Row = tuple[Any, ...]
 Interval = tuple[Position, Position]
 """``(after, upto]``."""
+SKIPPED_COLUMNS: Final = ("remote", "after_ledger", "after_entry", "upto_ledger", "upto_entry")
 CURSOR_COLUMNS: Final = (
     "subscription",
     "replicated",
@@ -74,7 +75,15 @@ def topic_rows(record: Mapping[str, Any]) -> Iterator[Row]:
         _places(record.get("trimmed_origins", {})),
         _holes(record.get("holes", ())),
         *parse_position(record["view"]["horizon"] if "view" in record else str(EARLIEST)),
+        _skipped(record.get("skipped", ())),
     )
+
+
+def _skipped(listed: Iterable[Any]) -> list[dict[str, Any]]:
+    return [
+        dict(zip(SKIPPED_COLUMNS, (remote, *parse_position(after), *parse_position(upto)), strict=True))
+        for remote, after, upto in listed
+    ]
 
 
 def cursor_rows(record: Mapping[str, Any]) -> Iterator[Row]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -320,6 +320,9 @@ class TopicRecord:
     """Of its creation, in whatever region; None for partitions, and where an earlier version made it."""
     skipped: Mapping[str, Skipped] = field(default_factory=dict)
     """Per other region what an operator skipped of its backlog."""
+    skipped_before: Mapping[str, tuple[tuple[Position, Position], ...]] = field(default_factory=dict)
+    """Per other region what was skipped before that, and the region went on behind: own entries ``(after, upto]``, the
+    newest stretches. It explains to a verifier what the region lacks."""
 
     def to_json(self) -> Json:
         return {
@@ -332,7 +335,7 @@ class TopicRecord:
             "terminated": None if self.terminated is None else str(self.terminated),
             "topicEpoch": self.topic_epoch,
             "owner": self.owner,
-            **({"holes": {o: [[str(a), str(b)] for a, b in r] for o, r in self.holes.items()}} if self.holes else {}),
+            **({"holes": _ranges_json(self.holes)} if self.holes else {}),
             **({"joining": True} if self.joining else {}),
             **({"joined": {region: str(place) for region, place in self.joined.items()}} if self.joined else {}),
             "compacted": None if self.compacted is None else self.compacted.to_json(),
@@ -340,6 +343,7 @@ class TopicRecord:
             **({"newestLedger": self.newest_ledger} if self.newest_ledger >= 0 else {}),
             **({"mends": [mend.to_json() for mend in self.mends]} if self.mends else {}),
             **({"skipped": {region: [*map(str, one)] for region, one in self.skipped.items()}} if self.skipped else {}),
+            **({"skippedBefore": _ranges_json(self.skipped_before)} if self.skipped_before else {}),
             **({} if self.deleting is None else {"deleting": self.deleting}),
             **_created_json(self.created),
             **self.extra,
@@ -356,7 +360,7 @@ class TopicRecord:
             progress_ledgers=tuple(int(ledger) for ledger in take(data, "progressLedgers", list, [])),
             last_own=_position(data, "lastOwn"),
             last_origins=positions(data, "lastOrigins"),
-            holes=_holes(data),
+            holes=_ranges(data, "holes"),
             joining=take(data, "joining", bool, False),
             joined=positions(data, "joined"),
             terminated=None if data.get("terminated") is None else _position(data, "terminated"),
@@ -369,6 +373,7 @@ class TopicRecord:
             deleting=take(data, "deleting", str),
             created=_created(data),
             skipped=_skipped(data),
+            skipped_before=_ranges(data, "skippedBefore"),
             extra=without(data, *_TOPIC_FIELDS),
             stamp=stamp,
         )
@@ -394,6 +399,7 @@ _TOPIC_FIELDS: Final = (
     "compactionScraps",
     "newestLedger",
     "skipped",
+    "skippedBefore",
 )
 
 
@@ -464,14 +470,18 @@ def _skipped(data: Mapping[str, Any]) -> dict[str, Skipped]:
         raise Invalid(f"skipped: {error}") from None
 
 
-def _holes(data: Mapping[str, Any]) -> dict[str, tuple[tuple[Position, Position], ...]]:
+def _ranges(data: Mapping[str, Any], key: str) -> dict[str, tuple[tuple[Position, Position], ...]]:
     try:
         return {
             region: tuple((parse_position(after), parse_position(before)) for after, before in ranges)
-            for region, ranges in take(data, "holes", dict, {}).items()
+            for region, ranges in take(data, key, dict, {}).items()
         }
     except (ValueError, TypeError, AttributeError) as error:
-        raise Invalid(f"holes: {error}") from None
+        raise Invalid(f"{key}: {error}") from None
+
+
+def _ranges_json(ranges: Mapping[str, Iterable[tuple[Position, Position]]]) -> Json:
+    return {region: [[str(after), str(upto)] for after, upto in some] for region, some in ranges.items()}
 
 
 def positions(data: Mapping[str, Any], key: str) -> dict[str, Position]:

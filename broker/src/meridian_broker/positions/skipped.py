@@ -8,9 +8,15 @@ when it was skipped. A remote that falls back behind that, restored or rebuilt, 
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Final, NamedTuple
 
 from meridian_broker.positions.position import EARLIEST, Position
+
+KEPT: Final = 64
+"""Earlier stretches per region that stay on record."""
+Ranges = Sequence[tuple[Position, Position]]
+"""Own entries ``(after, upto]``."""
 
 
 class Skipped(NamedTuple):
@@ -40,3 +46,16 @@ def extended(earlier: Skipped | None, known: Position | None, upto: Position, ow
     if earlier is not None and (known is None or known < earlier.own):
         return Skipped(earlier.after, upto, own)
     return Skipped(EARLIEST if known is None else known, upto, own)
+
+
+def kept_before(before: Ranges, earlier: Skipped | None, skipped: Skipped) -> Ranges:
+    """What stays on record of earlier stretches once ``skipped`` takes the place of ``earlier``."""
+    if earlier is None or skipped.after < earlier.own:
+        return before  # it is part of the new one
+    return [*before, (earlier.after, earlier.own)][-KEPT:]
+
+
+def stretches(skipped: Mapping[str, Skipped], before: Mapping[str, Ranges]) -> list[tuple[str, Position, Position]]:
+    """All that is on record as skipped: region, and own entries ``(after, upto]``."""
+    found = [(region, after, upto) for region, some in before.items() for after, upto in some]
+    return sorted([*found, *((region, one.after, one.own) for region, one in skipped.items())])

@@ -24,7 +24,7 @@ from meridian_broker.metadata.records import CompactedRecord, LedgerRecord, Mend
 from meridian_broker.metadata.store import ABSENT, MetadataUnavailable, VersionConflict
 from meridian_broker.positions import Stamp
 from meridian_broker.positions.position import Position
-from meridian_broker.positions.skipped import Skipped, extended
+from meridian_broker.positions.skipped import Skipped, extended, kept_before
 from meridian_broker.topics.errors import TopicFenced
 from meridian_broker.wire.pulsar.topic_name import TopicName
 
@@ -150,9 +150,14 @@ class TopicMetadata:
         :raises MetadataError: it is not written.
         """
         async with self._lock:
-            skipped = extended(self.record.skipped.get(remote), known, upto, own)
-            if skipped != self.record.skipped.get(remote):
-                await self._write(replace(self.record, skipped={**self.record.skipped, remote: skipped}))
+            record = self.record
+            earlier, before = record.skipped.get(remote), record.skipped_before
+            skipped = extended(earlier, known, upto, own)
+            if skipped != earlier:
+                if kept := kept_before(before.get(remote, ()), earlier, skipped):
+                    before = {**before, remote: tuple(kept)}
+                every = {**record.skipped, remote: skipped}
+                await self._write(replace(record, skipped=every, skipped_before=before))
             return skipped
 
     async def save_topic_epoch(self, epoch: int) -> None:

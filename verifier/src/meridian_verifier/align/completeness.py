@@ -24,8 +24,9 @@ def completeness(evidence: Evidence) -> tuple[list[Finding], list[Flow]]:
     for region, state in evidence.world.later.items():
         if evidence.topic not in state.topics:
             continue
-        missing, behind = holes(evidence, region)
+        missing, skipped, behind = holes(evidence, region)
         findings.append(evidence.finding(Reason.ENTRY_MISSING, "", evidence.origin, region, missing))
+        findings.append(evidence.finding(Reason.SKIPPED, "", evidence.origin, region, skipped))
         held = evidence.stored.get(region)
         late = 0
         if held is not None:
@@ -36,8 +37,9 @@ def completeness(evidence: Evidence) -> tuple[list[Finding], list[Flow]]:
     return [found for found in findings if found], flows
 
 
-def holes(evidence: Evidence, region: str) -> tuple[Mask, Mask]:
-    """Which known entries the region should hold and does not: *missing* below its high-water, *behind* above."""
+def holes(evidence: Evidence, region: str) -> tuple[Mask, Mask, Mask]:
+    """Which known entries the region should hold and does not: *missing* below its high-water, *skipped* by an
+    administrator, *behind* above the high-water."""
     keys = evidence.known.keys
     held = evidence.stored.get(region)
     due = (keys > evidence.low_water(region)) | evidence.awaited(region).holds(keys)
@@ -45,8 +47,9 @@ def holes(evidence: Evidence, region: str) -> tuple[Mask, Mask]:
     if held is not None:
         absent &= ~np.isin(keys, held.keys)
     absent &= ~evidence.dropped_anywhere(region).holds(keys)
-    below = keys <= evidence.high_water(region)
-    return absent & below, absent & ~below
+    skipped = absent & evidence.skipped(region).holds(keys)
+    below, owed = keys <= evidence.high_water(region), absent & ~skipped
+    return owed & below, skipped, owed & ~below
 
 
 def _disorder(evidence: Evidence, region: str, held: Stored) -> tuple[list[Finding | None], int]:

@@ -138,6 +138,14 @@ class Evidence:
         after = [self.coordinates.key(*one) for one, _ in holes]
         return IntervalSet.of(after, [self.coordinates.key(*before) - 1 for _, before in holes])
 
+    def skipped(self, region: str) -> IntervalSet:
+        """What an administrator of the origin dropped from its backlog for the region: it is not sent there."""
+        state = self.world.later.get(self.origin)
+        topic = state.topics.get(self.topic) if state else None
+        stretches = topic.skipped.get(region, ()) if topic else ()
+        after = [self.coordinates.key(*one) for one, _ in stretches]
+        return IntervalSet.of(after, [self.coordinates.key(*upto) for _, upto in stretches])
+
     def dropped_anywhere(self, region: str) -> IntervalSet:
         """What the region dropped for at least one subscription."""
         return union(ranges for (holder, _), ranges in self.dropped.items() if holder == region)

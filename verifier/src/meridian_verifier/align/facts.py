@@ -16,6 +16,9 @@ Place = tuple[int, int]
 Hole = tuple[Place, Place]
 """Entries of one origin strictly between the two may still come."""
 
+Range = tuple[Place, Place]
+"""Entries of one origin, ``(after, upto]``."""
+
 EARLIEST: Final[Place] = (-1, -1)
 
 
@@ -59,6 +62,8 @@ class TopicState:
     """Per origin, where this region still waits for entries although it has later ones (R5)."""
     compacted_to: Place = EARLIEST
     """Local: the last entry that the region's compacted view takes account of."""
+    skipped: Mapping[str, Sequence[Range]] = field(default_factory=dict)
+    """Per other region, which entries of this one an administrator dropped from its replication backlog."""
 
     @property
     def gave_back_compacted(self) -> bool:

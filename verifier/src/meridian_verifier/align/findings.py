@@ -39,6 +39,8 @@ class Reason(StrEnum):
     """Loss (R60 d): one origin, two contents."""
     ENTRY_MISSING = "EntryMissing"
     """A hole below the target's high-water for that origin (R62)."""
+    SKIPPED = "Skipped"
+    """An administrator dropped the entry from the origin's replication backlog for the target: it is not sent there."""
     ENTRY_DOUBLED = "EntryDoubled"
     """One origin is stored twice in a region (R62)."""
     OUT_OF_ORDER = "OutOfOrder"

@@ -84,6 +84,10 @@ def _named_places(world: World, topic: str, origin: str) -> Iterator[Place]:
                 yield (state.trimmed_origins or {}).get(origin, EARLIEST)
                 for hole in state.holes.get(origin, ()):
                     yield from hole
+        if origin in moment and topic in moment[origin].topics:
+            for stretches in moment[origin].topics[topic].skipped.values():
+                for stretch in stretches:
+                    yield from stretch
 
 
 def _split(table: pa.Table, columns: tuple[str, ...]) -> Iterator[tuple[tuple[Any, ...], Keys]]:

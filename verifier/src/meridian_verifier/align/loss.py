@@ -91,8 +91,9 @@ def _trimmed_unacked(evidence: Evidence) -> Iterable[Finding]:
         state = evidence.world.later[region].topics[evidence.topic]
         if state.trimmed_to == EARLIEST or state.gave_back_compacted:
             continue
-        # What came late stands below the low water, and what is awaited was never here.
-        gone = IntervalSet.of([evidence.joined(region)], [evidence.low_water(region)]) - evidence.awaited(region)
+        # What came late stands below the low water; what is awaited, or was skipped for the region, was never here.
+        gone = IntervalSet.of([evidence.joined(region)], [evidence.low_water(region)])
+        gone = gone - evidence.awaited(region) - evidence.skipped(region)
         chosen = (gone - _settled(evidence, holder)).holds(evidence.known.keys) & evidence.known.meant_for(region)
         held = evidence.stored.get(region)
         if held is not None:

@@ -22,6 +22,7 @@ MEANINGS: Final = {
     Reason.TRIMMED_UNACKED: "LOSS: deleted from the log before they were acked or dropped",
     Reason.CHECKSUM_DIFFERS: "LOSS: the same message has different contents in two regions",
     Reason.ENTRY_MISSING: "messages missing in the middle of the target's log",
+    Reason.SKIPPED: "not in the target: an administrator dropped them from the replication backlog there, on record",
     Reason.ENTRY_DOUBLED: "the same message stands twice in the region's log",
     Reason.OUT_OF_ORDER: "the region stores messages behind others that claim to follow them",
     Reason.ORIGIN_ROLLED_BACK: "the origin no longer has messages that another region received from it",

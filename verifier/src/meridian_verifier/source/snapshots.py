@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from meridian_verifier.align.facts import EARLIEST, Cursor, Hole, Link, Place, RegionState, TopicState
+from meridian_verifier.align.facts import EARLIEST, Cursor, Hole, Link, Place, Range, RegionState, TopicState
 from meridian_verifier.source.client import RegionClient, RegionUnreachable, Taken
 from meridian_verifier.source.tables import TABLES, conform
 
@@ -74,6 +74,7 @@ def read_state(client: RegionClient, taken: Taken) -> RegionState:
             None if row["trimmed_origins"] is None else _places(row["trimmed_origins"]),
             _holes(row["holes"]),
             EARLIEST if row["compacted_ledger"] is None else (row["compacted_ledger"], row["compacted_entry"]),
+            _skipped(row["skipped"]),
         )
         for row in _rows(client, taken, "topics")
     }
@@ -108,4 +109,12 @@ def _holes(listed: list[dict[str, Any]] | None) -> dict[str, list[Hole]]:
     for one in listed or []:
         hole = (one["after_ledger"], one["after_entry"]), (one["before_ledger"], one["before_entry"])
         found.setdefault(one["region"], []).append(hole)
+    return found
+
+
+def _skipped(listed: list[dict[str, Any]] | None) -> dict[str, list[Range]]:
+    found: dict[str, list[Range]] = {}
+    for one in listed or []:
+        stretch = (one["after_ledger"], one["after_entry"]), (one["upto_ledger"], one["upto_entry"])
+        found.setdefault(one["remote"], []).append(stretch)
     return found

@@ -80,6 +80,7 @@ TABLES: Final[dict[str, pa.Schema]] = {
             ("holes", _HOLES),
             ("compacted_ledger", pa.int64()),
             ("compacted_entry", pa.int64()),
+            ("skipped", pa.list_(pa.struct([("remote", pa.string()), *_BOUNDS]))),
         ]
     ),
     "cursors": pa.schema([("region", pa.string()), ("topic", pa.string()), *_CURSOR]),
