@@ -85,7 +85,7 @@ def consume(port: int, topic: str, subscription: str, count: int) -> Any:
     taken = granted = 0
     while taken < count:
         answers = []
-        for command in client.read():
+        for command in client.read_alive():
             if command[0] == MESSAGE:
                 place = command[1].message_id
                 answers.append(encode.ack(1, 0, ((place.ledgerId, place.entryId),)))
@@ -198,7 +198,7 @@ def read_back(port: int, topic: str, subscription: str, receipts: str) -> Any:
     seen = granted = wrong = 0
     place = (-1, -1)
     while place < end:
-        for command in client.read():
+        for command in client.read_alive():
             if command[0] == MESSAGE:
                 place = command[1].message_id.ledgerId, command[1].message_id.entryId
                 number = expected.pop(place, None)

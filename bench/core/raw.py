@@ -42,6 +42,13 @@ class Raw:
             raise ConnectionError("the broker closed the connection")
         return self._decoder.feed(data)
 
+    def read_alive(self) -> list[Any]:
+        """As ``read``, and a PING is answered: the broker closes a connection that only listens and says nothing."""
+        commands = self.read()
+        if any(command[0] == PING for command in commands):
+            self.write(encode.PONG)
+        return commands
+
     def ask(self, kind: int, message: Any) -> Any:
         """Send a request, return its answer."""
         return self.ask_all(kind, [message])[-1]
@@ -56,7 +63,7 @@ class Raw:
         self.write(b"".join(encode.simple(kind, message) for message in messages))
         answers = []
         while waiting:
-            for command in self.read():
+            for command in self.read_alive():
                 if getattr(command[1], "request_id", None) in waiting:
                     if command[0] == ERROR:
                         raise SystemExit(f"bench: the broker refused: {command[1].message}")
