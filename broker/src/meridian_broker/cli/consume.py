@@ -18,7 +18,7 @@ from typing import Any, Final
 import click
 
 from meridian_broker.cli.names import TopicName, topic_name
-from meridian_broker.cli.output import COULD_NOT_TELL, NO
+from meridian_broker.cli.output import COULD_NOT_TELL, NO, say
 from meridian_broker.cli.service import Access, Service, finish, service_option, until_signal
 from meridian_broker.gateway.roles import RECEIVER_QUEUE, Consumer, Delivery, Received, UnreadablePayload
 from meridian_broker.wire.proto import pulsar_pb2 as pb
@@ -126,14 +126,14 @@ async def _run(job: Job) -> int:
         for _, consumer in consumers:
             await consumer.close()
     if printer.unreadable:
-        click.echo(
+        say(
             f"could not tell: {printer.unreadable} entries could not be read here and stay unacknowledged: consume "
             "them with a Pulsar client library",
             err=True,
         )
         return COULD_NOT_TELL
     if job.count is not None and printer.printed < job.count and not printer.nobody_reads:
-        click.echo(f"no: {printer.printed} of {job.count} messages came", err=True)
+        say(f"no: {printer.printed} of {job.count} messages came", err=True)
         return NO
     return 0
 
@@ -198,7 +198,7 @@ class Printer:
                 return
             if isinstance(arrived, UnreadablePayload):
                 self.unreadable += 1
-                click.echo(f"{topic}: {arrived}", err=True)
+                say(f"{topic}: {arrived}", err=True)
             elif not self._show(topic, consumer, arrived):
                 return
 

@@ -11,7 +11,7 @@ import click
 
 from meridian_broker.cli import standing
 from meridian_broker.cli.names import TopicName, namespace_name, namespace_path, part, topic_name
-from meridian_broker.cli.output import NO, Console, table, with_console
+from meridian_broker.cli.output import NO, Console, say, table, with_console
 from meridian_broker.cli.rest import AdminUnreachable
 
 POLL_SECONDS: Final = 0.25
@@ -165,9 +165,9 @@ def topics_status(console: Console, topic: TopicName) -> None:
         click.echo(table(standing.LINKS, standing.link_rows(links)))
         for remote, link in sorted(links.items()):
             if link["lastError"] and (link["hold"] or not link["connected"]):
-                click.echo(f"{remote}: {link['lastError']}")
+                say(f"{remote}: {link['lastError']}")
         for gap in missing:
-            click.echo(gap["detail"])
+            say(gap["detail"])
     if missing or any(link["hold"] or not link["connected"] for link in links.values()):
         raise SystemExit(NO)
 
@@ -225,10 +225,8 @@ def topics_accept_gap(console: Console, topic: TopicName, origin: str, upto: str
     if console.as_json:
         console.tree(told)
     else:
-        click.echo(f"entries of {origin} after {told['after']} up to {told['upto']} are given up in {told['region']}")
-        click.echo(
-            f"recorded as dropped for: {', '.join(told['subscriptions']) or 'no subscription, as there is none'}"
-        )
+        say(f"entries of {origin} after {told['after']} up to {told['upto']} are given up in {told['region']}")
+        say(f"recorded as dropped for: {', '.join(told['subscriptions']) or 'no subscription, as there is none'}")
 
 
 def partition_count(console: Console, topic: TopicName) -> int:
@@ -271,7 +269,7 @@ def regions_status(console: Console) -> None:
     if console.as_json:
         console.tree(found)
     else:
-        click.echo("\n".join(standing.links_of(found)))
+        say(*standing.links_of(found))
     if standing.wrong_links(found):
         raise SystemExit(NO)
 
@@ -309,6 +307,6 @@ def regions_wait(console: Console, ready: bool, seconds: float) -> None:  # noqa
     if console.as_json:
         console.tree({"ready": is_ready, "missing": missing})
     else:
-        click.echo("\n".join(missing) or "ready")
+        say(*(missing or ["ready"]))
     if not is_ready:
         raise SystemExit(NO)

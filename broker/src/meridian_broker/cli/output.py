@@ -18,6 +18,7 @@ import click
 
 from meridian_broker.cli.rest import Admin, AdminRefused, AdminUnreachable, read_token
 from meridian_broker.gateway.tls import ContextSource, TlsFiles, TlsFilesUnusable, client_context
+from meridian_broker.wire.shown import shown
 
 NO = 1
 COULD_NOT_TELL = 2
@@ -27,10 +28,15 @@ Arguments = ParamSpec("Arguments")
 
 def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     """Columns as wide as their longest cell, two spaces between them, no lines."""
-    cells = [list(header), *([str(cell) for cell in row] for row in rows)]
+    cells = [list(header), *([shown(str(cell)) for cell in row] for row in rows)]
     widths = [max(len(row[column]) for row in cells) for column in range(len(header))]
     lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells)
     return "\n".join(lines)
+
+
+def say(*lines: str, err: bool = False) -> None:
+    """Print lines for people. Names in them come from others, so what a terminal would obey is escaped."""
+    click.echo("\n".join(map(shown, lines)), err=err)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +51,7 @@ class Console:
         if self.as_json:
             click.echo(json.dumps(list(names)))
         elif names:
-            click.echo("\n".join(names))
+            say(*names)
 
     def rows(self, header: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> None:
         """Objects as a table with these columns; JSON prints them whole."""
@@ -60,7 +66,7 @@ class Console:
 
     def done(self, sentence: str) -> None:
         """A change was made. JSON prints an object, so that a program can parse every output."""
-        click.echo(json.dumps({"done": sentence}) if self.as_json else sentence)
+        click.echo(json.dumps({"done": sentence}) if self.as_json else shown(sentence))
 
 
 trust_option = click.option(
@@ -142,10 +148,10 @@ def with_console(command: Callable[Concatenate[Console, Arguments], None]) -> Ca
             tls = trusting(tls_trust_certs)
             command(Console(Admin(url, token, tls() if tls else None), as_json), *args, **kwargs)
         except AdminRefused as refusal:
-            click.echo(f"no: {refusal}", err=True)
+            say(f"no: {refusal}", err=True)
             raise SystemExit(NO) from None
         except AdminUnreachable as silence:
-            click.echo(f"could not tell: {silence}", err=True)
+            say(f"could not tell: {silence}", err=True)
             raise SystemExit(COULD_NOT_TELL) from None
 
     return wrapped

@@ -15,7 +15,7 @@ from typing import Final
 import click
 
 from meridian_broker.cli.names import TopicName, topic_name
-from meridian_broker.cli.output import COULD_NOT_TELL, NO
+from meridian_broker.cli.output import COULD_NOT_TELL, NO, say
 from meridian_broker.cli.service import Access, Service, finish, service_option, until_signal
 from meridian_broker.gateway.client_errors import ClientError, ConnectionLost, RequestRefused
 from meridian_broker.gateway.roles import Producer
@@ -148,23 +148,21 @@ async def _run(job: Job) -> int:
 
 def _conclude(job: Job, tally: Tally, failure: BaseException | None) -> int:
     if job.as_json:
-        click.echo(
-            json.dumps({"topic": str(job.topic), "sent": tally.sent, "stored": tally.stored, "last": tally.last})
-        )
+        say(json.dumps({"topic": str(job.topic), "sent": tally.sent, "stored": tally.stored, "last": tally.last}))
     elif tally.stored:
-        click.echo(f"stored {_messages(tally.stored)} in {job.topic}, the last at {tally.last}")
+        say(f"stored {_messages(tally.stored)} in {job.topic}, the last at {tally.last}")
     else:
-        click.echo(f"stored no message in {job.topic}")
+        say(f"stored no message in {job.topic}")
     open_still = tally.sent - tally.stored
     if isinstance(failure, RequestRefused):
-        click.echo(f"no: {failure}", err=True)
+        say(f"no: {failure}", err=True)
         return NO
     if failure is not None or open_still:
         left = f". {_messages(open_still)} got no receipt and may be stored or not: look before sending again"
-        click.echo(f"could not tell: {failure or 'stopped'}{left if open_still else ''}", err=True)
+        say(f"could not tell: {failure or 'stopped'}{left if open_still else ''}", err=True)
         return COULD_NOT_TELL
     if job.count is not None and tally.sent < job.count:
-        click.echo(f"no: {tally.sent} of {job.count} messages, then there were no more", err=True)
+        say(f"no: {tally.sent} of {job.count} messages, then there were no more", err=True)
         return NO
     return 0
 
@@ -255,7 +253,7 @@ class Publisher:
                 yield text
             return
         if sys.stdin.isatty():
-            click.echo("one message per line; Ctrl-D ends", err=True)
+            say("one message per line; Ctrl-D ends", err=True)
         left = self._job.count
         async for line in lines(sys.stdin.fileno()):
             yield line

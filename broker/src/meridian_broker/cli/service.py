@@ -18,7 +18,7 @@ from typing import Any, Final, Self
 
 import click
 
-from meridian_broker.cli.output import COULD_NOT_TELL, NO, trust_option, trusting
+from meridian_broker.cli.output import COULD_NOT_TELL, NO, say, trust_option, trusting
 from meridian_broker.cli.rest import AdminUnreachable, read_token
 from meridian_broker.gateway.authentication import METHOD
 from meridian_broker.gateway.client import MAX_REDIRECTS, PulsarClientConnection
@@ -99,7 +99,7 @@ def service_option(command: Callable[..., None]) -> Callable[..., None]:
         try:
             token = read_token(token_file) if token_file else None
         except AdminUnreachable as problem:
-            click.echo(f"could not tell: {problem}", err=True)
+            say(f"could not tell: {problem}", err=True)
             raise SystemExit(COULD_NOT_TELL) from None
         command(*args, access=Access(url, token, tls_trust_certs, listener_name), **kwargs)
 
@@ -186,16 +186,16 @@ def finish(program: Coroutine[Any, Any, int]) -> None:
     try:
         code = asyncio.run(program)
     except RequestRefused as refusal:
-        click.echo(f"no: {refusal}", err=True)
+        say(f"no: {refusal}", err=True)
         code = NO
     except ConnectFailed as error:
-        click.echo(
+        say(
             f"could not tell: {error}. Is the region up? `meridian up` starts one; --url or MERIDIAN_SERVICE_URL "
             "names another",
             err=True,
         )
         code = COULD_NOT_TELL
     except ClientError as error:
-        click.echo(f"could not tell: {error}", err=True)
+        say(f"could not tell: {error}", err=True)
         code = COULD_NOT_TELL
     raise SystemExit(code)

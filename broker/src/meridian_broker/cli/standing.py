@@ -200,6 +200,6 @@ def links_of(answer: Json) -> Iterator[str]:
         oldest = f"{sent['delay_ms'] / 1000:.1f} s" if sent["backlog"] else "-"
         up = "up" if link["connected"] else "down"
         rows.append((name, up, sent["topics"], sent["connected"], sent["backlog"], oldest))
-    yield table(REGIONS, rows)
+    yield from table(REGIONS, rows).split("\n")
     wrong = wrong_links(answer)
     yield from ["", *wrong] if wrong else []

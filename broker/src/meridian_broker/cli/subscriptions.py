@@ -11,7 +11,7 @@ import click
 from meridian_broker.cli import standing
 from meridian_broker.cli.names import TopicName, part, topic_name
 from meridian_broker.cli.nouns import force_option, forced
-from meridian_broker.cli.output import Console, with_console
+from meridian_broker.cli.output import Console, say, with_console
 
 EARLIEST = {"ledgerId": -1, "entryId": -1, "partitionIndex": -1}
 LATEST = {"ledgerId": 2**63 - 1, "entryId": 2**63 - 1, "partitionIndex": -1}
@@ -99,7 +99,7 @@ def subscriptions_status(console: Console, topic: TopicName, subscription: str, 
     else:
         for text in standing.tables(found, int(time.time() * 1000)):
             click.echo(text)
-        click.echo("\n" + ("\n".join(sentences) or "all regions are in step"))
+        say("", *(sentences or ["all regions are in step"]))
     raise SystemExit(code)
 
 
@@ -195,12 +195,12 @@ def subscriptions_replicate(
     for region, one in sorted(told["regions"].items()):
         if "problem" in one:
             problem = str(one["problem"])
-            click.echo(problem if problem.startswith(region) else f"{region}: {problem}")
+            say(problem if problem.startswith(region) else f"{region}: {problem}")
         else:
             again = f", and delivers {one['again']} again" if one["again"] else ""
-            click.echo(f"{region}: {verb} {one['skips']} entries{again}")
+            say(f"{region}: {verb} {one['skips']} entries{again}")
     state = "replicated" if told["replicated"] else "not replicated any more"
-    click.echo("nothing was changed" if dry_run else f"subscription {subscription} of {topic} is {state}")
+    say("nothing was changed" if dry_run else f"subscription {subscription} of {topic} is {state}")
 
 
 @subscriptions.command("delete")

@@ -18,6 +18,17 @@ RESERVED_ROLES: Final = frozenset({"meridian-peer"})
 LARGEST_TOKEN: Final = 16 * 1024
 """Bytes: more is no token, and is not decoded."""
 
+_SENTENCES: Final = {
+    "ExpiredSignatureError": "the token has expired: get a new one",
+    "ImmatureSignatureError": "the token is not valid yet",
+    "InvalidSignatureError": "the token is not signed with this region's key",
+    "InvalidAlgorithmError": f"the token is signed in another way than by {', '.join(ALGORITHMS)}",
+    "MissingRequiredClaimError": "the token names no role: it has no subject",
+    "InvalidSubjectError": "the token names no role: its subject is no text",
+    "PyJWTError": "this is no token, or it is damaged",
+}
+"""What the client and the log are told, by PyJWT's error. PyJWT's own texts quote the token, which anybody can write."""
+
 
 class NotAuthenticated(Exception):
     """The client did not show who it is. The message says what is missing and is fit for the client."""
@@ -53,10 +64,9 @@ class Authentication:
 
         try:
             claims = jwt.decode(token, self._key, algorithms=ALGORITHMS, options={"require": ["sub"]})
-        except jwt.ExpiredSignatureError:
-            raise NotAuthenticated("the token has expired: get a new one") from None
         except jwt.PyJWTError as error:
-            raise NotAuthenticated(f"the token is not signed with this region's key, or damaged: {error}") from None
+            sentence = next(_SENTENCES[kind.__name__] for kind in type(error).__mro__ if kind.__name__ in _SENTENCES)
+            raise NotAuthenticated(sentence) from None
         role = str(claims["sub"])
         if not role:
             raise NotAuthenticated("the token names no role: its subject is empty")

@@ -11,7 +11,6 @@ import gc
 import logging
 import os
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -20,7 +19,9 @@ import click
 from meridian_broker.cli.main import build
 from meridian_broker.cli.output import COULD_NOT_TELL
 from meridian_broker.cli.programs import Sources, UpOptions
+from meridian_broker.server.log_lines import LogLines
 from meridian_broker.server.settings import LogLevel, SettingsError, load
+from meridian_broker.wire.shown import shown_lines
 
 
 class ServerPrograms:
@@ -56,12 +57,8 @@ class ServerPrograms:
 
 def start_logging(level: LogLevel) -> None:
     """One line per event on standard error, times in UTC."""
-    formatter = logging.Formatter(
-        fmt="%(asctime)s.%(msecs)03dZ %(levelname)s %(name)s: %(message)s", datefmt="%Y-%m-%dT%H:%M:%S"
-    )
-    formatter.converter = time.gmtime
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(formatter)
+    handler.setFormatter(LogLines())
     logging.basicConfig(level=level.upper(), handlers=[handler])
 
 
@@ -73,7 +70,7 @@ def main() -> None:
     try:
         build(ServerPrograms())()
     except (SettingsError, StartFailed, UpFailed) as error:
-        click.echo(f"meridian: {error}", err=True)
+        click.echo(f"meridian: {shown_lines(str(error))}", err=True)
         raise SystemExit(COULD_NOT_TELL) from None
 
 

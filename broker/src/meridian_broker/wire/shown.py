@@ -1,0 +1,29 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Text of others, made safe to show to people.
+
+Names, reasons and errors hold what clients sent. In a log a line break begins a line that this broker never wrote, and
+on a terminal an escape sequence clears the screen, changes what was printed before, or worse. So characters that are
+not printable (C0 and C1 controls, line separators, marks that turn the direction of writing) are shown as escapes.
+"""
+
+from __future__ import annotations
+
+
+def shown(text: str) -> str:
+    r"""The text with each character that is not printable as an escape, such as ``\n`` or ``\x1b``."""
+    if text.isprintable():
+        return text
+    return "".join(one if one.isprintable() else repr(one)[1:-1] for one in text)
+
+
+def shown_lines(text: str) -> str:
+    """The same line by line, for text whose line breaks are our own."""
+    return "\n".join(map(shown, text.split("\n")))
+
+
+def cut(text: str, most: int) -> str:
+    """No more than ``most`` bytes of UTF-8, and how many were left out."""
+    if 4 * len(text) <= most or len(whole := text.encode()) <= most:
+        return text
+    kept = whole[: most - 40].decode(errors="ignore")
+    return f"{kept} ... {len(whole) - len(kept.encode())} more bytes"
