@@ -21,6 +21,9 @@ class Standalone:
     """The program, with certificates."""
 
     def __init__(self, directory: Path) -> None:
+        self.data = directory / "data"
+        self.data.mkdir()
+        self.data.chmod(0o755)
         self.authority = Authority(directory)
         pair = self.authority.issue("broker")
         self.port, self.http_port, self.port_tls, self.http_port_tls = (free_port() for _ in range(4))
@@ -31,7 +34,7 @@ class Standalone:
             f"brokerServicePortTls={self.port_tls}\nwebServicePortTls={self.http_port_tls}\n"
             f"tlsCertificateFilePath={pair.certificate}\ntlsKeyFilePath={pair.key}\n"
         )
-        self._command = [*MERIDIAN, "standalone", "--data-dir", str(directory / "data"), "--config", str(config)]
+        self._command = [*MERIDIAN, "standalone", "--data-dir", str(self.data), "--config", str(config)]
         self.url = f"http://127.0.0.1:{self.http_port}"
         self.process = self.start()
 
@@ -88,6 +91,13 @@ def test_what_is_there_from_the_start(standalone: Standalone) -> None:
         "brokerServiceUrl": f"pulsar://127.0.0.1:{standalone.port}",
         "brokerServiceUrlTls": f"pulsar+ssl://127.0.0.1:{standalone.port_tls}",
     }
+
+
+def test_what_is_stored_is_for_its_own_user(set_up: Standalone) -> None:
+    assert http("POST", f"{set_up.url}/meridian/v1/export", {}).status == 200
+    stored = [set_up.data, *set_up.data.rglob("*")]
+    assert {"metadata.sqlite", "export"} <= {path.name for path in stored}
+    assert {path: oct(path.stat().st_mode) for path in stored if path.stat().st_mode & 0o077} == {}
 
 
 @pytest.mark.parametrize("scheme", ["pulsar", "pulsar+ssl", "http", "https"])

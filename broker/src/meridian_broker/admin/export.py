@@ -108,7 +108,7 @@ class Exports:
         async with self._taking:
             taken_ms = time.time_ns() // 1_000_000
             name = secrets.token_hex(8)
-            self._directory.mkdir(parents=True, exist_ok=True)
+            self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             path = self._directory / f"{name}.jsonl"
             held: list[int] = []
             try:

@@ -9,6 +9,7 @@ writing - happens in a thread.
 from __future__ import annotations
 
 import json
+import os
 from base64 import b64encode
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -199,7 +200,7 @@ class SnapshotWriter:
     """Writes a snapshot file line by line and counts its partitions. Every method is called in a thread."""
 
     def __init__(self, path: Path) -> None:
-        self._file = path.open("wb")
+        self._file = os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "wb")
         self._planner = Planner()
 
     def add(self, captured: Captured, changes: Iterable[Change]) -> None:

@@ -27,7 +27,7 @@ _SENTENCES: Final = {
     "InvalidSubjectError": "the token names no role: its subject is no text",
     "PyJWTError": "this is no token, or it is damaged",
 }
-"""What the client and the log are told, by PyJWT's error. PyJWT's own texts quote the token, which anybody can write."""
+"""What client and log are told, by PyJWT's error. PyJWT's own texts quote the token, which anybody can write."""
 
 
 class NotAuthenticated(Exception):

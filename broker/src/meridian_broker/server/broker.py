@@ -65,6 +65,7 @@ from meridian_broker.server.descriptors import Shares, limit, raise_limit, share
 from meridian_broker.server.doors import Doors, client_tls
 from meridian_broker.server.keys import Keys
 from meridian_broker.server.loop import LoopScheduler
+from meridian_broker.server.privacy import close_to_others
 from meridian_broker.server.regions_file import listed_regions
 from meridian_broker.server.settings import Settings
 from meridian_broker.server.settings_backlog import BacklogSettings
@@ -203,6 +204,7 @@ class BrokerProcess:
         :param files: makes the file port of the ledgers' directory; None: the operating system's own.
         """
         make_directory(settings.region.data_directory)
+        close_to_others(settings.region.data_directory)
         process = cls(settings)
         stack.push_async_callback(process.scheduler.close)
         patience = settings.process.start_timeout_seconds

@@ -20,6 +20,7 @@ from meridian_broker.cli.main import build
 from meridian_broker.cli.output import COULD_NOT_TELL
 from meridian_broker.cli.programs import Sources, UpOptions
 from meridian_broker.server.log_lines import LogLines
+from meridian_broker.server.privacy import create_for_ourselves
 from meridian_broker.server.settings import LogLevel, SettingsError, load
 from meridian_broker.wire.shown import shown_lines
 
@@ -33,6 +34,7 @@ class ServerPrograms:
             from meridian_broker.server.lifeline import die_with_parent
 
             die_with_parent(supervisor)
+        create_for_ourselves()
         settings = load(sources.config, sources.assignments, os.environ)
         start_logging(settings.process.log_level)
         gc.disable()  # while modules load there is next to no garbage: looking for it takes a tenth of the start
@@ -45,10 +47,12 @@ class ServerPrograms:
         """Several regions as child processes."""
         from meridian_broker.server.supervisor import run_up
 
+        create_for_ourselves()
         return run_up(options, say)
 
     def secure_etcd(self, sources: Sources, root_password_file: Path, say: Callable[[str], None]) -> int:
         """etcd's users and authentication, once."""
+        create_for_ourselves()
         settings = load(sources.config, sources.assignments, os.environ)
         from meridian_broker.server.secure_etcd import run_secure_etcd
 

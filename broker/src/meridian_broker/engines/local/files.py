@@ -206,7 +206,7 @@ class OsFiles:
 
     def create(self, name: str) -> OsAppendFile:
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-        return OsAppendFile(os.open(self._directory / name, flags, 0o640))
+        return OsAppendFile(os.open(self._directory / name, flags, 0o600))
 
     def open(self, name: str) -> OsReadFile:
         return OsReadFile(os.open(self._directory / name, os.O_RDONLY | os.O_CLOEXEC))
@@ -248,7 +248,7 @@ class OsFiles:
         return volume.f_bavail * volume.f_frsize, volume.f_blocks * volume.f_frsize
 
     def lock(self) -> None:
-        fd = os.open(self._directory / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
+        fd = os.open(self._directory / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
@@ -274,7 +274,7 @@ def make_directory(directory: Path) -> None:
         missing.append(parent)
         parent = parent.parent
     for path in reversed(missing):
-        path.mkdir(exist_ok=True)
+        path.mkdir(mode=0o700, exist_ok=True)
         _sync_path(path.parent)
 
 

@@ -9,6 +9,7 @@ event loop together and in commit order, and only after the commit: nobody sees 
 
 from __future__ import annotations
 
+import os
 import queue
 import sqlite3
 import threading
@@ -175,8 +176,17 @@ class Database:
                 job.error = _translated(self._path, error) if isinstance(error, sqlite3.Error) else error
 
 
+def _for_this_user_only(path: Path) -> None:
+    """SQLite has no say in the mode of the file; its journal takes it over. What fails here fails again in SQLite."""
+    with suppress(OSError):
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600))
+        path.chmod(0o600)
+        path.with_name(path.name + "-wal").chmod(0o600)
+
+
 def _open(path: Path) -> sqlite3.Connection:
-    path.parent.mkdir(parents=True, exist_ok=True)
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    _for_this_user_only(path)
     sql = sqlite3.connect(path, isolation_level=None, timeout=2.0, cached_statements=32)
     try:
         # Exclusive: a second process on the file would not hear of our changes. It also spares the shared memory.

@@ -1,0 +1,35 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a broker stores is for its own user: messages, names, properties, schemas."""
+
+from __future__ import annotations
+
+import logging
+import os
+import stat
+from pathlib import Path
+from typing import Final
+
+log = logging.getLogger(__name__)
+
+OTHERS: Final = 0o077
+"""The bits of a mode that let the group and everybody else in."""
+
+
+def create_for_ourselves() -> None:
+    """From now on this process, and those that it starts, create files that nobody else may read."""
+    os.umask(OTHERS)
+
+
+def close_to_others(directory: Path) -> None:
+    """Let nobody else into a directory. One of another user, such as the root of a volume, stays as it is."""
+    mode = stat.S_IMODE(directory.stat().st_mode)
+    if not mode & OTHERS:
+        return
+    try:
+        directory.chmod(mode & ~OTHERS)
+    except OSError as error:
+        log.info("%s has mode %04o and stays so: %s", directory, mode, error.strerror)
+    else:
+        log.warning(
+            "%s had mode %04o: other users of this machine could read it; now %04o", directory, mode, mode & ~OTHERS
+        )
