@@ -104,15 +104,6 @@ async def refusals(request: web.Request, handler: Handler) -> web.StreamResponse
         return _refusal(500, f"this broker made an error; its log says more at {mark}")
 
 
-@web.middleware
-async def no_web_pages(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Browsers send ``Origin`` with every write, tools never do: no page that somebody looks at on this machine may
-    reach the loopback port and change something in their name."""
-    if request.method not in ("GET", "HEAD") and "Origin" in request.headers:
-        raise Refused(403, f"this API is not for web pages, and {request.headers['Origin']} asked")
-    return await handler(request)
-
-
 def _refusal(status: int, reason: str) -> web.Response:
     return web.json_response({"reason": reason}, status=status)
 

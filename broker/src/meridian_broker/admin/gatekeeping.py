@@ -24,7 +24,9 @@ from meridian_broker.gateway.tls import channel_binding
 from meridian_broker.wire.peer_proof import NotProven
 from meridian_broker.wire.peer_requests import PROOF_HEADER, SCHEME, Admitted, Call
 
-OPEN: Final = re.compile(r"/admin/v2/brokers/(ready|health)|/status\.html|/metrics/?")
+PROBES: Final = re.compile(r"/admin/v2/brokers/(ready|health)|/status\.html")
+"""Their answers say nothing but yes or no."""
+OPEN: Final = re.compile(PROBES.pattern + r"|/metrics/?")
 FOR_CLIENTS: Final = re.compile(
     r"/lookup/v2/.*"
     r"|/admin/v2/(persistent|non-persistent)/[^/]+/[^/]+/[^/]+/partitions"

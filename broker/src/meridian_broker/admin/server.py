@@ -11,7 +11,7 @@ from typing import Final
 from aiohttp import web
 
 from meridian_broker.admin.connections import Hall, HttpConnection, Places, within_limits
-from meridian_broker.admin.errors import no_web_pages, refusals
+from meridian_broker.admin.errors import refusals
 from meridian_broker.admin.export import Exports
 from meridian_broker.admin.gatekeeping import PEER_CALLS, gatekeeper, proven_answers
 from meridian_broker.admin.health import live, ready
@@ -20,6 +20,7 @@ from meridian_broker.admin.requests import EXPORTS, STATE, STATS
 from meridian_broker.admin.routes import ROUTES
 from meridian_broker.admin.state import AdminState
 from meridian_broker.admin.topic_stats import TopicStats
+from meridian_broker.admin.web_pages import HOSTS, no_web_pages
 from meridian_broker.gateway.tls import HANDSHAKE_SECONDS
 
 PATIENCE: Final = 2.0
@@ -41,10 +42,14 @@ class AdminServer:
         self._listeners: list[asyncio.Server] = []
 
     @classmethod
-    async def start(cls, state: AdminState, host: str, places: Places) -> AdminServer:
-        """Nobody is let in before ``listen``."""
+    async def start(cls, state: AdminState, host: str, places: Places, names: frozenset[str]) -> AdminServer:
+        """Nobody is let in before ``listen``.
+
+        :param names: by which this broker is known, in small letters.
+        """
         server = cls(state, Exports(state), host, Hall(places, time.monotonic))
         app = web.Application(middlewares=[within_limits, proven_answers, refusals, no_web_pages, gatekeeper])
+        app[HOSTS] = names
         app[EXPORTS] = server._exports
         app[STATS] = TopicStats(state, Rates(time.monotonic))
         app[PEER_CALLS] = {route.handler: route.peers for route in ROUTES if route.peers is not None}

@@ -29,6 +29,7 @@ from meridian_broker.admin.requests import (
 )
 from meridian_broker.admin.state import AdminState
 from meridian_broker.admin.users import split_objections, topic_objections
+from meridian_broker.admin.web_pages import check_no_other_site
 from meridian_broker.metadata.errors import Invalid
 from meridian_broker.metadata.topic_catalog import MAX_PARTITIONS
 from meridian_broker.positions import Stamp
@@ -184,7 +185,10 @@ def _creation(text: str) -> Stamp:
 async def get_partitions(request: web.Request) -> web.Response:
     """How many partitions a topic has, 0 for a topic without."""
     name = any_topic_of(request)
-    count = await state(request).service.partitions(name, create=flag(request, "checkAllowAutoCreation"))
+    create = flag(request, "checkAllowAutoCreation")
+    if create:
+        check_no_other_site(request)
+    count = await state(request).service.partitions(name, create=create)
     record = await state(request).catalog.partitioned.find(name) if count else None
     return answer({"partitions": count, "deleted": False, "properties": dict(record.properties) if record else {}})
 

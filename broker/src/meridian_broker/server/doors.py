@@ -10,9 +10,10 @@ from __future__ import annotations
 import asyncio
 import os
 import ssl
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
-from dataclasses import replace
+from dataclasses import astuple, replace
+from urllib.parse import urlsplit
 
 from meridian_broker.admin.connections import Places
 from meridian_broker.admin.server import AdminServer
@@ -20,6 +21,7 @@ from meridian_broker.admin.state import AdminState
 from meridian_broker.gateway import tls
 from meridian_broker.gateway.addresses import Addresses, parse_bind_addresses, parse_listeners, url
 from meridian_broker.gateway.pulsar.broker import Broker, listen
+from meridian_broker.server.regions_file import listed_regions
 from meridian_broker.server.setting_fields import SettingsError
 from meridian_broker.server.settings import Settings
 
@@ -51,7 +53,9 @@ class Doors:
         for place in parse_bind_addresses(network.bind_addresses):
             context = self._tls if place.tls else None
             await self._listen(gateway, place.host, place.port, context, place.listener)
-        admin = await AdminServer.start(state, network.bind_address, self._http_places)
+        admin = await AdminServer.start(
+            state, network.bind_address, self._http_places, _known_names(self._settings, self._listeners)
+        )
         stack.push_async_callback(admin.close)
         http = await self._listen_http(admin, network.web_service_port)
         https = None if self._tls is None else await self._listen_http(admin, ports.web_service_port_tls, self._tls)
@@ -112,6 +116,16 @@ class Doors:
     def admin_url(self) -> str:
         """The admin API of this very process."""
         return self._own.admin_url or ""
+
+
+def _known_names(settings: Settings, listeners: Mapping[str, Addresses]) -> frozenset[str]:
+    """Host names by which requests may mean this broker."""
+    mine = listed_regions(settings).get(settings.region.cluster_name)
+    urls = [] if mine is None else [mine.service_url, mine.service_url_tls]
+    urls += [one for found in listeners.values() for one in astuple(found) if one]
+    names = [settings.advertised_address, *(urlsplit(one).hostname or "" for one in urls)]
+    names += settings.network.web_service_allowed_hosts.split(",")
+    return frozenset(name.strip().rstrip(".").lower() for name in names)
 
 
 def _server_tls(settings: Settings) -> ssl.SSLContext | None:

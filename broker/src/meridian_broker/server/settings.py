@@ -111,6 +111,12 @@ class NetworkSettings:
     connections to the other ports take none of its places. 0: there is none; `webServicePort` answers
     `/admin/v2/brokers/ready` in any case."""
 
+    web_service_allowed_hosts: str = ""
+    """Host names, with commas between, by which this broker is also known to those who use its HTTP ports: that of a
+    proxy, say. Where no token is asked for, a request that names any other host is refused, because a web page whose
+    name leads to this machine could read the answers. Addresses, `localhost`, names without a dot, `advertisedAddress`
+    and what `advertisedListeners` and `regionsFile` say of this broker are always allowed."""
+
     insecure: bool = False
     """Allows a bind address that other machines can reach although nothing authenticates clients."""
 
