@@ -18,7 +18,7 @@ from typing import Final
 from aiohttp import web
 
 from meridian_broker.admin.errors import Handler
-from meridian_broker.admin.requests import STATE, Refused
+from meridian_broker.admin.requests import LARGE_BODY_BYTES, STATE, Refused, read_body
 from meridian_broker.gateway.authentication import NotAuthenticated
 from meridian_broker.gateway.tls import channel_binding
 from meridian_broker.wire.peer_proof import NotProven
@@ -92,7 +92,7 @@ async def _admit(request: web.Request, header: str) -> web.Response | None:
         if not state.guard.is_current(asked, now_ms):
             challenge = state.guard.challenge(asked, binding, now_ms)
             return web.json_response({"reason": "prove it"}, status=401, headers={"WWW-Authenticate": challenge})
-        call = Call(request.method, request.raw_path, await request.read())
+        call = Call(request.method, request.raw_path, await read_body(request, LARGE_BODY_BYTES))
         request[ADMITTED] = state.guard.admit(asked, call, binding, state.service.scheduler.monotonic_ms())
     except (NotProven, ssl.SSLError) as error:
         raise Refused(401, str(error)) from None

@@ -22,6 +22,10 @@ STATS: Final = web.AppKey("stats", TopicStats)
 NAMES_MAX: Final = (1 << 63) - 1
 BODY_BYTES: Final = 256 << 10
 """Largest body."""
+LARGE_BODY_BYTES: Final = 2 << 20
+"""The same where a body is a schema, quoted as JSON, or the progress of a subscription."""
+READ: Final = web.RequestKey("body", bytes)
+"""Where a request keeps its body once that was read."""
 
 
 class Refused(Exception):
@@ -98,20 +102,31 @@ def number(text: str, what: str, least: int = 0) -> int:
     return int(text)
 
 
+async def read_body(request: web.Request, limit: int) -> bytes:
+    """The body as it came; it can be read again.
+
+    :param limit: most bytes of it.
+    :raises Refused: it is too large, or broke off.
+    """
+    data = bytearray(request.get(READ, b""))
+    try:
+        while len(data) <= limit and (some := await request.content.readany()):
+            data += some
+    except (ConnectionError, web.RequestPayloadError) as error:
+        raise Refused(400, f"the body broke off: {error}") from None
+    if len(data) > limit:
+        raise Refused(413, f"the body has more than {limit} bytes, the limit of this request")
+    request[READ] = bytes(data)
+    return bytes(data)
+
+
 async def body(request: web.Request, default: Any = ..., limit: int = BODY_BYTES) -> Any:
     """The body as JSON; ``default`` when it is empty.
 
     :param limit: most bytes of it.
     :raises Refused: it is not JSON, or too large.
     """
-    data = bytearray()
-    try:
-        while some := await request.content.readany():
-            data += some
-            if len(data) > limit:
-                raise Refused(413, f"the body has more than {limit} bytes, the limit of this request")
-    except (ConnectionError, web.RequestPayloadError) as error:
-        raise Refused(400, f"the body broke off: {error}") from None
+    data = await read_body(request, limit)
     if not data.strip() and default is not ...:
         return default
     try:

@@ -4,17 +4,24 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any
 
 from aiohttp import web
 
-from meridian_broker.admin.requests import Refused, answer, body, number, part, properties, state, topic_of
+from meridian_broker.admin.requests import (
+    LARGE_BODY_BYTES,
+    Refused,
+    answer,
+    body,
+    number,
+    part,
+    properties,
+    state,
+    topic_of,
+)
 from meridian_broker.metadata.records import SchemaRecord
 from meridian_broker.topics.schemas import NUMBERS, VERSION
 from meridian_broker.wire.proto import pulsar_pb2 as pb
-
-SCHEMA_BODY_BYTES: Final = 2 << 20
-"""Largest body: the largest schema, quoted as JSON, fits."""
 
 
 async def newest(request: web.Request) -> web.Response:
@@ -36,7 +43,7 @@ async def every(request: web.Request) -> web.Response:
 
 async def add(request: web.Request) -> web.Response:
     """Add a schema; the same definition again has the version it has already."""
-    schema = _given(await body(request, limit=SCHEMA_BODY_BYTES))
+    schema = _given(await body(request, limit=LARGE_BODY_BYTES))
     service = state(request).service
     name = topic_of(request)
     await service.check_exists(name)

@@ -19,7 +19,7 @@ from aiohttp import web
 
 from meridian_broker.admin.everywhere import QUESTION_SECONDS, SECONDS, ask, reason
 from meridian_broker.admin.export_rows import effective
-from meridian_broker.admin.requests import Refused, answer, body, part, state, topic_of
+from meridian_broker.admin.requests import LARGE_BODY_BYTES, Refused, answer, body, part, state, topic_of
 from meridian_broker.admin.state import AdminState
 from meridian_broker.admin.subscriptions import named, replicate
 from meridian_broker.metadata.errors import Invalid
@@ -33,8 +33,6 @@ Json = dict[str, Any]
 
 SLICE: Final = 2000
 """Entries counted before others run."""
-PROGRESS_BODY_BYTES: Final = 2 << 20
-"""Largest body: other regions send the progress of a subscription."""
 FOLLOWS: Final = "; it follows when it is back"
 
 
@@ -49,7 +47,7 @@ async def progress(request: web.Request) -> web.Response:
 
 async def preview(request: web.Request) -> web.Response:
     """What this region would skip with other progress; the body is ``{"progress": {topic: base64}, "taken": bool}``."""
-    given = await body(request, limit=PROGRESS_BODY_BYTES)
+    given = await body(request, limit=LARGE_BODY_BYTES)
     try:
         others = {topic: Progress.decode(b64decode(text)) for topic, text in given["progress"].items()}
     except (AttributeError, KeyError, TypeError, ValueError) as error:
