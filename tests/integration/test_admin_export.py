@@ -188,7 +188,7 @@ def test_ledgers_of_a_snapshot_are_not_taken_away(broker: BrokerProcess, client:
     assert len(rows(broker, held, "entries")) == 35
     # Whatever the end of the process leaves undone is done at the next start.
     note = broker.data_dir / "ledgers-to-delete"
-    assert len(note.read_text().split()) == 4
+    assert len(note.read_text().splitlines()) == 4
     broker.kill()
     broker.start()
     assert not note.exists()

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from crc32c import crc32c
 from meridian_broker.engines.held import HeldLedgers
 from meridian_broker.engines.memory.ledgers import MemoryDisk, MemoryLedgerStore
 from meridian_broker.ledgers.store import LedgerNotFound
@@ -27,6 +28,11 @@ async def store_of(disk: MemoryDisk, note: Path, scheduler: LoopScheduler) -> He
     held = HeldLedgers(MemoryLedgerStore(disk, schedule=loop.call_soon), note, scheduler)
     await held.finish_deletions()
     return held
+
+
+def noted(*ledgers: int) -> str:
+    """What the note says of these."""
+    return "".join(f"{ledger} {crc32c(str(ledger).encode()):08x}\n" for ledger in ledgers)
 
 
 async def test_a_deletion_waits_for_the_last_hold(tmp_path: Path, scheduler: LoopScheduler) -> None:
@@ -78,11 +84,20 @@ async def test_what_was_held_at_the_end_is_deleted_at_the_next_start(tmp_path: P
 async def test_a_damaged_note_costs_space_and_nothing_else(tmp_path: Path, scheduler: LoopScheduler) -> None:
     disk, note = MemoryDisk(), tmp_path / "note"
     held = await store_of(disk, note, scheduler)
-    await (await held.create(1, 1)).seal()
-    note.write_text("1\nnot a number\n")
-    await store_of(disk, note, scheduler)
-    assert sorted(disk.ledgers) == [1]
-    assert not note.exists()
+    for ledger in range(10, 30):
+        await (await held.create(ledger, 1)).seal()
+    held.hold([12])
+    await held.delete(12)
+    written = note.read_bytes()
+    for place in range(8 * len(written)):
+        damaged = bytearray(written)
+        damaged[place // 8] ^= 1 << place % 8
+        for found in (bytes(damaged), written[: place // 8], written + damaged):
+            note.write_bytes(found)
+            copy = MemoryDisk(dict(disk.ledgers), set(disk.used))
+            await store_of(copy, note, scheduler)
+            assert disk.ledgers.keys() - copy.ledgers.keys() <= {12}, "no other ledger than the one that was deleted"
+            assert not note.exists()
 
 
 async def test_what_the_disk_refuses_to_delete_goes_later(tmp_path: Path, scheduler: LoopScheduler) -> None:
@@ -95,7 +110,7 @@ async def test_what_the_disk_refuses_to_delete_goes_later(tmp_path: Path, schedu
     await held.delete(1)
     await held.delete(2)
     await held.retry_deletions()
-    assert (sorted(disk.ledgers), note.read_text()) == ([1, 2, 3], "1\n2\n")
+    assert (sorted(disk.ledgers), note.read_text()) == ([1, 2, 3], noted(1, 2))
     store.repair()
     await held.retry_deletions()
     assert sorted(disk.ledgers) == [3]

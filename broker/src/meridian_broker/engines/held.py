@@ -5,6 +5,8 @@ The export names ledgers to a child process that reads them from disk a while la
 not wait for it, and must not take the ledgers away from it either. So the deletion is noted, in a file too, and done
 when the last hold ends, or at the next start: ids are never used twice (R1), so doing it late deletes nothing else.
 A deletion that the disk refuses is noted too and tried again later: whoever asked has let go of the ledger already.
+
+Each line of the file is an id and its checksum. A digit that the disk damaged would name a ledger that is in use.
 """
 
 from __future__ import annotations
@@ -14,6 +16,8 @@ from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
+
+from crc32c import crc32c
 
 from meridian_broker.ledgers.scheduling import Scheduler
 from meridian_broker.ledgers.store import LedgerError, LedgerInfo, LedgerStore, Reader, Writer
@@ -44,15 +48,18 @@ class HeldLedgers:
     async def finish_deletions(self) -> None:
         """Delete what was held when the process ended. Call it once, before anything is held."""
         try:
-            noted = {int(line) for line in self._note.read_text(encoding="ascii").split()}
+            lines = self._note.read_bytes().splitlines()
         except FileNotFoundError:
             return
         except OSError as error:
             log.warning("%s cannot be read (%s): ledgers named in it keep their space", self._note, error)
             return
-        except ValueError as error:
-            log.warning("%s is damaged (%s): ledgers named in it keep their space", self._note, error)
-            noted = set()
+        noted = {int(line.split()[0]) for line in lines if _is_whole(line)}
+        if len(noted) < len(lines):
+            damaged = len(lines) - len(noted)
+            log.warning(
+                "%s is damaged in %d of %d lines: their ledgers keep their space", self._note, damaged, len(lines)
+            )
         self._waiting |= noted
         self._noted = noted | {-1}  # whatever the file says, it is written anew
         await self._delete(noted)
@@ -103,8 +110,7 @@ class HeldLedgers:
             return
         try:
             if self._waiting:
-                lines = "".join(f"{ledger_id}\n" for ledger_id in sorted(self._waiting))
-                self._note.write_text(lines, encoding="ascii")
+                self._note.write_bytes(b"".join(map(_line, sorted(self._waiting))))
             else:
                 self._note.unlink(missing_ok=True)
         except OSError as error:
@@ -137,3 +143,13 @@ class HeldLedgers:
 
     async def list(self) -> list[LedgerInfo]:
         return [info for info in await self._store.list() if info.ledger_id not in self._waiting]
+
+
+def _line(ledger_id: int) -> bytes:
+    number = b"%d" % ledger_id
+    return b"%s %08x\n" % (number, crc32c(number))
+
+
+def _is_whole(line: bytes) -> bool:
+    number, _, checksum = line.partition(b" ")
+    return number.isdigit() and checksum == b"%08x" % crc32c(number)
