@@ -36,6 +36,7 @@ from meridian_broker.replication import lease_messages as lease
 from meridian_broker.topics import progress_log, sequences
 from meridian_broker.topics.electorates import BEGUN, Electorates
 from meridian_broker.topics.gaps import Accepted
+from meridian_broker.topics.lost_records import Loss
 from meridian_broker.topics.progress_log import Kind
 from meridian_broker.topics.subscription_record import SubscriptionRecord
 from meridian_broker.topics.whole import Whole
@@ -153,6 +154,7 @@ def progress_records() -> dict[Kind, bytes]:
         Kind.WHOLE: Whole(RECORD, whole, whole).encode(),
         Kind.GAP: Accepted("us-west", Position(3, 41), Position(5, 7), TIME_MS, "an operator").encode(),
         Kind.FLOORS: whole,
+        Kind.LOST: Loss(7, 3, TIME_MS, ("billing",), in_doubt=True).encode(),
         Kind.VOTES: b'{"eu-central":["eu-central#7",3,6000],"us-east":["us-west#12",9,0]}',
     }
 

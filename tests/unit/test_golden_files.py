@@ -31,6 +31,7 @@ from meridian_broker.positions.position import Position
 from meridian_broker.positions.progress import Progress
 from meridian_broker.replication import exchange_codec
 from meridian_broker.topics import progress_log, sequences, sharing
+from meridian_broker.topics.lost_records import Loss
 from meridian_broker.topics.subscription_record import decode_record, encode_record
 from meridian_broker.topics.whole import Whole
 from meridian_broker.wire.pulsar.frames import FrameDecoder
@@ -123,6 +124,8 @@ def test_progress_records_are_read(kind: progress_log.Kind) -> None:
         assert decode_record(expected[3]) == world.SUBSCRIPTION
     if kind is progress_log.Kind.WHOLE:
         assert Whole.decode(expected[3]).record == world.RECORD
+    if kind is progress_log.Kind.LOST:
+        assert Loss.decode("7", expected[3]) == Loss(7, 3, world.TIME_MS, ("billing",), in_doubt=True)
     if kind is progress_log.Kind.VOTES:
         assert sharing.decode(expected[3]) == {
             "eu-central": ("eu-central#7", 3, 6000),
