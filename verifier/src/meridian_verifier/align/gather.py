@@ -46,11 +46,13 @@ def gather(topic: str, origin: str, world: World, entries: pa.Table, ranges: pa.
     )
     keys = coordinates.keys(numbers(entries, "origin_ledger"), numbers(entries, "origin_entry"))
     locally: dict[str, dict[Holder, IntervalSet]] = {"passed": {}, "compacted": {}}
+    after, upto = _bounds(local, passed)
     for (table, *holder), rows in _split(passed, ("table", "region", "subscription")):
-        locally[table][(holder[0], holder[1])] = _intervals(local, passed.take(rows))
+        locally[table][(holder[0], holder[1])] = IntervalSet.of(after[rows], upto[rows])
     found: dict[tuple[int, str], dict[Holder, Acked]] = {}
+    told = _Told(ranges, coordinates)
     for (taken, table, *holder), rows in _split(ranges, ("taken", "table", "region", "subscription")):
-        found.setdefault((taken, table), {})[(holder[0], holder[1])] = _acked(coordinates, ranges.take(rows))
+        found.setdefault((taken, table), {})[(holder[0], holder[1])] = told.acked(rows)
     return Evidence(
         topic,
         origin,
@@ -105,22 +107,37 @@ def _split(table: pa.Table, columns: tuple[str, ...]) -> Iterator[tuple[tuple[An
         yield tuple(table[column][first].as_py() for column in columns), rows
 
 
-def _intervals(coordinates: Coordinates, rows: pa.Table) -> IntervalSet:
-    after = coordinates.keys(numbers(rows, "after_ledger"), numbers(rows, "after_entry"))
-    return IntervalSet.of(after, coordinates.keys(numbers(rows, "upto_ledger"), numbers(rows, "upto_entry")))
+def _bounds(coordinates: Coordinates, ranges: pa.Table) -> tuple[Keys, Keys]:
+    """Where each range begins, exclusive, and where it ends, inclusive."""
+    after = coordinates.keys(numbers(ranges, "after_ledger"), numbers(ranges, "after_entry"))
+    return after, coordinates.keys(numbers(ranges, "upto_ledger"), numbers(ranges, "upto_entry"))
 
 
-def _acked(coordinates: Coordinates, rows: pa.Table) -> Acked:
-    in_part = pc.is_valid(rows["batch_size"])
-    batches = rows.filter(in_part)
-    at = coordinates.keys(numbers(batches, "upto_ledger"), numbers(batches, "upto_entry")).tolist()
-    partial = {
-        key: Partial(size, int.from_bytes(bits, "little"))
-        for key, size, bits in zip(
-            at, batches["batch_size"].to_pylist(), batches["acked_bits"].to_pylist(), strict=True
-        )
-    }
-    return Acked(_intervals(coordinates, rows.filter(pc.invert(in_part))), partial)
+class _Told:
+    """Ranges in the origin's coordinates. Their columns are converted once, for groups are many and mostly small."""
+
+    def __init__(self, ranges: pa.Table, coordinates: Coordinates) -> None:
+        self._ranges = ranges
+        self._after, self._upto = _bounds(coordinates, ranges)
+        self._in_part = pc.is_valid(ranges["batch_size"]).to_numpy()
+
+    def acked(self, rows: Keys) -> Acked:
+        """What these rows say."""
+        in_part = self._in_part[rows]
+        full, batches = rows[~in_part], rows[in_part]
+        partial: dict[int, Partial] = {}
+        if len(batches):
+            told = self._ranges.select(["batch_size", "acked_bits"]).take(batches)
+            partial = {
+                key: Partial(size, int.from_bytes(bits, "little"))
+                for key, size, bits in zip(
+                    self._upto[batches].tolist(),
+                    told["batch_size"].to_pylist(),
+                    told["acked_bits"].to_pylist(),
+                    strict=True,
+                )
+            }
+        return Acked(IntervalSet.of(self._after[full], self._upto[full]), partial)
 
 
 def _known(entries: pa.Table, keys: Keys, coordinates: Coordinates, world: World, origin: str) -> Known:
