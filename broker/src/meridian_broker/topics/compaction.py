@@ -142,7 +142,12 @@ class Compaction:
         self.view = None
 
     def holds_from(self) -> Position | None:
-        """What lies behind this is kept for the next compaction; None: nothing is."""
+        """What lies behind this is kept for the next compaction; None: nothing is.
+
+        While the view is being forgotten all is kept: what its readers passed over unacknowledged is owed again then.
+        """
+        if self._forgetting:
+            return EARLIEST
         return self._from if self.view is None else self.view.horizon
 
     def bytes_to_do(self) -> int:
