@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 from broker_inside import broker_inside
+from meridian_broker.ledgers.entry import pack_extras
 from meridian_broker.server.broker import BrokerProcess
 from meridian_broker.wire.proto import peer_pb2
 from meridian_broker.wire.proto import pulsar_pb2 as pb
 from meridian_broker.wire.pulsar import encode
 from meridian_broker.wire.pulsar.commands import Message
-from meridian_broker.wire.pulsar.metadata import build_body, metadata_bounds
+from meridian_broker.wire.pulsar.metadata import body_checksum, build_body, metadata_bounds
 from raw_connection import RawConnection, T
 
 TOPIC, ELSEWHERE = "persistent://public/default/shared", "persistent://public/default/elsewhere"
@@ -174,4 +175,35 @@ async def test_a_consumer_gets_no_more_messages_than_it_has_room_for(inside: Bro
     await reader.consume(TOPIC, 1, pb.CommandSubscribe.Shared)
     assert [payload for payload, _ in (await reader.messages(b"one", {1}))[1]] == [b"one"]
     for client in (reader, hostile):
+        await client.wire.close()
+
+
+async def test_entries_that_an_older_version_stored_with_wild_numbers_do_no_harm(inside: BrokerProcess) -> None:
+    """They are delivered, acknowledged in part or whole, and take no permits for messages that are not there."""
+    honest = await Client.of(inside, TOPIC, "honest")
+    await honest.publish(b"before")
+    log = inside.service.topics[TOPIC].log
+    for number, messages in enumerate((I32_MAX, 0, U32_MAX)):
+        body = build_body(
+            pb.MessageMetadata(producer_name="old", sequence_id=number, publish_time=U64_MAX).SerializeToString(),
+            b"wild-%d" % number,
+        )
+        wild = (0, messages, 0, body_checksum(body), U64_MAX, pack_extras(None, None), body)
+        log.append_own([wild], lambda *_: None, [0])
+    await honest.publish(b"last")
+    reader, other = await Client.of(inside, TOPIC, "reader"), await Client.of(inside, TOPIC, "other")
+    await reader.consume(TOPIC, 1, pb.CommandSubscribe.Shared)
+    await other.consume(TOPIC, 2, pb.CommandSubscribe.Exclusive)
+    got = (await reader.messages(b"last", {1}))[1]
+    assert [payload for payload, _ in got] == [b"before", b"wild-0", b"wild-1", b"wild-2", b"last"]
+    assert (await other.messages(b"last", {2}))[2] == got
+    ids = [pb.MessageIdData(ledgerId=ledger, entryId=entry) for _, (ledger, entry) in got]
+    ids[1].ack_set.append(2)
+    ack = pb.CommandAck(consumer_id=1, ack_type=pb.CommandAck.Individual, message_id=ids, request_id=5)
+    reader.wire.say(T.ACK, ack)
+    assert not (await reader.wire.hear(T.ACK_RESPONSE)).HasField("error")
+    subscription = inside.service.topics[TOPIC].subscriptions["s1"]
+    assert subscription.mark_delete == log.last_confirmed
+    assert subscription.consumers[0].permits == 1000 - len(ids)
+    for client in (honest, reader, other):
         await client.wire.close()

@@ -23,7 +23,17 @@ from meridian_broker.bounds.clients import (
     TOPIC_NAME_CHARACTERS,
     UNCOMPRESSED_BYTES,
 )
-from meridian_broker.ledgers.entry import pack_foreign, pack_own, unpack
+from meridian_broker.ledgers.entry import (
+    deliver_at_ms,
+    messages,
+    pack_extras,
+    pack_foreign,
+    pack_own,
+    publish_time_ms,
+    unpack,
+)
+from meridian_broker.ledgers.index import LedgerIndex, RegionCodes
+from meridian_broker.positions.claims import BATCH_LIMIT
 from meridian_broker.positions.position import EARLIEST, LATEST, Position
 from meridian_broker.replication.exchange_messages import ExchangeLimits
 from meridian_broker.topics import door, progress_log
@@ -105,8 +115,8 @@ def test_what_is_let_in_can_be_stored_read_back_and_sent_to_another_region(asked
     if view is None:
         return
     entry = own_entry(0, view, asked.body)
-    flags, messages, key_hash, checksum, publish_ms, extras, body = entry
-    header = unpack(pack_own(flags, messages, key_hash, checksum, publish_ms, 1, -1, -1, extras, body))
+    flags, count, key_hash, checksum, publish_ms, extras, body = entry
+    header = unpack(pack_own(flags, count, key_hash, checksum, publish_ms, 1, -1, -1, extras, body))
     assert header.messages == asked.num_messages == view.num_messages
     assert 1 <= header.messages <= BATCH_MESSAGES
     assert header.publish_time_ms == view.publish_time_ms <= LATEST_TIME_MS
@@ -118,15 +128,37 @@ def test_what_is_let_in_can_be_stored_read_back_and_sent_to_another_region(asked
 
 @THOROUGH
 @given(sends(), st.sampled_from(U64), st.sampled_from((0, 1, 1 << 20, 1 << 31, (1 << 32) - 1)))
-def test_what_an_older_region_let_in_is_stored_with_sound_numbers(asked: Send, publish_ms: int, messages: int) -> None:
+def test_what_an_older_region_let_in_is_stored_with_sound_numbers(asked: Send, publish_ms: int, count: int) -> None:
     stamp = peer_pb2.OriginStamp(
-        region="r" * 255, messages=messages, publish_time_ms=publish_ms, flags=(1 << 32) - 1, key_hash=(1 << 32) - 1
+        region="r" * 255, messages=count, publish_time_ms=publish_ms, flags=(1 << 32) - 1, key_hash=(1 << 32) - 1
     )
     header = unpack(pack_foreign(foreign_header(asked, stamp, EARLIEST, Position(3, 4), 1)) + asked.body)
-    assert header.messages == (messages if 1 <= messages <= 1 << 20 else 1)
+    assert header.messages == (count if 1 <= count <= BATCH_LIMIT else 1)
     assert header.publish_time_ms == min(publish_ms, LATEST_TIME_MS)
     assert header.deliver_at_ms is None or 0 < header.deliver_at_ms <= LATEST_TIME_MS
     assert header.origin == Position(3, 4)
+
+
+@THOROUGH
+@given(
+    st.sampled_from((0, 1, 2, BATCH_LIMIT, BATCH_LIMIT + 1, (1 << 32) - 1)),
+    st.sampled_from(U64),
+    st.sampled_from((None, *U64)),
+)
+def test_what_an_older_version_stored_is_read_with_sound_numbers(
+    count: int, at_ms: int, deliver_ms: int | None
+) -> None:
+    entry = pack_own(0, count, 0, 0, at_ms, 1, -1, -1, pack_extras(None, deliver_ms), b"body")
+    header = unpack(entry)
+    sound = count if 1 <= count <= BATCH_LIMIT else 1
+    assert (header.messages, messages(entry)) == (sound, sound)
+    assert header.publish_time_ms == min(at_ms, LATEST_TIME_MS)
+    assert publish_time_ms(entry) == (header.publish_time_ms or 1)
+    assert header.deliver_at_ms == (None if deliver_ms is None else min(deliver_ms, LATEST_TIME_MS))
+    assert deliver_at_ms(entry) == (header.deliver_at_ms or 0)
+    index = LedgerIndex(1, RegionCodes("here"), EARLIEST)
+    index.add_all([count, header])
+    assert [index.messages(0), index.messages(1)] == [sound, sound]
 
 
 @THOROUGH

@@ -5,11 +5,17 @@ from __future__ import annotations
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from meridian_broker.bounds.clients import RATE_DEBT_MS
 from meridian_broker.topics.throttling import Rate, Throttle, TokenBucket
 
 amounts = st.integers(1, 10_000)
 periods = st.sampled_from([1, 10, 1000, 60_000])
 steps = st.lists(st.tuples(st.integers(0, 5000), st.integers(1, 3000)), max_size=40)
+
+
+def payable(count: int, amount: int, period: int) -> int:
+    """No more than a debt may be."""
+    return min(count, amount * max(period, RATE_DEBT_MS) // period)
 
 
 @settings(max_examples=500)
@@ -26,6 +32,7 @@ def test_over_any_span_no_more_passes_than_the_rate_and_one_savings(
         now += bucket.wait_ms(now)
         assert bucket.wait_ms(now) == 0, "after the wait it may come"
         assert used * period <= amount * (now - begin + period)
+        count = payable(count, amount, period)
         bucket.take(count, now)
         used += count
 
@@ -33,12 +40,24 @@ def test_over_any_span_no_more_passes_than_the_rate_and_one_savings(
 @settings(max_examples=500)
 @given(amounts, periods, st.integers(1, 100_000))
 def test_a_debt_is_waited_for_no_longer_than_needed(amount: int, period: int, count: int) -> None:
-    bucket = TokenBucket(amount, period, 0)
+    bucket, count = TokenBucket(amount, period, 0), payable(count, amount, period)
     bucket.take(amount + count, 0)
     wait = bucket.wait_ms(0)
     assert wait * amount >= count * period, "long enough"
     assert (wait - 1) * amount <= count * period, "a millisecond less would leave the debt"
     assert bucket.available(wait - 1) == 0 < bucket.available(wait)
+
+
+@settings(max_examples=500)
+@given(amounts, periods, st.lists(st.integers(0, 1 << 40), min_size=1, max_size=5))
+def test_nobody_waits_longer_than_a_debt_may_be_whatever_was_used(amount: int, period: int, uses: list[int]) -> None:
+    """One client may make the debt, and all pay it."""
+    bucket = TokenBucket(amount, period, 0)
+    for count in uses:
+        bucket.take(count, 0)
+    wait = bucket.wait_ms(0)
+    assert wait <= max(period, RATE_DEBT_MS) + 1
+    assert bucket.available(wait) > 0
 
 
 @settings(max_examples=500)

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from meridian_broker.admin.export_child import SCHEMAS, _batch
 from meridian_broker.admin.export_plan import BYTES_PER_PARTITION, ENTRIES_PER_PARTITION, Planner, topic_filter
 from meridian_broker.admin.export_rows import effective, epoch_text, rows_of
 from meridian_broker.positions.ackset import AckSet
@@ -18,6 +19,7 @@ from meridian_broker.positions.clock import ZERO, Stamp
 from meridian_broker.positions.dropped import Cause, Dropped
 from meridian_broker.positions.position import EARLIEST, Position
 from meridian_broker.positions.progress import Progress
+from meridian_verifier.report.words import when
 from pyroaring import BitMap
 
 ORIGIN = "us-east"
@@ -265,3 +267,22 @@ def test_a_topics_line_becomes_rows_of_every_table() -> None:
     acks = [row for row in rows_of("ranges")(record) if row[0] == "acks"]
     assert [row[13] for row in acks] == [None, None]
     assert {len(row) for row in rows_of("ranges")(record)} == {15}
+
+
+def test_a_row_whose_numbers_fit_no_column_ends_no_partition(capsys: pytest.CaptureFixture[str]) -> None:
+    """It comes with the nearest numbers that fit, and the log says so; the rows beside it come as they are."""
+    names = SCHEMAS["entries"].names
+    sound: dict[str, Any] = dict.fromkeys(names, 1) | dict.fromkeys(("region", "topic", "origin_region"), "x")
+    sound |= {"marker": False, "replicate_to": ["x"]}
+    wild = sound | {"publish_ms": (1 << 64) - 1, "prev_entry": -(1 << 70)}
+    rows = [tuple(row[name] for name in names) for row in (sound, wild, sound)]
+    got = _batch(SCHEMAS["entries"], rows).to_pylist()
+    assert got == [sound, sound | {"publish_ms": (1 << 63) - 1, "prev_entry": -(1 << 63)}, sound]
+    assert "nearest" in capsys.readouterr().err
+
+
+def test_a_moment_without_a_date_is_told_as_a_number() -> None:
+    assert when(1_700_000_000_000) == "2023-11-14 22:13:20 UTC"
+    assert when(253_402_300_799_999) == "9999-12-31 23:59:59 UTC"
+    for moment in (253_402_300_800_000, (1 << 63) - 1, -1, -(1 << 63)):
+        assert when(moment) == f"{moment} ms since 1970"

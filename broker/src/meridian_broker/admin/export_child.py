@@ -15,7 +15,7 @@ import gc
 import json
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any, Final
@@ -223,10 +223,29 @@ def _records(snapshot: Path, wanted: range) -> Iterator[dict[str, Any]]:
 
 
 def _batch(schema: Any, rows: list[Row]) -> Any:
+    try:
+        return _encoded(schema, rows)
+    except (OverflowError, pa.ArrowInvalid) as error:
+        sys.stderr.write(f"numbers beyond 64 bits are exported as the nearest that fit: {error}\n")
+        return _encoded(schema, [tuple(map(_fitting, row)) for row in rows])
+
+
+def _encoded(schema: Any, rows: Iterable[Row]) -> Any:
     columns = zip(*rows, strict=True)
     return pa.record_batch(
         [pa.array(column, type=field.type) for field, column in zip(schema, columns, strict=True)], schema=schema
     )
+
+
+def _fitting(value: Any) -> Any:
+    """The nearest value that a column has room for: one row that says nonsense must not hide all behind it."""
+    if isinstance(value, int):
+        return min(max(value, -(1 << 63)), (1 << 63) - 1)
+    if isinstance(value, dict):
+        return {key: _fitting(one) for key, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_fitting(one) for one in value]
+    return value
 
 
 if __name__ == "__main__":

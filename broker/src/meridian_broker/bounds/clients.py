@@ -82,6 +82,12 @@ regions."""
 CLIENTS_PER_CONNECTION: Final[Clients] = 10_000
 """Producers and consumers of one connection."""
 
+# -- rates
+
+RATE_DEBT_MS: Final[Milliseconds] = 20_000
+"""How long a rate holds clients up at most because of what was published or sent before, or one period of the rate when
+that is longer. Clients give a message up after 30 seconds by default."""
+
 # -- PRODUCER
 
 EPOCH_LEAP: Final[Epochs] = 1 << 20

@@ -16,7 +16,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Iterator
 from typing import Any, Final, NamedTuple
 
-from meridian_broker.ledgers.entry import MARKER, NO_ORIGIN, EntryHeader
+from meridian_broker.ledgers.entry import MARKER, NO_ORIGIN, EntryHeader, sound_count
 from meridian_broker.ledgers.packed import Columns, PackedOrigins, zeros
 from meridian_broker.positions.position import EARLIEST, Position
 
@@ -203,7 +203,7 @@ class LedgerIndex:
     def _size(self, messages: int) -> None:
         if self._sizes is None:
             self._sizes = array("I", [1]) * len(self.kinds)
-        self._sizes.append(messages)
+        self._sizes.append(sound_count(messages))
 
     def messages(self, entry: int) -> int:
         """How many messages the entry holds: more than one in a client's batch."""

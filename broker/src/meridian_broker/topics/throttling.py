@@ -4,7 +4,8 @@
 A token bucket that may go into debt. What is counted has happened already (a message was read from its connection, an
 entry was sent), so counting never refuses; it says how long to wait before the next. A large message therefore passes,
 and is paid for by the wait after it. In the long run the rate holds exactly; at most one period's worth is saved up
-while nobody asks.
+while nobody asks. A debt is bounded, too: all clients of a topic or of the broker pay it, and one of them may have made
+it (``RATE_DEBT_MS``).
 
 Pure: the time is passed in, as milliseconds of a clock that may be set. When it goes back, nothing is gained or lost.
 """
@@ -12,6 +13,8 @@ Pure: the time is passed in, as milliseconds of a clock that may be set. When it
 from __future__ import annotations
 
 from typing import NamedTuple
+
+from meridian_broker.bounds.clients import RATE_DEBT_MS
 
 
 class Rate(NamedTuple):
@@ -29,19 +32,20 @@ class Rate(NamedTuple):
 class TokenBucket:
     """``amount`` a period."""
 
-    __slots__ = ("_amount", "_at_ms", "_level", "_period_ms")
+    __slots__ = ("_amount", "_at_ms", "_least", "_level", "_period_ms")
 
     def __init__(self, amount: int, period_ms: int, now_ms: int) -> None:
         self._amount = amount
         self._period_ms = period_ms
         self._level = amount * period_ms
         """Tokens times the period: whole numbers, so nothing is lost by rounding. Below zero: a debt."""
+        self._least = -amount * max(period_ms, RATE_DEBT_MS)
         self._at_ms = now_ms
 
     def take(self, count: int, now_ms: int) -> None:
         """``count`` were used."""
         self._fill(now_ms)
-        self._level -= count * self._period_ms
+        self._level = max(self._level - count * self._period_ms, self._least)
 
     def wait_ms(self, now_ms: int) -> int:
         """How long to wait before the next; 0: it may come now."""

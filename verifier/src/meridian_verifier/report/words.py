@@ -34,13 +34,19 @@ MEANINGS: Final = {
 }
 
 
+LATEST_MS: Final = 253_402_300_799_999
+"""The last millisecond of the year 9999: later ones have no date here."""
+
+
 def short_topic(topic: str) -> str:
     """The topic without its domain, which hardly ever tells anything."""
     return topic.removeprefix("persistent://")
 
 
 def when(milliseconds: int) -> str:
-    """A moment as people read it, in UTC."""
+    """A moment as people read it, in UTC. One that has no date, for clients may have set it, is told as a number."""
+    if not 0 <= milliseconds <= LATEST_MS:
+        return f"{milliseconds} ms since 1970"
     return datetime.fromtimestamp(milliseconds / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
