@@ -51,8 +51,8 @@ simulate: setup ## simulated regions: SEEDS=1000 from FIRST=0 in ORDER=0; BUGS=1
 	@if [ -n "$(BUGS)" ]; then SIMULATE_BUGS=1 $(BIN)/python -m pytest -s tests/simulation/test_planted_bugs.py; fi
 
 .PHONY: fuzz
-fuzz: setup ## hostile bytes, drawn and coverage-guided, for SECONDS=60 to each of three targets
-	@FUZZ_SECONDS=$(SECONDS) $(BIN)/python -m pytest tests/fuzz
+fuzz: setup ## hostile bytes, clients and HTTP requests, for SECONDS=60 to each of five targets, two at a time
+	@FUZZ_SECONDS=$(SECONDS) $(BIN)/python -m pytest -n 2 --dist load tests/fuzz
 
 .PHONY: bench
 bench: setup ## measure; every bench/*/run with its targets

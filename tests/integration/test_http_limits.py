@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gzip
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -118,6 +119,17 @@ async def test_a_body_is_read_up_to_the_limit_of_its_request(inside: BrokerProce
         chunked.say(b"%x\r\n" % (BODY_BYTES + 1) + b"[" * (BODY_BYTES + 1))
         assert await large.status() == 413
         assert await chunked.status() == 413
+
+
+async def test_a_compressed_body_is_refused_and_not_opened(inside: BrokerProcess) -> None:
+    bomb = gzip.compress(bytes(10_000_000), 1)
+    async with lines(http(inside)) as (line,):
+        line.say(
+            b"PUT /admin/v2/tenants/t HTTP/1.1\r\nHost: localhost\r\nContent-Encoding: gzip\r\n"
+            b"Content-Length: %d\r\n\r\n" % len(bomb)
+        )
+        line.say(bomb)
+        assert await line.status() == 415
 
 
 async def test_probes_have_a_port_whose_places_nobody_else_takes(inside: BrokerProcess) -> None:

@@ -114,7 +114,14 @@ class HttpConnection(web.RequestHandler):
     """One connection: aiohttp's, within the limits."""
 
     def __init__(self, hall: Hall, server: web.Server, loop: asyncio.AbstractEventLoop) -> None:
-        super().__init__(server, loop=loop, access_log=_NO_LOG, keepalive_timeout=IDLE_SECONDS, max_headers=HEADERS)
+        super().__init__(
+            server,
+            loop=loop,
+            access_log=_NO_LOG,
+            keepalive_timeout=IDLE_SECONDS,
+            max_headers=HEADERS,
+            auto_decompress=False,
+        )
         self.address = ""
         self.has_place = False
         self._hall = hall

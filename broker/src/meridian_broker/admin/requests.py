@@ -106,8 +106,10 @@ async def read_body(request: web.Request, limit: int) -> bytes:
     """The body as it came; it can be read again.
 
     :param limit: most bytes of it.
-    :raises Refused: it is too large, or broke off.
+    :raises Refused: it is compressed, too large, or broke off.
     """
+    if (coding := request.headers.get("Content-Encoding", "identity")) != "identity":
+        raise Refused(415, f"the body is said to be encoded as {coding[:40]!r}: send it as it is")
     data = bytearray(request.get(READ, b""))
     try:
         while len(data) <= limit and (some := await request.content.readany()):
@@ -124,7 +126,7 @@ async def body(request: web.Request, default: Any = ..., limit: int = BODY_BYTES
     """The body as JSON; ``default`` when it is empty.
 
     :param limit: most bytes of it.
-    :raises Refused: it is not JSON, or too large.
+    :raises Refused: it is not JSON, compressed, or too large.
     """
     data = await read_body(request, limit)
     if not data.strip() and default is not ...:

@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A broker in the fuzzer's own loop, an honest pair of clients on it, and the watch over its loop's turns."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import itertools
+import logging
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any, Self
+
+from broker_inside import broker_inside
+from free_ports import free_port
+from logged_errors import LoggedErrors
+from meridian_broker.wire.proto import pulsar_pb2 as pb
+from meridian_broker.wire.pulsar import encode
+from raw_connection import RawConnection
+from turns import LongestTurn
+
+TOPICS = "persistent://public/default"
+HONEST_SECONDS_MAX = 10
+"""An honest message takes milliseconds; this is for a machine that is busy with something else."""
+TURN_SECONDS_MAX = 0.050
+T = pb.BaseCommand
+
+
+class Pair:
+    """An honest producer and consumer of one topic."""
+
+    def __init__(self, line: RawConnection, topic: str) -> None:
+        self.line = line
+        self.topic = topic
+        self._sequence = itertools.count()
+
+    @classmethod
+    async def open(cls, port: int, topic: str) -> Self:
+        line = await RawConnection.open(port)
+        await line.producer(topic, producer_name="honest")
+        ask = pb.CommandSubscribe(
+            topic=topic, subscription="honest", subType=pb.CommandSubscribe.Exclusive, consumer_id=1, request_id=1000
+        )
+        line.say(T.SUBSCRIBE, ask)
+        await line.hear(T.SUCCESS)
+        return cls(line, topic)
+
+    async def pass_one(self) -> None:
+        """Publish a message and consume until it is there."""
+        number = next(self._sequence)
+        wanted = b"honest-%d" % number
+        self.line.say(T.FLOW, pb.CommandFlow(consumer_id=1, messagePermits=1000))
+        self.line.send("honest", number, wanted)
+        has_receipt = False
+        async with asyncio.timeout(HONEST_SECONDS_MAX):
+            while True:
+                said = await self.line.hear_any()
+                if said[0] == T.SEND_RECEIPT:
+                    has_receipt = True
+                elif said[0] == T.MESSAGE:
+                    place = said.command.message_id
+                    self.line.write(encode.ack(1, 0, [(place.ledgerId, place.entryId)]))
+                    if bytes(said.body).endswith(wanted):
+                        break
+            assert has_receipt
+
+
+class FuzzedBroker:
+    """Enter it for a broker with an honest pair on a topic of its own."""
+
+    def __init__(self, directory: Path) -> None:
+        self.port, self.http_port = free_port(), free_port()
+        self.turns = LongestTurn()
+        self.other: Pair
+        self._loop = asyncio.new_event_loop()
+        self._failures = LoggedErrors()
+        self._inside = broker_inside(
+            directory, brokerServicePort=self.port, webServicePort=self.http_port, keepAliveIntervalSeconds=3600
+        )
+        self._done = 0
+
+    def __enter__(self) -> Self:
+        logging.getLogger().addHandler(self._failures)
+        self._loop.run_until_complete(self._inside.__aenter__())
+        self.other = self._loop.run_until_complete(Pair.open(self.port, f"{TOPICS}/other"))
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        logging.getLogger().removeHandler(self._failures)
+        self._loop.run_until_complete(self._inside.__aexit__(None, None, None))
+        self._loop.close()
+
+    def run(self, story: Coroutine[Any, Any, None]) -> None:
+        """:raises AssertionError: the broker failed, or kept its loop from everybody else."""
+        self._done += 1
+        self.turns.longest = 0.0
+        if self._done % 100 == 0:
+            gc.collect()
+        gc.disable()  # what a collection of the drawn scripts takes is nobody's turn
+        try:
+            self._loop.run_until_complete(story)
+        finally:
+            gc.enable()
+        assert not self._failures.found, self._failures.found.pop()
+        longest = self.turns.longest
+        assert longest <= TURN_SECONDS_MAX, f"a turn of the loop took {longest * 1000:.0f} ms of processor time"
