@@ -62,9 +62,22 @@ async def test_a_creation_is_refused_where_another_region_made_the_other_kind_ea
         await until(lambda: str(NAME) in ours.topics)
 
 
-async def test_a_creation_that_another_region_tells_of_has_a_stamp(tmp_path: Path) -> None:
+async def test_a_creation_that_another_region_tells_of_has_a_stamp_and_counts_until_the_deletion(
+    tmp_path: Path,
+) -> None:
     async with regions(tmp_path, "us", "eu") as (us, _), aiohttp.ClientSession() as http:
         for created, status in (("yesterday", 400), ("5.0@eu", 204), ("5.0@eu", 409)):
             url = f"{us.admin_url}{PATH}?incarnation=&created={created}"
             async with http.put(url, json=2) as answer:
+                assert answer.status == status, await answer.text()
+        later = f"{us.process.service.scheduler.now_ms()}.0@eu"
+        for method, known, status in (
+            ("GET", "", 200),
+            ("GET", later, 404),  # what is here was deleted there
+            ("POST", later, 404),  # and so it is here
+            ("GET", later, 404),
+            ("GET", "", 412),
+            ("POST", "", 412),
+        ):
+            async with http.request(method, f"{us.admin_url}{PATH}?incarnation={known}", json=4) as answer:
                 assert answer.status == status, await answer.text()

@@ -31,10 +31,9 @@ class Rest:
     async def answer(self, request: web.Request) -> web.Response:
         assert request.rel_url.raw_path == PATH
         self.asked.append(request.method)
-        if request.method == "PUT":
-            self.incarnations.append(request.query["incarnation"])
-            if self.deleted:
-                return web.json_response({"reason": "deleted since"}, status=412)
+        self.incarnations.append(request.query["incarnation"])
+        if self.deleted:
+            return web.json_response({"reason": "deleted since"}, status=412)
         if request.method == "GET":
             return web.json_response({"partitions": self.count}) if self.count else web.Response(status=404)
         if request.method == "PUT" and self.taken_meanwhile:
@@ -97,9 +96,25 @@ async def test_a_topic_that_was_deleted_there_is_not_made_again() -> None:
     """R8: the remote is told which deletion we know of, and knows of a later one."""
     async with rest() as (one, admin):
         one.deleted = True
-        with pytest.raises(OtherDeletion, match=r"us-west: .*deleted since"):
+        with pytest.raises(OtherDeletion, match=r"us-west knows of a later .*deleted since"):
             await admin.ensure_partitions("us-west", TOPIC, 4, "5.0@us-east")
-        assert (one.count, one.asked, one.incarnations) == (0, ["GET", "PUT"], ["5.0@us-east"])
+        assert (one.count, one.asked, one.incarnations) == (0, ["GET"], ["5.0@us-east"])
+
+
+async def test_what_is_known_ends_with_the_connection_and_with_the_topic() -> None:
+    """A region that comes back may have been restored from an older copy, and what is made after a deletion is another
+    topic: each request says which."""
+    async with rest() as (one, admin):
+        link = object()
+        for _ in range(2):
+            await admin.ensure_partitions("us-west", TOPIC, 4, connection=link)
+        assert one.asked == ["GET", "PUT"]
+        one.count = 0
+        await admin.ensure_partitions("us-west", TOPIC, 4, connection=object())
+        assert (one.count, one.asked) == (4, ["GET", "PUT"] * 2)
+        await admin.ensure_partitions("us-west", TOPIC, 6, "5.0@us-east", connection=link)
+        assert one.asked[4:] == ["GET", "POST"]
+        assert one.incarnations[4:] == ["5.0@us-east"] * 2
 
 
 async def test_what_cannot_be_told_is_an_error_that_names_the_region() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from typing import Any
 
 import aiohttp
 import pulsar
@@ -222,7 +221,7 @@ async def test_who_asks_for_a_topic_that_is_being_deleted_does_not_make_it_again
     async with regions(tmp_path, "us-east") as (east,), aiohttp.ClientSession() as http:
         service, base = east.process.service, parse("persistent://public/default/asked")
         await service.create_partitioned(base, 2, {})
-        partitioned, open_one = service.catalog.partitioned, service.topic
+        partitioned = service.catalog.partitioned
         forget, forgetting, is_asked = partitioned.delete, asyncio.Event(), asyncio.Event()
 
         async def forget_when_asked(name: TopicName, stamp: Stamp | None = None) -> Stamp:
@@ -230,16 +229,12 @@ async def test_who_asks_for_a_topic_that_is_being_deleted_does_not_make_it_again
             await is_asked.wait()
             return await forget(name, stamp)
 
-        async def note(name: TopicName, **options: Any) -> Topic:
-            is_asked.set()
-            return await open_one(name, **options)
-
         monkeypatch.setattr(partitioned, "delete", forget_when_asked)
         deleting = asyncio.create_task(service.delete_topic(base, force=False))
         await forgetting.wait()
-        monkeypatch.setattr(service, "topic", note)
         async with http.get(f"{east.admin_url}{TOPICS}/default/asked/partitioned-stats") as answer:
             assert answer.status == 404, await answer.text()
+        is_asked.set()
         await deleting
         assert await service.catalog.topics.names("public/default") == []
 

@@ -28,6 +28,8 @@ class Agreement:
         for one in world.producers.values():
             if one.pending and one.region not in world.gone:
                 return f"the producer of {one.topic} in {one.region} waits for {len(one.pending)} receipts"
+        if difference := world.partitions.disagreement():
+            return difference
         for topic in world.topics():
             record = keys.topic(topic_name.parse(full_name(topic)))
             if not any(record in home.metadata.records for home in world.homes_of(topic).values()):

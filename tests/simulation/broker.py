@@ -26,7 +26,7 @@ from meridian_broker.replication.exchange import ProgressExchange
 from meridian_broker.replication.exchange_messages import PROTOCOL_VERSION
 from meridian_broker.replication.lease_desk import LeaseDesk
 from meridian_broker.topics.cooling import Cooling
-from meridian_broker.topics.errors import TopicError
+from meridian_broker.topics.errors import TopicError, TopicNotFound
 from meridian_broker.topics.limits import TopicLimits
 from meridian_broker.topics.missing import StoredEnds
 from meridian_broker.topics.service import TopicService
@@ -51,6 +51,10 @@ if TYPE_CHECKING:
 WORLD_BEGAN_MS: Final = 1_780_000_000_000
 """The wall clock when a world begins."""
 REFUSALS: Final = (TopicError, WireError, LedgerError, MetadataError)
+
+
+class NoPartition(TopicNotFound):
+    """A client finds that the topic was deleted, or does not have so many partitions yet."""
 
 
 class SimBroker:
@@ -131,12 +135,16 @@ class SimBroker:
         self.service.exchange = self.service.missing.exchange = self.exchange
         self.service.leasing = leases
         self.service.replication = self.replication
+        is_sure = True
         while True:
             try:
+                if not is_sure:  # what was written is there, perhaps; brokers that watch the store see it
+                    await catalog.refresh()
                 await catalog.ensure_bootstrap({name: ClusterRecord("http", "", name) for name in world.names})
                 await self.service.make_topics()
                 break
             except MetadataError:
+                is_sure = False
                 await self.sleep(1)
         self.ready = True
         self.exchange.start()
@@ -170,7 +178,16 @@ class SimBroker:
         return None if found is None or found.failure is not None else found
 
     async def open_topic(self, name: str) -> Topic:
-        return await self.service.topic(topic_name.parse(full_name(name)), create=True)
+        """For a client, who asks first how many partitions there are.
+
+        :raises NoPartition: the topic does not have this one.
+        """
+        named = topic_name.parse(full_name(name))
+        if named.partition >= 0:
+            record = await self.service.catalog.partitioned.find(named.base)
+            if record is None or named.partition >= record.partitions:
+                raise NoPartition(f"{self.region} has no {name}")
+        return await self.service.topic(named, create=True)
 
     def spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
         """A task that ends with this life."""
@@ -218,6 +235,9 @@ class SimRegion:
 
     def written(self, path: str, value: bytes) -> None:
         """The metadata says which ledgers hold a topic's entries, before the first entry is stored in them."""
+        is_base = path.startswith(keys.partitioned_topics_of("public/default", "persistent"))
+        if is_base and "deleting" in decode(path, value)[0]:
+            self.world.partitions.go(self, path.rpartition("/")[2])
         if path.startswith(keys.topics_of("public/default", "persistent")):
             topic = path.rpartition("/")[2]
             record = decode(path, value)[0]

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from meridian_broker.positions import ZERO, Stamp
 from meridian_broker.positions.position import EARLIEST, Origin, Position
 from simulation.facts import incarnation_of
+from simulation.names import base_of
 
 if TYPE_CHECKING:
     from meridian_broker.ledgers.log import TopicLog
@@ -27,7 +28,7 @@ class Deletions:
 
     def __init__(self) -> None:
         self._ended: set[str] = set()
-        """Incarnations of topics that somebody deleted somewhere, or tried to."""
+        """Incarnations of topics that somebody deleted somewhere, or tried to. A partition goes with its topic, too."""
         self._newest: dict[str, Stamp] = {}
         """Topic -> its last deletion."""
         self.gone: dict[tuple[str, str], set[Origin]] = defaultdict(set)
@@ -50,9 +51,15 @@ class Deletions:
     def begun(self, region: str, topic: str, record: TopicRecord) -> None:
         """The region has written down that it deletes the topic: so it does, even if it crashes."""
         self._ended.add(incarnation_of(topic, record.incarnation))
-        if (region, topic) in self._commanded:
+        if self._is_commanded(region, topic):
             own = Origin(region, *record.last_own)
             self._seen(topic, [own, *(Origin(origin, *last) for origin, last in record.last_origins.items())])
+
+    def begun_with_base(self, region: str, topic: str, record: TopicRecord, stored: Iterable[Origin | None]) -> None:
+        """The same of a partition whose topic goes, with everything that it stores."""
+        self.begun(region, topic, record)
+        if self._is_commanded(region, topic):
+            self._seen(topic, [origin for origin in stored if origin is not None])
 
     def done(self, topic: str, stamp: Stamp) -> None:
         """A region has deleted it."""
@@ -61,7 +68,8 @@ class Deletions:
     def is_ended(self, incarnation: str) -> bool:
         """Of its subscriptions nothing is promised any more; of its messages, what nobody meant to delete."""
         topic, _, stamp = incarnation.partition(" since ")
-        is_older = topic in self._newest and (not stamp or Stamp.parse(stamp) < self._newest[topic])
+        newest = max(self._newest.get(topic, ZERO), self._newest.get(base_of(topic), ZERO))
+        is_older = newest > ZERO and (not stamp or Stamp.parse(stamp) < newest)
         return is_older or incarnation in self._ended
 
     def end(self, region: str, topic: str) -> None:
@@ -70,11 +78,14 @@ class Deletions:
     def ledger_goes(self, home: SimRegion, topic: str, origins: Iterable[Origin | None]) -> Origin | None:
         """One of these nobody meant to delete; None: all is well."""
         some = [origin for origin in origins if origin is not None]
-        if (home.name, topic) in self._commanded:
+        if self._is_commanded(home.name, topic):
             self._seen(topic, some)
             return None
         ends = self._ends[topic]
         return min((one for one in some if one.position > ends.get(one.region, EARLIEST)), default=None)
+
+    def _is_commanded(self, region: str, topic: str) -> bool:
+        return (region, topic) in self._commanded or (region, base_of(topic)) in self._commanded
 
     def _seen(self, topic: str, origins: Iterable[Origin]) -> None:
         ends = self._ends[topic]

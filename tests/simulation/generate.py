@@ -16,6 +16,7 @@ from typing import Final
 from simulation.changes import with_changes
 from simulation.commands import with_commands
 from simulation.faults import with_faults
+from simulation.partitions import with_partitions
 from simulation.scopes import with_scopes
 from simulation.voters import with_voters
 
@@ -389,4 +390,5 @@ class Generator:
 def story_of(seed: int) -> list[str]:
     """The lines of a seed."""
     lines = with_changes(seed, with_scopes(seed, Generator(seed).story()))
-    return with_commands(seed, with_faults(seed, with_voters(seed, lines)))
+    lines = with_commands(seed, with_faults(seed, with_voters(seed, lines)))
+    return with_partitions(seed, lines)

@@ -208,6 +208,9 @@ class Lock:
             await turn
         self._held = True
 
+    def locked(self) -> bool:
+        return self._held
+
     async def __aexit__(self, *_: object) -> None:
         self._held = False
         if self._queue:

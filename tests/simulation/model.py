@@ -14,7 +14,7 @@ must be left after one), ``judging.py`` (what must hold in the end).
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Iterable
 from typing import TYPE_CHECKING
 
 from meridian_broker.ledgers.store import LedgerError
@@ -112,6 +112,11 @@ class Model(Crashes):
     def topic_goes(self, region: str, topic: str, record: TopicRecord) -> None:
         """The region has written down that it deletes the topic."""
         self.deletions.begun(region, topic, record)
+        self._owe_nothing(region, topic)
+
+    def partition_goes(self, region: str, topic: str, record: TopicRecord, stored: Iterable[Origin | None]) -> None:
+        """The region has written down that it deletes the topic that this is a partition of."""
+        self.deletions.begun_with_base(region, topic, record, stored)
         self._owe_nothing(region, topic)
 
     def _owe_nothing(self, region: str, topic: str) -> None:

@@ -15,3 +15,14 @@ RETRY_US: Final = 500_000
 def full_name(topic: str) -> str:
     """``t`` -> ``persistent://public/default/t``."""
     return NAMESPACE + topic
+
+
+def base_of(topic: str) -> str:
+    """``p-partition-1`` -> ``p``; ``t`` -> ``t``."""
+    base, separator, number = topic.rpartition("-partition-")
+    return base if separator and number.isdecimal() else topic
+
+
+def number_of(topic: str) -> int:
+    """``p-partition-1`` -> 1; ``t`` -> -1."""
+    return -1 if base_of(topic) == topic else int(topic.rpartition("-")[2])

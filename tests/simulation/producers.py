@@ -19,7 +19,7 @@ from meridian_broker.topics.producer import Producer
 from meridian_broker.wire.proto import pulsar_pb2 as pb
 from meridian_broker.wire.pulsar import metadata
 from meridian_broker.wire.pulsar.frames import Send
-from simulation.broker import REFUSALS, SimBroker
+from simulation.broker import REFUSALS, NoPartition, SimBroker
 from simulation.names import RETRY_US
 from simulation.network import Connection
 
@@ -111,7 +111,7 @@ class SimProducer:
             self._again()
 
     def ended(self, server: ProducerServer) -> None:
-        """The topic takes no more messages: the application hears that nothing else will be stored."""
+        """The topic takes no more messages, or is gone: the application hears that nothing else will be stored."""
         if self._asked is server:
             self._asked = self._server = None
             self._connecting = False
@@ -145,7 +145,7 @@ class ProducerServer:
             )
             await quotas.check_producer(topic)
             topic.add_producer(made)
-        except TopicTerminated:
+        except (TopicTerminated, NoPartition):
             self._connection.send(1, lambda: self._client.ended(self))
             return
         except REFUSALS:

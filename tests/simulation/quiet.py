@@ -52,6 +52,7 @@ class Quiet:
             self._judge()
 
     def _judge(self) -> None:
+        self._world.partitions.check()
         for topic in self._world.topics():
             self._model.judging.check_logs(topic)
             for home in self._world.homes_of(topic).values():

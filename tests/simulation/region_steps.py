@@ -5,7 +5,7 @@ restore us volume           only the volume goes back to the copy; or ``metadata
 wipe us                     rebuilt under its old name with an empty disk and empty metadata
 live t us eu                from now on the topic lives in these regions: told to each region that is up
 tell us t us eu             the same, told to us alone
-delete us t                 delete a topic, with all its regions that can be reached, as the admin API does
+delete us t                 delete a topic, partitioned or not, in all its regions that can be reached, as the admin API
 lose us                     power cut, and the region never comes back
 hours 3                     let so much time pass
 accept eu t us              accept in eu the loss of what us can no longer send (R4)
@@ -87,37 +87,48 @@ class RegionSteps(Teller):
         name = topic_name.parse(full_name(topic))
         others = broker.service.regions_of(str(name)) - {broker.region}
         self.world.trouble()
+
+        def tell(stamp: Stamp) -> None:
+            self.world.model.deletions.done(topic, stamp)
+            self.world.homes.pop(topic, None)  # what the topic itself said goes with it
+            for other in sorted(others):
+                target = self.world.broker(other)
+                if target is None or not self.world.network.can_dial(broker.region, other):
+                    self.say(f"{other} cannot be told")
+                else:
+                    target.spawn(self._delete_as_elsewhere(target, topic, stamp), "delete a topic as elsewhere")
+
         try:
             with self._deleting(broker, topic):
-                stamp = await removal.delete(broker.service, name, force=True)
+                await removal.delete(broker.service, name, force=True, begun=tell)
         except (TopicError, LedgerError, MetadataError, NotFound) as error:
             self.say(f"refused: {error}")
-            return
-        assert stamp is not None
-        self.world.model.deletions.done(topic, stamp)
-        self.world.homes.pop(topic, None)  # what the topic itself said goes with it
-        for other in sorted(others):
-            target = self.world.broker(other)
-            if target is None or not self.world.network.can_dial(broker.region, other):
-                self.say(f"{other} cannot be told")
-            else:
-                target.spawn(self._delete_as_elsewhere(target, topic, stamp), "delete a topic as elsewhere")
 
     async def _delete_as_elsewhere(self, broker: SimBroker, topic: str, stamp: Stamp) -> None:
+        is_partitioned = topic in self.world.partitions.names
         with self._deleting(broker, topic):
             await removal.delete_as_elsewhere(
-                broker.service, topic_name.parse(full_name(topic)), stamp, partitioned=False
+                broker.service, topic_name.parse(full_name(topic)), stamp, partitioned=is_partitioned
             )
 
     @contextlib.contextmanager
     def _deleting(self, broker: SimBroker, topic: str) -> Iterator[None]:
-        deletions, opened = self.world.model.deletions, broker.topic(topic)
-        incarnation = None if opened is None else incarnation_of(topic, opened.incarnation)
-        deletions.begin(broker.region, topic, incarnation, None if opened is None else opened.log)
+        deletions, counts = self.world.model.deletions, self.world.partitions
+        going = [topic]
+        if topic in counts.names:
+            going += counts.of(broker.home, topic).partitions
+            counts.under_way.append(broker)
+        for one in going:
+            opened = broker.topic(one)
+            incarnation = None if opened is None else incarnation_of(one, opened.incarnation)
+            deletions.begin(broker.region, one, incarnation, None if opened is None else opened.log)
         try:
             yield
         finally:
-            deletions.end(broker.region, topic)
+            for one in going:
+                deletions.end(broker.region, one)
+            if topic in counts.names:
+                counts.under_way.remove(broker)
 
     def do_accept(self, region: str, topic: str, origin: str) -> None:
         broker = self._broker(region)

@@ -3,9 +3,13 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
+from meridian_broker.gateway.client_errors import ClientError
+from meridian_broker.gateway.remote_admin import OtherDeletion, OtherKindThere
+from meridian_broker.gateway.replicator_run import partitioned_topic
 from meridian_broker.ledgers.store import LedgerError
 from meridian_broker.metadata.store import MetadataError
 from meridian_broker.positions import Stamp
@@ -15,7 +19,7 @@ from meridian_broker.replication.replication_source import ReplicationSource, la
 from meridian_broker.replication.replicator import RemotePlace, Replicator
 from meridian_broker.replication.replicator_status import Hold, ReplicatorStatus, State
 from meridian_broker.topics import incarnations
-from meridian_broker.topics.errors import NotAllowed, TopicError, TopicFenced
+from meridian_broker.topics.errors import NotAllowed, OtherKind, TopicError, TopicFenced
 from meridian_broker.topics.producer import Producer
 from meridian_broker.topics.recalled import Feed, Found, NotWanted, PeerAway, Want
 from meridian_broker.topics.topic import Topic
@@ -26,6 +30,7 @@ from meridian_broker.wire.pulsar.metadata import BodyError
 from simulation.facts import incarnation_of
 from simulation.loop import Event, Future
 from simulation.network import Connection
+from simulation.remote_admin import SimRemoteAdmin
 
 if TYPE_CHECKING:
     from simulation.broker import SimBroker
@@ -41,11 +46,12 @@ class ReplicationLinks:
     def __init__(self, broker: SimBroker) -> None:
         self._broker = broker
         self.runs: dict[tuple[str, str], ReplicationRun] = {}
+        self.admin = SimRemoteAdmin(broker)
 
     def start(self, topic: ReplicationSource, remote: str, /) -> None:
         key = (topic.name, remote)
         if key not in self.runs:
-            run = self.runs[key] = ReplicationRun(self._broker, topic, remote)
+            run = self.runs[key] = ReplicationRun(self._broker, topic, remote, self.admin)
             self._broker.world.loop.spawn(self._broker, run.run(), f"replicate {topic.name} to {remote}")
 
     def stop(self, topic_name: str, remote: str | None = None, /) -> None:
@@ -104,7 +110,15 @@ class ReplicationLinks:
     async def make_partitioned(
         self, region: str, topic: str, partitions: int, incarnation: str, created: Stamp | None, /
     ) -> None:
-        raise PeerAway("simulated topics have no partitions")
+        if not self.is_reachable(region):
+            raise PeerAway(f"{region} cannot be reached")
+        try:
+            place = self._broker.world.broker(region)  # a link ends with the broker at its end
+            await self.admin.ensure_partitions(region, topic, partitions, incarnation, created, connection=place)
+        except OtherKindThere as error:
+            raise OtherKind(str(error)) from error
+        except ClientError as error:
+            raise PeerAway(str(error)) from error
 
     def feed(self, topic_name: str, remote: str, /) -> Feed | None:
         status = self.status(topic_name).get(remote)
@@ -128,11 +142,16 @@ class Refused(Exception):
     """The remote did not make the producer, or there is no way to it."""
 
 
+class TurnedAway(Refused):
+    """It did not make it."""
+
+
 class ReplicationRun:
     """One replicator with its task."""
 
-    def __init__(self, broker: SimBroker, source: ReplicationSource, remote: str) -> None:
+    def __init__(self, broker: SimBroker, source: ReplicationSource, remote: str, admin: SimRemoteAdmin) -> None:
         self._broker = broker
+        self._admin = admin
         self._world = broker.world
         self.source = source
         self.remote = remote
@@ -172,7 +191,7 @@ class ReplicationRun:
             reason: str | None = None
             try:
                 reason = await self._session()
-            except (Refused, LedgerError) as error:
+            except (Refused, ClientError, LedgerError) as error:
                 reason = str(error)
             self.core.disconnected(reason, self._broker.mono_ms())
             if not self._stopped:
@@ -191,6 +210,13 @@ class ReplicationRun:
         target = world.regions[self.remote].broker_of(source.name)
         if target is None or not world.network.can_dial(self._broker.region, self.remote):
             raise Refused(f"{self.remote} cannot be reached")
+        if source.partitions is not None:
+            with contextlib.suppress(OtherDeletion):  # the answer to PRODUCER says which one
+                await self._admin.ensure_partitions(
+                    *(self.remote, partitioned_topic(source.name), source.partitions),
+                    *(source.base_incarnation, source.created),
+                    connection=target,
+                )
         connection = self._connection = world.network.connect(self._broker, target)
         connection.on_closed[0] = lambda: self.producer_closed(connection, "the connection broke")
         self._ended = None
@@ -201,7 +227,12 @@ class ReplicationRun:
         self._opened = opened
         connection.send(0, lambda: target.spawn(server.open(opened), "open a replicator's producer"))
         try:
-            place = await opened
+            try:
+                place = await opened
+            except TurnedAway:
+                if source.partitions is not None:
+                    self._admin.forget(self.remote, partitioned_topic(source.name))
+                raise
             end = source.last_confirmed()
             if self._stopped:
                 return None
@@ -318,7 +349,7 @@ class ReplicationServer:
             if run.core.missing is not None:
                 topic.gaps.told(source.region, run.core.missing)
         except (TopicError, LedgerError, MetadataError) as error:
-            refusal = Refused(str(error))
+            refusal = TurnedAway(str(error))
             self._connection.send(1, lambda: opened.fail(refusal))
             return
         if self._is_gone:

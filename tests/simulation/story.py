@@ -21,6 +21,7 @@ Everything else stands at the top of the file that does it::
     trouble_steps.py            what breaks, and what a region does by itself: trim, expire, evict
     region_steps.py             whole regions, where topics live, deletions, gaps
     topic_steps.py              quotas, terminations
+    partition_steps.py          topics with partitions
     scopes.py                   dispatch scope
     questions.py                how things stand
 """
@@ -30,6 +31,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from simulation.client_steps import ClientSteps
+from simulation.partition_steps import PartitionSteps
 from simulation.questions import Questions
 from simulation.quiet import Quiet
 from simulation.region_steps import RegionSteps
@@ -42,7 +44,7 @@ from simulation.world import World
 __all__ = ["Story", "StoryError"]
 
 
-class Story(ClientSteps, TroubleSteps, RegionSteps, TopicSteps, ScopeSteps, Questions):
+class Story(ClientSteps, TroubleSteps, RegionSteps, TopicSteps, PartitionSteps, ScopeSteps, Questions):
     """One story while it is told."""
 
     def __init__(self) -> None:

@@ -26,6 +26,7 @@ from simulation.loop import Loop, Spinning
 from simulation.model import Model
 from simulation.names import full_name
 from simulation.network import Network, Weather
+from simulation.partition_counts import PartitionCounts
 from simulation.producers import SimProducer
 from simulation.quotas import lift
 
@@ -55,6 +56,7 @@ class World:
         self.network = Network(self.loop, self.weather)
         self.model = Model(self)
         self.agreement = Agreement(self)
+        self.partitions = PartitionCounts(self)
         self.sent: Counter[str] = Counter()
         self.on_message: Callable[[str, str, PeerMessage], None] | None = None
         self.payloads = 0
@@ -247,7 +249,10 @@ class World:
         for consumer in self.consumers.values():
             found[consumer.topic] = None
         made = [home.metadata.records for home in self.regions.values()]
-        return [topic for topic in found if any(keys.topic(topic_name.parse(full_name(topic))) in one for one in made)]
+        on_record = [
+            topic for topic in found if any(keys.topic(topic_name.parse(full_name(topic))) in one for one in made)
+        ]
+        return [topic for topic in on_record if self.partitions.exists(topic)]
 
     def homes_of(self, topic: str) -> dict[str, SimRegion]:
         """The regions a topic lives in."""

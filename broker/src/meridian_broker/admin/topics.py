@@ -183,12 +183,20 @@ def _creation(text: str) -> Stamp:
 
 
 async def get_partitions(request: web.Request) -> web.Response:
-    """How many partitions a topic has, 0 for a topic without."""
-    name = any_topic_of(request)
+    """How many partitions a topic has, 0 for a topic without.
+
+    ``?incarnation=``: another region asks, and this is the last deletion that it knows of (R8)."""
+    name, service = any_topic_of(request), state(request).service
+    known = request.query.get("incarnation")
+    if known is not None and (order := await incarnations.compare_base(service, name, known)):
+        status, which = (412, "a later") if order > 0 else (404, "only an earlier")
+        raise Refused(
+            status, f"{state(request).region} knows of {which} deletion of {name} than {known or 'none'} (R8)"
+        )
     create = flag(request, "checkAllowAutoCreation")
     if create:
         check_no_other_site(request)
-    count = await state(request).service.partitions(name, create=create)
+    count = await service.partitions(name, create=create)
     record = await state(request).catalog.partitioned.find(name) if count else None
     return answer({"partitions": count, "deleted": False, "properties": dict(record.properties) if record else {}})
 
@@ -204,25 +212,34 @@ async def create_partitioned(request: web.Request) -> web.Response:
         having = properties(given.get("properties"))
         given = given.get("partitions")
     name, service = any_topic_of(request), state(request).service
-    known = request.query.get("incarnation")
-    if known is not None and (later := await incarnations.follow_base(service, name, known)) is not None:
-        raise Refused(412, f"{name} was deleted ({later.stamp}), and you know of {known or 'no deletion'} (R8)")
+    await _follow_base(request, name)
     created = request.query.get("created")
     if created is None or not name.is_persistent:
         await service.create_partitioned(name, _count(given), having)
     else:
-        await kinds.create_as_told(service, name, _count(given), having, _creation(created))
+        known = request.query.get("incarnation", "")
+        await kinds.create_as_told(service, name, _count(given), having, _creation(created), known)
     return done()
 
 
+async def _follow_base(request: web.Request, name: TopicName) -> None:
+    """:raises Refused: another region asks, and we know of a later deletion than it does."""
+    known = request.query.get("incarnation")
+    if known is not None and (later := await incarnations.follow_base(state(request).service, name, known)) is not None:
+        raise Refused(412, f"{name} was deleted ({later.stamp}), and you know of {known or 'no deletion'} (R8)")
+
+
 async def grow(request: web.Request) -> web.Response:
-    """Add partitions; the body is the new number. They never become fewer."""
+    """Add partitions; the body is the new number. They never become fewer.
+
+    ``?incarnation=``: another region asks, and this is the last deletion that it knows of (R8)."""
     name = any_topic_of(request)
     wanted = _count(await body(request))
+    await _follow_base(request, name)
     record = await state(request).catalog.partitioned.get(name)
     if wanted < record.partitions:
         raise Refused(406, f"{name} has {record.partitions} partitions: there is no way back to {wanted}")
-    await state(request).service.grow(name, wanted)
+    await state(request).service.grow(name, wanted, request.query.get("incarnation"))
     return done()
 
 

@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a replicator asks of another region's admin REST: that a partitioned topic there has as many partitions as here.
 
-The count only ever grows (R41: counts merge by max), so a region with more is left alone.
+The count only ever grows (R41: counts merge by max), so a region with more is left alone. It ends with the topic, so
+each request names the last deletion that this region knows of (R8): what the remote had before it does not count.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-from typing import Final
+from typing import Final, NamedTuple
 from urllib.parse import quote
 
 from meridian_broker.gateway.client_errors import ClientError
@@ -24,6 +25,23 @@ CACHE: Final = 10_000
 """Topics whose count at a remote is remembered."""
 
 
+class _Known(NamedTuple):
+    """How many partitions a region has of a topic, or is to have."""
+
+    connection: object
+    """While this lasts."""
+    incarnation: str
+    partitions: int
+
+    def is_known_by(self, known: _Known | None) -> bool:
+        return (
+            known is not None
+            and known.connection is self.connection
+            and known.incarnation == self.incarnation
+            and known.partitions >= self.partitions
+        )
+
+
 class RemoteAdminFailed(ClientError):
     """The remote's admin REST cannot be reached, or refused."""
 
@@ -37,38 +55,45 @@ class OtherKindThere(RemoteAdminFailed):
 
 
 class RemoteAdmin:
-    """Asks once per (region, topic, count), however many partitions start at the same time."""
+    """Asks once per (region, topic, count), however many partitions start at the same time, over one connection: a
+    region that comes back may have been restored from an older copy."""
 
     def __init__(self, calls: RegionCalls) -> None:
         self._calls = calls
-        self._known: dict[tuple[str, str], int] = {}
+        self._known: dict[tuple[str, str], _Known] = {}
         self._locks: dict[tuple[str, str], asyncio.Lock] = {}
 
     async def ensure_partitions(
-        self, region: str, topic: str, partitions: int, incarnation: str = "", created: Stamp | None = None
+        self,
+        region: str,
+        topic: str,
+        partitions: int,
+        incarnation: str = "",
+        created: Stamp | None = None,
+        *,
+        connection: object = None,
     ) -> None:
         """Make ``topic`` (a partitioned topic's own name) have at least so many partitions in ``region``.
 
         :param incarnation: stamp of its last deletion: who knows of a later one does not make it again.
         :param created: stamp of its creation: who made a topic without partitions earlier keeps that.
+        :param connection: what is known counts as long as this connection to the region lasts.
         :raises OtherKindThere: the remote did so.
         :raises OtherDeletion: the remote knows of a later one.
         :raises RemoteAdminFailed: it cannot be told, or does not want to.
         """
         key = (region, topic)
-        if self._known.get(key, 0) >= partitions:
+        wanted = _Known(connection, incarnation, partitions)
+        if wanted.is_known_by(self._known.get(key)):
             return
         lock = self._locks.setdefault(key, asyncio.Lock())
         try:
             async with lock:
-                if self._known.get(key, 0) < partitions:
-                    making = f"?incarnation={quote(incarnation, safe='')}"
-                    if created is not None:
-                        making += f"&created={quote(str(created), safe='')}"
-                    count = await self._raise_to(region, topic, partitions, making)
+                if not wanted.is_known_by(self._known.get(key)):
+                    count = await self._raise_to(region, topic, partitions, incarnation, created)
                     if len(self._known) >= CACHE:
                         self._known.clear()
-                    self._known[key] = count
+                    self._known[key] = wanted._replace(partitions=count)
         finally:
             if not lock.locked():
                 self._locks.pop(key, None)
@@ -77,28 +102,32 @@ class RemoteAdmin:
         """The topic may be gone there: ask again next time."""
         self._known.pop((region, topic), None)
 
-    async def _raise_to(self, region: str, topic: str, partitions: int, making: str) -> int:
+    async def _raise_to(self, region: str, topic: str, partitions: int, incarnation: str, created: Stamp | None) -> int:
+        life = f"?incarnation={quote(incarnation, safe='')}"
+        making = life if created is None else f"{life}&created={quote(str(created), safe='')}"
         path = f"/admin/v2/{in_path(topic)}/partitions"
-        status, body = await self._ask("GET", region, path, None)
+        status, body = await self._ask("GET", region, path + life, None)
         count = _count(body) if status == 200 else 0
+        if status == DELETED_LATER:
+            raise OtherDeletion(f"{region} knows of a later deletion of {topic}: {body[:200]}")
         if status not in (200, 404):
             raise RemoteAdminFailed(
                 f"{region} answered {status} when asked for the partitions of {topic}: {body[:200]}"
             )
         if count >= partitions:
             return count
-        method, query = ("POST", "") if count else ("PUT", making)
+        method, query = ("POST", life) if count else ("PUT", making)
         status, body = await self._ask(method, region, path + query, partitions)
         if status == DELETED_LATER:
             raise OtherDeletion(f"{topic} is not made in {region}: {body[:200]}")
         if status == 409:  # another region's replicator was quicker: see what it made
             refusal = body
-            status, body = await self._ask("GET", region, path, None)
+            status, body = await self._ask("GET", region, path + life, None)
             if status == 200 and (count := _count(body)) >= partitions:
                 return count
             if status == 200 and count == 0:
                 raise OtherKindThere(f"{topic} is not made in {region}: {refusal[:200]}")
-            method, (status, body) = "POST", await self._ask("POST", region, path, partitions)
+            status, body = await self._ask("POST", region, path + life, partitions)
         if status >= 300:
             raise RemoteAdminFailed(
                 f"{region} answered {status} when {topic} was to get {partitions} partitions: {body[:200]}"

@@ -184,7 +184,9 @@ class ReplicatorRunner:
                 async with asyncio.timeout(UP_SECONDS):
                     await place.link.ready()
             async with asyncio.timeout(ASK_SECONDS):
-                await self._admin.ensure_partitions(region, topic, partitions, incarnation, created)
+                await self._admin.ensure_partitions(
+                    *(region, topic, partitions, incarnation, created), connection=place.link.connection
+                )
         except OtherKindThere as error:
             raise OtherKind(str(error)) from error
         except (ClientError, TimeoutError) as error:

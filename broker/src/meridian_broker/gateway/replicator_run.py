@@ -187,7 +187,8 @@ class ReplicatorRun:
             base = partitioned_topic(source.name)
             try:
                 await self._admin.ensure_partitions(
-                    self.place.region, base, source.partitions, source.base_incarnation, source.created
+                    *(self.place.region, base, source.partitions, source.base_incarnation, source.created),
+                    connection=connection,
                 )
             except OtherDeletion:
                 pass  # the answer to PRODUCER says which one

@@ -159,12 +159,15 @@ class PartitionedTopicRecord:
     stamp: Stamp | None = None
     created: Stamp | None = None
     """Of its creation, in whatever region; None where an earlier version made it."""
+    deleting: str | None = None
+    """Stamp of its deletion, which has begun: nothing of the topic counts any more."""
 
     def to_json(self) -> Json:
         return {
             "partitions": self.partitions,
             "properties": dict(self.properties),
             **_created_json(self.created),
+            **({} if self.deleting is None else {"deleting": self.deleting}),
             **self.extra,
         }
 
@@ -173,8 +176,9 @@ class PartitionedTopicRecord:
         """:raises Invalid: a field is not what it should be."""
         data = mapping(source, "a partitioned topic")
         partitions = take(data, "partitions", int, 0)
-        extra = without(data, "partitions", "properties", "created")
-        return cls(partitions, strings(data, "properties"), extra, stamp, _created(data))
+        extra = without(data, "partitions", "properties", "created", "deleting")
+        deleting = take(data, "deleting", str)
+        return cls(partitions, strings(data, "properties"), extra, stamp, _created(data), deleting)
 
 
 @dataclass(frozen=True, slots=True)

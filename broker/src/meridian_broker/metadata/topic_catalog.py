@@ -137,6 +137,11 @@ class PartitionedTopics:
 
     async def find(self, topic: TopicName) -> PartitionedTopicRecord | None:
         """None: the topic is not partitioned, or does not exist."""
+        record = await self.on_record(topic)
+        return None if record is None or record.deleting is not None else record
+
+    async def on_record(self, topic: TopicName) -> PartitionedTopicRecord | None:
+        """The same, also of a topic whose deletion has begun."""
         value, stamp, version = await self._access.value(keys.partitioned_topic(topic))
         return PartitionedTopicRecord.from_json(value, stamp) if version else None
 
@@ -150,6 +155,16 @@ class PartitionedTopics:
     async def names(self, namespace: str, domain: str = PERSISTENT) -> list[TopicName]:
         """Those of ``tenant/namespace``."""
         return await list_topics(self._access, namespace, domain, keys.partitioned_topics_of(namespace, domain))
+
+    async def going(self, namespace: str) -> list[TopicName]:
+        """Those of ``tenant/namespace`` whose deletion has begun."""
+        tenant, _, short = check_namespace(namespace).partition("/")
+        records = await self._access.store.scan(keys.partitioned_topics_of(namespace, PERSISTENT) + "/")
+        return [
+            TopicName(PERSISTENT, tenant, short, keys.unescape(path.rpartition("/")[2]))
+            for path, record in records
+            if "deleting" in decode(path, record.value)[0]
+        ]
 
     async def deletion(self, topic: TopicName) -> Deletion | None:
         """The last deletion of the partitioned topic, or of a topic of that name."""
@@ -205,6 +220,8 @@ class PartitionedTopics:
             if not version:
                 raise NotFound(f"partitioned topic {topic} does not exist")
             record = PartitionedTopicRecord.from_json(value, before)
+            if record.deleting is not None:
+                raise NotFound(f"partitioned topic {topic} is being deleted")
             if partitions == record.partitions:
                 return record
             if partitions < record.partitions:
@@ -236,6 +253,10 @@ class PartitionedTopics:
             return await self._access.store.transact([Check(path, version)], [put]) or None
 
         await self._access.retry(f"changing {topic}", attempt)
+
+    async def begin_deletion(self, topic: TopicName, stamp: Stamp) -> None:
+        """From now on it is deleted, whatever happens before ``delete``. :raises NotFound: there is none."""
+        await self.change(topic, lambda record: replace(record, deleting=str(stamp)))
 
     async def take_back(self, topic: TopicName) -> None:
         """Forget that a topic is partitioned, as if it never was: no deletion is remembered."""

@@ -143,7 +143,7 @@ async def make_topics(service: TopicService) -> None:
         if name.partition >= 0:
             partitions[name.base] = max(name.partition + 1, partitions.get(name.base, 0))
     for base, count in partitions.items():
-        await _make_partitioned(service, base, count)
+        await make_partitioned(service, base, count)
 
 
 async def _ledgers_aside(service: TopicService, name: TopicName) -> set[int]:
@@ -156,8 +156,8 @@ async def _ledgers_aside(service: TopicService, name: TopicName) -> set[int]:
     return found
 
 
-async def _make_partitioned(service: TopicService, base: TopicName, count: int) -> None:
-    """It has at least so many partitions."""
+async def make_partitioned(service: TopicService, base: TopicName, count: int) -> None:
+    """Have at least so many partitions, as found on the volume."""
     record = await service.catalog.partitioned.find(base)
     try:
         if record is None:

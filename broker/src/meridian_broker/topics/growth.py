@@ -19,7 +19,7 @@ from meridian_broker.ledgers.store import LedgerError
 from meridian_broker.metadata.store import MetadataError
 from meridian_broker.metadata.topic_catalog import MAX_PARTITIONS
 from meridian_broker.positions.position import EARLIEST
-from meridian_broker.topics import removal
+from meridian_broker.topics import incarnations, removal
 from meridian_broker.topics.errors import TopicError
 from meridian_broker.wire.pulsar.topic_name import TopicName
 
@@ -29,9 +29,11 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-async def grow(service: TopicService, name: TopicName, partitions: int) -> None:
+async def grow(service: TopicService, name: TopicName, partitions: int, known: str | None = None) -> None:
     """Have so many partitions; the topic's subscriptions start at the earliest message of the new ones.
 
+    :param known: another region asks, and this is the last deletion that it knows of (R8).
+    :raises TopicFenced: it was deleted meanwhile.
     :raises NotFound: there is no such partitioned topic.
     """
     partitioned = service.catalog.partitioned
@@ -39,6 +41,8 @@ async def grow(service: TopicService, name: TopicName, partitions: int) -> None:
         await partitioned.grow(name, partitions)
         return
     async with service.lock(str(name)):
+        if known is not None:
+            await incarnations.check_base(service, name, known)
         before = (await partitioned.get(name)).partitions
         if not before < partitions <= MAX_PARTITIONS:
             await partitioned.grow(name, partitions)  # says what is wrong with it

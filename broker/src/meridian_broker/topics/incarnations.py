@@ -23,7 +23,7 @@ from meridian_broker.metadata.topic_catalog import Deletion
 from meridian_broker.positions import ZERO, Stamp
 from meridian_broker.positions.position import EARLIEST, Position
 from meridian_broker.topics import aside, removal
-from meridian_broker.topics.errors import TopicError, TopicNotFound
+from meridian_broker.topics.errors import TopicError, TopicFenced, TopicNotFound
 from meridian_broker.topics.removal import stamp_of
 from meridian_broker.wire.pulsar import topic_name
 from meridian_broker.wire.pulsar.topic_name import TopicName
@@ -69,16 +69,31 @@ async def differing(service: TopicService, name: TopicName, asked: str) -> Told 
     return Told(known, deletion.ends, deletion.is_of_base)
 
 
+async def compare_base(service: TopicService, name: TopicName, asked: str) -> int:
+    """A region that knows of deletion ``asked`` asks about a partitioned topic: 1 if we know of a later deletion, 0 if
+    of the same one, -1 if of an earlier one: what we have then was deleted there."""
+    known = await service.catalog.partitioned.deletion(name)
+    ours, theirs = ZERO if known is None else known.stamp, stamp_of(asked)
+    return (ours > theirs) - (ours < theirs)
+
+
 async def follow_base(service: TopicService, name: TopicName, asked: str) -> Deletion | None:
-    """Somebody wants to make a partitioned topic and knows of deletion ``asked``: the later one that we know of, which
-    forbids it; None: it may be made."""
+    """A region that knows of deletion ``asked`` wants us to have a partitioned topic: the later deletion that we know
+    of, which forbids it; None: we may have it. If ours was deleted there, we forget how many partitions it had; each
+    of them goes, or is set aside, when its replicators are told."""
     known = await service.catalog.partitioned.deletion(name)
     stamp = stamp_of(asked)
     if known is not None and known.stamp > stamp:
         return known
     if stamp > (ZERO if known is None else known.stamp) and _is_possible(service, stamp):
-        await service.catalog.topics.mark_deleted(name.base, stamp)
+        await removal.forget_partitioned(service, name.base, stamp)
     return None
+
+
+async def check_base(service: TopicService, name: TopicName, asked: str) -> None:
+    """The same, looked at again by whoever holds the topic's lock. :raises TopicFenced: it was deleted meanwhile."""
+    if await compare_base(service, name, asked) > 0:
+        raise TopicFenced(f"{name} was deleted meanwhile: ask again")
 
 
 async def follow(service: TopicService, topic: Topic, told: Told) -> None:

@@ -28,7 +28,7 @@ from meridian_broker.metadata.records import TopicRecord
 from meridian_broker.metadata.store import MetadataError
 from meridian_broker.positions import ZERO, Stamp
 from meridian_broker.positions.position import EARLIEST
-from meridian_broker.topics import aside, removal
+from meridian_broker.topics import aside, incarnations, removal
 from meridian_broker.topics.compaction import COMPACTION_SUBSCRIPTION
 from meridian_broker.topics.errors import OtherKind, TopicError, TopicFenced
 from meridian_broker.wire.pulsar import topic_name
@@ -125,16 +125,19 @@ async def carry(service: TopicService, topics: Iterable[Topic], carried: Iterabl
 
 
 async def create_as_told(
-    service: TopicService, name: TopicName, partitions: int, properties: dict[str, str], created: Stamp
+    service: TopicService, name: TopicName, partitions: int, properties: dict[str, str], created: Stamp, known: str
 ) -> None:
     """Make a partitioned topic that another region has. Its partitions are opened once the caller has the answer.
 
+    :param known: the last deletion that the other region knows of (R8).
+    :raises TopicFenced: it was deleted here meanwhile.
     :raises OtherKind: this region made one without partitions earlier.
     :raises AlreadyExists: there is a partitioned topic of that name.
     """
     carried = await make_way(service, name, Creation(created, Kind.PARTITIONED))
     await service.check_exists(name)
     async with service.lock(str(name)):
+        await incarnations.check_base(service, name, known)
         await service.catalog.partitioned.create(name, partitions, properties, created)
         await service.catalog.topics.create_partitions(name, TopicRecord(joining=service.is_shared(name)))
     names = [name.with_partition(index) for index in range(partitions)]

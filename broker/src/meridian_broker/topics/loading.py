@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import logging
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING
 
 from meridian_broker.ledgers.periodic import each
 from meridian_broker.ledgers.store import LedgerError
 from meridian_broker.metadata.store import MetadataError
+from meridian_broker.topics import removal
 from meridian_broker.topics.errors import TopicError, TopicNotFound
 
 if TYPE_CHECKING:
@@ -29,12 +31,18 @@ class Loading:
     def __init__(self, service: TopicService) -> None:
         self._service = service
         self._left: dict[str, TopicName] = {}
+        self._going: dict[str, TopicName] = {}
+        """Partitioned topics whose deletion was begun."""
         self.is_surveyed = False
         """The topics on record are known: before that, one that is not open may be one that was not opened yet."""
 
     def later(self, name: TopicName) -> None:
         """It could not be opened now."""
         self._left[str(name)] = name
+
+    def finish_later(self, name: TopicName) -> None:
+        """The deletion of a partitioned topic begins; when it breaks off the next attempt finishes it."""
+        self._going[str(name)] = name
 
     async def open(self, name: TopicName) -> None:
         """Open a topic now or, where that fails, with the next attempt."""
@@ -45,7 +53,7 @@ class Loading:
             self.later(name)
 
     async def load_all(self) -> None:
-        """Open all that is on the list.
+        """Open all that is on the list, and finish deletions of partitioned topics.
 
         :raises MetadataError: what is on record cannot be read.
         :raises SomeFailed: some topics cannot be opened.
@@ -53,8 +61,17 @@ class Loading:
         if not self.is_surveyed:
             for name in await self._service.survey():
                 self.later(name)
+            for name in await self._service.deletions_begun():
+                self.finish_later(name)
             self.is_surveyed = True
-        await each(list(self._left.values()), str, self._load)
+        work = [partial(self._load, name) for name in self._left.values()]
+        work += [partial(self._finish, name) for name in self._going.values()]
+        await each(work, lambda one: str(one.args[0]), lambda one: one())
+
+    async def _finish(self, name: TopicName) -> None:
+        if not self._service.closing:
+            await removal.finish(self._service, name)
+            self._going.pop(str(name), None)
 
     async def _load(self, name: TopicName) -> None:
         if not self._service.closing:

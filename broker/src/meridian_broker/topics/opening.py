@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from meridian_broker.ledgers.log import TopicLog
 from meridian_broker.positions import Stamp
@@ -35,7 +35,8 @@ async def open_topic(
     :raises LedgerError: what is stored cannot be recovered.
     :raises ValueError: what is stored cannot be read: a newer broker wrote it, or it is damaged.
     """
-    metadata, exists = await removal.claimed(service, name)
+    base = await _base_of(service, name)
+    metadata, exists = await removal.claimed(service, name, base.deleting)
     if not exists:
         if not growing_to:
             await _may_create(service, name, create, foreign=incarnation is not None)
@@ -52,11 +53,8 @@ async def open_topic(
     await topic.deduplication.open(topic.rules.deduplication)
     topic.created = metadata.record.created
     if name.partition >= 0:
-        partitioned = await service.catalog.partitioned.find(name.base)
-        topic.partitions = growing_to or (None if partitioned is None else partitioned.partitions)
-        topic.created = None if partitioned is None else partitioned.created
-        base = await service.catalog.partitioned.deletion(name)
-        topic.base_incarnation = "" if base is None else str(base.stamp)
+        topic.partitions = growing_to or base.partitions
+        topic.created, topic.base_incarnation = base.created, base.incarnation
     topic.schema_source = service.schemas.for_topic(name)
     topic.add_schema = lambda schema: service.add_schema(name, schema, topic.check_open)
     if service.replication is not None:
@@ -66,6 +64,30 @@ async def open_topic(
     topic.on_fenced = service.fenced
     service.labels.forget(str(name))
     return topic
+
+
+class _Base(NamedTuple):
+    """The partitioned topic that a partition belongs to."""
+
+    incarnation: str = ""
+    partitions: int | None = None
+    """None: there is no such topic."""
+    created: Stamp | None = None
+    deleting: str | None = None
+    """Stamp of its deletion, which has begun."""
+
+
+async def _base_of(service: TopicService, name: TopicName) -> _Base:
+    """The deletion is read first: when the topic is deleted in between, no number is taken for one of its next life."""
+    if name.partition < 0:
+        return _Base()
+    partitioned = service.catalog.partitioned
+    deletion = await partitioned.deletion(name)
+    incarnation = "" if deletion is None else str(deletion.stamp)
+    record = await partitioned.on_record(name.base)
+    if record is None or record.deleting is not None:
+        return _Base(incarnation, deleting=None if record is None else record.deleting)
+    return _Base(incarnation, record.partitions, record.created)
 
 
 async def _open(service: TopicService, name: TopicName, metadata: TopicMetadata, adopted: adoption.Adopted) -> Topic:

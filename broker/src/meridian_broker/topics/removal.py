@@ -76,7 +76,7 @@ async def delete(service: TopicService, name: TopicName, *, force: bool, begun: 
             return await partitioned.delete(name)
         topics = await hold(service, names, locks)
         stamp = await _new_stamp(service, name)
-        await _remove(service, topics, check, stamp, begun)
+        await _remove(service, topics, check, stamp, begun, partitioned=name)
         return await partitioned.delete(name, stamp)  # this counts for partitions that nobody has used yet, too
 
 
@@ -97,7 +97,8 @@ async def delete_as_elsewhere(service: TopicService, name: TopicName, stamp: Sta
         known = await service.catalog.topics.deletion(name)
         is_told = known is not None and known.stamp >= stamp
         meant = [one for one in topics if (one.name != str(name)) == partitioned or name.partition >= 0]
-        await _remove(service, meant, _anyway, stamp)
+        has_count = name.partition < 0 and await service.catalog.partitioned.find(name) is not None
+        await _remove(service, meant, _anyway, stamp, partitioned=name if has_count and not is_told else None)
         for topic in topics:
             if topic not in meant:
                 await _leave(service, topic, f"{name} was deleted in another region ({stamp})", stamp)
@@ -135,6 +136,24 @@ async def forget_partitioned(service: TopicService, name: TopicName, stamp: Stam
             await service.catalog.partitioned.delete(name, stamp)
         except NotFound:
             await service.catalog.topics.mark_deleted(name, stamp)
+
+
+async def finish(service: TopicService, name: TopicName) -> None:
+    """Delete what is left of a partitioned topic whose deletion was begun by an earlier life of the broker, or failed.
+
+    :raises MetadataError, LedgerError, TopicError: something is left.
+    """
+    async with AsyncExitStack() as locks:
+        await locks.enter_async_context(service.lock(str(name)))
+        record = await service.catalog.partitioned.on_record(name)
+        if record is None or record.deleting is None:
+            return
+        stamp = Stamp.parse(record.deleting)
+        left = await hold(service, await partition_names(service, name), locks)  # opening deletes what is of that life
+        await service.catalog.partitioned.delete(name, stamp)
+        log.info("partitioned topic %s: its deletion, which had begun earlier, is finished", name)
+    if left:  # made again, and the metadata are an older copy
+        await adoption.make_partitioned(service, name, 1 + max(topic.partition for topic in left))
 
 
 async def take_back(service: TopicService, names: Iterable[TopicName]) -> None:
@@ -233,19 +252,26 @@ def clients(topic: Topic) -> int:
 
 
 async def _remove(
-    service: TopicService, topics: list[Topic], check: Check, stamp: Stamp, begun: Begun = _to_nobody
+    service: TopicService,
+    topics: list[Topic],
+    check: Check,
+    stamp: Stamp,
+    begun: Begun = _to_nobody,
+    *,
+    partitioned: TopicName | None = None,
 ) -> None:
     """The caller holds their locks.
 
     A topic whose deletion fails is opened again without anybody asking: it still lives if its record does not say that
     it is deleted, and goes then if it does.
+
+    :param partitioned: they are the partitions of this topic, which is deleted: one write decides it for all of them.
     """
     for topic in topics:
         check(topic)
     for topic in topics:
         topic.reopen = False
         topic.fence("the topic was deleted")
-    begun(stamp)
     left = set(topics)
 
     async def remove(topic: Topic) -> None:
@@ -254,6 +280,10 @@ async def _remove(
         left.remove(topic)
 
     try:
+        if partitioned is not None:
+            service.loader.finish_later(partitioned)
+            await service.catalog.partitioned.begin_deletion(partitioned, stamp)
+        begun(stamp)
         await run_all(service.scheduler, [partial(remove, topic) for topic in topics], "delete a topic")
     finally:
         for topic in left:
@@ -287,20 +317,24 @@ async def _forget(service: TopicService, name: TopicName, stamp: Stamp, ends: Ma
     service.forget(str(name))
 
 
-async def claimed(service: TopicService, name: TopicName) -> tuple[TopicMetadata, bool]:
+async def claimed(service: TopicService, name: TopicName, with_base: str | None) -> tuple[TopicMetadata, bool]:
     """The topic's record, this broker's now, and whether there is one; the caller holds its lock.
 
     One whose deletion was begun and not finished, because a broker died or its disk was full, is deleted now. Metadata
     that are an older copy may say so of a topic that was made again since: then its new ledgers are on the volume, and
     it is on record again (R5).
 
+    :param with_base: the deletion of its partitioned topic was begun, with this stamp.
     :raises TopicFenced: a later owner has it.
     :raises LedgerError: what is left of it cannot be deleted.
     """
     metadata = TopicMetadata(service.catalog, name, service.new_lock(), service.scheduler)
     exists = await metadata.claim(service.fence)
     record = metadata.record
-    if not exists or record.deleting is None:
+    deleting = record.deleting
+    if with_base and stamp_of(record.incarnation) < Stamp.parse(with_base):
+        deleting = with_base
+    if not exists or deleting is None:
         return metadata, exists
     view = () if record.compacted is None else (record.compacted.ledger_id,)
     ledgers = (one.ledger_id for one in record.ledgers)
@@ -309,7 +343,7 @@ async def claimed(service: TopicService, name: TopicName) -> tuple[TopicMetadata
     newest = adoption.stamp_of(adoption.newest(await service.labels.of(str(name))))
     is_made_again = newest > adoption.stamp_of(record.incarnation)
     # An earlier version did not say which deletion it had begun.
-    began = Stamp.parse(record.deleting) if record.deleting else None
+    began = Stamp.parse(deleting) if deleting else None
     stamp = began or (newest if is_made_again else service.clock.next())
     await _forget(service, name, stamp, {**record.last_origins, service.region: record.last_own})
     log.info("topic %s: its deletion, which had begun earlier, is finished", name)

@@ -249,6 +249,10 @@ class TopicService:
         self._unopened.update(str(name) for name in names if str(name) not in self.topics)
         return names
 
+    async def deletions_begun(self) -> list[TopicName]:
+        """The partitioned topics on record that are being deleted. :raises MetadataError: they cannot be read."""
+        return [n for space in self.catalog.known_namespaces() for n in await self.catalog.partitioned.going(space)]
+
     # -- partitions ----------------------------------------------------------------------------------------------
 
     async def partitions(self, name: TopicName, *, create: bool) -> int:
@@ -267,9 +271,12 @@ class TopicService:
         """Make a partitioned topic, in all its regions that can be reached. :raises AlreadyExists: there is one."""
         await making.create_partitioned(self, name, partitions, properties)
 
-    async def grow(self, name: TopicName, partitions: int) -> None:
-        """More partitions; the subscriptions of the topic start at the earliest message of the new ones (R15)."""
-        await growth.grow(self, name, partitions)
+    async def grow(self, name: TopicName, partitions: int, known: str | None = None) -> None:
+        """More partitions; the subscriptions of the topic start at the earliest message of the new ones (R15).
+
+        :param known: see ``growth.grow``.
+        """
+        await growth.grow(self, name, partitions, known)
 
     async def topic_names(self, namespace: str) -> list[str]:
         """Every topic of a namespace, partitions by their own names."""

@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Partitioned topics: how many partitions each has in each region, and what must hold of them. A part of the world.
+
+A partition is a topic like any other, and the rest of the model looks at its messages. Here is what makes partitions
+one topic: in the end every region has the same number of them, no larger than anybody asked for since the topic was
+last deleted, and none of an earlier life.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from meridian_broker.metadata import keys
+from meridian_broker.metadata.records import PartitionedTopicRecord, TopicRecord, decode
+from meridian_broker.positions import ZERO, Stamp
+from meridian_broker.topics.removal import stamp_of
+from meridian_broker.wire.pulsar import topic_name
+from simulation.names import base_of, full_name, number_of
+
+if TYPE_CHECKING:
+    from simulation.broker import SimBroker, SimRegion
+    from simulation.world import World
+
+
+class Standing(NamedTuple):
+    """A partitioned topic in one region, as its metadata have it."""
+
+    number: int
+    """How many partitions; 0: there is no such topic."""
+    deleted: Stamp
+    """The last deletion that the region knows of."""
+    partitions: dict[str, Stamp]
+    """On record: name -> the deletion after which it was made."""
+
+
+class PartitionCounts:
+    """See the module's text."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self.names: set[str] = set()
+        """Topics that somebody made with partitions."""
+        self._wanted: dict[tuple[str, Stamp], int] = {}
+        """Topic and last deletion -> the most partitions anybody asked for since."""
+        self.under_way: list[SimBroker] = []
+        """Who is still to answer a command, once for each."""
+
+    def of(self, home: SimRegion, base: str) -> Standing:
+        name, records = topic_name.parse(full_name(base)), home.metadata.records
+        found = records.get(keys.partitioned_topic(name))
+        record = None if found is None else PartitionedTopicRecord.from_json(*decode("", found.value))
+        count = 0 if record is None or record.deleting is not None else record.partitions
+        deletion = records.get(keys.deletion(name))
+        deleted = None if deletion is None else decode("", deletion.value)[1]
+        partitions = {
+            path.rpartition("/")[2]: stamp_of(TopicRecord.from_json(decode("", record.value)[0]).incarnation)
+            for path, record in records.items()
+            if path.startswith(keys.topic(name) + keys.PARTITION) and base_of(path.rpartition("/")[2]) == base
+        }
+        return Standing(count, deleted or ZERO, partitions)
+
+    def asked(self, home: SimRegion, base: str, count: int) -> None:
+        """Somebody asks for so many, in the life of the topic that the region knows of now."""
+        key = base, self.of(home, base).deleted
+        self._wanted[key] = max(count, self._wanted.get(key, 0))
+
+    def exists(self, topic: str) -> bool:
+        """Somewhere the topic has this partition; of topics without partitions: yes."""
+        base = base_of(topic)
+        return base == topic or any(number_of(topic) < self.of(home, base).number for home in self._homes())
+
+    def go(self, home: SimRegion, base: str) -> None:
+        """The region has written down that it deletes the topic: so it does, even if it crashes."""
+        for partition in self.of(home, base).partitions:
+            record = home.metadata.records[keys.topic(topic_name.parse(full_name(partition)))]
+            stored = TopicRecord.from_json(decode("", record.value)[0])
+            logs = [self._world.model.logs.ledger(home, ledger) for ledger in home.named_ledgers(partition)]
+            origins = [origin for log in logs for origin, _, _ in log]
+            self._world.model.partition_goes(home.name, partition, stored, origins)
+
+    def disagreement(self) -> str:
+        """What is still to come; empty: every region says the same."""
+        if waiting := [broker.region for broker in self.under_way if broker.alive]:
+            return f"commands about partitions are not answered: {' '.join(waiting)}"
+        for base in sorted(self.names):
+            standing = {home.name: self.of(home, base) for home in self._homes()}
+            if len({one.number for one in standing.values()}) > 1:
+                shown = ", ".join(f"{region} {one.number}" for region, one in standing.items())
+                return f"the number of partitions of {base} differs: {shown}"
+            for region, one in standing.items():
+                for partition, made in one.partitions.items():
+                    if made < one.deleted:
+                        return f"{region} still has {partition}, which was deleted with {base}"
+        return ""
+
+    def check(self) -> None:
+        """All regions say the same: is it what people asked for?"""
+        for base in sorted(self.names):
+            for home in self._homes():
+                one = self.of(home, base)
+                most = self._wanted.get((base, one.deleted), 0)
+                if one.number > most:
+                    text = f"{base} has {one.number} in {home.name}, and since its last deletion {most} were asked for"
+                    self._world.model.violate("partitions nobody asked for", text)
+
+    def _homes(self) -> list[SimRegion]:
+        return [home for home in self._world.regions.values() if home.name not in self._world.gone]
