@@ -10,6 +10,7 @@ SIGTERM ends a run as Ctrl-C does: with what failed so far, and pytest's closing
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 from collections.abc import Generator, Iterator
@@ -23,6 +24,11 @@ signal.signal(signal.SIGTERM, signal.default_int_handler)
 settings.register_profile("desk", deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("ci", settings.get_profile("desk"), derandomize=True)
 settings.load_profile("ci" if os.environ.get("CI") else "desk")
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Modules and tests stay until the end, so the garbage collector need not go through them again and again."""
+    gc.freeze()
 
 
 @pytest.hookimpl(wrapper=True)
