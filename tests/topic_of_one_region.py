@@ -58,6 +58,7 @@ class Region:
         await self.topic.progress_log.open(list(self.record.progress))
         self.changes = [change async for some in self.topic.progress_log.changes(lambda _: None) for change in some]
         await recovery.recover(self.topic, on_acked)
+        self.topic.lost_records.report()
 
     async def settle(self) -> None:
         quiet = 0

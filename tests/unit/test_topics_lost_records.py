@@ -12,6 +12,7 @@ from meridian_broker.engines.memory.ledgers import MemoryReader
 from meridian_broker.ledgers.store import LedgerCorrupt
 from meridian_broker.positions.position import EARLIEST, LATEST
 from meridian_broker.replication.lease_desk import LeaseDesk
+from meridian_broker.topics import recovery
 from meridian_broker.topics.lost_records import DOUBT_MS
 from meridian_broker.topics.progress_log import Kind
 from meridian_broker.topics.sharing import SharedStreams
@@ -197,3 +198,19 @@ def test_a_region_that_may_have_forgotten_a_vote_abstains_until_it_is_over() -> 
     story.run(f"tick {desk.promise_ms}")
     assert shares.electorates(stream) is not None
     assert heard == [], "it cannot say that nothing it promised binds"
+
+
+async def test_the_snapshot_that_replaces_a_damaged_ledger_is_not_begun_before_all_is_known(rot: Rot) -> None:
+    """Sequence ids are known once deduplication is open, which is after the subscriptions."""
+    one = await region(s=False)
+    await one.ack("s", [0], 0)
+    await rot.damage(one, Kind.ACKED, "s")
+    await one.settle()
+    (before,) = one.topic.progress_log.ledgers
+    log = one.topic.lost_records
+    await recovery.recover(one.topic)
+    await one.settle()
+    assert one.topic.progress_log.ledgers == [before]
+    assert log.recent() == []
+    log.report()
+    assert [loss.records for loss in log.recent()] == [1]

@@ -155,17 +155,21 @@ class LostRecords:
         return made
 
     def finish(self) -> None:
-        """All of the log was read: make what is missing, and put on record what was lost."""
+        """All of the log was read: make what is missing."""
         known = self._topic.subscriptions
         for name, ledger in self._missing.items():
             if name not in known and name not in self._topic.lives.tombstones:
                 self._found[ledger].in_doubt = True  # the name may be damaged as well
                 self._make(name)
+        self._missing.clear()
+
+    def report(self) -> None:
+        """Put on record what was lost. That replaces the damaged ledger by a snapshot, so all that a snapshot holds has
+        to be known by now."""
         for ledger, found in self._found.items():
             if ledger not in self._losses:
                 self._report(ledger, found)
         self._found.clear()
-        self._missing.clear()
 
     def _report(self, ledger: int, found: _Found) -> None:
         topic, names = self._topic, sorted(found.names)

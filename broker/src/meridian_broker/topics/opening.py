@@ -51,6 +51,7 @@ async def open_topic(
     topic.rules = service.rules(name)
     topic.keeps_quotas = service.backlog_quotas
     await topic.deduplication.open(topic.rules.deduplication)
+    topic.lost_records.report()
     topic.created = metadata.record.created
     if name.partition >= 0:
         topic.partitions = growing_to or base.partitions
