@@ -173,6 +173,13 @@ def test_batches_as_clients_send_them_are_let_in(count: int, payload: bytes, cod
     assert (let_in.num_messages, let_in.is_batch, let_in.event_time_ms) == (count, True, event_ms)
 
 
+def test_chunks_of_a_compressed_message_may_say_how_large_the_whole_is() -> None:
+    """Clients compress first and cut then; each chunk names the size of all."""
+    view = plain(compression=2, uncompressed_size=(1 << 32) - 1, chunk_id=1, num_chunks_from_msg=90, uuid="u")
+    view.total_chunk_msg_size = 1 << 30
+    assert door.message(send(view, is_chunk=True), LARGEST, UNLIMITED).chunk_id == 1
+
+
 TWO = batch_of(b"", 2)
 REFUSED: dict[str, Send] = {
     "more messages than its metadata": send(plain(), count=2),

@@ -38,8 +38,8 @@ BATCHED_MESSAGE_BYTES: Final[Bytes] = 6
 that claims more messages than its bytes can hold is refused."""
 
 UNCOMPRESSED_BYTES: Final[Bytes] = 64 << 20
-"""What a compressed payload may claim to unfold to: consumers and compaction take memory for it. Never less than
-`maxMessageSize`."""
+"""What a compressed payload may claim to unfold to, chunks of a larger message left out: consumers and compaction take
+memory for it. Never less than `maxMessageSize`."""
 
 LATEST_TIME_MS: Final[Milliseconds] = 253_402_300_799_999
 """The last millisecond of the year 9999: publish time, event time and delivery time. Later ones have no date in most

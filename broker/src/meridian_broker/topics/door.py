@@ -87,7 +87,8 @@ def message(send: Send, largest: int, longest_delay: int) -> MetadataView:
 def _check_count(count: int, view: MetadataView, payload_bytes: int, most_uncompressed: int) -> None:
     """The command, the metadata and the payload have to agree on the number of messages.
 
-    A compressed payload is not opened here, so what its metadata says of its size counts: it is bounded.
+    A compressed payload is not opened here, so what its metadata says of its size counts. It is bounded, but for
+    chunks: theirs is the size of the whole message, which its consumer puts together knowing that it is large.
     """
     if count != view.num_messages:
         raise NotAllowed(
@@ -97,7 +98,7 @@ def _check_count(count: int, view: MetadataView, payload_bytes: int, most_uncomp
     if not 1 <= count <= BATCH_MESSAGES:
         raise NotAllowed(f"a batch of {count} messages; it has to be 1 to {BATCH_MESSAGES}")
     unpacked = view.uncompressed_bytes if view.compression else payload_bytes
-    if unpacked > most_uncompressed:
+    if unpacked > most_uncompressed and view.chunk_id is None:
         raise MessageTooLarge(f"{unpacked} bytes once it is uncompressed; {most_uncompressed} is the most")
     if count > 1 and count * BATCHED_MESSAGE_BYTES > unpacked:
         raise NotAllowed(f"a batch of {unpacked} bytes cannot hold {count} messages: num_messages is wrong")
