@@ -24,7 +24,7 @@ SLICE: Final = 2000
 LEDGER_COSTS: Final = 10
 """What claiming a ledger as a whole costs, in entries."""
 LOOKS: Final = 3
-BACKLOG_COSTS: Final = 5000
+BACKLOG_COSTS: Final = 3000
 """What may be looked at for an exact backlog, in entries; of those beyond, acknowledged ones still count."""
 BACKLOG_STRETCH: Final = 500
 """Entries of which it is asked at once whether all, or none, are settled."""
