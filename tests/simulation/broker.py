@@ -50,6 +50,8 @@ if TYPE_CHECKING:
 
 WORLD_BEGAN_MS: Final = 1_780_000_000_000
 """The wall clock when a world begins."""
+RESTART_US: Final = 1_000_000
+"""A process that ended as it started is started again after so long."""
 REFUSALS: Final = (TopicError, WireError, LedgerError, MetadataError)
 
 
@@ -308,7 +310,11 @@ class SimRegion:
         if self.broker is not None and self.broker.alive:
             return
         self.lives += 1
-        self.broker = broker = SimBroker(self.world, self)
+        try:
+            self.broker = broker = SimBroker(self.world, self)
+        except (OSError, LedgerError):  # the process ends, and whoever supervises it starts it again
+            self.world.loop.after(RESTART_US, None, self.start)
+            return
         self.world.loop.spawn(broker, broker.start(), f"start {self.name}")
 
     def second(self) -> bool:

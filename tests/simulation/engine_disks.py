@@ -170,16 +170,19 @@ class EngineVolume:
         on_delete: Callable[[int], None],
         faults: DiskFaults,
     ) -> EngineStore:
-        """The store of a broker that begins."""
+        """The store of a broker that begins.
+
+        :raises OSError, LedgerError: the disk fails while the engine recovers.
+        """
         disk = FaultyDisk(self.files)
-        with EngineLoop(loop).running():
-            self.store = store = EngineStore.on(disk)
 
         def fault(operation: str, name: str) -> OSError | None:
             fails = faults.fails("read" if operation in READS else "write")
             return OSError(errno.EIO, "as drawn", name) if fails else None
 
-        disk.fault = fault  # not before: a broker whose disk fails while it starts ends, as with ``crash``
+        disk.fault = fault
+        with EngineLoop(loop).running():
+            self.store = store = EngineStore.on(disk)
         store.begin(self, loop, owner, sync_us, on_create, on_delete)
         return store
 

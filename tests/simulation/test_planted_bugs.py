@@ -15,12 +15,15 @@ QUICK = ("claim-without-chain", "receipt-before-fsync", "union-replaced-by-overw
 """Hunted in ``make test``; the others in ``make simulate``."""
 BY_STORIES = (
     "a-topic-at-rest-is-not-counted",
+    "an-old-number-of-partitions-comes-back",
     "chapters-go-before-the-record",
     "damaged-entry-passed-over",
     "forgotten-view-stays-passed",
     "former-regions-are-not-asked-for",
     "given-back-is-what-is-still-written",
     "half-a-deletion",
+    "half-a-deletion-of-partitions",
+    "help-waits-for-a-wall-clock",
     "incarnation-unknown-before-a-topic-is-open",
     "late-entries-dropped",
     "older-volume-is-swept",
@@ -39,6 +42,9 @@ BY_STORIES = (
 )
 """Not every thousand seeds find these; stories that were written for them do."""
 BY_TESTS = {
+    "a-failed-sync-is-believed-after-a-start": "integration/test_ledger_engine_crashes.py",
+    "a-gap-that-grew-is-overwritten": "unit/test_topics_gaps.py",
+    "a-told-deletion-is-forgotten": "integration/test_record_before_memory.py",
     "an-earlier-life-counts": "unit/test_positions_progress.py",
     "close-without-look-ups": "unit/test_topics_closing.py",
     "damaged-entry-claimed": "unit/test_topics_damaged.py",
