@@ -108,6 +108,7 @@ class SimBroker:
             clock,
             self.scheduler.now_ms,
             self.sleep,
+            alone=Lock(),
         )
         while True:
             try:

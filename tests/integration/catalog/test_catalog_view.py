@@ -48,6 +48,27 @@ class TestLedgerIds:
         assert len(set(given)) == 1000
         assert await store.put("/after", b"") - written == 2, "versions count writes: one took the ids of all"
 
+    async def test_they_grow_although_the_store_tells_of_a_block_late(
+        self, make: Callable[[], Catalog], store: SqliteMetadataStore, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Else a topic's log would go back: replicators and consumers would never come to what is stored there."""
+        catalog, put, written, told = make(), store.put, asyncio.Event(), asyncio.Event()
+
+        async def late(path: str, value: bytes, *, expected: int | None = None) -> int:
+            version = await put(path, value, expected=expected)
+            if not written.is_set():
+                written.set()
+                await told.wait()
+            return version
+
+        monkeypatch.setattr(store, "put", late)
+        asking = asyncio.create_task(catalog.allocate_ledger_id())
+        await written.wait()
+        before = [await catalog.allocate_ledger_id() for _ in range(3)]
+        told.set()
+        given = [*before, await asking, *[await catalog.allocate_ledger_id() for _ in range(100)]]
+        assert given == sorted(set(given))
+
     async def test_who_gives_up_waiting_for_an_id_takes_none_from_the_others(
         self, store: SqliteMetadataStore, clock: Clock
     ) -> None:

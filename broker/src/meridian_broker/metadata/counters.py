@@ -51,13 +51,15 @@ class LedgerIds:
         alone: AbstractAsyncContextManager[object] = nullcontext(),  # noqa: B008  (stateless)
     ) -> None:
         """
-        :param alone: a lock, where several callers may ask at once. Without one they still get different ids.
+        :param alone: a lock, where several callers may ask at once. Without one ids still grow, and blocks are lost.
         """
         self._access = access
         self._now_ms = now_ms
         self._alone = alone
         self._waiting = 0
         self._blocks: deque[range] = deque()
+        self._newest = -1
+        """Where the newest block began that was ever taken here."""
         self._lower = zlib.crc32(access.region.encode()) * BLOCK % (1 << _MS_BITS)
 
     async def allocate(self) -> int:
@@ -121,7 +123,9 @@ class LedgerIds:
             await self._access.store.put(keys.LEDGER_IDS, encode(starts[-1] + BLOCK - 1), expected=version)
         except VersionConflict:
             return
-        self._blocks.extend(range(start, start + BLOCK) for start in starts)
+        # Ids grow, or a topic's log would not be in order: blocks of which the store tells late are not used any more.
+        self._blocks.extend(range(start, start + BLOCK) for start in starts if start > self._newest)
+        self._newest = max(self._newest, starts[-1])
 
 
 class BrokerEpochs:
