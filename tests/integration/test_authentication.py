@@ -5,10 +5,13 @@ that know each other by the peer token; nothing secret in the log."""
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import jwt
 import pulsar
@@ -130,6 +133,84 @@ async def test_no_token_makes_a_client_a_peer(guarded: Guarded) -> None:
     assert "reserved" in (await connection.hear(T.ERROR)).message
     assert await connection.ended()
     await connection.close()
+
+
+async def connected(guarded: Guarded, token: str, *, can_refresh: bool = False) -> tuple[RawConnection, Any]:
+    connection = RawConnection(*await asyncio.open_connection("127.0.0.1", guarded.brokers["east"].port))
+    flags = pb.FeatureFlags(supports_auth_refresh=can_refresh)
+    shown = pb.CommandConnect(
+        client_version="raw", auth_method_name="token", auth_data=token.encode(), feature_flags=flags
+    )
+    connection.say(T.CONNECT, shown)
+    return connection, await connection.hear_any()
+
+
+def new_token(token: str) -> pb.CommandAuthResponse:
+    return pb.CommandAuthResponse(response=pb.AuthData(auth_method_name="token", auth_data=token.encode()))
+
+
+async def test_a_connection_ends_when_its_token_expires(guarded: Guarded) -> None:
+    """Unless its client can be asked for a new one, and has one."""
+    token = await asyncio.to_thread(guarded.token, "app", "--expires", "3s")
+    other = await asyncio.to_thread(guarded.token, "other")
+    deaf, able, late, wrong = [
+        (await connected(guarded, token, can_refresh=can_refresh))[0] for can_refresh in (False, True, True, True)
+    ]
+    for one in (deaf, able):
+        await one.producer("persistent://public/default/expiring", user_provided_producer_name=False)
+    assert await deaf.ended()
+    for one, answer in ((able, guarded.app), (late, token), (wrong, other)):
+        asked = await one.hear(T.AUTH_CHALLENGE)
+        assert (asked.challenge.auth_method_name, asked.challenge.auth_data) == ("token", b"PulsarAuthRefresh")
+        one.say(T.AUTH_RESPONSE, new_token(answer))
+    assert "has expired" in (await late.hear(T.ERROR)).message
+    assert "another role" in (await wrong.hear(T.ERROR)).message
+    for one in (late, wrong):
+        assert await one.ended()
+    able.send("p", 0, b"still here")
+    assert await able.receipt() == (0, True)
+    for one in (deaf, able, late, wrong):
+        await one.close()
+
+
+async def test_nobody_renews_a_token_unasked(guarded: Guarded) -> None:
+    connection, _ = await connected(guarded, guarded.app, can_refresh=True)
+    connection.say(T.AUTH_RESPONSE, new_token(guarded.admin))
+    assert await connection.ended()
+    await connection.close()
+
+
+async def test_a_token_for_administration_neither_produces_nor_consumes(guarded: Guarded) -> None:
+    token = await asyncio.to_thread(guarded.token, "admin", "--scope", "admin", "--expires", "1h")
+    assert guarded.ask("/admin/v2/tenants", token) == 200
+    connection, answer = await connected(guarded, token)
+    assert answer[0] == T.ERROR
+    assert "admin API only" in answer.message.message
+    assert await connection.ended()
+    await connection.close()
+    unknown = jwt.encode({"sub": "admin", "meridian_scope": "all"}, guarded.key.read_bytes(), "HS256")
+    assert guarded.ask("/admin/v2/tenants", unknown) == 401
+
+
+async def test_a_token_for_one_region_is_good_there_alone(guarded: Guarded) -> None:
+    both = ("--region", "west", "--region", "east")
+    for options, status in ((("--region", "east"), 200), (both, 200), (("--region", "west"), 401)):
+        token = await asyncio.to_thread(guarded.token, "admin", *options)
+        assert guarded.ask("/admin/v2/tenants", token) == status
+        connection, answer = await connected(guarded, token)
+        assert answer[0] == (T.CONNECTED if status == 200 else T.ERROR)
+        await connection.close()
+
+
+def test_the_manifest_is_for_its_owner_and_its_token_expires(tmp_path: Path) -> None:
+    file = tmp_path / "tokens.json"
+    run("tokens", "manifest", "--to", str(file))
+    assert file.stat().st_mode & 0o777 == 0o600
+    data = json.loads(file.read_text())["data"]
+    token = base64.b64decode(data["admin.jwt"]).decode()
+    claims = jwt.decode(token, base64.b64decode(data["secret.key"]), algorithms=["HS256"])
+    assert 89 * 86400 < claims["exp"] - time.time() <= 90 * 86400
+    assert len(base64.b64decode(data["peer.token"])) >= 32
 
 
 def test_a_reserved_name_gets_no_token(guarded: Guarded) -> None:

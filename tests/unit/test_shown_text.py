@@ -94,13 +94,13 @@ def _signed(header: dict[str, object], claims: dict[str, object]) -> bytes:
         (jwt.encode({"sub": "a", "exp": 1}, KEY, "HS256").encode(), "the token has expired: get a new one"),
         (jwt.encode({"iss": FORGED}, KEY, "HS256").encode(), "the token names no role: it has no subject"),
         (jwt.encode({"sub": 1, "iss": FORGED}, KEY, "HS256").encode(), "the token names no role: its subject is no"),
-        (jwt.encode({"sub": "a", "aud": FORGED}, KEY, "HS256").encode(), "this is no token, or it is damaged"),
+        (jwt.encode({"sub": "a", "aud": FORGED}, KEY, "HS256").encode(), "the token is not for east"),
     ],
 )
 def test_a_token_that_is_refused_is_not_quoted(token: bytes, said: str) -> None:
-    authentication = Authentication(KEY, frozenset())
+    authentication = Authentication(KEY, frozenset(), "east")
     with pytest.raises(NotAuthenticated) as refused:
-        authentication.role(token)
+        authentication.check(token)
     assert str(refused.value).startswith(said)
     assert str(refused.value).isprintable()
-    assert authentication.role(make_token(KEY, "app").encode()) == "app"
+    assert authentication.check(make_token(KEY, "app").encode()).role == "app"

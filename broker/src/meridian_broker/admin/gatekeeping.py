@@ -66,7 +66,7 @@ async def gatekeeper(request: web.Request, handler: Handler) -> web.StreamRespon
     if not header.startswith(_BEARER):
         raise Refused(401, "this region asks for a token: send Authorization: Bearer TOKEN")
     try:
-        role = authentication.role(header.removeprefix(_BEARER).strip().encode())
+        role = authentication.check(header.removeprefix(_BEARER).strip().encode()).role
     except NotAuthenticated as error:
         raise Refused(401, str(error)) from None
     request[ROLE] = role

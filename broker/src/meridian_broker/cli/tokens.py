@@ -45,8 +45,14 @@ def create_peer_secret(file: Path) -> None:
 @click.option("--secret-key", "key_file", required=True, type=click.Path(path_type=Path, dir_okay=False))
 @click.option("--subject", required=True, help="The role that the token names.")
 @click.option("--expires", help="How long it is good for: 90d, 12h, 1y. Default: for ever.")
+@click.option("--region", "regions", multiple=True, help="Where it is good; repeatable. Default: in every region.")
+@click.option(
+    "--scope", type=click.Choice(["admin"]), help="admin: for the admin API only, neither to produce nor to consume."
+)
 @click.option("--to", "to", type=click.Path(path_type=Path, dir_okay=False), help="Write it to this file.")
-def create(key_file: Path, subject: str, expires: str | None, to: Path | None) -> None:
+def create(
+    key_file: Path, subject: str, expires: str | None, regions: tuple[str, ...], scope: str | None, to: Path | None
+) -> None:
     """Sign a token for a role and print it, or write it to a file readable by you only."""
     from meridian_broker.gateway.authentication import RESERVED_ROLES, make_token
     from meridian_broker.gateway.key_files import BadKey, read_secret_key
@@ -55,7 +61,13 @@ def create(key_file: Path, subject: str, expires: str | None, to: Path | None) -
         click.echo(f"no: the subject {subject!r} is reserved: choose another", err=True)
         raise SystemExit(1)
     try:
-        token = make_token(read_secret_key(str(key_file)), subject, _expiry(expires))
+        token = make_token(
+            read_secret_key(str(key_file)),
+            subject,
+            _expiry(expires),
+            regions=regions,
+            only_administers=scope == "admin",
+        )
     except BadKey as error:
         click.echo(f"could not tell: {error}", err=True)
         raise SystemExit(COULD_NOT_TELL) from None
@@ -69,13 +81,16 @@ def create(key_file: Path, subject: str, expires: str | None, to: Path | None) -
 @tokens.command("manifest")
 @click.option("--name", default="meridian-tokens", show_default=True, help="Name of the Secret.")
 @click.option("--subject", default="admin", show_default=True, help="Role of the token for operator and verifier.")
-def manifest(name: str, subject: str) -> None:
-    """Print a Kubernetes Secret with a new key, a new peer token and a super-user's token.
+@click.option("--expires", default="90d", show_default=True, help="How long that token is good for.")
+@click.option("--to", type=click.Path(path_type=Path, dir_okay=False), help="Write it to this file.")
+def manifest(name: str, subject: str, expires: str, to: Path | None) -> None:
+    """Make a Kubernetes Secret with a new key, a new peer secret and a super-user's token.
 
-    All regions need the same one: keep the output and apply it in each region's namespace.
+    It is printed, or written to a file readable by you only. All regions need the same one: keep it and apply it in
+    each region's namespace.
 
     \b
-      meridian tokens manifest > tokens.json
+      meridian tokens manifest --to tokens.json
       kubectl -n us-east apply -f tokens.json
     """
     from meridian_broker.gateway.authentication import make_token
@@ -84,7 +99,7 @@ def manifest(name: str, subject: str) -> None:
     content = {
         "secret.key": key,
         "peer.token": secrets.token_urlsafe(32).encode(),
-        "admin.jwt": make_token(key, subject).encode(),
+        "admin.jwt": make_token(key, subject, _expiry(expires)).encode(),
     }
     document = {
         "apiVersion": "v1",
@@ -93,7 +108,12 @@ def manifest(name: str, subject: str) -> None:
         "type": "Opaque",
         "data": {key: base64.b64encode(value).decode() for key, value in content.items()},
     }
-    click.echo(json.dumps(document, indent=2))
+    text = json.dumps(document, indent=2)
+    if to is None:
+        click.echo(text)
+    else:
+        _write_secret(to, text.encode() + b"\n")
+        click.echo(f"{to}: the Secret {name}")
 
 
 def _expiry(text: str | None) -> int | None:

@@ -8,13 +8,19 @@ token bears. A token is never logged and never part of an error.
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
 
 ALGORITHMS: Final = ["HS256", "HS384", "HS512"]
 METHOD: Final = "token"
 """Name of this method in CONNECT."""
 RESERVED_ROLES: Final = frozenset({"meridian-peer"})
 """Names that brokers use among themselves. No token may bear one: people hand out tokens by users' own names."""
+SCOPE_CLAIM: Final = "meridian_scope"
+"""Claim that narrows what a token is good for. A name of our own: ``scope`` is other people's."""
+ADMIN_SCOPE: Final = "admin"
+"""The admin API, and neither producing nor consuming."""
 LARGEST_TOKEN: Final = 16 * 1024
 """Bytes: more is no token, and is not decoded."""
 
@@ -34,56 +40,117 @@ class NotAuthenticated(Exception):
     """The client did not show who it is. The message says what is missing and is fit for the client."""
 
 
+class Granted(NamedTuple):
+    """What a token that is good says."""
+
+    role: str
+    expires: int | None = None
+    """Seconds since 1970; None: never."""
+    only_administers: bool = False
+    """It is good for the admin API and not for a Pulsar client."""
+
+
+NAMELESS: Final = Granted("")
+"""Everybody, where nobody is asked for a token."""
+
+
+@dataclass(frozen=True, slots=True)
+class Claims:
+    """Where tokens say what is asked of them, as in Pulsar's settings."""
+
+    role: str = "sub"
+    audience: str = "aud"
+    needs_audience: bool = False
+    """Tokens that are for no region in particular are refused."""
+
+
 class Authentication:
     """Checks tokens. Without a key everybody is welcome, and nameless.
 
     PyJWT brings a whole library of cryptography along: only brokers that have a key load it, and before they serve.
     """
 
-    def __init__(self, secret_key: bytes | None, super_users: frozenset[str]) -> None:
+    def __init__(
+        self, secret_key: bytes | None, super_users: frozenset[str], audience: str, claims: Claims = Claims()
+    ) -> None:
+        """:param audience: of which tokens must be that are bound to an audience; as a rule the region's name."""
         if secret_key is not None:
             import jwt  # noqa: F401
         self._key = secret_key
         self._super_users = super_users
+        self._audience = audience
+        self._claims = claims
 
     @property
     def required(self) -> bool:
         """Must clients show a token?"""
         return self._key is not None
 
-    def role(self, token: bytes) -> str:
-        """The role that a token names.
+    def check(self, token: bytes) -> Granted:
+        """What a token is good for.
 
-        :raises NotAuthenticated: it is none of ours, changed, not valid yet, or expired.
+        :raises NotAuthenticated: it is none of ours, changed, not valid yet, expired, or for another region.
         """
         if self._key is None:
-            return ""
+            return NAMELESS
         if len(token) > LARGEST_TOKEN:
             raise NotAuthenticated("this is no token: it is too long")
         import jwt
 
         try:
-            claims = jwt.decode(token, self._key, algorithms=ALGORITHMS, options={"require": ["sub"]})
+            checks: Any = {"verify_aud": False, "require": [self._claims.role]}
+            said = jwt.decode(token, self._key, algorithms=ALGORITHMS, options=checks)
         except jwt.PyJWTError as error:
             sentence = next(_SENTENCES[kind.__name__] for kind in type(error).__mro__ if kind.__name__ in _SENTENCES)
             raise NotAuthenticated(sentence) from None
-        role = str(claims["sub"])
-        if not role:
-            raise NotAuthenticated("the token names no role: its subject is empty")
+        self._check_audience(said.get(self._claims.audience))
+        scope = said.get(SCOPE_CLAIM)
+        if scope not in (None, ADMIN_SCOPE):
+            raise NotAuthenticated(f"the token's {SCOPE_CLAIM} is none that this version knows: {ADMIN_SCOPE} is")
+        expires = said.get("exp")
+        return Granted(self._role(said), None if expires is None else int(expires), scope == ADMIN_SCOPE)
+
+    def _role(self, said: dict[str, Any]) -> str:
+        role = said.get(self._claims.role)
+        if not isinstance(role, str) or not role:
+            raise NotAuthenticated(f"the token names no role: its claim {self._claims.role} is missing or empty")
         if role in RESERVED_ROLES:
             raise NotAuthenticated(f"the token's subject {role} is reserved for brokers: get one with another subject")
         return role
+
+    def _check_audience(self, named: object) -> None:
+        if named is None and not self._claims.needs_audience:
+            return
+        if self._audience not in (named if isinstance(named, list) else [named]):
+            raise NotAuthenticated(
+                f"the token is not for {self._audience}: get one whose claim {self._claims.audience} names it"
+            )
 
     def is_super_user(self, role: str) -> bool:
         """May this role use the whole admin API?"""
         return not self.required or role in self._super_users
 
 
-def make_token(secret_key: bytes, role: str, expires: int | None = None) -> str:
-    """A token for a role. ``expires`` is in seconds since 1970; None: never."""
+def make_token(
+    secret_key: bytes,
+    role: str,
+    expires: int | None = None,
+    *,
+    regions: Sequence[str] = (),
+    only_administers: bool = False,
+) -> str:
+    """A token for a role.
+
+    :param expires: in seconds since 1970; None: never.
+    :param regions: in which it is good; none named means in all.
+    """
     import jwt
 
     claims: dict[str, object] = {"sub": role}
     if expires is not None:
         claims["exp"] = expires
+    if regions:
+        claims["aud"] = list(regions)
+    if only_administers:
+        claims[SCOPE_CLAIM] = ADMIN_SCOPE
     return jwt.encode(claims, secret_key, algorithm=ALGORITHMS[0])

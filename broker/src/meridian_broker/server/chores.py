@@ -49,6 +49,9 @@ class Chores:
         async def cool() -> None:
             cooling.look(service)
 
+        async def end_expired() -> None:
+            process.gateway.expiries.look(process.scheduler.now_ms() // 1000)
+
         async def give_space_back() -> None:
             await process.held.retry_deletions()
             await upkeep.trim_all(service)
@@ -107,6 +110,10 @@ class Chores:
             *("look after client connections", lambda: process.gateway.keep_alive(peers=False)),
             process.gateway.keep_alive_seconds,
             "dead connections of clients are not noticed",
+        )
+        self._begin(
+            *("end connections whose tokens have expired", end_expired, LOOK_SECONDS),
+            "clients go on with tokens that are no longer good",
         )
         self._begin(
             *("look after connections of other regions", lambda: process.gateway.keep_alive(peers=True)),

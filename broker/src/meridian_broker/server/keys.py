@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from meridian_broker.gateway.authentication import Authentication
+from meridian_broker.gateway.authentication import Authentication, Claims
 from meridian_broker.gateway.key_files import BadKey, read_peer_secrets, read_secret_key
 from meridian_broker.server.setting_fields import SettingsError
 from meridian_broker.server.settings import Settings
@@ -21,4 +21,9 @@ class Keys:
         except BadKey as error:
             raise SettingsError(str(error)) from None
         roles = frozenset(role.strip() for role in asked.super_user_roles.split(",") if role.strip())
-        self.authentication = Authentication(key, roles)
+        self.authentication = Authentication(
+            key,
+            roles,
+            asked.token_audience or settings.region.cluster_name,
+            Claims(asked.token_auth_claim, asked.token_audience_claim, bool(asked.token_audience)),
+        )

@@ -147,6 +147,16 @@ class AuthenticationSettings:
     """File with the secret key that signs tokens, at least 32 bytes: `file:///PATH` or a path. `meridian tokens
     create-secret-key` makes one, `meridian tokens create` a token."""
 
+    token_auth_claim: str = "sub"
+    """Claim of a token that names the role."""
+
+    token_audience_claim: str = "aud"
+    """Claim of a token that names where it is good: a text or a list of texts."""
+
+    token_audience: str = ""
+    """What that claim has to contain. Empty: tokens with the claim need the name of this region in it
+    (`meridian tokens create --region`), tokens without it are good everywhere. Set: tokens without it are refused."""
+
     super_user_roles: str = ""
     """Roles that may use the whole admin API, with commas between. Others may only connect, and look up what their
     clients need."""

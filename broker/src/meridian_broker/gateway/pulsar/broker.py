@@ -14,6 +14,7 @@ from meridian_broker.gateway.addresses import AddressBook
 from meridian_broker.gateway.authentication import Authentication
 from meridian_broker.gateway.peer_identity import PeerIdentity
 from meridian_broker.gateway.pulsar.connection import Connection, Handler
+from meridian_broker.gateway.pulsar.expiry import Expiries
 from meridian_broker.gateway.pulsar.flow import BYTES, WRITE_BYTES, turn_bytes
 from meridian_broker.gateway.tls import HANDSHAKE_SECONDS
 from meridian_broker.ledgers.telling import tell_each
@@ -85,6 +86,7 @@ class Broker:
     strangers: dict[Connection, None] = field(default_factory=dict)
     """Those without a CONNECT, oldest first."""
     clients: set[Connection] = field(default_factory=set)
+    expiries: Expiries = field(default_factory=Expiries)
     addresses_connected: Counter[str] = field(default_factory=Counter)
     """Clients by address."""
 

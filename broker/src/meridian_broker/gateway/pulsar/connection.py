@@ -18,6 +18,7 @@ from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from meridian_broker.bounds.clients import FIRST_FRAME_BYTES, FRAME_PADDING_BYTES, MESSAGE_BYTES
+from meridian_broker.gateway.authentication import METHOD
 from meridian_broker.gateway.pulsar.flow import (
     BYTES,
     PENDING,
@@ -46,6 +47,8 @@ if TYPE_CHECKING:
 
 REQUESTS: Final = 1000
 """Requests of one connection under way at which nothing more is read from it; a client waits for far fewer."""
+REFRESH: Final = b"PulsarAuthRefresh"
+"""Data of the AUTH_CHALLENGE that asks for a new token, as in Pulsar."""
 CLOSED_REMEMBERED: Final = 1000
 """Ids of closed producers and consumers whose late commands are passed over in silence."""
 
@@ -78,6 +81,7 @@ class Connection(FlowControl):
         "_written",
         "address",
         "broker",
+        "can_refresh",
         "client_version",
         "consumers",
         "introducing",
@@ -89,6 +93,7 @@ class Connection(FlowControl):
         "producers",
         "protocol_version",
         "proving",
+        "role",
         "sent_away",
         "started",
         "subscribing",
@@ -136,6 +141,10 @@ class Connection(FlowControl):
         self.peer_version = 0
         self.protocol_version = 0
         self.client_version = ""
+        self.role = ""
+        """Of the token it was opened with; empty where nobody is asked for one."""
+        self.can_refresh = False
+        """The client answers AUTH_CHALLENGE with a new token."""
 
     # -- the transport -------------------------------------------------------------------------------------------
 
@@ -164,6 +173,7 @@ class Connection(FlowControl):
         self.broker.publish_bytes -= self._pending_bytes
         self._pending_bytes = 0
         self.broker.let_on()
+        self.broker.expiries.forget(self)
         if self.peer_region:
             self.broker.peer_gone(self)
 
@@ -259,6 +269,12 @@ class Connection(FlowControl):
                 self.transport.write(b"".join(out))
             if was_full and self._writable:
                 self.resume_writing()
+
+    def ask_for_token(self) -> None:
+        """The one that the client showed has expired."""
+        challenge = pb.AuthData(auth_method_name=METHOD, auth_data=REFRESH)
+        asked = pb.CommandAuthChallenge(challenge=challenge, protocol_version=self.protocol_version)
+        self.write(encode.simple(pb.BaseCommand.AUTH_CHALLENGE, asked))
 
     def keep_alive(self) -> None:
         """Called every keep-alive interval: ping the client, close one that did not answer.

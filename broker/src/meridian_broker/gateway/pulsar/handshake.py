@@ -63,7 +63,7 @@ def _challenge(connection: Connection, asked: pb.CommandConnect) -> None:
 def auth_response(connection: Connection, command: Any) -> None:
     """The answer to AUTH_CHALLENGE."""
     if connection.proving is None:
-        connection.end("an AUTH_RESPONSE that nobody asked for")
+        _refresh(connection, command.message.response)
         return
     (answering, asked), connection.proving = connection.proving, None
     try:
@@ -75,6 +75,17 @@ def auth_response(connection: Connection, command: Any) -> None:
     _welcome(connection, asked)
 
 
+def _refresh(connection: Connection, answer: pb.AuthData) -> None:
+    """A client's new token."""
+    if not connection.broker.expiries.was_asked(connection):
+        connection.end("an AUTH_RESPONSE that nobody asked for")
+        return
+    try:
+        _grant(connection, answer.auth_data)
+    except NotAuthenticated as error:
+        _turn_away(connection, ServerError.AUTHENTICATION, str(error))
+
+
 def _welcome(connection: Connection, asked: pb.CommandConnect) -> None:
     broker = connection.broker
     problem = broker.let_in(connection)
@@ -83,6 +94,7 @@ def _welcome(connection: Connection, asked: pb.CommandConnect) -> None:
         return
     connection.started_with(broker.max_message_bytes)
     connection.client_version = asked.client_version
+    connection.can_refresh = asked.feature_flags.supports_auth_refresh
     connection.protocol_version = min(asked.protocol_version, PROTOCOL_VERSION)
     features = pb.FeatureFlags(
         supports_get_partitioned_metadata_without_auto_creation=True,
@@ -106,11 +118,22 @@ def _authenticated(connection: Connection, asked: pb.CommandConnect) -> bool:
     try:
         if asked.auth_method_name != METHOD:
             raise NotAuthenticated(f"this region asks for authentication by {METHOD}: give the client a token")
-        connection.broker.authentication.role(asked.auth_data)
+        _grant(connection, asked.auth_data)
     except NotAuthenticated as error:
         _turn_away(connection, ServerError.AUTHENTICATION, str(error))
         return False
     return True
+
+
+def _grant(connection: Connection, token: bytes) -> None:
+    """:raises NotAuthenticated: the token is not good, or not for this connection."""
+    granted = connection.broker.authentication.check(token)
+    if granted.only_administers:
+        raise NotAuthenticated("this token is for the admin API only: it can neither produce nor consume")
+    if connection.started and granted.role != connection.role:
+        raise NotAuthenticated("the new token names another role than the one before")
+    connection.role = granted.role
+    connection.broker.expiries.watch(connection, granted.expires)
 
 
 def _turn_away(connection: Connection, code: ServerError, text: str) -> None:

@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Connections end when the tokens they were opened with expire.
+
+A client that can get a new token, and says so in CONNECT, is asked for it by AUTH_CHALLENGE when the old one expires,
+as Pulsar does, and goes on meanwhile. One that does not answer in time, or cannot be asked, is sent away: it comes back
+with a token that is good, or not at all.
+"""
+
+from __future__ import annotations
+
+from typing import Final, Protocol
+
+ANSWER_SECONDS: Final = 10
+"""How long a client may take to send a new token; a client library may have to ask another service for it."""
+
+
+class Expiring(Protocol):
+    """A connection whose token expires."""
+
+    can_refresh: bool
+    """The client answers AUTH_CHALLENGE."""
+
+    def ask_for_token(self) -> None:
+        """Send AUTH_CHALLENGE."""
+        ...
+
+    def end(self, reason: str) -> None:
+        """Close it."""
+        ...
+
+
+class Expiries:
+    """When the token of each connection expires. Times are in seconds since 1970, as in tokens."""
+
+    def __init__(self) -> None:
+        self._until: dict[Expiring, int] = {}
+        self._asked: set[Expiring] = set()
+        self._next: int | None = None
+        """No connection is due before this."""
+
+    def watch(self, connection: Expiring, expires: int | None) -> None:
+        """The connection has a new token. :param expires: None: never."""
+        self.forget(connection)
+        if expires is not None:
+            self._until[connection] = expires
+            self._next = expires if self._next is None else min(self._next, expires)
+
+    def forget(self, connection: Expiring) -> None:
+        """The connection is gone, or its old token is."""
+        self._until.pop(connection, None)
+        self._asked.discard(connection)
+
+    def was_asked(self, connection: Expiring) -> bool:
+        """A new token is expected."""
+        return connection in self._asked
+
+    def look(self, now: int) -> None:
+        """Deal with what is due. Costs nothing when nothing is, however many connections there are."""
+        if self._next is None or now < self._next:
+            return
+        for connection in [one for one, until in self._until.items() if until <= now]:
+            if connection in self._asked or not connection.can_refresh:
+                self.forget(connection)
+                connection.end("its token has expired")
+            else:
+                self._asked.add(connection)
+                self._until[connection] = now + ANSWER_SECONDS
+                connection.ask_for_token()
+        self._next = min(self._until.values(), default=None)

@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""When tokens expire: who is asked for a new one, who is sent away, and that nobody else is looked at."""
+
+from __future__ import annotations
+
+from meridian_broker.gateway.pulsar.expiry import ANSWER_SECONDS, Expiries
+
+
+class Client:
+    """A connection that keeps what happens to it."""
+
+    def __init__(self, *, can_refresh: bool = True) -> None:
+        self.can_refresh = can_refresh
+        self.told: list[str] = []
+
+    def ask_for_token(self) -> None:
+        self.told.append("asked")
+
+    def end(self, reason: str) -> None:
+        self.told.append(reason)
+
+
+def test_a_client_is_asked_and_then_sent_away() -> None:
+    expiries, client = Expiries(), Client()
+    expiries.watch(client, 100)
+    expiries.look(99)
+    assert client.told == []
+    for now in (100, 101, 100 + ANSWER_SECONDS - 1):
+        expiries.look(now)
+        assert client.told == ["asked"]
+        assert expiries.was_asked(client)
+    expiries.look(100 + ANSWER_SECONDS)
+    assert client.told == ["asked", "its token has expired"]
+    expiries.look(1000)
+    assert len(client.told) == 2
+
+
+def test_a_client_that_answers_stays_until_its_new_token_expires() -> None:
+    expiries, client = Expiries(), Client()
+    expiries.watch(client, 100)
+    expiries.look(100)
+    expiries.watch(client, 200)
+    assert not expiries.was_asked(client)
+    expiries.look(199)
+    assert client.told == ["asked"]
+    expiries.look(200)
+    expiries.watch(client, None)
+    expiries.look(10**9)
+    assert client.told == ["asked", "asked"]
+
+
+def test_who_cannot_answer_goes_at_once() -> None:
+    expiries, client, gone = Expiries(), Client(can_refresh=False), Client()
+    expiries.watch(client, 100)
+    expiries.watch(gone, 100)
+    expiries.forget(gone)
+    expiries.look(100)
+    assert client.told == ["its token has expired"]
+    assert gone.told == []
+
+
+def test_the_earliest_counts_whatever_comes_after_it() -> None:
+    expiries, clients = Expiries(), [Client(can_refresh=False) for _ in range(3)]
+    for client, until in zip(clients, (300, 100, 200), strict=True):
+        expiries.watch(client, until)
+    for now, ended in ((99, 0), (100, 1), (199, 1), (200, 2), (300, 3)):
+        expiries.look(now)
+        assert sum(bool(client.told) for client in clients) == ended
