@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 from meridian_broker.engines.sqlite.metadata import WATCH_QUEUE, SqliteMetadataStore
-from meridian_broker.metadata.store import Change, MetadataError, MetadataUnavailable, Put, Record
+from meridian_broker.metadata.noting import NotingStore
+from meridian_broker.metadata.store import Change, MetadataError, MetadataFull, MetadataUnavailable, Put, Record
 from metadata_contract import MetadataStoreContract, begin, next_changes
 
 
@@ -119,11 +120,17 @@ async def test_a_watcher_too_far_behind_is_told_to_scan_again(store: SqliteMetad
 async def test_a_full_disk_fails_the_write_and_keeps_the_store_alive(store: SqliteMetadataStore) -> None:
     version = await store.put("/a", b"1")
     await store._ask(lambda transaction: transaction.sql.execute("PRAGMA max_page_count = 8"))
-    with pytest.raises(MetadataUnavailable, match="full"):
-        await store.put("/large", os.urandom(200_000))
-    assert await store.get("/a") == Record(b"1", version)
-    assert await store.get("/large") is None
-    assert await store.put("/a", b"2") > version
+    noting = NotingStore(store)
+    for write in (noting.put("/large", os.urandom(200_000)), noting.transact([], [Put("/large", os.urandom(200_000))])):
+        with pytest.raises(MetadataFull, match="full"):
+            await write
+        assert "make room" in str(noting.full)
+        assert await noting.get("/a") == Record(b"1", version)
+        assert await noting.get("/large") is None
+        assert await noting.delete("/none") is False
+        assert noting.full is not None
+        version = await noting.put("/a", b"1")
+        assert noting.full is None
 
 
 async def test_a_cancelled_caller_does_not_disturb_others(store: SqliteMetadataStore) -> None:

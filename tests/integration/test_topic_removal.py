@@ -72,17 +72,17 @@ async def test_a_producer_that_comes_during_a_deletion_leaves_no_schema(
 ) -> None:
     async with broker_inside(tmp_path) as inside:
         await inside.service.topic(parse("t"), create=True)
-        schemas, numbered = inside.catalog.schemas, inside.catalog.schemas._numbered
+        schemas, numbered = inside.catalog.schemas, inside.catalog.schemas._numbering
         looked, deleted = asyncio.Event(), asyncio.Event()
 
-        async def slowly(topic: TopicName) -> tuple[list[str], int, int]:
+        async def slowly(topic: TopicName) -> object:
             found = await numbered(topic)
             if not looked.is_set():
                 looked.set()
                 await deleted.wait()
             return found
 
-        monkeypatch.setattr(schemas, "_numbered", slowly)
+        monkeypatch.setattr(schemas, "_numbering", slowly)
         wire = await RawConnection.open(inside.settings.network.broker_service_port)
         wire.ask_producer("persistent://public/default/t", schema=pb.Schema(name="t", schema_data=b"", type="String"))
         await looked.wait()

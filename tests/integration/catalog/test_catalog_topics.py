@@ -13,8 +13,9 @@ from catalog_world import NOW_MS, ORDERS, Clock
 from meridian_broker.engines.sqlite.metadata import SqliteMetadataStore
 from meridian_broker.metadata import keys
 from meridian_broker.metadata.catalog import Catalog
-from meridian_broker.metadata.errors import AlreadyExists, Invalid, NotFound
+from meridian_broker.metadata.errors import AlreadyExists, Invalid, NotFound, QuotaReached
 from meridian_broker.metadata.records import LedgerRecord, SchemaRecord, TopicRecord
+from meridian_broker.metadata.schema_catalog import SchemaQuota
 from meridian_broker.metadata.store import VersionConflict
 from meridian_broker.positions.clock import Stamp
 from meridian_broker.positions.position import Position
@@ -280,3 +281,35 @@ class TestSchemas:
             await catalog.schemas.add(ORDERS, SchemaRecord("JSON", bytes((512 << 10) + 1)))
         with pytest.raises(NotFound, match="namespace"):
             await catalog.schemas.add(parse("public/none/t"), SchemaRecord("JSON", b""))
+
+    async def test_schemas_take_so_much_room_and_no_more(self, catalog: Catalog, store: SqliteMetadataStore) -> None:
+        def schema(number: int) -> SchemaRecord:
+            return SchemaRecord("JSON", b"%050d" % number, {"k": "v" * 49})
+
+        quota, other = SchemaQuota(of_topic=250, of_namespace=400), parse("other")
+        for number in range(2):
+            await catalog.schemas.add(ORDERS, schema(number), quota=quota)
+        with pytest.raises(QuotaReached, match="raise maxSchemaBytesPerTopic"):
+            await catalog.schemas.add(ORDERS, schema(2), quota=quota)
+        await catalog.schemas.add(ORDERS, schema(1), quota=quota)  # it is there already
+        for number in range(2):
+            await catalog.schemas.add(other, schema(number), quota=quota)
+        with pytest.raises(QuotaReached, match="raise maxSchemaBytesPerNamespace"):
+            await catalog.schemas.add(parse("third"), schema(0), quota=quota)
+        await catalog.schemas.add(ORDERS, schema(3))  # another region has it
+        assert await catalog.schemas.delete(ORDERS) == 2
+        await catalog.schemas.add(parse("third"), schema(0), quota=quota)
+        await asyncio.gather(catalog.schemas.delete(other), catalog.schemas.delete(parse("third")))
+        ((_, record),) = await store.scan(keys.SCHEMA_BYTES)
+        assert b'"bytes":0' in record.value.replace(b" ", b"")
+
+    async def test_topics_of_a_namespace_are_counted_together_also_at_once(
+        self, make: Callable[[], Catalog], catalog: Catalog, store: SqliteMetadataStore
+    ) -> None:
+        quota = SchemaQuota(of_topic=0, of_namespace=50)
+        results = await asyncio.gather(
+            *(make().schemas.add(parse(f"t{i}"), SchemaRecord("JSON", bytes(10)), quota=quota) for i in range(12)),
+            return_exceptions=True,
+        )
+        assert sum(isinstance(result, SchemaRecord) for result in results) == 5
+        assert sum(isinstance(result, QuotaReached) for result in results) == 7

@@ -13,7 +13,7 @@ from aiohttp import web
 from meridian_broker.admin.export import ExportBusy, ExportFailed, SnapshotGone
 from meridian_broker.admin.requests import Refused
 from meridian_broker.ledgers.store import LedgerError
-from meridian_broker.metadata.errors import AlreadyExists, Contended, Invalid, NotEmpty, NotFound
+from meridian_broker.metadata.errors import AlreadyExists, Contended, Invalid, NotEmpty, NotFound, QuotaReached
 from meridian_broker.metadata.limits import BadRequest
 from meridian_broker.metadata.store import MetadataError, MetadataUnavailable, VersionConflict
 from meridian_broker.topics.errors import (
@@ -58,6 +58,7 @@ STATUSES: Final[tuple[tuple[type[Exception], int], ...]] = (
     (SubscriptionExists, 409),
     (CompactionRunning, 409),
     (IncompatibleSchema, 409),
+    (QuotaReached, 412),
     (Invalid, 412),
     (InvalidName, 412),
     (InvalidTopicNameError, 412),

@@ -45,7 +45,7 @@ async def status_page(request: web.Request) -> web.Response:
 
 
 async def inside(request: web.Request) -> web.Response:
-    """Health of the periodic work, damaged files, topics that keep failing, and topics that wait for a person."""
+    """Health of the metadata store, periodic work, files, and topics that keep failing or wait for a person."""
     admin = state(request)
     works = [
         {
@@ -65,13 +65,15 @@ async def inside(request: web.Request) -> web.Response:
     unread = _unread_subscriptions(admin)
     some = (topics["topics"], damaged["topics"], lost["topics"], unread["subscriptions"])
     full = admin.ledgers.full
-    healthy = not (failing or damages or full or any(some))
+    no_room = admin.metadata_full()
+    healthy = not (failing or damages or full or no_room or any(some))
     return answer(
         {
             "healthy": healthy,
             "work": works,
             "damages": damages,
             "full": full,
+            "metadataFull": no_room,
             "failingTopics": topics,
             "damagedTopics": damaged,
             "lostRecords": lost,

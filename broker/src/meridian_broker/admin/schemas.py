@@ -8,6 +8,7 @@ from typing import Any
 
 from aiohttp import web
 
+from meridian_broker.admin.gatekeeping import ROLE
 from meridian_broker.admin.requests import (
     LARGE_BODY_BYTES,
     Refused,
@@ -47,7 +48,8 @@ async def add(request: web.Request) -> web.Response:
     service = state(request).service
     name = topic_of(request)
     await service.check_exists(name)
-    (version,) = VERSION.unpack(await service.add_schema(name, schema))
+    author = request.get(ROLE) or request.remote or ""
+    (version,) = VERSION.unpack(await service.add_schema(name, schema, author=author))
     return answer(_version(version))
 
 

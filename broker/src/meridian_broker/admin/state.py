@@ -28,6 +28,8 @@ class AdminState:
     region: str
     work: Callable[[], list[WorkState]]
     """How each kind of periodic work is doing."""
+    metadata_full: Callable[[], str | None]
+    """Why the metadata store has no room for anything; None: it has."""
     service: TopicService
     catalog: Catalog
     leases: LeaseDesk

@@ -26,5 +26,9 @@ class Invalid(CatalogError):
     """The request itself is wrong: a bad name, a bad value, a change that is never possible."""
 
 
+class QuotaReached(CatalogError):
+    """There is no room for it. Deleting something makes room, or a larger limit."""
+
+
 class Contended(CatalogError):
     """Others kept changing the same thing for as long as we tried. Trying again later is right."""

@@ -32,6 +32,7 @@ DELETIONS: Final = "/geo/deletions"
 TOPIC_POLICIES: Final = "/geo/topic-policies"
 TOPICS: Final = "/local/topics"
 SCHEMA_VERSIONS: Final = "/local/schema-versions"
+SCHEMA_BYTES: Final = "/local/schema-bytes"
 LEDGER_IDS: Final = "/local/ledger-ids"
 BROKERS: Final = "/local/brokers"
 PARTITION: Final = "-partition-"
@@ -111,6 +112,11 @@ def schema_versions(topic: TopicName) -> str:
     """Which contents this region numbered 0, 1, 2 ..."""
     base = topic.base
     return f"{SCHEMA_VERSIONS}/{_namespace(base.namespace_name)}/{escape(base.local_name)}"
+
+
+def schema_bytes(topic: TopicName) -> str:
+    """What all schemas of the topic's namespace take."""
+    return f"{SCHEMA_BYTES}/{_namespace(topic.namespace_name)}"
 
 
 def broker_epoch(broker_id: str) -> str:

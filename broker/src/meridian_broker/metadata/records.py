@@ -425,6 +425,11 @@ class SchemaRecord:
         """What makes two schemas the same: type and definition."""
         return hashlib.sha256(self.type.encode() + b"\x00" + self.data).hexdigest()
 
+    @property
+    def size(self) -> int:
+        """Bytes of the definition and the properties."""
+        return len(self.data) + sum(len(text.encode()) for pair in self.properties.items() for text in pair)
+
     def to_json(self) -> Json:
         """As stored; the definition is base64 because some types' definitions are not text."""
         return {

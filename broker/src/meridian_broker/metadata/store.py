@@ -27,6 +27,10 @@ class MetadataUnavailable(MetadataError):
     """The store does not answer (down, cut off, too slow). Retrying later is right."""
 
 
+class MetadataFull(MetadataUnavailable):
+    """The store has no room left: it answers reads and refuses writes until somebody makes room."""
+
+
 class MetadataWentBack(MetadataError):
     """The store is older than what it said before: somebody restored a copy under us. Nothing that it says goes with
     what this process knows, and nothing is asked or written any more: begin anew, as after a crash (R5)."""

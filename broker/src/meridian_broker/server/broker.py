@@ -41,6 +41,7 @@ from meridian_broker.gateway.replication import ReplicatorRunner
 from meridian_broker.ledgers.chapters import CacheBudget, LogLimits
 from meridian_broker.ledgers.store import LedgerError
 from meridian_broker.metadata.catalog import Catalog
+from meridian_broker.metadata.noting import NotingStore
 from meridian_broker.metadata.policy_values import (
     AutoSubscriptionCreation,
     AutoTopicCreation,
@@ -187,6 +188,7 @@ class BrokerProcess:
         self.gateway: Broker
         self.admin: AdminState
         self.chores: Chores
+        self._metadata: NotingStore
         self.keys = Keys(settings)
         self._connections = shares(limit())
         self.doors = Doors(settings, _http_places(settings, self._connections))
@@ -210,6 +212,7 @@ class BrokerProcess:
         patience = settings.process.start_timeout_seconds
         store = await once_there(lambda: open_metadata(settings, begin_anew), MetadataUnavailable, patience)
         stack.push_async_callback(store.close)
+        process._metadata = store = NotingStore(store)
         process.clock = HybridClock(process.scheduler.now_ms, process.region)
         catalog = process.catalog = Catalog(
             store, process.clock, process.scheduler.now_ms, asyncio.sleep, alone=asyncio.Lock()
@@ -263,6 +266,9 @@ class BrokerProcess:
             ),
             topic_limits=TopicLimits(
                 message_bytes=settings.network.max_message_size,
+                schema_bytes=topics.max_schema_bytes_per_topic,
+                schema_bytes_in_namespace=topics.max_schema_bytes_per_namespace,
+                new_schemas_per_minute=topics.max_new_schemas_per_minute,
                 dedup_producers=topics.broker_deduplication_max_number_of_producers,
                 dedup_entries=topics.broker_deduplication_entries_interval,
                 dedup_idle_minutes=topics.broker_deduplication_producer_inactivity_timeout_minutes,
@@ -342,6 +348,7 @@ class BrokerProcess:
         self.admin = AdminState(
             region=self.region,
             work=self.chores.states,
+            metadata_full=lambda: self._metadata.full,
             service=self.service,
             catalog=self.catalog,
             exchange=self.exchange,

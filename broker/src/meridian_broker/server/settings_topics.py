@@ -56,6 +56,16 @@ class TopicSettings:
     """Topics of one namespace, partitions counted each. Topics that come from other regions are made all the same.
     0: no limit."""
 
+    max_schema_bytes_per_topic: int = whole(16 << 20, 0, 1 << 40)
+    """Bytes that the schemas of one topic may take in the metadata store. Schemas that come from other regions are
+    taken all the same. 0: no limit."""
+
+    max_schema_bytes_per_namespace: int = whole(64 << 20, 0, 1 << 40)
+    """The same for all topics of one namespace. An etcd that is full takes no write of any kind."""
+
+    max_new_schemas_per_minute: int = whole(600, 0, 1_000_000)
+    """New schemas that one role may add in a minute, or one address where clients have no roles. 0: no limit."""
+
     delayed_delivery_enabled: bool = True
     """Messages may ask to be delivered later. If not, they are delivered at once."""
 

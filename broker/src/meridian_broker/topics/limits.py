@@ -20,6 +20,12 @@ class TopicLimits:
     """How long entries are held back that another region lacks (R6)."""
     closed_seconds: float = 30.0
     """How long clients cannot make a subscription again that was deleted by force (R16)."""
+    schema_bytes: int = 16 << 20
+    """Of all schemas of a topic; 0: any number."""
+    schema_bytes_in_namespace: int = 64 << 20
+    """The same for all topics of a namespace."""
+    new_schemas_per_minute: int = 600
+    """Of one client role; 0: any number."""
     dedup_producers: int = 10_000
     """Names whose last sequence id is remembered."""
     dedup_idle_minutes: int = 360

@@ -10,6 +10,9 @@ from typing import Final
 from meridian_broker.metadata.catalog import Catalog
 from meridian_broker.metadata.errors import NotFound
 from meridian_broker.metadata.records import SchemaRecord
+from meridian_broker.metadata.schema_catalog import SchemaQuota
+from meridian_broker.topics.limits import TopicLimits
+from meridian_broker.topics.schema_rates import SchemaRates
 from meridian_broker.wire.proto import pulsar_pb2 as pb
 from meridian_broker.wire.pulsar.topic_name import TopicName
 
@@ -47,8 +50,10 @@ NUMBERS: Final = {name: number for number, name in NAMES.items()}
 class SchemaBook:
     """Reads and adds schemas. Partitions share the schemas of their topic."""
 
-    def __init__(self, catalog: Catalog) -> None:
+    def __init__(self, catalog: Catalog, limits: TopicLimits) -> None:
         self._catalog = catalog
+        self._quota = SchemaQuota(limits.schema_bytes, limits.schema_bytes_in_namespace)
+        self._rates = SchemaRates(limits.new_schemas_per_minute)
 
     async def get(self, topic: TopicName, version: bytes | None) -> tuple[pb.Schema, bytes] | None:
         """The schema of ``version``, the newest when None; None when there is no such schema."""
@@ -67,12 +72,27 @@ class SchemaBook:
         return schema, VERSION.pack(record.version)
 
     async def add(
-        self, topic: TopicName, schema: pb.Schema, now_ms: int, check: Callable[[], None] = lambda: None
+        self,
+        topic: TopicName,
+        schema: pb.Schema,
+        now_ms: int,
+        check: Callable[[], None] = lambda: None,
+        author: str | None = None,
     ) -> bytes:
-        """Add a schema; the same content again has the version it has already. ``check``: as ``SchemaCatalog.add``."""
+        """Add a schema; the same content again has the version it has already. ``check``: as ``Schemas.add``.
+
+        :param author: who may add so many and no more; None: another region, which has the schema already.
+        """
         properties = {pair.key: pair.value for pair in schema.properties}
         record = SchemaRecord(NAMES.get(schema.type, str(schema.type)), schema.schema_data, properties, now_ms)
-        return VERSION.pack((await self._catalog.schemas.add(topic, record, check)).version)
+
+        def allowed() -> None:
+            check()
+            if author is not None:
+                self._rates.count(author, now_ms)
+
+        quota = None if author is None else self._quota
+        return VERSION.pack((await self._catalog.schemas.add(topic, record, allowed, quota)).version)
 
     def for_topic(self, topic: TopicName) -> Callable[[bytes], Awaitable[pb.Schema | None]]:
         """How a replicator asks for a schema of this topic."""

@@ -130,7 +130,7 @@ class TopicService:
     """Of each topic, as long as anybody holds it or waits for it."""
 
     def __post_init__(self) -> None:
-        self.schemas = SchemaBook(self.catalog)
+        self.schemas = SchemaBook(self.catalog, self.topic_limits)
         self.watchers = TopicWatchers(self.scheduler, self.topic_names)
         self.catalog.topics.on_change = self.watchers.changed
         self.non_persistent = NonPersistentTopics(self.catalog, self.scheduler, self.topic_limits, self.defaults)
@@ -390,12 +390,11 @@ class TopicService:
             raise NotAllowed(f"there is no subscription {name!r}, and making one by itself is switched off")
         await self.subscription(topic, name, durable=True, replicated=None, initial=EARLIEST, properties={})
 
-    async def schema(self, name: TopicName, version: bytes | None) -> tuple[pb.Schema, bytes] | None:
-        return await self.schemas.get(name, version)
-
-    async def add_schema(self, name: TopicName, schema: pb.Schema, check: Callable[[], None] = lambda: None) -> bytes:
-        """The version of the schema, added when it is new, and ``check`` does not raise when it is written."""
-        return await self.schemas.add(name, schema, self.scheduler.now_ms(), check)
+    async def add_schema(
+        self, name: TopicName, schema: pb.Schema, check: Callable[[], None] = lambda: None, *, author: str | None = None
+    ) -> bytes:
+        """The version of the schema, see ``SchemaBook.add``."""
+        return await self.schemas.add(name, schema, self.scheduler.now_ms(), check, author)
 
     # -- other regions -------------------------------------------------------------------------------------------
 

@@ -23,7 +23,13 @@ from aetcd import rpc
 
 from meridian_broker.engines.etcd.address import ANONYMOUS, Endpoint, Login
 from meridian_broker.engines.etcd.connection import Connection, Connections, Headers, is_passing
-from meridian_broker.metadata.store import LeaseExpired, MetadataError, MetadataUnavailable, MetadataWentBack
+from meridian_broker.metadata.store import (
+    LeaseExpired,
+    MetadataError,
+    MetadataFull,
+    MetadataUnavailable,
+    MetadataWentBack,
+)
 
 REQUEST_TIMEOUT = 5.0
 """Seconds for one request, connecting included."""
@@ -173,10 +179,13 @@ class EtcdChannel:
             return LeaseExpired(f"{doing}: the lease is gone: take a new one and claim again what it protected")
         if is_passing(error):
             return self.no_answer(doing, f"{code.name.lower()}: {details}")
-        if code == grpc.StatusCode.RESOURCE_EXHAUSTED:
-            return MetadataUnavailable(
-                f"{doing}: etcd at {self.where} is full or overloaded ({details}): raise its quota, or compact it"
+        if code == grpc.StatusCode.RESOURCE_EXHAUSTED and "space" in details:
+            return MetadataFull(
+                f"{doing}: etcd at {self.where} is full ({details}): compact and defragment it or raise "
+                "--quota-backend-bytes, then run `etcdctl alarm disarm`"
             )
+        if code == grpc.StatusCode.RESOURCE_EXHAUSTED:
+            return MetadataUnavailable(f"{doing}: etcd at {self.where} is overloaded ({details}): try again later")
         if "user name is empty" in details:
             return MetadataError(
                 f"{doing}: etcd at {self.where} wants a password: set metadataStoreUser and metadataStorePasswordFile"

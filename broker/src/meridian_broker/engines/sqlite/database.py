@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from meridian_broker.metadata.store import Change, MetadataError, MetadataUnavailable
+from meridian_broker.metadata.store import Change, MetadataError, MetadataFull, MetadataUnavailable
 
 FORMAT = 1
 """Version of the tables. A file with a greater one is refused, an older one would be upgraded here."""
@@ -222,7 +222,7 @@ def _translated(path: Path, error: sqlite3.Error) -> MetadataError:
     if "locked" in text:
         return MetadataUnavailable(f"{path} is in use by another process: stop that one, or choose another directory")
     if "full" in text:
-        return MetadataUnavailable(f"{path}: the disk is full, nothing was written: make room")
+        return MetadataFull(f"{path}: the disk is full, nothing was written: make room")
     if isinstance(error, sqlite3.OperationalError):
         return MetadataUnavailable(f"{path}: SQLite says {text!r}: look at the disk and the rights of the file")
     return MetadataError(f"{path} is damaged or not a metadata file (SQLite says {text!r}): restore it from a backup")

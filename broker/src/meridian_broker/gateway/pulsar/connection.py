@@ -226,6 +226,11 @@ class Connection(FlowControl):
             return "a closed connection"
         return f"connection of {self.transport.get_extra_info('peername')}"
 
+    @property
+    def author(self) -> str | None:
+        """Who answers for what this connection adds: its role, or its address; None: another region."""
+        return None if self.is_peer else self.role or self.address
+
     def started_with(self, max_message_bytes: int) -> None:
         """CONNECT was heard: from now on frames may be as large as messages are. A peer's always as large as regions
         make them: the link would be torn by what it cannot send in smaller pieces."""

@@ -96,7 +96,7 @@ async def _found(
     await service.check_lives_here(name)
     topic = await service.served(name, create=asked.force_topic_creation)
     if asked.HasField("schema") and asked.schema.type not in (pb.Schema.NoSchema, pb.Schema.AutoConsume):
-        await service.add_schema(name, asked.schema, topic.check_open)
+        await service.add_schema(name, asked.schema, topic.check_open, author=connection.author)
     return topic, await _subscription(connection, asked, topic) if isinstance(topic, Topic) else None
 
 

@@ -101,7 +101,7 @@ async def _get_schema(connection: Connection, asked: pb.CommandGetSchema) -> Non
             version = asked.schema_version if asked.HasField("schema_version") else None
             if version == b"":
                 raise IncompatibleSchema("an empty version is that of no schema: leave it out to get the newest one")
-            found = await connection.broker.service.schema(topic_name.parse(asked.topic), version)
+            found = await connection.broker.service.schemas.get(topic_name.parse(asked.topic), version)
             if found is None:
                 answer.error_code = ServerError.TOPIC_NOT_FOUND
                 answer.error_message = f"{asked.topic} has no such schema"
@@ -124,7 +124,7 @@ async def _get_or_create_schema(connection: Connection, asked: pb.CommandGetOrCr
         name = topic_name.parse(asked.topic)
         if not connection.is_peer:  # a replicator has its topic here, if by the name of a partition only
             await connection.broker.service.partitions(name, create=False)
-        answer.schema_version = await connection.broker.service.add_schema(name, asked.schema)
+        answer.schema_version = await connection.broker.service.add_schema(name, asked.schema, author=connection.author)
     except REFUSALS as error:
         answer.error_code, answer.error_message = code_of(error), str(error)
     connection.write(encode.simple(40, answer))

@@ -91,7 +91,7 @@ async def _make(connection: Connection, asked: pb.CommandProducer) -> None:
             )
         version = b""
         if asked.HasField("schema") and asked.schema.type != pb.Schema.NoSchema:
-            version = await service.add_schema(name, asked.schema, topic.check_open)
+            version = await service.add_schema(name, asked.schema, topic.check_open, author=connection.author)
         if asked.initial_subscription_name and isinstance(topic, Topic):
             await service.ensure_subscription(topic, asked.initial_subscription_name)
         if connection.transport is None or not _is_wanted(connection, asked):
