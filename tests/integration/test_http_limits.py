@@ -14,8 +14,8 @@ import pytest
 from broker_inside import broker_inside
 from free_ports import free_port
 from meridian_broker.admin import connections
-from meridian_broker.admin.connections import HEADER_BYTES, HEADERS, Hall, HttpConnection, Places
-from meridian_broker.admin.requests import BODY_BYTES
+from meridian_broker.admin.connections import Hall, HttpConnection, Places
+from meridian_broker.bounds.http import BODY_BYTES, HEADER_BYTES, HEADERS
 from meridian_broker.server.broker import BrokerProcess
 from meridian_broker.server.descriptors import RESERVE_MAX, limit, shares
 

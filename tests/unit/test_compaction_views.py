@@ -10,9 +10,11 @@ import pytest
 from compaction_world import CHUNK, MARKER, Message, Region, batch_body, chunk_body, finished, single_body
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from meridian_broker.bounds.clients import BATCH_MESSAGES
+from meridian_broker.bounds.compaction import COMPACTED_METADATA_BYTES
 from meridian_broker.positions.position import EARLIEST, Position
 from meridian_broker.wire.proto import pulsar_pb2 as pb
-from meridian_broker.wire.pulsar.batches import MAX_MESSAGES, MAX_METADATA_BYTES, open_batch
+from meridian_broker.wire.pulsar.batches import open_batch
 from meridian_broker.wire.pulsar.compression import PIECE_BYTES, CompressionError, compress, decompress
 from meridian_broker.wire.pulsar.metadata import build_body, parse
 
@@ -186,7 +188,7 @@ def test_a_key_that_is_no_text_costs_the_entry_its_key_and_nothing_else() -> Non
 
 
 def test_a_batch_of_too_many_messages_stays_whole() -> None:
-    body = batch_body([Message("k")] * (MAX_MESSAGES + 1), 1, compression=pb.ZSTD)
+    body = batch_body([Message("k")] * (BATCH_MESSAGES + 1), 1, compression=pb.ZSTD)
     assert finished(open_batch(body, parse(body), 1 << 30)) is None
     large = parse(body)
     large.num_messages_in_batch = 1
@@ -194,7 +196,7 @@ def test_a_batch_of_too_many_messages_stays_whole() -> None:
 
 
 def test_a_message_of_a_batch_with_very_large_metadata_is_not_parsed() -> None:
-    body = batch_body([Message("k" * MAX_METADATA_BYTES, b"v")], 1)
+    body = batch_body([Message("k" * COMPACTED_METADATA_BYTES, b"v")], 1)
     assert finished(open_batch(body, parse(body), 1 << 30)) is None
 
 

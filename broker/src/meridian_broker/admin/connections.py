@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a connection to an HTTP port may take: time, bytes, and a place among others.
 
-All of it applies before anybody has shown a token. A request has ten seconds to send its headers and a minute for its
-body, a client that stops taking its answer has two minutes, and a connection without a request has one. There is a
-fixed number of places, in all and for one address. A newcomer that finds none free takes the place of whoever has been
-idle for longest, where "idle" includes half-sent headers: so those who hold connections open keep nobody out, and a
-probe that asks and leaves gets its answer. Only when every connection is being served is a newcomer refused.
+All of it applies before anybody has shown a token. Headers, bodies and answers have deadlines (``bounds/http.py``), and
+there is a fixed number of places, in all and for one address. A newcomer that finds none free takes the place of
+whoever has been idle for longest, where "idle" includes half-sent headers: so those who hold connections open keep
+nobody out, and a probe that asks and leaves gets its answer. Only when every connection is being served is a newcomer
+refused.
 """
 
 from __future__ import annotations
@@ -20,18 +20,17 @@ from typing import Any, Final, cast
 from aiohttp import web
 
 from meridian_broker.admin.errors import Handler
+from meridian_broker.bounds.http import (
+    BODY_SECONDS,
+    HEADER_BYTES,
+    HEADER_SECONDS,
+    HEADERS,
+    IDLE_SECONDS,
+    STALLED_SECONDS,
+)
 
 log = logging.getLogger(__name__)
 
-HEADER_SECONDS: Final = 10.0
-BODY_SECONDS: Final = 60.0
-IDLE_SECONDS: Final = 60.0
-STALLED_SECONDS: Final = 120.0
-"""For which a client may take nothing of an answer: the export's streams allow the same."""
-HEADER_BYTES: Final = 64 << 10
-"""Request line and headers together."""
-HEADERS: Final = 100
-"""Headers of one request."""
 SAID_EVERY: Final = 60.0
 """Seconds between two lines in the log about connections that had to go."""
 _NO_LOG: Any = None

@@ -18,7 +18,8 @@ from typing import Final
 from aiohttp import web
 
 from meridian_broker.admin.errors import Handler
-from meridian_broker.admin.requests import LARGE_BODY_BYTES, STATE, Refused, read_body
+from meridian_broker.admin.requests import STATE, Refused, read_body
+from meridian_broker.bounds.http import LARGE_BODY_BYTES
 from meridian_broker.gateway.authentication import NotAuthenticated
 from meridian_broker.gateway.tls import channel_binding
 from meridian_broker.wire.peer_proof import NotProven

@@ -12,6 +12,7 @@ from aiohttp import web
 from meridian_broker.admin.export import Exports
 from meridian_broker.admin.state import AdminState
 from meridian_broker.admin.topic_stats import TopicStats
+from meridian_broker.bounds.http import BODY_BYTES
 from meridian_broker.metadata.errors import Invalid
 from meridian_broker.positions.position import EARLIEST, LATEST, Position
 from meridian_broker.wire.pulsar.topic_name import PERSISTENT, TopicName, parse
@@ -20,10 +21,6 @@ STATE: Final = web.AppKey("state", AdminState)
 EXPORTS: Final = web.AppKey("exports", Exports)
 STATS: Final = web.AppKey("stats", TopicStats)
 NAMES_MAX: Final = (1 << 63) - 1
-BODY_BYTES: Final = 256 << 10
-"""Largest body."""
-LARGE_BODY_BYTES: Final = 2 << 20
-"""The same where a body is a schema, quoted as JSON, or the progress of a subscription."""
 READ: Final = web.RequestKey("body", bytes)
 """Where a request keeps its body once that was read."""
 

@@ -10,7 +10,6 @@ from aiohttp import web
 
 from meridian_broker.admin.gatekeeping import ROLE
 from meridian_broker.admin.requests import (
-    LARGE_BODY_BYTES,
     Refused,
     answer,
     body,
@@ -20,6 +19,7 @@ from meridian_broker.admin.requests import (
     state,
     topic_of,
 )
+from meridian_broker.bounds.http import LARGE_BODY_BYTES
 from meridian_broker.metadata.records import SchemaRecord
 from meridian_broker.topics.schemas import NUMBERS, VERSION
 from meridian_broker.wire.proto import pulsar_pb2 as pb

@@ -21,12 +21,12 @@ from meridian_broker.admin.routes import ROUTES
 from meridian_broker.admin.state import AdminState
 from meridian_broker.admin.topic_stats import TopicStats
 from meridian_broker.admin.web_pages import HOSTS, no_web_pages
+from meridian_broker.bounds.http import PROBES
 from meridian_broker.gateway.tls import HANDSHAKE_SECONDS
 
 PATIENCE: Final = 2.0
 """Seconds that requests under way have when the broker ends."""
-PROBE_PLACES: Final = Places(total=64, per_address=32)
-"""On the port of probes, where requests are few and short."""
+PROBE_PLACES: Final = Places(total=PROBES, per_address=PROBES // 2)
 BACKLOG: Final = 1024
 
 

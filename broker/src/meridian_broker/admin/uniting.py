@@ -19,9 +19,10 @@ from aiohttp import web
 
 from meridian_broker.admin.everywhere import QUESTION_SECONDS, SECONDS, ask, reason
 from meridian_broker.admin.export_rows import effective
-from meridian_broker.admin.requests import LARGE_BODY_BYTES, Refused, answer, body, part, state, topic_of
+from meridian_broker.admin.requests import Refused, answer, body, part, state, topic_of
 from meridian_broker.admin.state import AdminState
 from meridian_broker.admin.subscriptions import named, replicate
+from meridian_broker.bounds.http import LARGE_BODY_BYTES
 from meridian_broker.metadata.errors import Invalid
 from meridian_broker.positions import AckSet, Progress
 from meridian_broker.positions.position import EARLIEST, Position, parse_position

@@ -11,6 +11,7 @@ Ids = int
 Words = int
 Characters = int
 Clients = int
+Headers = int
 Epochs = int
 Requests = int
 Milliseconds = int

@@ -11,11 +11,12 @@ import logging
 import resource
 from typing import Final, NamedTuple
 
+from meridian_broker.bounds.http import STRANGERS
+
 log = logging.getLogger(__name__)
 
 RESERVE_MAX: Final = 4096
 """Descriptors that the broker itself never needs more than."""
-STRANGERS_MAX: Final = 1000
 LIMIT_MAX: Final = 1 << 20
 """A limit that is higher, or none at all, counts as this."""
 
@@ -50,5 +51,5 @@ def limit() -> int:
 def shares(files: int) -> Shares:
     """How many connections there may be with this limit of open files: half of it stays, or ``RESERVE_MAX``."""
     free = files - min(files // 2, RESERVE_MAX)
-    http, strangers = free // 4, min(free // 8, STRANGERS_MAX)
+    http, strangers = free // 4, min(free // 8, STRANGERS)
     return Shares(free - http - strangers, strangers, http)

@@ -14,6 +14,8 @@ from typing import Final, NamedTuple, TypeVar
 
 from pyroaring import BitMap
 
+from meridian_broker.bounds.clients import BATCH_MESSAGES
+from meridian_broker.bounds.compaction import COMPACTED_BATCH_BYTES, COMPACTED_METADATA_BYTES
 from meridian_broker.ledgers.entry import CHUNK, MARKER, EntryFormatError, EntryHeader, unpack, with_kept
 from meridian_broker.ledgers.log import TopicLog
 from meridian_broker.ledgers.reading import Stored
@@ -32,7 +34,7 @@ from meridian_broker.topics.compacted_format import (
 from meridian_broker.topics.compacted_view import CompactedView
 from meridian_broker.topics.winners import Chunk, Winners
 from meridian_broker.wire.proto import pulsar_pb2 as pb
-from meridian_broker.wire.pulsar.batches import MAX_MESSAGES, MAX_METADATA_BYTES, Batch, open_batch, remake
+from meridian_broker.wire.pulsar.batches import Batch, open_batch, remake
 from meridian_broker.wire.pulsar.metadata import BodyError, metadata_bounds, parse
 
 T = TypeVar("T")
@@ -44,9 +46,6 @@ MESSAGE_COST: Final = 1024
 """A message counts as at least so many bytes against the rate: small ones cost time, not bytes."""
 TURN_STEPS: Final = 2000
 """Steps of work in one turn of the loop: some 15 ms."""
-UNCOMPRESSED_BYTES: Final = 8 << 20
-"""A compressed batch that is larger than this when decompressed is not opened. Clients fill a batch up to 128 KiB by
-default, and official ones never beyond the largest message unless they are told to."""
 WRITE_BYTES: Final = 1 << 20
 """Bytes written and not yet durable at which writing waits."""
 
@@ -90,14 +89,14 @@ def examine(entry: bytes) -> Generator[int, None, Examined]:
     if metadata is None:
         return Examined(header, None, None)
     is_batch = metadata.HasField("num_messages_in_batch") and not header.flags & CHUNK
-    batch = (yield from open_batch(body, metadata, UNCOMPRESSED_BYTES)) if is_batch else None
+    batch = (yield from open_batch(body, metadata, COMPACTED_BATCH_BYTES)) if is_batch else None
     return Examined(header, metadata, batch)
 
 
 def _readable(body: bytes) -> pb.MessageMetadata | None:
     try:
         start, end = metadata_bounds(body)
-        metadata = parse(body) if end - start <= MAX_METADATA_BYTES else None
+        metadata = parse(body) if end - start <= COMPACTED_METADATA_BYTES else None
     except BodyError:
         return None
     # The parser hands out bytes for a string that is no UTF-8.
@@ -173,7 +172,7 @@ class Compactor:
     async def _pause(self, entries: list[Stored]) -> None:
         self._check()
         rate = self._limits.bytes_per_second
-        cost = sum(max(len(entry), MESSAGE_COST * min(_messages(entry), MAX_MESSAGES)) for _, entry in entries)
+        cost = sum(max(len(entry), MESSAGE_COST * min(_messages(entry), BATCH_MESSAGES)) for _, entry in entries)
         seconds = cost / rate if rate else 0.0
         await self._scheduler.answer(lambda ready: self._scheduler.later(seconds, lambda: ready(None)))
         self._steps = 0

@@ -18,15 +18,13 @@ from typing import Any, Final, NamedTuple
 
 from google.protobuf.message import DecodeError
 
+from meridian_broker.bounds.clients import BATCH_MESSAGES
+from meridian_broker.bounds.compaction import COMPACTED_METADATA_BYTES
 from meridian_broker.wire.proto import pulsar_pb2 as pb
 from meridian_broker.wire.pulsar.compression import STEP_BYTES, CompressionError, Steps, compress, decompress
 from meridian_broker.wire.pulsar.metadata import build_body, metadata_bounds
 
 _U32: Final = struct.Struct(">I")
-MAX_MESSAGES: Final = 65_536
-"""More in one batch is no batch: official clients put 1,000 in one by default."""
-MAX_METADATA_BYTES: Final = 1 << 20
-"""Largest metadata of one message in a batch; parsing it takes some 30 ms at worst."""
 SOME: Final = 500
 """Messages looked at before others may run."""
 
@@ -62,7 +60,7 @@ def open_batch(body: bytes, metadata: pb.MessageMetadata, limit: int) -> Generat
     :param limit: largest uncompressed size of a compressed batch, in bytes.
     """
     count = metadata.num_messages_in_batch
-    if metadata.encryption_keys or not 0 < count <= MAX_MESSAGES:
+    if metadata.encryption_keys or not 0 < count <= BATCH_MESSAGES:
         return None
     try:
         compressed = body[metadata_bounds(body)[1] :]
@@ -79,7 +77,7 @@ def _split(payload: bytes, count: int) -> Generator[int, None, list[Single] | No
     for _ in range(count):
         (size,) = _U32.unpack_from(payload, at)
         payload_at = at + _U32.size + size
-        if size > MAX_METADATA_BYTES:
+        if size > COMPACTED_METADATA_BYTES:
             return None
         metadata = pb.SingleMessageMetadata.FromString(payload[at + _U32.size : payload_at])
         end = payload_at + metadata.payload_size
