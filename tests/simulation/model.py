@@ -14,7 +14,7 @@ must be left after one), ``judging.py`` (what must hold in the end).
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import TYPE_CHECKING
 
 from meridian_broker.ledgers.store import LedgerError
@@ -242,14 +242,14 @@ class Model(Crashes):
         upto: Position,
         was_sent: Callable[[Position], bool],
         came_later: Callable[[Position], bool],
-        seen: Container[Position] | None,
+        seen: Collection[Position] | None,
     ) -> list[Heard]:
         """A cumulative ack.
 
         :param behind: it is about what is stored behind this place.
         :param was_sent: of these it counts in the newest epoch (R13).
         :param came_later: these the client had not got yet when it got the one it acks: another share, won meanwhile.
-        :param seen: it reads the compacted view, and these were sent to it: only what the view holds is acknowledged.
+        :param seen: it reads the compacted view, and these were sent to it: of others nothing is acknowledged.
         """
         subscription = subscription_of(consumer)
         log = self.logs.of_topic(home, subscription.topic)
@@ -267,6 +267,12 @@ class Model(Crashes):
                 for place, origin, _ in log
                 if origin in found and (place not in seen or takes_out(place))
             }
+            # What it was sent before compaction took it out may have been given back meanwhile: it has it all the same.
+            stored = {place for place, _, _ in log}
+            for place in seen:
+                once, messages = self.logs.once_at(home, place)
+                if behind < place <= upto and place not in stored and once is not None:
+                    unseen[once] = (1 << messages) - 1
             facts.add(Acked(consumer.epoch, unseen))
         # What may have been dropped here was perhaps never sent to the consumer, which then says nothing of it.
         dropped = {o: bits for o, bits in found.items() if facts.perhaps_dropped(o, home.name, self.logs.published[o])}
