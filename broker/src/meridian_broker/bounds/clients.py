@@ -60,8 +60,8 @@ ACK_IDS: Final[Ids] = 10_000
 ACK_SET_WORDS: Final[Words] = 1 << 14
 """64-bit words of the set that acknowledges a batch in part: enough for the largest batch that any version stored."""
 
-ACK_WORDS: Final[Words] = 1 << 17
-"""The same for all sets of one ACK."""
+ACK_WORDS: Final[Words] = 1 << 16
+"""The same for all sets of one ACK. Clients group 1000 ids; with sets of 1000 messages each that is a quarter of it."""
 
 # -- names and properties
 
