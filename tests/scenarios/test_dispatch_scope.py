@@ -159,7 +159,7 @@ def test_a_region_that_was_stopped_for_longer_than_its_lease_sends_nothing_late(
         held = subscribe(east, topic, receiver_queue_size=10)
         elsewhere = Listener(west, topic)
         set_scope(regions, WEST, topic, {"dispatchScope": "origin"})
-        wait_until(lambda: dispatchers(regions, EAST, topic)[EAST] == EAST, "its share at home")
+        wait_until(lambda: dispatchers(regions, EAST, topic).get(EAST) == EAST, "its share at home")
         publish(east, topic, numbered(range(100)))
         first = [int(held.receive(PATIENCE_MS).data()) for _ in range(5)]
         wait_for_backlog(regions, WEST, topic, 100)
