@@ -145,7 +145,7 @@ def test_what_the_dispatching_region_dropped_is_seen_and_taken_over(regions: Reg
         done = meridian(regions, WEST, "status", topic, "s")
         assert "owed" in done.stdout, done.stdout + done.stderr
         assert meridian(regions, WEST, "take-over", topic, "s", "--origin", EAST, "--by", WEST).returncode == 0
-        wait_until(lambda: dispatchers(regions, WEST, topic)[EAST] == WEST, "the west to have the share")
+        wait_until(lambda: dispatchers(regions, WEST, topic).get(EAST) == WEST, "the west to have the share")
         take_numbers(consumers[WEST], range(3))
 
 
