@@ -132,6 +132,18 @@ async def test_a_compressed_body_is_refused_and_not_opened(inside: BrokerProcess
         assert await line.status() == 415
 
 
+async def test_clients_that_go_before_they_are_told_to_go_on_are_not_logged(
+    inside: BrokerProcess, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with lines(http(inside), PLACES - 1) as gone:
+        for line in gone:
+            line.say(b"PUT /admin/v2/tenants/t HTTP/1.1\r\nHost: localhost\r\nExpect: 100-continue\r\n\r\n")
+            line.writer.write_eof()
+        for line in gone:
+            await line.closed()
+    assert "Traceback" not in caplog.text
+
+
 async def test_probes_have_a_port_whose_places_nobody_else_takes(inside: BrokerProcess) -> None:
     port = inside.settings.network.probe_service_port
     async with lines(http(inside), PLACES), lines(port) as (probe,):

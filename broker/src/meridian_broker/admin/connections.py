@@ -209,8 +209,9 @@ class HttpConnection(web.RequestHandler):
     def handle_error(
         self, request: Any, status: int = 500, exc: BaseException | None = None, message: str | None = None
     ) -> web.StreamResponse:
-        """Answer what is no request. Aiohttp would write a traceback to the log for each."""
-        if status >= 500:
+        """Answer what is no request, and let go of clients that are gone before they were told to go on (``Expect``).
+        Aiohttp would write a traceback to the log for each."""
+        if status >= 500 and not isinstance(exc, ConnectionError):
             return super().handle_error(request, status, exc, message)
         response = web.json_response({"reason": f"this is no HTTP request: {message or exc}"[:200]}, status=status)
         response.force_close()
