@@ -7,7 +7,7 @@ import asyncio
 import gc
 import itertools
 import logging
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any, Self
 
@@ -23,6 +23,8 @@ TOPICS = "persistent://public/default"
 HONEST_SECONDS_MAX = 10
 """An honest message takes milliseconds; this is for a machine that is busy with something else."""
 TURN_SECONDS_MAX = 0.050
+TRIES = 3
+"""What takes long once only, as a module that is loaded or memory that is mapped, is nothing to attack with."""
 T = pb.BaseCommand
 
 
@@ -90,17 +92,25 @@ class FuzzedBroker:
         self._loop.run_until_complete(self._inside.__aexit__(None, None, None))
         self._loop.close()
 
-    def run(self, story: Coroutine[Any, Any, None]) -> None:
-        """:raises AssertionError: the broker failed, or kept its loop from everybody else."""
+    def run(self, story: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """:param story: tells it anew with each call.
+        :raises AssertionError: the broker failed, or kept its loop from everybody else.
+        """
         self._done += 1
-        self.turns.longest = 0.0
         if self._done % 100 == 0:
             gc.collect()
+        longest = [self._longest_turn_of(story())]
+        while longest[-1] > TURN_SECONDS_MAX and len(longest) < TRIES:
+            longest.append(self._longest_turn_of(story()))
+        assert not self._failures.found, self._failures.found.pop()
+        shown = ", ".join(f"{seconds * 1000:.0f}" for seconds in longest)
+        assert min(longest) <= TURN_SECONDS_MAX, f"turns of the loop took {shown} ms of processor time"
+
+    def _longest_turn_of(self, story: Coroutine[Any, Any, None]) -> float:
+        self.turns.longest = 0.0
         gc.disable()  # what a collection of the drawn scripts takes is nobody's turn
         try:
             self._loop.run_until_complete(story)
         finally:
             gc.enable()
-        assert not self._failures.found, self._failures.found.pop()
-        longest = self.turns.longest
-        assert longest <= TURN_SECONDS_MAX, f"a turn of the loop took {longest * 1000:.0f} ms of processor time"
+        return self.turns.longest

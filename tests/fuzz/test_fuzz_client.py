@@ -98,7 +98,7 @@ def round_on(broker: FuzzedBroker, number: int, end: float) -> int:
         nonlocal done
         if time.monotonic() < end:
             done += 1
-            broker.run(live_beside(broker, f"{TOPICS}/attacked-{done}", script))
+            broker.run(lambda: live_beside(broker, f"{TOPICS}/attacked-{done}", script))
 
     round_of()
     return done
