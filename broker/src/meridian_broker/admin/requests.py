@@ -129,7 +129,10 @@ async def body(request: web.Request, default: Any = ..., limit: int = BODY_BYTES
     if not data.strip() and default is not ...:
         return default
     try:
-        return json.loads(data)
+        value = json.loads(data)
+        if b"\\u" in data:
+            json.dumps(value, ensure_ascii=False).encode()  # half a surrogate pair is no text
+        return value
     except (ValueError, RecursionError) as error:
         raise Refused(400, f"the body is not JSON: {error}") from None
 

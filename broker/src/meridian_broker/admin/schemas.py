@@ -63,7 +63,7 @@ def _given(value: Any) -> pb.Schema:
     if not isinstance(value, Mapping) or not isinstance(value.get("schema", ""), str):
         raise Refused(422, 'the body is {"type": .., "schema": text, "properties": {..}}')
     kind = value.get("type")
-    if kind not in NUMBERS:
+    if not isinstance(kind, str) or kind not in NUMBERS:
         raise Refused(422, f"{kind!r} is no type of a schema: {', '.join(NUMBERS)}")
     schema = pb.Schema(schema_data=str(value.get("schema", "")).encode(), type=pb.Schema.Type.Name(NUMBERS[kind]))
     for key, text in properties(value.get("properties")).items():
