@@ -144,6 +144,15 @@ async def test_clients_that_go_before_they_are_told_to_go_on_are_not_logged(
     assert "Traceback" not in caplog.text
 
 
+async def test_an_expectation_that_is_no_text_is_refused(
+    inside: BrokerProcess, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with lines(http(inside)) as (line,):
+        line.say(b"GET /nowhere HTTP/1.1\r\nHost: localhost\r\nExpect: \xe9i\x8b\r\n\r\n")
+        assert await line.status() == 400
+    assert "Traceback" not in caplog.text
+
+
 async def test_probes_have_a_port_whose_places_nobody_else_takes(inside: BrokerProcess) -> None:
     port = inside.settings.network.probe_service_port
     async with lines(http(inside), PLACES), lines(port) as (probe,):

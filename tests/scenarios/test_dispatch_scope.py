@@ -170,7 +170,9 @@ def test_a_region_that_was_stopped_for_longer_than_its_lease_sends_nothing_late(
             regions.resume_region(EAST)
         wait_for_backlog(regions, EAST, topic, 0)
         both = (EAST, WEST)
-        wait_until(lambda: all(dispatchers(regions, one, topic).get(EAST) == EAST for one in both), "its share to be back")
+        wait_until(
+            lambda: {dispatchers(regions, one, topic).get(EAST) for one in both} == {EAST}, "its share to be back"
+        )
         publish(east, topic, numbered([100]))
         # What was on its way before the stop, of 10 that there was room for, and nothing else but what is new.
         late: list[int] = []

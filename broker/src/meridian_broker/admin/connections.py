@@ -209,11 +209,12 @@ class HttpConnection(web.RequestHandler):
     def handle_error(
         self, request: Any, status: int = 500, exc: BaseException | None = None, message: str | None = None
     ) -> web.StreamResponse:
-        """Answer what is no request, and let go of clients that are gone before they were told to go on (``Expect``).
-        Aiohttp would write a traceback to the log for each."""
-        if status >= 500 and not isinstance(exc, ConnectionError):
+        """Answer what is no request: also one whose ``Expect`` is no text, or whose client was gone before it was told
+        to go on. Aiohttp would write a traceback to the log for each. What a handler raises does not come here."""
+        if status >= 500 and not isinstance(exc, (ConnectionError, UnicodeError)):
             return super().handle_error(request, status, exc, message)
-        response = web.json_response({"reason": f"this is no HTTP request: {message or exc}"[:200]}, status=status)
+        reason = {"reason": f"this is no HTTP request: {message or exc}"[:200]}
+        response = web.json_response(reason, status=400 if status >= 500 else status)
         response.force_close()
         return response
 
