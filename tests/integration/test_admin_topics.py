@@ -334,7 +334,8 @@ def test_unload_gives_clients_back_to_the_topic(broker: BrokerProcess, client: p
 
 def test_schemas_that_are_none_are_refused(broker: BrokerProcess) -> None:
     path = "/admin/v2/schemas/public/default/none/schema"
-    for wrong in ({"type": {"limit": 1}, "schema": ""}, {"type": ["JSON"]}, {"type": None}, [], "JSON"):
+    none: list[Any] = [{"type": {"limit": 1}, "schema": ""}, {"type": ["JSON"]}, {"type": None}, [], "JSON"]
+    for wrong in none:
         assert broker.http("POST", path, wrong).status == 422, wrong
     assert broker.http("POST", path, {"type": "STRING", "schema": "\ud800"}).status == 400
 
