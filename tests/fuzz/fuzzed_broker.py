@@ -7,6 +7,8 @@ import asyncio
 import gc
 import itertools
 import logging
+import random
+import time
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any, Self
@@ -114,3 +116,17 @@ class FuzzedBroker:
         finally:
             gc.enable()
         return self.turns.longest
+
+
+def fuzz(directory: Path, seconds: float, round_on: Callable[[FuzzedBroker, int, float], int]) -> int:
+    """Rounds, each from a seed of its own on a new broker, until the time is up; says how many scripts they told.
+
+    :param round_on: a broker, a seed, and the end by the monotonic clock -> how many scripts.
+    """
+    end, done = time.monotonic() + seconds, 0
+    while time.monotonic() < end:
+        number = random.randrange(1 << 32)
+        print(f"seed {number}")
+        with FuzzedBroker(directory / str(number)) as broker:
+            done += round_on(broker, number, end)
+    return done

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import os
-import random
 import time
 from pathlib import Path
 
 import pytest
 from drawn_commands import Step, opening, steps
-from fuzzed_broker import TOPICS, FuzzedBroker, Pair
+from fuzzed_broker import TOPICS, FuzzedBroker, Pair, fuzz
 from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
 from meridian_broker.wire.proto import pulsar_pb2 as pb
@@ -89,7 +89,7 @@ def scripts() -> st.SearchStrategy[list[Step]]:
 
 def round_on(broker: FuzzedBroker, number: int, end: float) -> int:
     """Scripts from that seed on, until the time is up; says how many."""
-    done = 0
+    done, topics = 0, itertools.count()
 
     @seed(number)
     @ROUND
@@ -98,7 +98,7 @@ def round_on(broker: FuzzedBroker, number: int, end: float) -> int:
         nonlocal done
         if time.monotonic() < end:
             done += 1
-            broker.run(lambda: live_beside(broker, f"{TOPICS}/attacked-{done}", script))
+            broker.run(lambda: live_beside(broker, f"{TOPICS}/attacked-{next(topics)}", script))
 
     round_of()
     return done
@@ -106,12 +106,6 @@ def round_on(broker: FuzzedBroker, number: int, end: float) -> int:
 
 @pytest.mark.timeout(SECONDS + 180)
 def test_fuzz_client(tmp_path: Path) -> None:
-    end = time.monotonic() + SECONDS
-    done = 0
-    while time.monotonic() < end:
-        number = random.randrange(1 << 32)
-        print(f"seed {number}")
-        with FuzzedBroker(tmp_path / str(number)) as broker:
-            done += round_on(broker, number, end)
+    done = fuzz(tmp_path, SECONDS, round_on)
     print(f"client: {done} scripts in {SECONDS:.0f} s")
     assert done > 20, "hardly anything was tried"

@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import random
 import re
 import time
 from dataclasses import dataclass
@@ -20,7 +19,7 @@ from typing import Any, Final
 from urllib.parse import quote
 
 import pytest
-from fuzzed_broker import FuzzedBroker
+from fuzzed_broker import FuzzedBroker, fuzz
 from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
 from meridian_broker.admin.routes import ROUTES
@@ -176,12 +175,6 @@ def round_on(broker: FuzzedBroker, number: int, end: float) -> int:
 
 @pytest.mark.timeout(SECONDS + 180)
 def test_fuzz_http(tmp_path: Path) -> None:
-    end = time.monotonic() + SECONDS
-    done = 0
-    while time.monotonic() < end:
-        number = random.randrange(1 << 32)
-        print(f"seed {number}")
-        with FuzzedBroker(tmp_path / str(number)) as broker:
-            done += round_on(broker, number, end)
+    done = fuzz(tmp_path, SECONDS, round_on)
     print(f"http: {done} scripts in {SECONDS:.0f} s")
     assert done > 20, "hardly anything was tried"
