@@ -56,7 +56,7 @@ def connected(url: str, seconds: int = PATIENCE_MS // 1000) -> Iterator[pulsar.C
     try:
         yield made
     finally:
-        with suppress(pulsar.NotConnected):  # its region may have been killed meanwhile
+        with contextlib.suppress(pulsar.NotConnected):  # its region may have been killed meanwhile
             made.close()
 
 
