@@ -25,6 +25,13 @@ from topic_record import TopicRecord
 BEGAN_MS = 1_700_000_000_000
 
 
+async def load_indexes(log: TopicLog) -> None:
+    """Have the indexes of all ledgers in memory, so that a backlog is exact."""
+    for ledger, entries, _ in log.counts():
+        if entries:
+            await log.load_index(ledger)
+
+
 class Clocked(LoopScheduler):
     ms = BEGAN_MS
 

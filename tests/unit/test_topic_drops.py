@@ -21,13 +21,14 @@ from meridian_broker.ledgers.store import LedgerError
 from meridian_broker.positions import Cause, HybridClock, Progress
 from meridian_broker.positions.position import EARLIEST, Position
 from meridian_broker.server.loop import LoopScheduler
-from meridian_broker.topics import cursor, drops, old_rewinds, recovery, upkeep
+from meridian_broker.topics import drops, old_rewinds, recovery, upkeep
 from meridian_broker.topics.administration import _Nobody
 from meridian_broker.topics.consumer import Consumer
 from meridian_broker.topics.limits import TopicLimits
 from meridian_broker.topics.progress_log import ProgressLog, WhenDurable
 from meridian_broker.topics.subscription import Subscription
 from meridian_broker.topics.topic import Topic
+from topic_of_one_region import load_indexes
 from topic_record import TopicRecord
 
 START_MS = 1_700_000_000_000
@@ -298,7 +299,7 @@ class World:
         assert log.last_own == max((e.origin for e in self.entries if e.region == "here"), default=EARLIEST)
         for name in NAMES:
             subscription = self.topic.subscriptions[name]
-            await cursor.load_indexes(subscription.topic.log)  # for a backlog that is exact
+            await load_indexes(log)  # for a backlog that is exact
             owed = self.owed(name)
             found = [e.place for e in self.entries if not subscription.is_settled(e.region, e.origin)]
             assert found == owed

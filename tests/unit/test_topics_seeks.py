@@ -17,9 +17,10 @@ from meridian_broker.ledgers.entry import publish_time_ms
 from meridian_broker.ledgers.pending import OwnEntry
 from meridian_broker.ledgers.times import BLOCK, BlockTimes, PublishTimes, first_since
 from meridian_broker.positions.position import EARLIEST, Position
-from meridian_broker.topics import cursor, drops, floors
+from meridian_broker.topics import drops, floors
 from meridian_broker.topics.subscription import Subscription
 from test_topic_drops import NAMES, START_MS, STEPS, World
+from topic_of_one_region import load_indexes
 
 steps = st.lists(
     st.tuples(st.sampled_from((*STEPS, "foreign", "own", "own", "seek_to_time", "seek_to_time")), st.integers(0, 60)),
@@ -87,7 +88,7 @@ class TimedWorld(World):
         for name in NAMES:
             subscription, owed = self.topic.subscriptions[name], self.owed(name)
             assert self.topic.log.after(subscription.mark_delete) == (owed[0] if owed else None)
-            await cursor.load_indexes(self.topic.log)
+            await load_indexes(self.topic.log)
             await self.check_reports(subscription, owed)
             for entry in self.entries:
                 acked = (entry.region, entry.origin, entry.published_ms)

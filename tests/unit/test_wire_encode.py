@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from meridian_broker.wire.proto import peer_pb2
 from meridian_broker.wire.proto import pulsar_pb2 as pb
 from meridian_broker.wire.pulsar import encode
-from meridian_broker.wire.pulsar.errors import RETRYABLE, SITUATIONS, ServerError, WireError, from_code
+from meridian_broker.wire.pulsar.errors import ServerError
 from meridian_broker.wire.pulsar.frames import Send
 from meridian_broker.wire.pulsar.varints import read_varint, varint
 
@@ -193,14 +193,8 @@ def test_every_command_has_the_field_of_its_type() -> None:
         encode.simple(69, pb.CommandPing())
 
 
-def test_errors_and_codes() -> None:
+def test_error_codes_are_those_of_the_protocol() -> None:
     assert {error.value for error in ServerError} == set(range(26)) == set(pb.ServerError.values())
-    assert all(isinstance(from_code(code, "x"), SITUATIONS.get(code, WireError)) for code in ServerError)
-    assert all(from_code(code, "x").code is code for code in ServerError)
-    assert from_code(99, "boom").code is ServerError.UNKNOWN
-    assert "99" in str(from_code(99, "boom"))
-    assert ServerError.SERVICE_NOT_READY in RETRYABLE
-    assert ServerError.AUTHORIZATION not in RETRYABLE
 
 
 @settings(max_examples=500, deadline=None)

@@ -138,11 +138,6 @@ class RunSet:
     def is_empty(self) -> bool:
         return self._ledger < 0 and self._cold is None and self._detail is None
 
-    @property
-    def is_plain(self) -> bool:
-        """There is nothing but the floor."""
-        return self._cold is None and self._detail is None
-
     def contains(self, position: Position) -> bool:
         """Whether the entry there is acked."""
         ledger, entry = position

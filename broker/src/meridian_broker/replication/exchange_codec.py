@@ -79,11 +79,6 @@ def decode(kind: int, message: Any) -> PeerMessage:
         ) from error
 
 
-def is_exchange(kind: int) -> bool:
-    """Whether a ``BaseCommand.Type`` belongs to the exchange."""
-    return kind in _READERS
-
-
 # -- keys
 
 

@@ -359,10 +359,6 @@ class Replicator:
         """The last of our entries that the remote is known to have, if not a later one; None: it has not said yet."""
         return None if self._passed is None else self._passed.sent
 
-    @property
-    def window_open(self) -> bool:
-        return self.next_read() is not None
-
     def status(self, backlog: int, now_ms: int) -> ReplicatorStatus:
         """:param backlog: entries stored after ``confirmed`` (``ReplicationSource.entries_after``)."""
         since = self._pending[0].stored_ms if self._pending else self._waiting_since_ms

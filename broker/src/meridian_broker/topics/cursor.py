@@ -167,13 +167,6 @@ def _is_any_settled(progress: Progress, dropped: Dropped | None, index: LedgerIn
     return progress.remaining(*origin, index.messages(entry)) is not None or progress.depends_on_time(*origin)
 
 
-async def load_indexes(log: TopicLog, after: Position = EARLIEST) -> None:
-    """Have the indexes of all ledgers in memory that hold anything behind a place."""
-    for ledger, entries, _ in log.counts():
-        if entries and ledger >= after.ledger:
-            await log.load_index(ledger)
-
-
 def claim_part(log: TopicLog, delta: Progress, epoch: Stamp, position: Position, place: Place, remaining: int) -> None:
     """Claim the messages of a batch whose bits in ``remaining`` are not set."""
     size = log.messages(position)

@@ -131,11 +131,6 @@ class Log:
         """Nothing is queued or being written."""
         return self._open is None and not self._ready and not self._in_flight
 
-    @property
-    def active_segment(self) -> int:
-        """Number of the segment that grows, or of the one that comes next."""
-        return self._next_segment if self._segment is None else self._segment.number
-
     # -- in ------------------------------------------------------------------------------------------------------
 
     def append(self, ledger: Ledger, data: bytes, done: AppendDone) -> int:

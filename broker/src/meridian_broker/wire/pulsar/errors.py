@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from enum import IntEnum
-from typing import Final
 
 
 class ServerError(IntEnum):
@@ -43,10 +42,6 @@ class ServerError(IntEnum):
     PRODUCER_FENCED = 25
 
 
-RETRYABLE: Final = frozenset({ServerError.SERVICE_NOT_READY, ServerError.TOO_MANY_REQUESTS, ServerError.METADATA})
-"""After one of these a client tries again by itself; every other error reaches its caller at once."""
-
-
 class WireError(Exception):
     """An error that is answered to the client: ``code`` goes on the wire with the message.
 
@@ -63,70 +58,16 @@ class MetadataError(WireError):
     code = ServerError.METADATA
 
 
-class PersistenceError(WireError):
-    """The ledger could not be written or read."""
-
-    code = ServerError.PERSISTENCE
-
-
-class AuthenticationError(WireError):
-    """The client did not prove who it is."""
-
-    code = ServerError.AUTHENTICATION
-
-
-class AuthorizationError(WireError):
-    """The client's role may not do this."""
-
-    code = ServerError.AUTHORIZATION
-
-
-class ConsumerBusyError(WireError):
-    """Another consumer holds the subscription, in another way or alone."""
-
-    code = ServerError.CONSUMER_BUSY
-
-
 class ServiceNotReadyError(WireError):
     """This broker does not serve the topic (now); look it up again."""
 
     code = ServerError.SERVICE_NOT_READY
 
 
-class ProducerHeldError(WireError):
-    """Backlog quota: the producer is to wait until the backlog shrinks."""
-
-    code = ServerError.PRODUCER_BLOCKED_QUOTA_EXCEEDED_ERROR
-
-
-class ProducerRefusedError(WireError):
-    """Backlog quota: the producer is told so."""
-
-    code = ServerError.PRODUCER_BLOCKED_QUOTA_EXCEEDED_EXCEPTION
-
-
 class ChecksumError(WireError):
     """The message changed on its way here."""
 
     code = ServerError.CHECKSUM
-
-
-class UnsupportedVersionError(WireError):
-    """The client's protocol is too old for what the topic needs."""
-
-    code = ServerError.UNSUPPORTED_VERSION
-
-
-class TopicNotFoundError(WireError):
-    """There is no such topic, namespace or tenant, and none is made."""
-
-    code = ServerError.TOPIC_NOT_FOUND
-
-
-class SubscriptionNotFoundError(WireError):
-    """There is no such subscription, and none is made."""
-
-    code = ServerError.SUBSCRIPTION_NOT_FOUND
 
 
 class ConsumerNotFoundError(WireError):
@@ -141,65 +82,13 @@ class TooManyRequestsError(WireError):
     code = ServerError.TOO_MANY_REQUESTS
 
 
-class TopicTerminatedError(WireError):
-    """The topic was ended: it can be read, not written."""
-
-    code = ServerError.TOPIC_TERMINATED
-
-
-class ProducerBusyError(WireError):
-    """Another producer has the name, or there are too many."""
-
-    code = ServerError.PRODUCER_BUSY
-
-
 class InvalidTopicNameError(WireError, ValueError):
     """The text is no topic name."""
 
     code = ServerError.INVALID_TOPIC_NAME
 
 
-class IncompatibleSchemaError(WireError):
-    """The schema does not fit those the topic has."""
-
-    code = ServerError.INCOMPATIBLE_SCHEMA
-
-
-class ConsumerAssignError(WireError):
-    """Key ranges of sticky consumers overlap."""
-
-    code = ServerError.CONSUMER_ASSIGN
-
-
 class NotAllowedError(WireError):
     """The request is understood and refused: feature off, or not for this role."""
 
     code = ServerError.NOT_ALLOWED
-
-
-class ProducerFencedError(WireError):
-    """Another producer got exclusive access."""
-
-    code = ServerError.PRODUCER_FENCED
-
-
-def _situations() -> dict[ServerError, type[WireError]]:
-    table: dict[ServerError, type[WireError]] = {ServerError.UNKNOWN: WireError}
-    for situation in WireError.__subclasses__():
-        table.setdefault(situation.code, situation)
-    return table
-
-
-SITUATIONS: Final = _situations()
-"""Wire code to error class, for the client role; codes without a class of their own are plain ``WireError``."""
-
-
-def from_code(code: int, message: str) -> WireError:
-    """The error a peer answered, as an exception. Unknown codes become ``WireError``, their number in the text."""
-    try:
-        known = ServerError(code)
-    except ValueError:
-        return WireError(f"{message} (error code {code}, which this version does not know)")
-    error = SITUATIONS.get(known, WireError)(message)
-    error.code = known
-    return error

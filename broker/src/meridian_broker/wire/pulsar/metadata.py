@@ -24,9 +24,6 @@ from meridian_broker.wire.pulsar.varints import VARINT_CACHE_ENTRIES, read_varin
 MAGIC: Final = 0x0E01
 SOURCE_POSITION_PROPERTY: Final = "__MSG_PROP_REPL_SOURCE_POSITION"
 """Property that names the origin's position as ``ledger:entry``; the name Pulsar uses."""
-LOCAL_ONLY: Final = "__local__"
-"""In ``replicate_to``: this entry goes nowhere else."""
-MARKER_PRODUCER: Final = "pulsar.marker"
 
 _HEAD: Final = struct.Struct(">HII")
 _U32: Final = struct.Struct(">I")
