@@ -89,7 +89,7 @@ async def test_a_machine_without_etcd_is_told_what_to_install(tmp_path: Path, mo
     monkeypatch.setattr(etcd_process, "_packaged_binary", lambda: None)
     monkeypatch.setattr(etcd_process, "_BUILT", tmp_path / "etcd")
     assert await find_etcd() is None
-    with pytest.raises(EtcdFailed, match="make setup. builds one"):
+    with pytest.raises(EtcdFailed, match=r"`make setup` builds one"):
         await EtcdProcess.start(tmp_path)
 
 

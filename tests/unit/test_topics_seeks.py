@@ -17,7 +17,7 @@ from meridian_broker.ledgers.entry import publish_time_ms
 from meridian_broker.ledgers.pending import OwnEntry
 from meridian_broker.ledgers.times import BLOCK, BlockTimes, PublishTimes, first_since
 from meridian_broker.positions.position import EARLIEST, Position
-from meridian_broker.topics import drops, floors
+from meridian_broker.topics import cursor, drops, floors
 from meridian_broker.topics.subscription import Subscription
 from test_topic_drops import NAMES, START_MS, STEPS, World
 from topic_of_one_region import load_indexes
