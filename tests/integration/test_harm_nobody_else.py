@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -110,6 +111,24 @@ async def test_one_topic_that_cannot_be_sealed_does_not_keep_a_broker_from_closi
     await inside.service.close()
     assert one.failure is not None
     assert other.failure is not None
+
+
+async def test_a_stop_closes_its_topics_together(inside: BrokerProcess, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With thousands of them, one after another would not end in time."""
+    some = [await inside.service.topic(parse(f"{ONE}-{number}"), create=True) for number in range(5)]
+    everyone = asyncio.Barrier(len(some))
+
+    def meeting_first(close: Callable[[], Awaitable[None]]) -> Callable[[], Awaitable[None]]:
+        async def closed() -> None:
+            await everyone.wait()
+            await close()
+
+        return closed
+
+    for topic in some:
+        monkeypatch.setattr(topic.log, "close", meeting_first(topic.log.close))
+    async with asyncio.timeout(10):
+        await inside.service.close()
 
 
 async def test_names_that_were_only_asked_for_leave_no_locks_behind(inside: BrokerProcess, wire: RawConnection) -> None:

@@ -15,6 +15,7 @@ from broker_regions import until
 from ledger_contract import append_all, append_one, read_all
 from ledger_disks import READS, WRITES, BadSector, ColdDisk, Fault, FaultyDisk, RecordingDisk, broken
 from meridian_broker.engines.local import committer, files
+from meridian_broker.engines.local.recovery import segment_name
 from meridian_broker.engines.local.store import LocalLedgerStore
 from meridian_broker.ledgers.store import LedgerCorrupt, LedgerError, LedgerUnreadable
 
@@ -40,6 +41,36 @@ async def test_one_unreadable_sector_does_not_fill_the_disk() -> None:
     assert store.stats().moved_bytes == 0
     assert store.stats().log_bytes < log_bytes + 1000
     disk.fault = None
+    assert await read_all(store, 1) == kept
+    await store.close()
+
+
+async def test_what_was_copied_up_to_an_unreadable_sector_is_given_back() -> None:
+    """The copies before the sector count for nobody, nor do they hold the segments that they were written to."""
+    disk = BadSector()
+    store = await LocalLedgerStore.start(
+        "unused", files=disk, segment_bytes=1 << 16, checkpoint_bytes=1 << 40, compaction_bytes_per_second=1 << 40
+    )
+    keep, gone, later = [await store.create(number, fence=1) for number in (1, 2, 3)]
+    kept = [b"%04d" % number * 250 for number in range(12)]
+    for entry in kept:
+        await append_all(keep, [entry])
+        await append_all(gone, [b"x" * 4000])
+    while store.stats().segments < 2:
+        await append_all(gone, [b"x" * 4000])
+    at = disk.content()[segment_name(1)].index(kept[7])
+    disk.bad = at, at + 100
+    await store.delete(2)
+    await store.tidy()
+    copied = store.stats().moved_bytes
+    assert copied == sum(map(len, kept[:7]))
+    while store.stats().segments < 5:
+        await append_all(later, [b"y" * 4000])
+    await store.delete(3)
+    await store.tidy()
+    assert store.stats().moved_bytes == copied
+    assert store.stats().segments == 2  # the one with the sector, and the one that is written to
+    disk.bad = None
     assert await read_all(store, 1) == kept
     await store.close()
 

@@ -55,6 +55,16 @@ RESTART_US: Final = 1_000_000
 REFUSALS: Final = (TopicError, WireError, LedgerError, MetadataError)
 
 
+def raise_bugs(some: SomeFailed) -> None:
+    """A turn that failed for some topics is tried again, unless the reason was a bug.
+
+    :raises Exception: the first one that is no refusal.
+    """
+    for error in some.failures.values():
+        if not isinstance(error, REFUSALS):
+            raise error
+
+
 class NoPartition(TopicNotFound):
     """A client finds that the topic was deleted, or does not have so many partitions yet."""
 
@@ -158,8 +168,10 @@ class SimBroker:
     async def _load(self) -> None:
         try:
             await self.service.load_all()
-        except (MetadataError, SomeFailed):
+        except MetadataError:
             return  # the next look tries again
+        except SomeFailed as some:
+            raise_bugs(some)
 
     async def _follow(self) -> None:
         cooling = Cooling()

@@ -14,6 +14,7 @@ ALL = all_bugs()
 QUICK = ("claim-without-chain", "receipt-before-fsync", "union-replaced-by-overwrite")
 """Hunted in ``make test``; the others in ``make simulate``."""
 BY_STORIES = (
+    "a-deleted-topic-is-looked-at-for-space",
     "a-topic-at-rest-is-not-counted",
     "an-old-number-of-partitions-comes-back",
     "chapters-go-before-the-record",
@@ -42,14 +43,19 @@ BY_STORIES = (
 )
 """Not every thousand seeds find these; stories that were written for them do."""
 BY_TESTS = {
+    "a-failed-join-is-not-answered": "integration/test_merges_from_regions.py",
     "a-failed-sync-is-believed-after-a-start": "integration/test_ledger_engine_crashes.py",
     "a-gap-that-grew-is-overwritten": "unit/test_topics_gaps.py",
     "a-told-deletion-is-forgotten": "integration/test_record_before_memory.py",
     "an-earlier-life-counts": "unit/test_positions_progress.py",
+    "an-unreadable-segment-is-tried-at-once": "integration/test_ledger_engine_faults.py",
     "close-without-look-ups": "unit/test_topics_closing.py",
+    "copies-of-a-failed-move-stay": "integration/test_ledger_engine_faults.py",
     "damaged-entry-claimed": "unit/test_topics_damaged.py",
     "lease-term-used-again": "unit/test_lease_renewals.py",
+    "one-error-ends-periodic-work": "unit/test_periodic_work.py",
     "report-told-before-its-record": "unit/test_topics_floors.py",
+    "topics-close-one-by-one": "integration/test_harm_nobody_else.py",
     "view-forgotten-in-memory-first": "integration/test_record_before_memory.py",
 }
 """Nor does any of them find these; tests of the parts do."""

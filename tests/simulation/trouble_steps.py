@@ -30,7 +30,6 @@ evict us t x3               drop there the three oldest, as a backlog quota does
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
-from contextlib import suppress
 from typing import Any
 
 from meridian_broker.ledgers.labels import Kind
@@ -40,7 +39,7 @@ from meridian_broker.metadata.store import MetadataError
 from meridian_broker.positions import Cause
 from meridian_broker.topics import drops, upkeep
 from meridian_broker.topics.errors import TopicError
-from simulation.broker import SimRegion
+from simulation.broker import SimRegion, raise_bugs
 from simulation.teller import Teller
 
 
@@ -172,8 +171,9 @@ class TroubleSteps(Teller):
                 broker.home.is_trimming = True
                 self.world.model.trimming(broker.home)
                 try:
-                    with suppress(SomeFailed):  # what cannot be given back now goes another time
-                        await upkeep.trim_all(broker.service)
+                    await upkeep.trim_all(broker.service)
+                except SomeFailed as some:  # what cannot be given back now goes another time
+                    raise_bugs(some)
                 finally:
                     broker.home.is_trimming = False
                 self.world.model.check_open()
