@@ -11,10 +11,6 @@ refused.
 from __future__ import annotations
 
 import asyncio
-import logging
-from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, Final, cast
 
 from aiohttp import web
@@ -28,85 +24,12 @@ from meridian_broker.bounds.http import (
     IDLE_SECONDS,
     STALLED_SECONDS,
 )
+from meridian_broker.gateway.places import Hall
 
-log = logging.getLogger(__name__)
-
-SAID_EVERY: Final = 60.0
-"""Seconds between two lines in the log about connections that had to go."""
 _NO_LOG: Any = None
 """For aiohttp: do not log each request."""
 _END_OF_HEADERS: Final = b"\r\n\r\n"
 _REASONS: Final = {408: "Request Timeout", 431: "Request Header Fields Too Large", 503: "Service Unavailable"}
-
-
-@dataclass(frozen=True, slots=True)
-class Places:
-    """How many connections there may be."""
-
-    total: int
-    per_address: int
-
-
-class Hall:
-    """The connections of one or several listeners that share their places."""
-
-    def __init__(self, places: Places, clock: Callable[[], float]) -> None:
-        """:param clock: monotonic seconds."""
-        self._places = places
-        self._clock = clock
-        self._addresses: Counter[str] = Counter()
-        self._idle: dict[HttpConnection, None] = {}
-        """Longest idle first."""
-        self._gone = 0
-        self._said = -SAID_EVERY
-
-    @property
-    def count(self) -> int:
-        return self._addresses.total()
-
-    def enter(self, connection: HttpConnection) -> str | None:
-        """One more. Says why there is no place for it, if so."""
-        places, address = self._places, connection.address
-        if self._addresses[address] >= places.per_address and not self._make_room(address):
-            return f"{address} has {places.per_address} connections that are being served, the limit"
-        if self.count >= places.total and not self._make_room(None):
-            return f"this broker serves {places.total} connections, the limit: try again in a moment"
-        self._addresses[address] += 1
-        self._idle[connection] = None
-        return None
-
-    def _make_room(self, address: str | None) -> bool:
-        for connection in self._idle:
-            if address in (None, connection.address):
-                self.leave(connection)
-                connection.give_way()
-                self._tell()
-                return True
-        return False
-
-    def _tell(self) -> None:
-        self._gone += 1
-        if self._clock() - self._said >= SAID_EVERY:
-            log.warning("%d idle HTTP connections made room for new ones: all places were taken", self._gone)
-            self._said, self._gone = self._clock(), 0
-
-    def leave(self, connection: HttpConnection) -> None:
-        """It is closed, or about to be. Once is enough."""
-        if connection.has_place:
-            connection.has_place = False
-            self._idle.pop(connection, None)
-            self._addresses[connection.address] -= 1
-            if not self._addresses[connection.address]:
-                del self._addresses[connection.address]
-
-    def busy(self, connection: HttpConnection) -> None:
-        """Its request is being served: it gives way to nobody."""
-        self._idle.pop(connection, None)
-
-    def idle(self, connection: HttpConnection) -> None:
-        """It was served."""
-        if connection.has_place:
-            self._idle[connection] = None
 
 
 class HttpConnection(web.RequestHandler):
@@ -141,7 +64,6 @@ class HttpConnection(web.RequestHandler):
             self.transport = cast("asyncio.Transport", transport)
             self._end(503, problem)
             return
-        self.has_place = True
         super().connection_made(transport)
         self._within(HEADER_SECONDS, 408, f"the headers were not here within {HEADER_SECONDS:.0f} s")
 
@@ -221,7 +143,7 @@ class HttpConnection(web.RequestHandler):
     # -- the end -------------------------------------------------------------------------------------------------
 
     def give_way(self) -> None:
-        """Somebody else needs the place."""
+        """See ``gateway.places.Guest``."""
         self.force_close()
 
     def _within(self, seconds: float, status: int, reason: str) -> None:

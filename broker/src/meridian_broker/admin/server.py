@@ -4,13 +4,12 @@
 from __future__ import annotations
 
 import asyncio
-import ssl
 import time
 from typing import Final
 
 from aiohttp import web
 
-from meridian_broker.admin.connections import Hall, HttpConnection, Places, within_limits
+from meridian_broker.admin.connections import HttpConnection, within_limits
 from meridian_broker.admin.errors import refusals
 from meridian_broker.admin.export import Exports
 from meridian_broker.admin.gatekeeping import PEER_CALLS, gatekeeper, proven_answers
@@ -22,7 +21,8 @@ from meridian_broker.admin.state import AdminState
 from meridian_broker.admin.topic_stats import TopicStats
 from meridian_broker.admin.web_pages import HOSTS, no_web_pages
 from meridian_broker.bounds.http import PROBES
-from meridian_broker.gateway.tls import HANDSHAKE_SECONDS
+from meridian_broker.gateway.places import Hall, Places
+from meridian_broker.gateway.tls_listeners import TlsListener, TlsListeners
 
 PATIENCE: Final = 2.0
 """Seconds that requests under way have when the broker ends."""
@@ -39,7 +39,7 @@ class AdminServer:
         self._host = host
         self._hall = hall
         self._runners: dict[Hall, web.AppRunner] = {}
-        self._listeners: list[asyncio.Server] = []
+        self._listeners: list[asyncio.Server | TlsListener] = []
 
     @classmethod
     async def start(cls, state: AdminState, host: str, places: Places, names: frozenset[str]) -> AdminServer:
@@ -47,7 +47,7 @@ class AdminServer:
 
         :param names: by which this broker is known, in small letters.
         """
-        server = cls(state, Exports(state), host, Hall(places, time.monotonic))
+        server = cls(state, Exports(state), host, Hall(places, time.monotonic, "idle HTTP connections"))
         app = web.Application(middlewares=[within_limits, proven_answers, refusals, no_web_pages, gatekeeper])
         app[HOSTS] = names
         app[EXPORTS] = server._exports
@@ -64,7 +64,7 @@ class AdminServer:
         await runner.setup()
         self._runners[hall] = runner
 
-    async def listen(self, port: int, tls: ssl.SSLContext | None = None) -> int:
+    async def listen(self, port: int, tls: TlsListeners | None = None) -> int:
         """Serve on one more port; 0 lets the system choose. Says which it is. :raises OSError: it is taken."""
         return await self._listen(self._hall, port, tls)
 
@@ -76,21 +76,23 @@ class AdminServer:
         app = web.Application(middlewares=[within_limits, refusals])
         app.router.add_get("/ready", ready)
         app.router.add_get("/live", live)
-        hall = Hall(PROBE_PLACES, time.monotonic)
+        hall = Hall(PROBE_PLACES, time.monotonic, "idle probes")
         await self._serve(app, hall)
         return await self._listen(hall, port, None)
 
-    async def _listen(self, hall: Hall, port: int, tls: ssl.SSLContext | None) -> int:
+    async def _listen(self, hall: Hall, port: int, tls: TlsListeners | None) -> int:
         loop, server = asyncio.get_running_loop(), self._runners[hall].server
         assert server is not None
-        listener = await loop.create_server(
-            lambda: HttpConnection(hall, server, loop),
-            self._host,
-            port,
-            backlog=BACKLOG,
-            ssl=tls,
-            ssl_handshake_timeout=None if tls is None else HANDSHAKE_SECONDS,
-        )
+
+        def accept() -> HttpConnection:
+            return HttpConnection(hall, server, loop)
+
+        listener: asyncio.Server | TlsListener
+        if tls is None:
+            listener = await loop.create_server(accept, self._host, port, backlog=BACKLOG)
+        else:
+            listener = await tls.listen(accept, self._host, port, backlog=BACKLOG)
+            await listener.start_serving()
         self._listeners.append(listener)
         return int(listener.sockets[0].getsockname()[1])
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a connection to an HTTP port may take, before anybody knows whose it is.
+"""What a connection may take before anybody knows whose it is: of an HTTP port, and of every port that encrypts.
 
-`admin/connections.py` and `admin/requests.py` compare with these.
+`admin/connections.py`, `admin/requests.py` and `gateway/tls_listeners.py` compare with these.
 """
 
 from __future__ import annotations
@@ -40,3 +40,10 @@ PROBES: Final[Clients] = 64
 STRANGERS: Final[Clients] = 1000
 """Connections to the Pulsar ports without a CONNECT, or an eighth of those that the limit of open files allows. One
 more ends the oldest: a client says it at once."""
+
+HANDSHAKES: Final[Clients] = 1000
+"""TLS handshakes under way at all ports, or a sixteenth of the connections that the limit of open files allows; half of
+them from one address. One more ends the oldest: each takes milliseconds."""
+
+HANDSHAKE_SECONDS: Final[Seconds] = 10.0
+"""From the connection to the end of the TLS handshake, which takes two round trips."""

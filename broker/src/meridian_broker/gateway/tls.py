@@ -15,10 +15,6 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
-
-HANDSHAKE_SECONDS: Final = 10.0
-"""A TLS handshake takes two round trips. Whoever needs longer keeps a place for nothing."""
 
 log = logging.getLogger(__name__)
 

@@ -23,7 +23,6 @@ from typing import Any, Final
 
 import uvloop
 
-from meridian_broker.admin.connections import Places
 from meridian_broker.admin.state import AdminState
 from meridian_broker.admin.users import objections, used_elsewhere
 from meridian_broker.engines.held import HeldLedgers
@@ -34,6 +33,7 @@ from meridian_broker.gateway.client_errors import ConnectFailed
 from meridian_broker.gateway.client_options import ClientOptions, peer_options
 from meridian_broker.gateway.exchange import ExchangeShell
 from meridian_broker.gateway.peer_identity import PeerIdentity
+from meridian_broker.gateway.places import Places
 from meridian_broker.gateway.pulsar.broker import Broker
 from meridian_broker.gateway.pulsar.handlers import HANDLERS
 from meridian_broker.gateway.region_calls import RegionCalls
@@ -191,7 +191,7 @@ class BrokerProcess:
         self._metadata: NotingStore
         self.keys = Keys(settings)
         self._connections = shares(limit())
-        self.doors = Doors(settings, _http_places(settings, self._connections))
+        self.doors = Doors(settings, _http_places(settings, self._connections), self._connections.handshakes)
         self._client_tls = client_tls(settings)
         self._names = 0
 

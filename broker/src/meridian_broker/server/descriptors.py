@@ -11,7 +11,7 @@ import logging
 import resource
 from typing import Final, NamedTuple
 
-from meridian_broker.bounds.http import STRANGERS
+from meridian_broker.bounds.http import HANDSHAKES, STRANGERS
 
 log = logging.getLogger(__name__)
 
@@ -29,6 +29,8 @@ class Shares(NamedTuple):
     strangers: int
     """To the Pulsar ports, of those that have not said who they are."""
     http: int
+    handshakes: int
+    """Of TLS, to any port."""
 
 
 def raise_limit() -> None:
@@ -51,5 +53,5 @@ def limit() -> int:
 def shares(files: int) -> Shares:
     """How many connections there may be with this limit of open files: half of it stays, or ``RESERVE_MAX``."""
     free = files - min(files // 2, RESERVE_MAX)
-    http, strangers = free // 4, min(free // 8, STRANGERS)
-    return Shares(free - http - strangers, strangers, http)
+    http, strangers, handshakes = free // 4, min(free // 8, STRANGERS), min(free // 16, HANDSHAKES)
+    return Shares(free - http - strangers - handshakes, strangers, http, handshakes)

@@ -9,18 +9,18 @@ from __future__ import annotations
 
 import asyncio
 import os
-import ssl
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import astuple, replace
 from urllib.parse import urlsplit
 
-from meridian_broker.admin.connections import Places
 from meridian_broker.admin.server import AdminServer
 from meridian_broker.admin.state import AdminState
 from meridian_broker.gateway import tls
 from meridian_broker.gateway.addresses import Addresses, parse_bind_addresses, parse_listeners, url
+from meridian_broker.gateway.places import Places
 from meridian_broker.gateway.pulsar.broker import Broker, listen
+from meridian_broker.gateway.tls_listeners import TlsListener, TlsListeners
 from meridian_broker.server.regions_file import listed_regions
 from meridian_broker.server.setting_fields import SettingsError
 from meridian_broker.server.settings import Settings
@@ -29,14 +29,18 @@ from meridian_broker.server.settings import Settings
 class Doors:
     """The listeners of one process. ``open`` them, let clients in with ``serve``, and ``close`` them to new ones."""
 
-    def __init__(self, settings: Settings, http_places: Places) -> None:
-        """:raises SettingsError: the certificate or its key cannot be used."""
+    def __init__(self, settings: Settings, http: Places, handshakes: int) -> None:
+        """
+        :param http: for connections over HTTP.
+        :param handshakes: of TLS that may be under way, half of them from one address.
+        :raises SettingsError: the certificate or its key cannot be used.
+        """
         self._settings = settings
-        self._http_places = http_places
-        self._tls = _server_tls(settings)
+        self._http_places = http
+        self._tls = _tls_listeners(settings, Places(handshakes, (handshakes + 1) // 2))
         self._listeners = parse_listeners(settings.network.advertised_listeners)
         self._internal = settings.network.internal_listener_name or next(iter(self._listeners), "")
-        self._servers: list[asyncio.Server] = []
+        self._servers: list[asyncio.Server | TlsListener] = []
         self._own = Addresses()
 
     async def open(self, gateway: Broker, state: AdminState, stack: AsyncExitStack) -> None:
@@ -51,14 +55,15 @@ class Doors:
         if self._tls is not None:
             secure = await self._listen(gateway, network.bind_address, ports.broker_service_port_tls, self._tls)
         for place in parse_bind_addresses(network.bind_addresses):
-            context = self._tls if place.tls else None
-            await self._listen(gateway, place.host, place.port, context, place.listener)
+            await self._listen(gateway, place.host, place.port, self._tls if place.tls else None, place.listener)
         admin = await AdminServer.start(
             state, network.bind_address, self._http_places, _known_names(self._settings, self._listeners)
         )
         stack.push_async_callback(admin.close)
         http = await self._listen_http(admin, network.web_service_port)
         https = None if self._tls is None else await self._listen_http(admin, ports.web_service_port_tls, self._tls)
+        if self._tls is not None:
+            stack.push_async_callback(self._tls.close)
         if network.probe_service_port:
             await self._try(admin.listen_for_probes, network.probe_service_port)
         host = self._settings.advertised_address
@@ -70,17 +75,17 @@ class Doors:
         )
 
     async def _listen(
-        self, gateway: Broker, host: str, port: int, context: ssl.SSLContext | None = None, listener: str = ""
+        self, gateway: Broker, host: str, port: int, secure: TlsListeners | None = None, listener: str = ""
     ) -> int:
         try:
-            server = await listen(gateway, host, port, context, listener)
+            server = await listen(gateway, host, port, secure, listener)
         except OSError as error:
             raise _taken(host, port, error) from None
         self._servers.append(server)
         return int(server.sockets[0].getsockname()[1])
 
-    async def _listen_http(self, admin: AdminServer, port: int, context: ssl.SSLContext | None = None) -> int:
-        return await self._try(lambda at: admin.listen(at, context), port)
+    async def _listen_http(self, admin: AdminServer, port: int, secure: TlsListeners | None = None) -> int:
+        return await self._try(lambda at: admin.listen(at, secure), port)
 
     async def _try(self, listen: Callable[[int], Awaitable[int]], port: int) -> int:
         try:
@@ -128,18 +133,19 @@ def _known_names(settings: Settings, listeners: Mapping[str, Addresses]) -> froz
     return frozenset(name.strip().rstrip(".").lower() for name in names)
 
 
-def _server_tls(settings: Settings) -> ssl.SSLContext | None:
+def _tls_listeners(settings: Settings, handshakes: Places) -> TlsListeners | None:
     chosen = settings.tls
     if not chosen.is_served:
         return None
     try:
-        return tls.server_context(
+        context = tls.server_context(
             chosen.server_files,
             require_client_certificate=chosen.tls_require_trusted_client_cert_on_connect,
             check_seconds=chosen.tls_cert_refresh_check_duration_sec,
         )
     except tls.TlsFilesUnusable as error:
         raise SettingsError(str(error)) from error
+    return TlsListeners(context, handshakes)
 
 
 def client_tls(settings: Settings) -> tls.ContextSource | None:

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import asyncio
-import ssl
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
@@ -16,10 +15,12 @@ from meridian_broker.gateway.peer_identity import PeerIdentity
 from meridian_broker.gateway.pulsar.connection import Connection, Handler
 from meridian_broker.gateway.pulsar.expiry import Expiries
 from meridian_broker.gateway.pulsar.flow import BYTES, WRITE_BYTES, turn_bytes
-from meridian_broker.gateway.tls import HANDSHAKE_SECONDS
+from meridian_broker.gateway.tls_listeners import TlsListener, TlsListeners
 from meridian_broker.ledgers.telling import tell_each
 from meridian_broker.topics.service import TopicService
 
+BACKLOG: Final = 1024
+"""Connections that the system takes before this process does."""
 LONG_ANSWERS: Final = 4
 """Lists of topics and schemas made at the same time; each may be megabytes."""
 
@@ -145,20 +146,19 @@ class Broker:
 
 
 async def listen(
-    broker: Broker, host: str, port: int, tls: ssl.SSLContext | None = None, listener: str = ""
-) -> asyncio.Server:
+    broker: Broker, host: str, port: int, secure: TlsListeners | None = None, listener: str = ""
+) -> asyncio.Server | TlsListener:
     """Take the address; nobody is accepted before ``start_serving``.
 
+    :param secure: encrypts connections; None: they are plain.
     :param listener: whose addresses those who come in here are told, unless they name another.
     :raises OSError: the address is taken.
     """
     loop = asyncio.get_running_loop()
-    return await loop.create_server(
-        lambda: Connection(broker, loop, listener),
-        host,
-        port,
-        backlog=1024,
-        ssl=tls,
-        ssl_handshake_timeout=None if tls is None else HANDSHAKE_SECONDS,
-        start_serving=False,
-    )
+
+    def accept() -> Connection:
+        return Connection(broker, loop, listener)
+
+    if secure is None:
+        return await loop.create_server(accept, host, port, backlog=BACKLOG, start_serving=False)
+    return await secure.listen(accept, host, port, backlog=BACKLOG)

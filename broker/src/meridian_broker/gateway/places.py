@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A fixed number of places for connections that nobody knows yet, in all and for one address.
+
+A newcomer that finds none free takes the place of the connection that has been idle for longest: of its own address if
+that address has all it may have. So whoever holds connections open keeps nobody out, and an address that opens many
+drops its own first. Only when every connection is busy is a newcomer refused.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+log = logging.getLogger(__name__)
+
+SAID_EVERY: Final = 60.0
+"""Seconds between two lines in the log about connections that had to go."""
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """How many connections there may be."""
+
+    total: int
+    per_address: int
+
+
+class Guest(Protocol):
+    """A connection that takes a place."""
+
+    address: str
+    has_place: bool
+
+    def give_way(self) -> None:
+        """Close: somebody else gets its place."""
+
+
+class Hall:
+    """The connections of one or several listeners that share their places."""
+
+    def __init__(self, places: Places, clock: Callable[[], float], what: str) -> None:
+        """:param clock: monotonic seconds.
+        :param what: the connections, in the plural, for the log.
+        """
+        self._places = places
+        self._clock = clock
+        self._what = what
+        self._addresses: Counter[str] = Counter()
+        self._idle: dict[Guest, None] = {}
+        """Longest idle first."""
+        self._gone = 0
+        self._said = -SAID_EVERY
+
+    @property
+    def count(self) -> int:
+        return self._addresses.total()
+
+    def enter(self, guest: Guest) -> str | None:
+        """One more, idle. Says why there is no place for it, if so."""
+        places, address = self._places, guest.address
+        if self._addresses[address] >= places.per_address and not self._make_room(address):
+            return f"{address} has {places.per_address} connections that are being served, the limit"
+        if self.count >= places.total and not self._make_room(None):
+            return f"this broker serves {places.total} connections, the limit: try again in a moment"
+        self._addresses[address] += 1
+        self._idle[guest] = None
+        guest.has_place = True
+        return None
+
+    def _make_room(self, address: str | None) -> bool:
+        for guest in self._idle:
+            if address in (None, guest.address):
+                self.leave(guest)
+                guest.give_way()
+                self._tell()
+                return True
+        return False
+
+    def _tell(self) -> None:
+        self._gone += 1
+        if self._clock() - self._said >= SAID_EVERY:
+            log.warning("%d %s made room for new ones: all places were taken", self._gone, self._what)
+            self._said, self._gone = self._clock(), 0
+
+    def leave(self, guest: Guest) -> None:
+        """It is closed, or about to be. Once is enough."""
+        if guest.has_place:
+            guest.has_place = False
+            self._idle.pop(guest, None)
+            self._addresses[guest.address] -= 1
+            if not self._addresses[guest.address]:
+                del self._addresses[guest.address]
+
+    def busy(self, guest: Guest) -> None:
+        """It is being served: it gives way to nobody."""
+        self._idle.pop(guest, None)
+
+    def idle(self, guest: Guest) -> None:
+        """It was served."""
+        if guest.has_place:
+            self._idle[guest] = None
