@@ -33,16 +33,56 @@ capabilities:
   drop: [ALL]
 {{- end }}
 
+{{/* An image by digest where there is one. Call it with (list IMAGE DEFAULT-TAG). */}}
+{{- define "region.image" -}}
+{{- $image := index . 0 -}}
+{{- if $image.digest }}{{ $image.repository }}@{{ $image.digest }}
+{{- else }}{{ $image.repository }}:{{ $image.tag | default (index . 1) }}{{ end }}
+{{- end }}
+
+{{/* Where pods may run, and how they count. Call it with the values of a part. */}}
+{{- define "region.scheduling" -}}
+{{- with .priorityClassName }}
+priorityClassName: {{ . }}
+{{- end }}
+{{- with .nodeSelector }}
+nodeSelector: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .tolerations }}
+tolerations: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .affinity }}
+affinity: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end }}
+
+{{/* Bytes of a volume, such as 20Gi. */}}
+{{- define "region.bytes" -}}
+{{- $unit := get (dict "Ki" 1024 "Mi" 1048576 "Gi" 1073741824 "Ti" 1099511627776) (regexFind "[A-Z]i$" .) | default 1 -}}
+{{- mul (regexFind "^[0-9]+" . | int64) (int64 $unit) -}}
+{{- end }}
+
+{{- define "region.brokerHost" -}}
+{{ include "region.name" . }}-broker.{{ .Release.Namespace }}.svc
+{{- end }}
+
 {{- define "region.brokerUrl" -}}
-pulsar://{{ include "region.name" . }}-broker.{{ .Release.Namespace }}.svc:6650
+{{ if .Values.tls.enabled }}pulsar+ssl{{ else }}pulsar{{ end }}://{{ include "region.brokerHost" . }}:{{ if .Values.tls.enabled }}6651{{ else }}6650{{ end }}
 {{- end }}
 
 {{- define "region.adminUrl" -}}
-http://{{ include "region.name" . }}-broker.{{ .Release.Namespace }}.svc:8080
+{{ if .Values.tls.enabled }}https{{ else }}http{{ end }}://{{ include "region.brokerHost" . }}:{{ if .Values.tls.enabled }}8443{{ else }}8080{{ end }}
 {{- end }}
 
+{{- define "region.externalUrl" -}}
+{{ if .Values.tls.enabled }}pulsar+ssl{{ else }}pulsar{{ end }}://{{ .Values.external.host }}:{{ .Values.external.port }}
+{{- end }}
 
-{{/* The three members that there may be: their names stand in the certificate, also of those that are added later. */}}
+{{- define "region.tlsSecret" -}}
+{{ .Values.tls.existingSecret | default (printf "%s-broker-tls" (include "region.name" .)) }}
+{{- end }}
+
+{{/* The three members that there may be: all their names stand in the certificate. */}}
 {{- define "region.etcdHosts" -}}
 {{- $service := printf "%s-etcd" (include "region.name" .) -}}
 {{- range $i := until 3 }}{{ if $i }},{{ end }}{{ printf "%s-%d.%s.%s.svc" $service $i $service $.Release.Namespace }}{{ end }}
@@ -68,7 +108,5 @@ http://{{ include "region.name" . }}-broker.{{ .Release.Namespace }}.svc:8080
 
 {{/* Half of the volume, at most 8 GiB: the log and snapshots need the rest, and etcd grows slow beyond. */}}
 {{- define "region.etcdQuota" -}}
-{{- $size := .Values.etcd.volume.size -}}
-{{- $unit := get (dict "Mi" 1048576 "Gi" 1073741824 "Ti" 1099511627776) (regexFind "[A-Z]i$" $size) -}}
-{{- min 8589934592 (div (mul (regexFind "^[0-9]+" $size | int64) (int64 $unit)) 2) -}}
+{{- min 8589934592 (div (include "region.bytes" .Values.etcd.volume.size | int64) 2) -}}
 {{- end }}

@@ -1,0 +1,74 @@
+{{/* SPDX-License-Identifier: Apache-2.0 */}}
+{{/* What the broker is configured with: its ConfigMap holds it, and its pods carry the checksum of it. */}}
+
+{{/* The settings that are the chart's own, all of them always, so that each is known to be taken. */}}
+{{- define "region.ownSettings" -}}
+{{- $etcdTls := .Values.etcd.tls.enabled -}}
+{{- $tls := .Values.tls.enabled -}}
+{{- $listeners := list (printf "internal:%s" (include "region.brokerUrl" .)) -}}
+{{- if .Values.external.enabled }}{{ $listeners = append $listeners (printf "external:%s" (include "region.externalUrl" .)) }}{{ end -}}
+clusterName: {{ .Values.region.name | quote }}
+dataDirectory: /data
+metadataStoreUrl: etcd:{{ include "region.etcdUrls" . }}
+metadataStoreUser: meridian
+metadataStorePasswordFile: /etc/meridian/etcd/password
+metadataStoreTrustCertsFilePath: {{ if $etcdTls }}/etc/meridian/etcd/ca.crt{{ else }}""{{ end }}
+metadataStoreCertificateFilePath: {{ if $etcdTls }}/etc/meridian/etcd/client.crt{{ else }}""{{ end }}
+metadataStoreKeyFilePath: {{ if $etcdTls }}/etc/meridian/etcd/client.key{{ else }}""{{ end }}
+regionsFile: /etc/meridian/config/regions.json
+peerTokenFile: /etc/meridian/tokens/peer.token
+authenticationEnabled: "true"
+insecure: "false"
+tokenSecretKey: file:///etc/meridian/tokens/secret.key
+superUserRoles: {{ join "," .Values.auth.superUserRoles | quote }}
+bindAddress: 0.0.0.0
+brokerServicePort: "6650"
+webServicePort: "8080"
+probeServicePort: "8081"
+brokerServicePortTls: "6651"
+webServicePortTls: "8443"
+tlsCertificateFilePath: {{ if $tls }}/etc/meridian/tls/tls.crt{{ else }}""{{ end }}
+tlsKeyFilePath: {{ if $tls }}/etc/meridian/tls/tls.key{{ else }}""{{ end }}
+brokerClientTlsEnabled: {{ $tls | quote }}
+brokerClientTrustCertsFilePath: {{ if $tls }}/etc/meridian/tls/ca.crt{{ else }}""{{ end }}
+advertisedAddress: {{ include "region.brokerHost" . }}
+internalListenerName: internal
+advertisedListeners: {{ join "," $listeners | quote }}
+{{- end }}
+
+{{/* Helm keeps numbers as floating-point numbers, which would be written as 6e+06. */}}
+{{- define "region.settingText" -}}
+{{- if kindIs "float64" . }}{{ printf "%.0f" . }}{{ else }}{{ toString . }}{{ end -}}
+{{- end }}
+
+{{- define "region.brokerConf" -}}
+{{- range $key, $value := include "region.ownSettings" . | fromYaml }}
+{{- $key }}={{ $value }}
+{{ end }}
+{{- range $key, $value := .Values.broker.config }}
+{{- $key }}={{ include "region.settingText" $value }}
+{{ end }}
+{{- end }}
+
+{{- define "region.regionsJson" -}}
+{{- $kind := ternary "_tls" "" .Values.tls.enabled -}}
+{{- $all := list (dict "name" .Values.region.name "serviceUrl" (include "region.brokerUrl" .) "adminUrl" (include "region.adminUrl" .)) -}}
+{{- $regions := list -}}
+{{- range concat $all (.Values.region.peers | default list) -}}
+{{- $one := dict "name" .name "service_url" "" "admin_url" "" -}}
+{{- $_ := set $one (printf "service_url%s" $kind) .serviceUrl -}}
+{{- $_ := set $one (printf "admin_url%s" $kind) .adminUrl -}}
+{{- $regions = append $regions $one -}}
+{{- end -}}
+{{- dict "regions" $regions | toPrettyJson -}}
+{{- end }}
+
+{{- define "region.configData" -}}
+{{- dict "broker.conf" (include "region.brokerConf" .) "regions.json" (include "region.regionsJson" .) | toYaml -}}
+{{- end }}
+
+{{/* Secrets that brokers read when they start, as they are in the cluster now; nothing where it is not asked. */}}
+{{- define "region.secretData" -}}
+{{- $found := (lookup "v1" "Secret" .Release.Namespace .Values.auth.existingSecret).data | default dict -}}
+{{- pick $found "secret.key" "peer.token" | toJson -}}
+{{- end }}

@@ -1,0 +1,186 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the chart of a region makes of its values."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import yaml
+from charts import Rendered, cluster_with, merged, notes, region_values, rendered
+from meridian_broker.server.regions_file import clusters_in
+from meridian_broker.server.settings import BY_KEY, Settings, load
+from meridian_broker.server.settings_schema import LARGEST
+
+PEERS = [
+    {
+        "name": "us-west",
+        "serviceUrl": "pulsar://meridian-broker.us-west.svc:6650",
+        "adminUrl": "http://meridian-broker.us-west.svc:8080",
+    }
+]
+SECURE_PEERS = [
+    {
+        "name": "us-west",
+        "serviceUrl": "pulsar+ssl://meridian-broker.us-west.svc:6651",
+        "adminUrl": "https://meridian-broker.us-west.svc:8443",
+    }
+]
+
+
+def configuration(made: Rendered, directory: Any) -> Settings:
+    """The settings that a broker reads from its ConfigMap."""
+    for name, text in made["ConfigMap", "meridian-broker"]["data"].items():
+        (directory / name).write_text(text)
+    return load(directory / "broker.conf", (), {})
+
+
+def pod(made: Rendered, part: str) -> Any:
+    return made["StatefulSet", f"meridian-{part}"]["spec"]["template"]
+
+
+def checksums(values: dict[str, Any], cluster: str | None = None) -> dict[str, str]:
+    annotations = pod(rendered("meridian-region", values, cluster=cluster), "broker")["metadata"]["annotations"]
+    return {key: value for key, value in annotations.items() if key.startswith("checksum/")}
+
+
+def test_whole_numbers_reach_the_broker_as_they_were_written(tmp_path: Any) -> None:
+    """Also large ones, and those that Helm read back from an earlier release, where all numbers have a point."""
+    whole = {key: one for key, one in BY_KEY.items() if one.kind is int and not key.endswith(("Port", "Tls"))}
+    largest = {key: min(one.maximum or 0, LARGEST) for key, one in whole.items()}
+    config = largest | {"maxMessageSize": 10_485_760, "logLevel": "warning", "brokerDeduplicationEnabled": True}
+    settings = configuration(rendered("meridian-region", region_values(broker={"config": config})), tmp_path)
+    pairs = settings.pairs()
+    assert {key: pairs[key] for key in largest} == {key: str(config[key]) for key in largest}
+    assert pairs["logLevel"] == "warning"
+    assert pairs["brokerDeduplicationEnabled"] == "true"
+
+
+@pytest.mark.parametrize("secure", [False, True])
+def test_the_broker_can_use_what_it_is_configured_with(secure: bool, tmp_path: Any) -> None:
+    values = region_values(
+        region={"peers": SECURE_PEERS if secure else PEERS},
+        external={"enabled": True, "host": "east.example.org"},
+        tls={"enabled": secure, "existingSecret": "certificates" if secure else ""},
+    )
+    made = rendered("meridian-region", values)
+    settings = configuration(made, tmp_path)
+    regions = clusters_in(tmp_path / "regions.json")
+    west = regions["us-west"]
+    assert regions.keys() == {"us-east", "us-west"}
+    assert settings.tls.is_served is settings.tls.broker_client_tls_enabled is secure
+    ports = {(one["name"], one["port"]) for one in made["Service", "meridian-broker"]["spec"]["ports"]}
+    outside = made["Service", "meridian-broker-external"]["spec"]["ports"]
+    open_ports = [
+        port["port"] for rule in made["NetworkPolicy", "meridian-broker"]["spec"]["ingress"] for port in rule["ports"]
+    ]
+    if secure:
+        assert (west.broker_service_url_tls, west.service_url_tls) == (
+            "pulsar+ssl://meridian-broker.us-west.svc:6651",
+            "https://meridian-broker.us-west.svc:8443",
+        )
+        assert ports == {("pulsar-tls", 6651), ("https", 8443)}
+        assert outside == [{"name": "pulsar-tls", "targetPort": "pulsar-tls", "port": 6651, "nodePort": 30650}]
+        assert open_ports == [6651, 8443], "nothing goes in plain text"
+        assert "pulsar+ssl://east.example.org:30650" in settings.network.advertised_listeners
+        mounted = {one["mountPath"] for one in pod(made, "broker")["spec"]["containers"][0]["volumeMounts"]}
+        assert "/etc/meridian/tls" in mounted
+    else:
+        assert (west.broker_service_url, west.service_url) == (
+            "pulsar://meridian-broker.us-west.svc:6650",
+            "http://meridian-broker.us-west.svc:8080",
+        )
+        assert ports == {("pulsar", 6650), ("http", 8080)}
+        assert open_ports == [6650, 8080]
+
+
+def test_the_broker_is_restarted_for_what_it_reads_when_it_starts_and_for_nothing_else() -> None:
+    base = region_values()
+    plain = checksums(base)
+    assert checksums(merged(base, {"broker": {"config": {"logLevel": "debug"}}})) != plain
+    assert checksums(merged(base, {"region": {"peers": PEERS}})) != plain
+    assert checksums(merged(base, {"broker": {"volume": {"size": "30Gi"}}})) == plain
+    told = []
+    for data in (
+        {"secret.key": "b25l", "peer.token": "b25l"},
+        {"secret.key": "b25l", "peer.token": "b25l", "admin.jwt": "bmV3"},
+        {"secret.key": "dHdv", "peer.token": "b25l"},
+    ):
+        secret = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "meridian-tokens"}, "data": data}
+        with cluster_with(secret) as cluster:
+            told.append(checksums(base, cluster))
+    assert told[0] == told[1], "brokers do not read that one"
+    assert told[0] != told[2], "another key"
+
+
+def test_a_pod_that_is_not_the_regions_first_does_not_touch_etcd() -> None:
+    """Whoever scales the StatefulSet up by hand gets a pod that waits, not one that takes the region over."""
+    init = pod(rendered("meridian-region", region_values()), "broker")["spec"]["initContainers"][0]
+    assert init["command"][:2] == ["sh", "-c"]
+    script = init["command"][2]
+    assert '"$POD_NAME" != meridian-broker-0' in script
+    assert script.index("exit 1") < script.index("exec meridian")
+    assert init["args"][0] == "secure-etcd"
+
+
+def test_three_members_of_etcd_are_kept_apart_and_drained_one_at_a_time() -> None:
+    made = rendered("meridian-region", region_values(etcd={"replicas": 3}))
+    assert made["PodDisruptionBudget", "meridian-etcd"]["spec"]["maxUnavailable"] == 1
+    assert len(pod(made, "etcd")["spec"]["topologySpreadConstraints"]) == 2
+    one = rendered("meridian-region", region_values())
+    assert not [name for kind, name in one if kind == "PodDisruptionBudget"], "it would block every drain"
+
+
+def test_certificates_can_come_from_cert_manager() -> None:
+    values = region_values(
+        tls={"enabled": True, "certManager": {"issuerRef": {"name": "ca", "kind": "ClusterIssuer"}}},
+        external={"enabled": True, "host": "192.0.2.7"},
+        podMonitor={"enabled": True},
+    )
+    made = rendered("meridian-region", values)
+    spec = made["Certificate", "meridian-broker"]["spec"]
+    assert spec["dnsNames"][0] == "meridian-broker.us-east.svc"
+    assert spec["ipAddresses"] == ["192.0.2.7"]
+    volumes = {one["name"]: one for one in pod(made, "broker")["spec"]["volumes"]}
+    assert volumes["tls"]["secret"]["secretName"] == spec["secretName"]
+    scraped = made["PodMonitor", "meridian-broker"]["spec"]["podMetricsEndpoints"][0]
+    assert scraped["scheme"] == "https"
+
+
+def test_pods_take_what_a_cluster_asks_of_them() -> None:
+    part: dict[str, Any] = {
+        "priorityClassName": "high",
+        "podAnnotations": {"a": "b"},
+        "podLabels": {"team": "messaging"},
+        "nodeSelector": {"disk": "fast"},
+        "tolerations": [{"operator": "Exists"}],
+    }
+    own: dict[str, Any] = {
+        "extraEnv": [{"name": "TZ", "value": "UTC"}],
+        "extraVolumes": [{"name": "more", "emptyDir": {}}],
+        "extraVolumeMounts": [{"name": "more", "mountPath": "/more"}],
+    }
+    made = rendered("meridian-region", region_values(broker=part | own, etcd=part))
+    for name in ("broker", "etcd"):
+        found = pod(made, name)
+        assert found["spec"]["priorityClassName"] == "high"
+        assert found["spec"]["nodeSelector"] == {"disk": "fast"}
+        assert found["spec"]["tolerations"] == [{"operator": "Exists"}]
+        assert found["metadata"]["annotations"]["a"] == "b"
+        assert found["metadata"]["labels"]["team"] == "messaging"
+    container = pod(made, "broker")["spec"]["containers"][0]
+    assert container["env"] == own["extraEnv"]
+    assert own["extraVolumeMounts"][0] in container["volumeMounts"]
+    assert own["extraVolumes"][0] in pod(made, "broker")["spec"]["volumes"]
+
+
+def test_the_notes_can_be_pasted() -> None:
+    """A here-document ends at a line that is END and nothing else; so what is printed for it is not indented."""
+    told = notes("meridian-region", region_values(region={"peers": PEERS}))
+    _, _, rest = told.partition("kubectl apply -f - <<END\n")
+    document, ended, _ = rest.partition("\nEND\n")
+    assert ended
+    topic = yaml.safe_load(document)
+    assert topic["kind"] == "GeoTopic"
+    assert topic["spec"]["regions"] == ["us-east", "us-west"]
+    assert told.index("meridian-operator") < told.index("kubectl apply"), "before that there is no such kind"
