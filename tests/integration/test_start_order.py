@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import shutil
 import signal
@@ -13,6 +14,10 @@ from pathlib import Path
 import pytest
 from broker_process import BrokerProcess, wait_until
 from etcd_server import EtcdServer, etcd_missing
+from meridian_broker.cli.output import COULD_NOT_TELL
+from meridian_broker.engines.etcd.metadata import EtcdMetadataStore
+from meridian_broker.metadata.catalog import Catalog
+from meridian_broker.positions.clock import HybridClock
 
 _missing = etcd_missing()
 
@@ -44,6 +49,23 @@ def test_an_earlier_broker_still_has_the_volume(tmp_path: Path) -> None:
             wait_until(lambda: "in use by another broker process" in second.log(), "the broker to say that it waits")
             first.kill()
             second.wait_healthy()
+
+
+@pytest.mark.skipif(_missing is not None, reason=_missing or "")
+async def test_a_later_broker_of_the_region_ends_the_earlier_one(tmp_path: Path) -> None:
+    """On another volume, as a second pod has: the first can write nothing from then on, and must not look healthy."""
+    etcd = EtcdServer(tmp_path / "etcd")
+    try:
+        with BrokerProcess("us", tmp_path / "us", metadata_url=f"etcd:{etcd.url}") as first:
+            store = await EtcdMetadataStore.connect(etcd.url, "/meridian/us")
+            catalog = Catalog(store, HybridClock(lambda: 0, "us"), lambda: 0, asyncio.sleep)
+            assert await catalog.next_broker_epoch("broker-0") == 2
+            await store.close()
+            assert first._process is not None
+            assert await asyncio.to_thread(first._process.wait, 60) == COULD_NOT_TELL
+            assert "another broker of region us has started (epoch 2, this one has 1)" in first.log()
+    finally:
+        etcd.close()
 
 
 def test_what_it_waits_for_never_comes(tmp_path: Path) -> None:

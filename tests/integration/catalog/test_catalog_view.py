@@ -121,6 +121,14 @@ class TestLedgerIds:
         assert sorted(epochs) == [1, 2, 3, 4, 5]
         assert await make().next_broker_epoch("broker-1") == 1
 
+    async def test_a_later_start_of_a_broker_is_heard_of(self, make: Callable[[], Catalog]) -> None:
+        """Also one that was before anybody listened; and neither its own nor that of another broker."""
+        epoch = await make().next_broker_epoch("broker-0")
+        listening = asyncio.ensure_future(make().later_broker_epoch("broker-0", epoch))
+        assert await make().next_broker_epoch("broker-1") == epoch
+        assert await make().next_broker_epoch("broker-0") == epoch + 1
+        assert await listening == await make().later_broker_epoch("broker-0", epoch) == epoch + 1
+
 
 class TestView:
     async def test_own_writes_are_seen_at_once(self, catalog: Catalog) -> None:

@@ -132,6 +132,16 @@ class Catalog:
         """
         return await self._epochs.next(broker_id, above)
 
+    async def later_broker_epoch(self, broker_id: str, epoch: int) -> int:
+        """Wait until a broker with this id has started after the one that got ``epoch``, and return its epoch."""
+        while True:
+            try:
+                async for _ in self._access.store.watch(self._epochs.path(broker_id)):
+                    if (newest := await self._epochs.newest(broker_id)) > epoch:
+                        return newest
+            except MetadataError:
+                await self._sleep(RETRY_SECONDS)
+
     async def everything(self) -> list[tuple[str, Any, Stamp | None]]:
         """Path, value and stamp of all that regions agree on, for whoever compares them."""
         return await self._access.everything()

@@ -136,7 +136,7 @@ class BrokerEpochs:
 
     async def next(self, broker_id: str, above: int = 0) -> int:
         """From 1 on, greater each time, and greater than ``above``."""
-        path = keys.broker_epoch(check_name(broker_id, "broker"))
+        path = self.path(broker_id)
 
         async def attempt() -> int | None:
             value, _, version = await self._access.value(path)
@@ -148,3 +148,12 @@ class BrokerEpochs:
             return epoch
 
         return await self._access.retry(f"counting the starts of broker {broker_id}", attempt)
+
+    async def newest(self, broker_id: str) -> int:
+        """That of the last start; 0 when there was none."""
+        value, _, _ = await self._access.value(self.path(broker_id))
+        return 0 if value is None else int(value)
+
+    def path(self, broker_id: str) -> str:
+        """Where the epoch of a broker lies."""
+        return keys.broker_epoch(check_name(broker_id, "broker"))

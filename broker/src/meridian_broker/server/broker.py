@@ -67,6 +67,7 @@ from meridian_broker.server.doors import Doors, client_tls
 from meridian_broker.server.keys import Keys
 from meridian_broker.server.loop import LoopScheduler
 from meridian_broker.server.privacy import close_to_others
+from meridian_broker.server.rank import served
 from meridian_broker.server.regions_file import listed_regions
 from meridian_broker.server.settings import Settings
 from meridian_broker.server.settings_backlog import BacklogSettings
@@ -84,6 +85,8 @@ from meridian_broker.wire.peer_requests import Guard
 
 log = logging.getLogger(__name__)
 
+BROKER_ID: Final = "broker-0"
+"""A region has one broker, whichever process it is."""
 CONTACT_SECONDS: Final = 1.0
 """A broker that starts waits so long for other regions before clients are let in: what was acknowledged there while it
 was away must be known first. A region that is down is noticed at once and not waited for."""
@@ -102,6 +105,7 @@ def run_broker(settings: Settings, files: Callable[[Path], FilePort] | None = No
     """Run until SIGTERM or SIGINT, then drain. The exit code: 0 for a clean end.
 
     :param files: see ``BrokerProcess.start``.
+    :raises Outranked: a later broker of the region has started.
     """
     _tune()
     raise_limit()
@@ -132,7 +136,7 @@ async def _run(settings: Settings, files: Callable[[Path], FilePort] | None) -> 
         gc.collect()
         gc.freeze()  # what the broker is made of needs no more looking at
         gc.set_threshold(*GC_THRESHOLD)
-        await stop.wait()
+        await served(process.catalog, BROKER_ID, process.service.fence, stop)
         log.info("draining")
         await process.drain()
     log.info("stopped")
@@ -231,7 +235,7 @@ class BrokerProcess:
         await process.held.finish_deletions()
         stored = [ledger.ledger_id for ledger in await process.ledgers.list()]
         await catalog.never_below(max(stored, default=-1))  # the metadata may be an older copy than the volume (R1)
-        fence = await catalog.next_broker_epoch("broker-0", above=process.ledgers.newest_fence())
+        fence = await catalog.next_broker_epoch(BROKER_ID, above=process.ledgers.newest_fence())
         await process._build(fence, stack)
         await process._open_doors(stack)
         await process._bootstrap()
@@ -319,7 +323,7 @@ class BrokerProcess:
         )
         self.service.exchange = self.service.missing.exchange = self.exchange
         self.service.leasing = self.leases = shares
-        self.service.before = self.behind = BehindBook(self.catalog, "broker-0", self.exchange, self.scheduler.now_ms)
+        self.service.before = self.behind = BehindBook(self.catalog, BROKER_ID, self.exchange, self.scheduler.now_ms)
         self.service.replication = self.runner
         self.gateway = Broker(
             region=self.region,

@@ -69,11 +69,12 @@ def start_logging(level: LogLevel) -> None:
 def main() -> None:
     """What the installed script calls."""
     from meridian_broker.server.layout import UpFailed
+    from meridian_broker.server.rank import Outranked
     from meridian_broker.server.waiting import StartFailed
 
     try:
         build(ServerPrograms())()
-    except (SettingsError, StartFailed, UpFailed) as error:
+    except (Outranked, SettingsError, StartFailed, UpFailed) as error:
         click.echo(f"meridian: {shown_lines(str(error))}", err=True)
         raise SystemExit(COULD_NOT_TELL) from None
 
