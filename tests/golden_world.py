@@ -91,6 +91,15 @@ def progress_by_time() -> Progress:
     return made
 
 
+def noted_once() -> Progress:
+    """A delta over two seeks by time."""
+    whole = progress_by_time()
+    whole.rewind(Stamp(TIME_MS + 10, 0, "us-west"), {}, publish_time_ms=TIME_MS + 5)
+    delta = whole.empty_delta()
+    delta.ack(delta.epoch, "us-east", Position(3, 41), Position(3, 44))
+    return delta
+
+
 def reported() -> Progress:
     """The same with what two regions owe nobody (format 4)."""
     made = progress()
@@ -333,6 +342,7 @@ def small_files() -> dict[str, bytes]:
         "ack-set.bin": ack_set().encode(),
         "progress.bin": progress().encode(),
         "progress-by-time.bin": progress_by_time().encode(),
+        "progress-noted-once.bin": noted_once().encode(),
         "progress-reports.bin": reported().encode(),
         "dropped.bin": dropped().encode(),
         "entry-own.bin": own_entry(),

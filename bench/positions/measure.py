@@ -199,9 +199,7 @@ def subscriptions(quick: bool) -> Iterator[tuple[dict[str, Any], int | None]]:
 
 
 SINGLE_TIMES = 2.0
-"""How much more an acknowledgement may cost with thousands of rewinds of ranges than with none."""
-TIMED_US = 1500
-"""What one in a turn of its own may cost with as many seeks by time as one region may make."""
+"""How much more an acknowledgement may cost with many rewinds than with none."""
 LONGEST_MS = 20.0
 """The longest turn of the loop that a cumulative acknowledgement, a seek or a look ahead may cause."""
 
@@ -218,11 +216,8 @@ def acknowledging(quick: bool) -> Iterator[tuple[str, float, float]]:
         print(f"{case['rewinds']:>20,} by {case['kind']:>9}{case['alone_us']:>13}{case['together_us']:>12}")
     for case in rewound:
         name = f"one acknowledgement, {case['rewinds']:,} rewinds by {case['kind']}"
-        if case["kind"] == "place":
-            for how in ("alone_us", "together_us"):
-                yield f"{name}, {how[:-3]}, times that without", SINGLE_TIMES, round(case[how] / none[how], 2)
-        elif case["rewinds"] > 1:
-            yield f"{name}, alone, us", TIMED_US, case["alone_us"]
+        for how in ("alone_us", "together_us"):
+            yield f"{name}, {how[:-3]}, times that without", SINGLE_TIMES, round(case[how] / none[how], 2)
     entries = found["entries"]
     print(f"\n{'one over entries':>20}{'':10}{'longest turn, ms':>18}{'receipt, ms':>13}{'cursor, ms':>12}")
     for kind, case in found["cumulative"].items():

@@ -95,6 +95,7 @@ def test_positions_are_read() -> None:
     assert AckSet.decode(golden("ack-set.bin")) == world.ack_set()
     assert Progress.decode(golden("progress.bin")) == world.progress()
     assert Progress.decode(golden("progress-by-time.bin")) == world.progress_by_time()
+    assert Progress.decode(golden("progress-noted-once.bin")) == world.noted_once()
     assert Progress.decode(golden("progress-reports.bin")) == world.reported()
     assert Dropped.decode(golden("dropped.bin")) == world.dropped()
 
@@ -144,7 +145,7 @@ def test_peer_messages_are_read(expected: object) -> None:
 @pytest.mark.parametrize(
     ("name", "read", "newer"),
     [
-        ("progress.bin", Progress.decode, 5),
+        ("progress.bin", Progress.decode, 6),
         ("dropped.bin", Dropped.decode, 2),
         ("entry-own.bin", entry.unpack, 2),
         ("entry-foreign.bin", entry.unpack, 2),

@@ -493,8 +493,8 @@ def test_two_rewinds_of_one_stamp_which_no_clock_makes_both_count() -> None:
 
 
 def test_a_newer_format_is_refused_with_a_sentence() -> None:
-    with pytest.raises(ValueError, match="format 5: this broker reads formats up to 4"):
-        Progress.decode(b"\x05")
+    with pytest.raises(ValueError, match="format 6: this broker reads formats up to 5"):
+        Progress.decode(b"\x06")
 
 
 def test_the_format_stays() -> None:

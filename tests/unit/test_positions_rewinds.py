@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from meridian_broker.positions import EARLIEST, ZERO, Position, Progress, Stamp
 from meridian_broker.positions.layers import LAYERS_MAX, Layer, Layers
+from meridian_broker.positions.runset import RunSet
 
 ENTRIES = 40
 REWINDS = 2 * LAYERS_MAX
@@ -184,6 +185,54 @@ def test_what_an_acknowledgement_says_does_not_grow_with_the_rewinds(monkeypatch
         monkeypatch.undo()
         monkeypatch.setattr(Layer, "may_rule", counted)
     assert len(sizes) == 1
+
+
+def test_an_acknowledgement_is_noted_once_for_all_seeks_by_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    noted = 0
+    claim = RunSet.claim
+
+    def counted(acks: RunSet, after: Position, upto: Position) -> bool:
+        nonlocal noted
+        noted += 1
+        return claim(acks, after, upto)
+
+    monkeypatch.setattr(RunSet, "claim", counted)
+    costs = set[int]()
+    for count in (2, 64, 4000):
+        progress, first_hand = full(True, count), full(True, count)
+        noted = 0
+        for entry in (7, 3, 5):
+            delta = progress.empty_delta()
+            delta.ack(progress.epoch, US, place(entry - 1), place(entry))
+            told = Progress.decode(delta.encode())
+            assert progress.join(delta)
+            assert not progress.join(told), "nothing of it is new"
+            assert first_hand.join(told)
+            assert progress.is_acked(US, place(entry), 10 + count // 2)
+            assert progress.is_acked(US, place(entry))
+        costs.add(noted)
+        later = progress.heads()
+        later.rewind(stamp(count), {}, {}, 10 + count // 2)
+        assert progress.join(later)
+        assert progress.is_acked(US, place(5), 9 + count // 2)
+        assert not progress.is_acked(US, place(5), 10 + count // 2), "a later seek counts"
+    assert max(costs) < 40
+
+
+def test_a_delta_that_names_no_seeks_by_time_is_refused() -> None:
+    progress = full(True, 3)
+    delta = progress.empty_delta()
+    delta.ack(progress.epoch, US, place(6), place(7))
+    whole = delta.encode()
+    assert whole[0] == 5
+    assert Progress.decode(whole).encode() == whole
+    assert Progress.decode(whole) == delta
+    nested = bytes((5, *whole[1 : 2 + whole[1]])) + b"\x00" + whole
+    for damaged in (nested, *(whole[:end] for end in range(len(whole)))):
+        with pytest.raises(ValueError):
+            Progress.decode(damaged)
+    with pytest.raises(ValueError, match="nothing is noted"):
+        Progress.decode(b"\x05\x01\x00\x00\x01\x00\x00")
 
 
 def test_a_delta_may_go_back_and_then_acknowledge() -> None:

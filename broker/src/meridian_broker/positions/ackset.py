@@ -87,6 +87,14 @@ class AckSet(RunSet):
             result._settle()
         return result
 
+    def last(self) -> Position | None:
+        """The last entry that is claimed by name; None: there is none."""
+        if not self._detail:
+            return None
+        ledger = max(self._detail)
+        bits = self._detail[ledger].bits
+        return Position(ledger, bits.max()) if bits else None
+
     def upto(self, position: Position) -> AckSet:
         """What is claimed up to a position, without batches of which some messages are acked."""
         result = AckSet(min(self.floor, position))

@@ -18,7 +18,7 @@ from meridian_broker.positions.ackset import AckSet
 from meridian_broker.positions.beginning import UNKNOWN, Beginning
 from meridian_broker.positions.claims import BATCH_LIMIT
 from meridian_broker.positions.clock import ZERO, Stamp
-from meridian_broker.positions.layers import Layers, Rules, acks_of, covered_over, floor_over
+from meridian_broker.positions.layers import Layers, Rules, acks_of, covered_over, floor_over, join_acks
 from meridian_broker.positions.position import EARLIEST, Position
 
 
@@ -54,10 +54,45 @@ class LayeredAcks:
             if acks is None:
                 acks = self._base[sys.intern(region)] = AckSet()
             return acks.claim(after, upto)
+        layers = self._layers
+        if layers.notes_once and not publish_time_ms and (epoch is layers.epoch or epoch == layers.epoch):
+            return self._ack_timeless(layers, region, after, upto)
         changed = False
         for layer_acks in self._ruling(epoch, region, after, upto, publish_time_ms):
             changed |= acks_of(layer_acks, region).claim(after, upto)
         return changed
+
+    def _ack_timeless(self, layers: Layers, region: str, after: Position, upto: Position) -> bool:
+        """An ack of the newest epoch counts whichever rewind rules its entry, so it need not be told which one does."""
+        changed = False
+        if len(layers.timed) < len(layers.known):
+            for layer in layers.beside_times(region, after, upto):
+                changed |= acks_of(layer.acks, region).claim(after, upto)
+        if layers or layers.known is layers:  # else it is a delta, and nothing is noted in any of them
+            noted = (acks.get(region) for acks in self._acks_by_time(layers))
+            if all(acks is not None and acks.covers(after, upto) for acks in noted):
+                return changed
+        return acks_of(layers.timeless, region).claim(after, upto) or changed
+
+    def _acks_by_time(self, layers: Layers) -> Iterator[Mapping[str, AckSet]]:
+        """What is noted in each of the layers for which ``timeless`` counts."""
+        yield from layers.timed_acks()
+        if self._base_counts():
+            yield self._base
+
+    def _settle(self) -> None:
+        """Note what is timeless in each layer for which it counts: where layers are looked at one by one."""
+        layers = self._layers
+        if layers is not None and layers.timeless:
+            timeless, layers.timeless = layers.timeless, {}
+            if self._base_counts():
+                join_acks(self._base, timeless)
+            for layer in layers.all():
+                if layer.publish_time_ms is not None:
+                    join_acks(layer.acks, timeless)
+
+    def _timeless(self, region: str) -> AckSet | None:
+        return None if self._layers is None else self._layers.timeless.get(region)
 
     def ack_batch(
         self,
@@ -82,6 +117,7 @@ class LayeredAcks:
 
     def raise_floor(self, region: str, position: Position) -> bool:
         """Everything of a region up to here is done with, in every epoch: forget the detail (R11)."""
+        self._settle()
         changed = False
         for layer in () if self._layers is None else self._layers.all():
             changed |= acks_of(layer.acks, region).raise_floor(position)
@@ -106,6 +142,9 @@ class LayeredAcks:
         Of an entry whose time is not known (0) only what is certain is said: it is acked whatever its time is.
         """
         if self._layers is not None:
+            timeless = self._layers.timeless.get(region)
+            if timeless is not None and timeless.contains(position):
+                return True
             for layer in self._layers.at(region, position):
                 if layer.rules_entry(region, position, publish_time_ms):
                     acks = layer.acks.get(region)
@@ -120,11 +159,19 @@ class LayeredAcks:
 
     def all_acked(self, region: str, after: Position, upto: Position) -> bool:
         """Whether all of ``(after, upto]`` is acked, whatever entries it has and whenever they were published."""
+        timeless = self._timeless(region)
+        if timeless is not None and timeless.touches(after, upto):
+            if timeless.covers(after, upto):
+                return True
+            self._settle()
         newest_first = [] if self._layers is None else list(self._layers.over(region, after, upto))
         return covered_over(region, after, upto, self._base.get(region), self.start(region), newest_first)
 
     def depends_on_time(self, region: str, position: Position) -> bool:
         """Whether only its publish time can tell if an entry, or some of it, is acked."""
+        timeless = self._timeless(region)
+        if timeless is not None and timeless.contains(position):
+            return False
         found = [self._left(layer, region, position, 1) for layer in self._deciding(region, position, 0)]
         return len(found) > 1 and any(left is not None for left in found)
 
@@ -135,6 +182,9 @@ class LayeredAcks:
         """
         if self._layers is None:
             return self._left(self._base, region, position, size)
+        timeless = self._layers.timeless.get(region)
+        if timeless is not None and timeless.contains(position):
+            return 0
         together = 0
         for layer in self._deciding(region, position, publish_time_ms):
             left = self._left(layer, region, position, size)
@@ -145,6 +195,7 @@ class LayeredAcks:
 
     def goes_beyond(self, places: Mapping[str, Position]) -> bool:
         """Whether anything of these regions is acked behind these places, in whatever epoch."""
+        self._settle()
         return any(
             acks[region].goes_beyond(place)
             for acks in self._all_acks()
@@ -154,6 +205,9 @@ class LayeredAcks:
 
     def touches(self, region: str, after: Position, upto: Position) -> bool:
         """Whether anything of an interval, or some of a batch there, is acked in whatever epoch."""
+        timeless = self._timeless(region)
+        if timeless is not None and timeless.touches(after, upto):
+            return True
         return self.start(region) > after or any(
             acks[region].touches(after, upto) for acks in self._all_acks() if region in acks
         )
@@ -164,11 +218,13 @@ class LayeredAcks:
 
     def regions(self) -> frozenset[str]:
         """Origins of which anything is acked, lies before the beginning, or is ruled by a rewind."""
+        self._settle()
         names = {region for acks in self._all_acks() for region, one in acks.items() if not one.is_empty}
         return frozenset(names.union(self.beginning.places, *(layer.rules for layer in self._layers or ())))
 
     def floors(self) -> dict[str, Position]:
         """Per origin: every entry up to here is acked. Seeks by time can only make it lower than it might be."""
+        self._settle()
         base, places = self._base, self.beginning.places
         if self._layers is None:
             none = AckSet()
@@ -182,6 +238,7 @@ class LayeredAcks:
 
     def acks(self, epoch: Stamp, region: str) -> AckSet | None:
         """The acks of one layer, to look at; None when there are none."""
+        self._settle()
         if epoch == ZERO:
             return self._base.get(region)
         layer = None if self._layers is None else self._layers.find(epoch)
@@ -193,6 +250,7 @@ class LayeredAcks:
 
     def count_detail(self) -> int:
         """Entry ids and partly acked batches remembered above the floors, all layers."""
+        self._settle()
         return sum(one.count_detail() for acks in self._all_acks() for one in acks.values())
 
     # -- layers --------------------------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterable, Iterator, Mapping
+from functools import lru_cache
 from operator import attrgetter
 
 from meridian_broker.positions.ackset import AckSet
@@ -108,6 +109,7 @@ class Layer:
     __hash__ = None  # type: ignore[assignment]
 
     def put_head(self, out: bytearray) -> None:
+        """Append what ``take_head`` reads."""
         put_number(out, self.epoch.time_ms)
         put_number(out, self.epoch.counter)
         put_name(out, self.epoch.region)
@@ -123,8 +125,8 @@ class Layer:
         put_acks(out, self.acks)
 
     @classmethod
-    def take(cls, reader: Reader) -> Layer:
-        """:raises ValueError: these bytes are no layer."""
+    def take_head(cls, reader: Reader) -> Layer:
+        """A rewind without acks. :raises ValueError: these bytes are none."""
         epoch = Stamp(reader.number(), reader.number(), reader.name())
         time = reader.number()
         rules: Rules = {}
@@ -133,7 +135,12 @@ class Layer:
             rules[region] = take_position(reader), take_position(reader)
             if rules[region][0] >= rules[region][1]:
                 raise reader.broken("a rewind rules an empty range")
-        layer = cls(epoch, rules, time - 1 if time else None)
+        return cls(epoch, rules, time - 1 if time else None)
+
+    @classmethod
+    def take(cls, reader: Reader) -> Layer:
+        """:raises ValueError: these bytes are no layer."""
+        layer = cls.take_head(reader)
         layer.acks = take_acks(reader)
         return layer
 
@@ -145,28 +152,58 @@ class Layers(list[Layer]):
     one may go on with it, and what it found out about its ranges stays true.
     """
 
-    __slots__ = ("_by_epoch", "_places")
+    __slots__ = ("_by_epoch", "_heads", "_places", "epoch", "notes_once", "rules_all", "timed", "timeless")
 
     def __init__(self, layers: Iterable[Layer] = ()) -> None:
         super().__init__(layers)
+        self.epoch: Stamp = self[-1].epoch if self else ZERO
+        """The newest one's."""
+        self.rules_all: bool = bool(self) and self[0].rules_all_by_time
+        """Is the base layer never read? Such a rewind is the oldest that is remembered."""
+        self.timed: tuple[Layer, ...] = tuple(layer for layer in reversed(self) if layer.publish_time_ms is not None)
+        """The seeks by time, newest first."""
+        self.notes_once: bool = len(self.timed) > 1
+        """Are there so many of them that acks of the newest epoch are noted once for all?"""
+        self.timeless: dict[str, AckSet] = {}
+        """Acks that count whenever their entry was published: noted once for all seeks by time and the base layer."""
+        self._heads: bytes | None = None
         self._by_epoch = {layer.epoch: layer for layer in self}
         self._places: dict[str, tuple[list[Position], dict[int, list[Layer]]]] = {}
         """Per origin region the borders of all ranges, and of stretches between two borders the layers in question."""
 
     @property
-    def epoch(self) -> Stamp:
-        """The newest one's."""
-        return self[-1].epoch if self else ZERO
-
-    @property
-    def rules_all(self) -> bool:
-        """Is the base layer never read? Such a rewind is the oldest that is remembered."""
-        return bool(self) and self[0].rules_all_by_time
-
-    @property
     def known(self) -> Layers:
         """All rewinds that there are to know."""
         return self
+
+    @property
+    def heads(self) -> bytes:
+        """What all rewinds there are to know say, encoded: equal where the same ones are known."""
+        if self._heads is None:
+            out = bytearray()
+            put_number(out, len(self))
+            for layer in self:
+                layer.put_head(out)
+            self._heads = bytes(out)
+        return self._heads
+
+    def timed_acks(self) -> Iterator[Mapping[str, AckSet]]:
+        """What is noted in each seek by time, newest first; without what is noted once for all."""
+        return (layer.acks for layer in self.timed)
+
+    def beside_times(self, region: str, after: Position, upto: Position) -> list[Layer]:
+        """Those of ``over`` that are no seeks by time, to note something in."""
+        return [
+            layer
+            for layer in self.over(region, after, upto)
+            if layer.publish_time_ms is None and layer.may_rule(region, after, upto, 0)
+        ]
+
+    def copied(self) -> Layers:
+        """The same, to be changed apart."""
+        other = Layers(layer.copy() for layer in self)
+        other.timeless = copy_acks(self.timeless)
+        return other
 
     def find(self, epoch: Stamp) -> Layer | None:
         """The rewind of this stamp, None when there is none."""
@@ -258,20 +295,34 @@ class Touched(Layers):
     def __init__(self, known: Layers, layers: Iterable[Layer] = ()) -> None:
         super().__init__(layers)
         self._known = known
+        self.epoch, self.rules_all = known.epoch, known.rules_all
+        self.timed, self.notes_once = known.timed, known.notes_once
         self._noting: dict[tuple[str, int], list[Layer | None]] = {}
         """Of stretches between two borders in which layers acknowledgements of the newest epoch are noted."""
 
     @property
-    def epoch(self) -> Stamp:
-        return self._known.epoch
-
-    @property
-    def rules_all(self) -> bool:
-        return self._known.rules_all
-
-    @property
     def known(self) -> Layers:
         return self._known
+
+    @property
+    def heads(self) -> bytes:
+        return self._known.heads
+
+    def timed_acks(self) -> Iterator[Mapping[str, AckSet]]:
+        if not self:
+            yield {}
+            return
+        for layer in self.timed:
+            mine = self._by_epoch.get(layer.epoch)
+            yield {} if mine is None else mine.acks
+
+    def beside_times(self, region: str, after: Position, upto: Position) -> list[Layer]:
+        return [self._mine(layer) for layer in self._known.beside_times(region, after, upto)]
+
+    def copied(self) -> Layers:
+        other = Touched(self._known, (layer.copy() for layer in self))
+        other.timeless = copy_acks(self.timeless)
+        return other
 
     def replaced(self, layers: Iterable[Layer]) -> Layers:
         touched = list(layers)
@@ -338,6 +389,26 @@ class _Ruled:
         lows, highs = self._ranges.get(region, ((), ()))
         at = bisect_right(lows, low) - 1
         return at >= 0 and high <= highs[at]
+
+
+@lru_cache(maxsize=16)
+def known_of(heads: bytes) -> Layers:
+    """The rewinds of ``Layers.heads``, without acks. Nearly all deltas of a subscription say the same ones.
+
+    :raises ValueError: these bytes are no rewinds, or not in order.
+    """
+    reader = Reader(heads)
+    known = Layers(Layer.take_head(reader) for _ in range(reader.count(6)))
+    reader.end()
+    check_order(known)
+    return known
+
+
+def check_order(layers: list[Layer]) -> None:
+    """:raises ValueError: the rewinds are not in the order of their epochs."""
+    epochs = [layer.epoch for layer in layers]
+    if any(not late > early for early, late in zip([ZERO, *epochs], epochs, strict=False)):
+        raise ValueError("the rewinds are not in order")
 
 
 # -- acks per region: what every layer has -----------------------------------------------------------------------------

@@ -41,22 +41,24 @@ from meridian_broker.positions.layers import (
     acks_minus,
     acks_upto,
     acks_within,
+    check_order,
     copy_acks,
     epoch_of,
     extract_acks,
     join_acks,
+    known_of,
     put_acks,
     same_acks,
     take_acks,
 )
 from meridian_broker.positions.position import EARLIEST, Position
-from meridian_broker.positions.varints import Reader, put_number
+from meridian_broker.positions.varints import Reader, put_bytes, put_number
 
-FORMAT_VERSION: Final = 4
+FORMAT_VERSION: Final = 5
 """Written as early as it can be: in format 1 what knows nothing of the subscription's beginning, as nearly all deltas;
 in format 3 only what has a rewind that rules by time alone. Who knows only older ones does not look at publish times,
 and would never notice that such a rewind rules anything: it refuses the format with a reason. Format 4 has reports of
-what is owed nowhere (R11)."""
+what is owed nowhere (R11), format 5 acks that are noted once for several seeks by time: deltas alone have it."""
 REPORTS: Final = -2
 """The ledger under which ``digests`` shows the reports."""
 
@@ -133,6 +135,7 @@ class Progress(LayeredAcks):
         """
         if self._layers is None or len(self._layers) < 2:
             return None
+        self._settle()
         heads = [layer.head() for layer in self._layers]
         acked = {region: AckSet(min(self.start(region), end)) for region, end in done.items()}
         for acks in self._all_acks():
@@ -195,11 +198,14 @@ class Progress(LayeredAcks):
 
     @property
     def is_empty(self) -> bool:
+        if self._layers is not None and self._layers.timeless:
+            return False
         is_bare = not self._layers and self.beginning == UNKNOWN and not self.reports
         return is_bare and all(acks.is_empty for acks in self._base.values())
 
     def cool(self, like: Progress | None = None) -> None:
         """Called once in a while: what does not change takes little memory, and what ``like`` says too is kept once."""
+        self._settle()
         for epoch, acks in self._by_epoch():
             for region, one in acks.items():
                 one.cool(None if like is None else like.acks(epoch, region))
@@ -220,11 +226,32 @@ class Progress(LayeredAcks):
         told = other.reports and reports.joined(self.reports, other.reports)
         if told and told is not self.reports:
             self.reports, changed = told, True
+        if other._layers is not None and other._layers.timeless:
+            changed |= self._join_timeless(other, other._layers)
+        if other._base or (other._layers and any(layer.publish_time_ms is not None for layer in other._layers)):
+            self._settle()  # only so it shows what is new
         if other._layers:
             changed |= self._join_layers(other._layers)
         if self._base_counts():
             changed |= join_acks(self._base, other._base)
         return changed
+
+    def _join_timeless(self, other: Progress, theirs: Layers) -> bool:
+        """Take over what the other noted once for all seeks by time: at once where the same rewinds are known here,
+        else it is noted in each of the other's layers, which are joined next.
+
+        :returns: whether anything was new.
+        """
+        layers = self._layers
+        is_known = layers is not None and (theirs.known is layers.known or theirs.heads == layers.heads)
+        if layers is None or not is_known or any(map(_has_floor, theirs.timeless.values())):
+            other._settle()
+            return False
+        if not _is_surely_new(theirs.timeless, layers.timeless, next(layers.timed_acks())):
+            rest = acks_minus(theirs.timeless, layers.timeless)
+            if all(acks_within(rest, acks) for acks in self._acks_by_time(layers)):
+                return False
+        return join_acks(layers.timeless, theirs.timeless)
 
     def _join_layers(self, theirs: Layers) -> bool:
         layers = Layers() if self._layers is None else self._layers
@@ -234,12 +261,19 @@ class Progress(LayeredAcks):
             known = layers.find(their.epoch)
             if known is None:
                 new.append(their.copy())
-            else:
-                is_wider |= not their.head_within(known)
+            elif not their.head_within(known):
+                is_wider = True
+        if is_wider or any(layers.known.find(one.epoch) is None for one in new):
+            self._settle()  # what is timeless counts in the rewinds that were known when it was noted
+        for their in theirs:
+            known = layers.find(their.epoch)
+            if known is not None:
                 changed |= known.join(their)
         if new or is_wider:
             after = layers.replaced(sorted([*layers, *new], key=epoch_of))
             after = None if after is None else after.not_overruled()
+            if after is not None:
+                after.timeless = layers.timeless
             is_any_new = after is not None and any(after.find(one.epoch) is not None for one in new)
             if is_any_new or is_wider:
                 self._layers, changed = after, True
@@ -249,6 +283,8 @@ class Progress(LayeredAcks):
 
     def within(self, other: Progress) -> bool:
         """Whether the other has everything this one has: ``other.join(self)`` would change nothing."""
+        self._settle()
+        other._settle()
         if self.beginning.life != other.beginning.life:
             return self.beginning.life < other.beginning.life
         if other.beginning.joined(self.beginning) != other.beginning:
@@ -271,6 +307,8 @@ class Progress(LayeredAcks):
 
     def minus(self, other: Progress) -> Progress:
         """What this has and the other lacks, see ``AckSet.minus``. Empty exactly if this is within the other."""
+        self._settle()
+        other._settle()
         result = Progress()
         beginning = self.beginning
         if beginning.life != other.beginning.life:
@@ -333,12 +371,14 @@ class Progress(LayeredAcks):
         other.beginning = self.beginning
         other.reports = self.reports
         other._base = copy_acks(self._base)
-        other._layers = Layers(layer.copy() for layer in self._layers or ()) or None
+        other._layers = None if self._layers is None else self._layers.copied()
         return other
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Progress):
             return NotImplemented
+        self._settle()
+        other._settle()
         if self.beginning != other.beginning or self.reports != other.reports:
             return False
         return list(self._layers or ()) == list(other._layers or ()) and same_acks(self._base, other._base)
@@ -352,7 +392,18 @@ class Progress(LayeredAcks):
     # -- encoding and exchange -----------------------------------------------------------------------------------------
 
     def encode(self) -> bytes:
-        """Canonical: equal progress, equal bytes. The first byte is the format's version."""
+        """The first byte is the format's version. Canonical, equal progress, equal bytes; but a delta that notes
+        something once for all seeks by time says so, and what is read from it does, too."""
+        if isinstance(self._layers, Touched) and self._layers.timeless:
+            out = bytearray((5,))
+            put_bytes(out, self._layers.heads)
+            put_acks(out, self._layers.timeless)
+            return bytes(out + self._encode_layers())
+        self._settle()
+        return bytes(self._encode_layers())
+
+    def _encode_layers(self) -> bytearray:
+        """All but what is timeless."""
         if self.reports:
             out = bytearray((4,))
             reports.put(out, self.reports)
@@ -369,7 +420,7 @@ class Progress(LayeredAcks):
         put_number(out, len(self._layers or ()))
         for layer in self._layers or ():
             layer.put(out)
-        return bytes(out)
+        return out
 
     @classmethod
     def decode(cls, data: bytes) -> Progress:
@@ -381,6 +432,8 @@ class Progress(LayeredAcks):
                 f"progress has format {version}: this broker reads formats up to {FORMAT_VERSION}; a newer broker "
                 "wrote it, run that version here too"
             )
+        if version == 5:
+            return cls._decode_timeless(reader)
         result = cls()
         if version > 3:
             result.reports = reports.take(reader)
@@ -395,13 +448,27 @@ class Progress(LayeredAcks):
         result._base = {sys.intern(region): acks for region, acks in take_acks(reader).items()}
         layers = [Layer.take(reader) for _ in range(reader.count(6))]
         reader.end()
-        epochs = [layer.epoch for layer in layers]
-        if any(not late > early for early, late in zip([ZERO, *epochs], epochs, strict=False)):
-            raise reader.broken("the rewinds are not in order")
+        check_order(layers)
         result._layers = Layers(layers) or None
         if version == 3 and not result._needs_times():
             raise reader.broken("there is no rewind that rules by time alone")
         result._forget_overruled()
+        return result
+
+    @classmethod
+    def _decode_timeless(cls, reader: Reader) -> Progress:
+        """Format 5 behind its version: the rewinds that are known, what is noted once for all, then all the rest."""
+        known = known_of(reader.bytes())
+        timeless = {sys.intern(region): acks for region, acks in take_acks(reader).items()}
+        rest = reader.rest()
+        if not known.notes_once or not timeless or rest[:1] == b"\x05":
+            raise reader.broken("nothing is noted for several seeks by time")
+        result = cls.decode(rest)
+        touched = result._layers or ()
+        if any(known.find(layer.epoch) is None for layer in touched):
+            raise reader.broken("a rewind is not among those that are known")
+        result._layers = Touched(known, touched)
+        result._layers.timeless = timeless
         return result
 
     def _needs_times(self) -> bool:
@@ -412,6 +479,7 @@ class Progress(LayeredAcks):
 
         Parts of different lives are never equal, whatever they say.
         """
+        self._settle()
         result: dict[DigestKey, int] = {}
         if self.beginning is not UNKNOWN:
             result[ZERO, "", FLOOR] = self.beginning.digest()
@@ -439,6 +507,7 @@ class Progress(LayeredAcks):
 
     def extract(self, keys: Collection[DigestKey]) -> Progress:
         """The part under these keys, as progress of its own. Keys of parts that do not exist do no harm."""
+        self._settle()
         wanted: dict[Stamp, dict[str, set[int]]] = {}
         for epoch, region, ledger in keys:
             wanted.setdefault(epoch, {}).setdefault(region, set()).add(ledger)
@@ -456,3 +525,21 @@ class Progress(LayeredAcks):
         result._layers = Layers(layers) or None
         result._forget_overruled()
         return result
+
+
+def _has_floor(acks: AckSet) -> bool:
+    return acks.floor > EARLIEST
+
+
+def _is_surely_new(theirs: Mapping[str, AckSet], *known: Mapping[str, AckSet]) -> bool:
+    """Whether the last entry of some region is acked in none of these, as with nearly every acknowledgement."""
+    for region, acks in theirs.items():
+        last = acks.last()
+        if last is not None:
+            for one in known:
+                mine = one.get(region)
+                if mine is not None and mine.contains(last):
+                    break
+            else:
+                return True
+    return False

@@ -90,6 +90,10 @@ class Reader:
         self._at = end
         return bytes(data)
 
+    def rest(self) -> bytes:
+        """All that was not taken yet."""
+        return self.take(len(self._data) - self._at)
+
     def bytes(self) -> bytes:
         return self.take(self.number())
 
