@@ -24,7 +24,7 @@ import yaml
 CHARTS = Path(__file__).parents[1] / "helm"
 Values = Mapping[str, Any]
 Rendered = dict[tuple[str, str], Any]
-"""Objects by kind and name."""
+"""Objects by kind and name, whatever their namespace."""
 
 KINDS = {
     "v1": {"configmaps": "ConfigMap", "secrets": "Secret"},
@@ -62,9 +62,9 @@ def rendered(chart: str | Path, values: Values, *options: str, cluster: str | No
     done = _run(chart, values, *options, cluster=cluster)
     assert done.returncode == 0, done.stderr
     documents = [one for one in yaml.safe_load_all(done.stdout) if one]
-    found = {(one["kind"], one["metadata"]["name"]): one for one in documents}
-    assert len(found) == len(documents), "an object is rendered twice"
-    return found
+    named = {(one["kind"], one["metadata"].get("namespace"), one["metadata"]["name"]) for one in documents}
+    assert len(named) == len(documents), "an object is rendered twice"
+    return {(one["kind"], one["metadata"]["name"]): one for one in documents}
 
 
 def refusal(chart: str | Path, values: Values, *options: str, cluster: str | None = None) -> str:

@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the operator's chart makes of its values: rights above all."""
+
+from __future__ import annotations
+
+from charts import rendered
+
+AGGREGATED = "rbac.authorization.k8s.io/aggregate-to-"
+
+
+def test_where_namespaces_are_listed_it_has_rights_in_these_only() -> None:
+    made = rendered("meridian-operator", {"namespaces": ["team-a", "us-east"], "crds": {"enabled": False}})
+    bound = [one for (kind, _), one in made.items() if kind == "ClusterRoleBinding"]
+    assert not bound, "nothing is bound in the whole cluster"
+    arguments = made["Deployment", "meridian"]["spec"]["template"]["spec"]["containers"][0]["args"]
+    assert {"--namespace=team-a", "--namespace=us-east"} <= set(arguments)
+
+
+def test_its_rights_are_the_same_in_one_namespace_and_in_all() -> None:
+    everywhere = rendered("meridian-operator", {"crds": {"enabled": False}})
+    listed = rendered("meridian-operator", {"namespaces": ["team-a"], "crds": {"enabled": False}})
+    wide = everywhere["ClusterRole", "meridian-us-east"]["rules"]
+    narrow = listed["Role", "meridian-us-east"]
+    assert narrow["metadata"]["namespace"] == "team-a"
+    assert [rule for rule in wide if rule not in narrow["rules"]] == [
+        {
+            "apiGroups": ["apiextensions.k8s.io"],
+            "resources": ["customresourcedefinitions"],
+            "verbs": ["get", "list", "watch"],
+        },
+        {"apiGroups": [""], "resources": ["namespaces"], "verbs": ["get", "list", "watch"]},
+    ]
+    for rules in (wide, narrow["rules"]):
+        named = {resource for rule in rules for resource in rule["resources"]}
+        assert not named & {"*", "secrets", "pods"}
+        assert not [rule for rule in rules if "delete" in rule["verbs"] or "*" in rule["verbs"]]
+
+
+def test_people_may_look_and_do_not_get_a_say_over_all_topics_by_themselves() -> None:
+    plain = rendered("meridian-operator", {"crds": {"enabled": False}})
+    given = rendered("meridian-operator", {"crds": {"enabled": False}, "roles": {"aggregateToEdit": True}})
+    assert plain["ClusterRole", "meridian-us-east-view"]["metadata"]["labels"][f"{AGGREGATED}view"] == "true"
+    assert not [key for key in plain["ClusterRole", "meridian-us-east-edit"]["metadata"]["labels"] if AGGREGATED in key]
+    assert given["ClusterRole", "meridian-us-east-edit"]["metadata"]["labels"][f"{AGGREGATED}edit"] == "true"
+
+
+def test_it_mounts_the_token_and_nothing_else_of_its_secret() -> None:
+    made = rendered("meridian-operator", {"crds": {"enabled": False}, "podLabels": {"team": "messaging"}})
+    pod = made["Deployment", "meridian"]["spec"]["template"]
+    secrets = [volume["secret"] for volume in pod["spec"]["volumes"] if "secret" in volume]
+    assert [secret["items"] for secret in secrets] == [[{"key": "admin.jwt", "path": "default"}]]
+    assert made["NetworkPolicy", "meridian"]["spec"]["ingress"] == []
+    selector = made["Deployment", "meridian"]["spec"]["selector"]["matchLabels"]
+    assert pod["metadata"]["labels"] == selector | {"team": "messaging"}
