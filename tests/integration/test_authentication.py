@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import hmac
 import json
 import subprocess
 import time
@@ -16,8 +17,8 @@ from typing import Any
 import jwt
 import pulsar
 import pytest
-from broker_process import MERIDIAN, BrokerProcess, http, wait_until
-from free_ports import free_port
+from broker_process import MERIDIAN, http, wait_until
+from guarded_regions import Guarded, guarded_regions, shown_by, tokens_command
 from meridian_broker.wire.proto import pulsar_pb2 as pb
 from peers import calls_as
 from raw_connection import RawConnection, T
@@ -26,71 +27,13 @@ from region_clients import PATIENCE_MS
 TOPIC = "persistent://public/default/guarded"
 
 
-class Guarded:
-    """Two regions that ask everybody for a token."""
-
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
-        self.key = directory / "secret.key"
-        run("tokens", "create-secret-key", str(self.key))
-        self.admin = self.token("admin")
-        self.app = self.token("app")
-        peer = directory / "peer"
-        self.peer = "only the brokers of these regions know this"
-        peer.write_text(self.peer)
-        ports = {name: (free_port(), free_port()) for name in ("east", "west")}
-        regions = directory / "regions.json"
-        listed = [
-            {"name": name, "service_url": f"pulsar://127.0.0.1:{port}", "admin_url": f"http://127.0.0.1:{web}"}
-            for name, (port, web) in ports.items()
-        ]
-        regions.write_text(json.dumps({"regions": listed}))
-        self.brokers = {
-            name: BrokerProcess(
-                name,
-                directory / name,
-                port=port,
-                http_port=web,
-                regions_file=regions,
-                peer_token_file=peer,
-                settings={
-                    "authenticationEnabled": "true",
-                    "tokenSecretKey": f"file://{self.key}",
-                    "superUserRoles": "admin,other",
-                },
-            )
-            for name, (port, web) in ports.items()
-        }
-
-    def token(self, subject: str, *options: str) -> str:
-        return run("tokens", "create", "--secret-key", str(self.key), "--subject", subject, *options).strip()
-
-    def client(self, region: str, token: str | None) -> pulsar.Client:
-        shown = None if token is None else pulsar.AuthenticationToken(token)
-        return pulsar.Client(
-            self.brokers[region].service_url,
-            authentication=shown,
-            operation_timeout_seconds=60,
-            logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error),
-        )
-
-    def ask(self, path: str, token: str | None = None, method: str = "GET") -> int:
-        headers = {} if token is None else {"Authorization": f"Bearer {token}"}
-        return http(method, self.brokers["east"].admin_url + path, headers=headers).status
-
-
 def run(*arguments: str) -> str:
     return subprocess.run([*MERIDIAN, *arguments], capture_output=True, text=True, check=True, timeout=60).stdout
 
 
 @pytest.fixture(scope="module")
 def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
-    regions = Guarded(tmp_path_factory.mktemp("guarded"))
-    for broker in regions.brokers.values():
-        broker.start()
-    yield regions
-    for broker in regions.brokers.values():
-        broker.stop()
+    yield from guarded_regions(tmp_path_factory.mktemp("guarded"))
 
 
 def test_a_client_with_a_token_is_served_in_both_regions(guarded: Guarded) -> None:
@@ -104,11 +47,11 @@ def test_a_client_with_a_token_is_served_in_both_regions(guarded: Guarded) -> No
 
 @pytest.mark.parametrize("wrong", ["none", "damaged", "foreign", "expired", "peer"])
 async def test_others_are_turned_away(guarded: Guarded, wrong: str, tmp_path: Path) -> None:
-    run("tokens", "create-secret-key", str(tmp_path / "foreign"))
+    tokens_command("create-secret-key", str(tmp_path / "foreign"))
     shown = {
         "none": None,
         "damaged": guarded.app[:-3] + "xyz",
-        "foreign": run("tokens", "create", "--secret-key", str(tmp_path / "foreign"), "--subject", "admin").strip(),
+        "foreign": tokens_command("create", "--secret-key", str(tmp_path / "foreign"), "--subject", "admin").strip(),
         "expired": guarded.token("admin", "--expires", "0s"),
         "peer": guarded.peer,
     }[wrong]
@@ -136,13 +79,7 @@ async def test_no_token_makes_a_client_a_peer(guarded: Guarded) -> None:
 
 
 async def connected(guarded: Guarded, token: str, *, can_refresh: bool = False) -> tuple[RawConnection, Any]:
-    connection = RawConnection(*await asyncio.open_connection("127.0.0.1", guarded.brokers["east"].port))
-    flags = pb.FeatureFlags(supports_auth_refresh=can_refresh)
-    shown = pb.CommandConnect(
-        client_version="raw", auth_method_name="token", auth_data=token.encode(), feature_flags=flags
-    )
-    connection.say(T.CONNECT, shown)
-    return connection, await connection.hear_any()
+    return await shown_by(guarded.brokers["east"].port, token, can_refresh=can_refresh)
 
 
 def new_token(token: str) -> pb.CommandAuthResponse:
@@ -192,6 +129,26 @@ async def test_a_token_for_administration_neither_produces_nor_consumes(guarded:
     assert guarded.ask("/admin/v2/tenants", unknown) == 401
 
 
+async def test_a_token_of_a_private_key_is_good(guarded: Guarded) -> None:
+    """And one that has its public key for a secret is not (HS256 of bytes that anybody may know)."""
+    public = guarded.keys / "pair.pem"
+    options = ("--private-key", str(guarded.private), "--key-id", "pair", "--subject", "admin")
+    token = (await asyncio.to_thread(tokens_command, "create", *options)).strip()
+    assert guarded.ask("/admin/v2/tenants", token) == 200
+    connection, answer = await connected(guarded, token)
+    assert answer[0] == T.CONNECTED
+    await connection.close()
+    said = token.split(".")[1].encode()
+    for head in (b'{"alg":"HS256"}', b'{"alg":"HS256","kid":"pair"}', b'{"alg":"none"}'):
+        begin = base64.urlsafe_b64encode(head).rstrip(b"=") + b"." + said
+        proof = base64.urlsafe_b64encode(hmac.digest(public.read_bytes(), begin, "sha256")).rstrip(b"=")
+        for forged in (begin + b"." + proof, begin + b"."):
+            assert guarded.ask("/admin/v2/tenants", forged.decode()) == 401
+            connection, answer = await connected(guarded, forged.decode())
+            assert answer[1].message.error == pb.AuthenticationError
+            await connection.close()
+
+
 async def test_a_token_for_one_region_is_good_there_alone(guarded: Guarded) -> None:
     both = ("--region", "west", "--region", "east")
     for options, status in ((("--region", "east"), 200), (both, 200), (("--region", "west"), 401)):
@@ -204,7 +161,7 @@ async def test_a_token_for_one_region_is_good_there_alone(guarded: Guarded) -> N
 
 def test_the_manifest_is_for_its_owner_and_its_token_expires(tmp_path: Path) -> None:
     file = tmp_path / "tokens.json"
-    run("tokens", "manifest", "--to", str(file))
+    tokens_command("manifest", "--to", str(file))
     assert file.stat().st_mode & 0o777 == 0o600
     data = json.loads(file.read_text())["data"]
     token = base64.b64decode(data["admin.jwt"]).decode()
@@ -252,11 +209,24 @@ def test_a_broker_with_a_short_peer_secret_does_not_start(content: bytes, tmp_pa
 def test_keys_that_cannot_be_used_end_the_start_with_a_sentence(tmp_path: Path) -> None:
     (tmp_path / "key").write_bytes(b"short")
     asked = ("authenticationEnabled=true", f"tokenSecretKey={tmp_path / 'key'}")
-    for settings in (asked, (f"peerTokenFile={tmp_path / 'absent'}",)):
+    pair = ("authenticationEnabled=true", f"tokenPublicKey={tmp_path / 'key'}")
+    for settings in (asked, pair, (f"peerTokenFile={tmp_path / 'absent'}",)):
         refused = start_alone(tmp_path, *settings)
         assert refused.returncode == 2
         assert settings[-1].partition("=")[0] in refused.stderr
         assert "Traceback" not in refused.stderr
+
+
+def test_a_secret_that_other_users_can_read_is_reported(tmp_path: Path) -> None:
+    key, peer, absent = tmp_path / "key", tmp_path / "peer", tmp_path / "absent"
+    for file, mode in ((key, 0o644), (peer, 0o600)):
+        file.write_bytes(b"k" * 32)
+        file.chmod(mode)
+    settings = ("authenticationEnabled=true", f"tokenSecretKey={key}", f"peerTokenFile={peer}")
+    told = start_alone(tmp_path, *settings, f"tlsCertificateFilePath={absent}", f"tlsKeyFilePath={absent}").stderr
+    assert f"{key} holds a secret and has mode 0644" in told
+    assert "chmod 600" in told
+    assert f"{peer} holds" not in told
 
 
 def test_a_region_that_has_others_needs_a_peer_secret(tmp_path: Path) -> None:
@@ -295,7 +265,7 @@ def test_clients_may_look_up_and_probes_may_probe(guarded: Guarded) -> None:
 
 def test_the_command_line_shows_its_token_and_no_log_holds_one(guarded: Guarded) -> None:
     file = guarded.directory / "app.jwt"
-    run("tokens", "create", "--secret-key", str(guarded.key), "--subject", "app", "--to", str(file))
+    tokens_command("create", "--secret-key", str(guarded.key), "--subject", "app", "--to", str(file))
     assert file.stat().st_mode & 0o077 == 0
     url = guarded.brokers["east"].service_url
     run("produce", "by-hand", "-m", "hello", "--url", url, "--token-file", str(file))

@@ -13,7 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from meridian_broker.cli.output import table
-from meridian_broker.gateway.authentication import Authentication, NotAuthenticated, make_token
+from meridian_broker.gateway.authentication import Authentication, NotAuthenticated
+from meridian_broker.gateway.token_keys import secret_key
+from meridian_broker.gateway.token_signing import SigningKey, make_token
 from meridian_broker.server.log_lines import LINE_BYTES, TRACEBACK_LINES, LogLines
 from meridian_broker.wire.shown import cut, shown, shown_lines
 
@@ -98,9 +100,9 @@ def _signed(header: dict[str, object], claims: dict[str, object]) -> bytes:
     ],
 )
 def test_a_token_that_is_refused_is_not_quoted(token: bytes, said: str) -> None:
-    authentication = Authentication(KEY, frozenset(), "east")
+    authentication = Authentication((secret_key(KEY),), frozenset(), "east")
     with pytest.raises(NotAuthenticated) as refused:
         authentication.check(token)
     assert str(refused.value).startswith(said)
     assert str(refused.value).isprintable()
-    assert authentication.check(make_token(KEY, "app").encode()).role == "app"
+    assert authentication.check(make_token(SigningKey(KEY), "app").encode()).role == "app"

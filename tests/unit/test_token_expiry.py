@@ -4,6 +4,9 @@
 from __future__ import annotations
 
 from meridian_broker.gateway.pulsar.expiry import ANSWER_SECONDS, Expiries
+from meridian_broker.gateway.token_keys import secret_key
+
+OLD, NEW = secret_key(b"o" * 32), secret_key(b"n" * 32)
 
 
 class Client:
@@ -66,3 +69,33 @@ def test_the_earliest_counts_whatever_comes_after_it() -> None:
     for now, ended in ((99, 0), (100, 1), (199, 1), (200, 2), (300, 3)):
         expiries.look(now)
         assert sum(bool(client.told) for client in clients) == ended
+
+
+def test_a_key_that_is_removed_ends_what_it_signed_and_nothing_else() -> None:
+    expiries = Expiries()
+    deaf, able, other, gone = Client(can_refresh=False), Client(), Client(), Client()
+    for client, until, key in ((deaf, None, OLD), (able, 1000, OLD), (other, None, NEW), (gone, None, OLD)):
+        expiries.watch(client, until, key)
+    expiries.forget(gone)
+    expiries.keep_only((OLD, NEW), 100)
+    expiries.look(100)
+    assert not any(client.told for client in (deaf, able, other))
+    expiries.keep_only((NEW,), 100)
+    expiries.look(100)
+    assert deaf.told == ["the key of its token was removed"]
+    assert able.told == ["asked"]
+    expiries.keep_only((NEW,), 105)
+    expiries.look(100 + ANSWER_SECONDS - 1)
+    assert able.told == ["asked"], "it keeps its time to answer"
+    expiries.watch(able, None, NEW)
+    expiries.look(10**9)
+    assert (able.told, other.told, gone.told) == (["asked"], [], [])
+
+
+def test_the_time_to_answer_is_not_prolonged_by_a_key_that_is_removed() -> None:
+    expiries, client = Expiries(), Client()
+    expiries.watch(client, 100, OLD)
+    expiries.look(100)
+    expiries.keep_only((NEW,), 105)
+    expiries.look(100 + ANSWER_SECONDS)
+    assert client.told == ["asked", "its token has expired"]

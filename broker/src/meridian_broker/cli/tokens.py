@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``meridian tokens``: the secret key of a deployment, and the tokens that are signed with it. Nothing is asked of a
-broker: whoever has the key makes tokens."""
+"""``meridian tokens``: the keys of a deployment, and the tokens that are signed with them. No broker is asked: whoever
+has a key that signs makes tokens."""
 
 from __future__ import annotations
 
@@ -17,24 +17,63 @@ import click
 from meridian_broker.cli.output import COULD_NOT_TELL
 
 KEY_BYTES: Final = 32
+FILE: Final = click.Path(path_type=Path, dir_okay=False)
 UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "y": 365 * 86_400}
 
 
 @click.group("tokens")
 def tokens() -> None:
-    """Keys and tokens with which clients show who they are."""
+    """Keys and tokens with which clients show who they are.
+
+    A token is signed with a key and names a role. Brokers check it with the same secret key (create-secret-key), or
+    with the public half of a pair (create-key-pair), which cannot sign: then no broker holds what makes tokens.
+    """
 
 
 @tokens.command("create-secret-key")
-@click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
+@click.argument("file", type=FILE)
 def create_secret_key(file: Path) -> None:
-    """Write a new secret key to FILE, readable by you only: the brokers' setting tokenSecretKey."""
+    """Write a new secret key to FILE, readable by you only: the brokers' setting tokenSecretKey.
+
+    Whoever has the key makes tokens for any role. To be able to replace it later without turning clients away, keep it
+    in a directory of its own, under a name that ends in .key, and set tokenSecretKey to the directory:
+
+    \b
+      meridian tokens create-secret-key keys/2026-05.key
+    """
     _write_secret(file, secrets.token_bytes(KEY_BYTES))
     click.echo(f"{file}: set tokenSecretKey=file://{file.resolve()} in every region")
 
 
+@tokens.command("create-key-pair")
+@click.argument("private", type=FILE)
+@click.argument("public", type=FILE)
+@click.option(
+    "--algorithm",
+    type=click.Choice(["RS256", "ES256"]),
+    default="RS256",
+    show_default=True,
+    help="The brokers' setting tokenPublicAlg. ES256 has the shorter keys and tokens.",
+)
+def create_key_pair(private: Path, public: Path, algorithm: str) -> None:
+    """Write a new pair of keys: PRIVATE signs tokens and is readable by you only, PUBLIC checks them.
+
+    Brokers get the public one alone (tokenPublicKey); keep the private one where tokens are made.
+
+    \b
+      meridian tokens create-key-pair tokens-private.pem keys/2026-05.pem
+      meridian tokens create --private-key tokens-private.pem --key-id 2026-05 --subject app
+    """
+    from meridian_broker.gateway.token_signing import new_key_pair
+
+    signing, checking = new_key_pair(algorithm)
+    _write_secret(private, signing)
+    _write_secret(public, checking)
+    click.echo(f"{public}: set tokenPublicKey=file://{public.resolve()} and tokenPublicAlg={algorithm} in every region")
+
+
 @tokens.command("create-peer-secret")
-@click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
+@click.argument("file", type=FILE)
 def create_peer_secret(file: Path) -> None:
     """Write a new peer secret to FILE, readable by you only: the brokers' setting peerTokenFile."""
     _write_secret(file, secrets.token_urlsafe(KEY_BYTES).encode() + b"\n")
@@ -42,35 +81,48 @@ def create_peer_secret(file: Path) -> None:
 
 
 @tokens.command("create")
-@click.option("--secret-key", "key_file", required=True, type=click.Path(path_type=Path, dir_okay=False))
+@click.option("--secret-key", "secret", type=FILE, help="Sign with this secret key.")
+@click.option("--private-key", "private", type=FILE, help="Sign with the private key of a pair.")
+@click.option("--key-id", help="Id of the key: the name, without its suffix, of its file in the brokers' directory.")
 @click.option("--subject", required=True, help="The role that the token names.")
 @click.option("--expires", help="How long it is good for: 90d, 12h, 1y. Default: for ever.")
 @click.option("--region", "regions", multiple=True, help="Where it is good; repeatable. Default: in every region.")
 @click.option(
     "--scope", type=click.Choice(["admin"]), help="admin: for the admin API only, neither to produce nor to consume."
 )
-@click.option("--to", "to", type=click.Path(path_type=Path, dir_okay=False), help="Write it to this file.")
+@click.option("--to", "to", type=FILE, help="Write it to this file.")
 def create(
-    key_file: Path, subject: str, expires: str | None, regions: tuple[str, ...], scope: str | None, to: Path | None
+    secret: Path | None,
+    private: Path | None,
+    key_id: str | None,
+    subject: str,
+    expires: str | None,
+    regions: tuple[str, ...],
+    scope: str | None,
+    to: Path | None,
 ) -> None:
-    """Sign a token for a role and print it, or write it to a file readable by you only."""
-    from meridian_broker.gateway.authentication import RESERVED_ROLES, make_token
-    from meridian_broker.gateway.key_files import BadKey, read_secret_key
+    """Sign a token for a role and print it, or write it to a file readable by you only.
 
+    Give one of --secret-key and --private-key. With --key-id the token names its key, and brokers that have several
+    look no further; without it they try each.
+    """
+    from meridian_broker.gateway.authentication import RESERVED_ROLES
+    from meridian_broker.gateway.key_files import BadKey, exposure
+    from meridian_broker.gateway.token_signing import make_token, read_signing_key
+
+    if (secret is None) == (private is None):
+        raise click.UsageError("give one of --secret-key and --private-key")
     if not subject or subject in RESERVED_ROLES:
         click.echo(f"no: the subject {subject!r} is reserved: choose another", err=True)
         raise SystemExit(1)
     try:
-        token = make_token(
-            read_secret_key(str(key_file)),
-            subject,
-            _expiry(expires),
-            regions=regions,
-            only_administers=scope == "admin",
-        )
+        key = read_signing_key(secret, private, key_id)
     except BadKey as error:
         click.echo(f"could not tell: {error}", err=True)
         raise SystemExit(COULD_NOT_TELL) from None
+    if exposed := exposure(secret or private or Path()):
+        click.echo(f"warning: {exposed}", err=True)
+    token = make_token(key, subject, _expiry(expires), regions=regions, scope=scope)
     if to is None:
         click.echo(token)
     else:
@@ -93,13 +145,13 @@ def manifest(name: str, subject: str, expires: str, to: Path | None) -> None:
       meridian tokens manifest --to tokens.json
       kubectl -n us-east apply -f tokens.json
     """
-    from meridian_broker.gateway.authentication import make_token
+    from meridian_broker.gateway.token_signing import SigningKey, make_token
 
     key = secrets.token_bytes(KEY_BYTES)
     content = {
         "secret.key": key,
         "peer.token": secrets.token_urlsafe(32).encode(),
-        "admin.jwt": make_token(key, subject, _expiry(expires)).encode(),
+        "admin.jwt": make_token(SigningKey(key), subject, _expiry(expires)).encode(),
     }
     document = {
         "apiVersion": "v1",

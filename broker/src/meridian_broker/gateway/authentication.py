@@ -1,18 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """Who a client is: signed tokens (JSON Web Tokens, RFC 7519), as Pulsar's token authentication has them.
 
-A token is signed with the region's secret key and names a role, its subject. Nothing about clients is stored. Brokers
+A token is signed with one of the region's keys and names a role, its subject. Nothing about clients is stored. Brokers
 of other regions are no role: a connection is a peer's because of what it knows (R7), never because of a name that a
 token bears. A token is never logged and never part of an error.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
-ALGORITHMS: Final = ["HS256", "HS384", "HS512"]
+from meridian_broker.gateway.token_keys import TokenKey
+
 METHOD: Final = "token"
 """Name of this method in CONNECT."""
 RESERVED_ROLES: Final = frozenset({"meridian-peer"})
@@ -27,8 +27,6 @@ LARGEST_TOKEN: Final = 16 * 1024
 _SENTENCES: Final = {
     "ExpiredSignatureError": "the token has expired: get a new one",
     "ImmatureSignatureError": "the token is not valid yet",
-    "InvalidSignatureError": "the token is not signed with this region's key",
-    "InvalidAlgorithmError": f"the token is signed in another way than by {', '.join(ALGORITHMS)}",
     "MissingRequiredClaimError": "the token names no role: it has no subject",
     "InvalidSubjectError": "the token names no role: its subject is no text",
     "PyJWTError": "this is no token, or it is damaged",
@@ -46,6 +44,8 @@ class Granted(NamedTuple):
     role: str
     expires: int | None = None
     """Seconds since 1970; None: never."""
+    key: TokenKey | None = None
+    """What it is signed with; None where nobody is asked for a token."""
     only_administers: bool = False
     """It is good for the admin API and not for a Pulsar client."""
 
@@ -65,18 +65,22 @@ class Claims:
 
 
 class Authentication:
-    """Checks tokens. Without a key everybody is welcome, and nameless.
-
-    PyJWT brings a whole library of cryptography along: only brokers that have a key load it, and before they serve.
-    """
+    """Checks tokens. Where no keys are asked for everybody is welcome, and nameless."""
 
     def __init__(
-        self, secret_key: bytes | None, super_users: frozenset[str], audience: str, claims: Claims = Claims()
+        self,
+        keys: tuple[TokenKey, ...] | None,
+        super_users: frozenset[str],
+        audience: str,
+        claims: Claims = Claims(),
     ) -> None:
-        """:param audience: of which tokens must be that are bound to an audience; as a rule the region's name."""
-        if secret_key is not None:
-            import jwt  # noqa: F401
-        self._key = secret_key
+        """
+        :param keys: with which tokens may be signed; None: nobody needs a token.
+        :param audience: of which tokens must be that are bound to an audience; as a rule the region's name.
+        """
+        if keys is not None:
+            import jwt  # noqa: F401  # large: only brokers that check tokens load it, and before they serve
+        self._keys = keys
         self._super_users = super_users
         self._audience = audience
         self._claims = claims
@@ -84,22 +88,25 @@ class Authentication:
     @property
     def required(self) -> bool:
         """Must clients show a token?"""
-        return self._key is not None
+        return self._keys is not None
+
+    def use(self, keys: tuple[TokenKey, ...]) -> None:
+        """From now on tokens must be signed with one of these keys."""
+        self._keys = keys
 
     def check(self, token: bytes) -> Granted:
         """What a token is good for.
 
         :raises NotAuthenticated: it is none of ours, changed, not valid yet, expired, or for another region.
         """
-        if self._key is None:
+        if self._keys is None:
             return NAMELESS
         if len(token) > LARGEST_TOKEN:
             raise NotAuthenticated("this is no token: it is too long")
         import jwt
 
         try:
-            checks: Any = {"verify_aud": False, "require": [self._claims.role]}
-            said = jwt.decode(token, self._key, algorithms=ALGORITHMS, options=checks)
+            key, said = self._verified(token, self._keys)
         except jwt.PyJWTError as error:
             sentence = next(_SENTENCES[kind.__name__] for kind in type(error).__mro__ if kind.__name__ in _SENTENCES)
             raise NotAuthenticated(sentence) from None
@@ -108,7 +115,29 @@ class Authentication:
         if scope not in (None, ADMIN_SCOPE):
             raise NotAuthenticated(f"the token's {SCOPE_CLAIM} is none that this version knows: {ADMIN_SCOPE} is")
         expires = said.get("exp")
-        return Granted(self._role(said), None if expires is None else int(expires), scope == ADMIN_SCOPE)
+        return Granted(self._role(said), None if expires is None else int(expires), key, scope == ADMIN_SCOPE)
+
+    def _verified(self, token: bytes, keys: tuple[TokenKey, ...]) -> tuple[TokenKey, dict[str, Any]]:
+        """The key that signed the token, and what the token says.
+
+        The token's algorithm and key id only choose among our keys; an id that names none of them, as other issuers
+        write it, says nothing.
+        """
+        import jwt
+
+        header = jwt.get_unverified_header(token)
+        fitting = [key for key in keys if header.get("alg") in key.algorithms]
+        if not fitting:
+            known = sorted({algorithm for key in keys for algorithm in key.algorithms})
+            raise NotAuthenticated(f"the token is signed in another way than by {', '.join(known)}")
+        named = [key for key in fitting if "kid" in header and key.id == header["kid"]]
+        checks: Any = {"verify_aud": False, "require": [self._claims.role]}
+        for key in named or fitting:
+            try:
+                return key, jwt.decode(token, key.checker, algorithms=list(key.algorithms), options=checks)
+            except jwt.InvalidSignatureError:
+                continue
+        raise NotAuthenticated("the token is not signed with this region's key")
 
     def _role(self, said: dict[str, Any]) -> str:
         role = said.get(self._claims.role)
@@ -129,28 +158,3 @@ class Authentication:
     def is_super_user(self, role: str) -> bool:
         """May this role use the whole admin API?"""
         return not self.required or role in self._super_users
-
-
-def make_token(
-    secret_key: bytes,
-    role: str,
-    expires: int | None = None,
-    *,
-    regions: Sequence[str] = (),
-    only_administers: bool = False,
-) -> str:
-    """A token for a role.
-
-    :param expires: in seconds since 1970; None: never.
-    :param regions: in which it is good; none named means in all.
-    """
-    import jwt
-
-    claims: dict[str, object] = {"sub": role}
-    if expires is not None:
-        claims["exp"] = expires
-    if regions:
-        claims["aud"] = list(regions)
-    if only_administers:
-        claims[SCOPE_CLAIM] = ADMIN_SCOPE
-    return jwt.encode(claims, secret_key, algorithm=ALGORITHMS[0])

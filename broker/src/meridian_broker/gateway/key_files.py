@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import os
+import stat
 from pathlib import Path
 from typing import Final
 
@@ -10,22 +12,12 @@ SHORTEST: Final = 32
 """Bytes of a key or secret. HMAC-SHA256 gains nothing from more, and less can be guessed."""
 SECRETS_MAX: Final = 4
 """Peer secrets in one file: two during a change, and room for a change that was not finished."""
+LARGEST: Final = 64 * 1024
+"""Bytes of a file: no key is as large."""
 
 
 class BadKey(Exception):
     """A file of keys cannot be used. The message names the setting, the file and what is wrong."""
-
-
-def read_secret_key(place: str) -> bytes:
-    """The key in a file; ``file:///path`` or a path. Its bytes are the key, without any encoding, as in Pulsar.
-
-    :raises BadKey: it cannot be read, or is too short to keep anybody out.
-    """
-    path = Path(place.removeprefix("file://"))
-    key = _read("tokenSecretKey", path)
-    if len(key) < SHORTEST:
-        raise BadKey(f"tokenSecretKey: {path} holds {len(key)} bytes: a key has {SHORTEST} or more")
-    return key
 
 
 def read_peer_secrets(path: Path) -> tuple[bytes, ...]:
@@ -33,7 +25,7 @@ def read_peer_secrets(path: Path) -> tuple[bytes, ...]:
 
     :raises BadKey: the file cannot be read, holds none or too many, or one of them is too short.
     """
-    secrets = tuple(filter(None, map(bytes.strip, _read("peerTokenFile", path).splitlines())))
+    secrets = tuple(filter(None, map(bytes.strip, read_file("peerTokenFile", path).splitlines())))
     advice = "`meridian tokens create-peer-secret FILE` makes one"
     if not secrets:
         raise BadKey(f"peerTokenFile: {path} is empty: write a secret of {SHORTEST} bytes or more to it; {advice}")
@@ -48,8 +40,34 @@ def read_peer_secrets(path: Path) -> tuple[bytes, ...]:
     return secrets
 
 
-def _read(setting: str, path: Path) -> bytes:
+def read_file(setting: str, path: Path) -> bytes:
+    """What a file holds.
+
+    :param setting: names the file in errors.
+    :raises BadKey: it cannot be read, or is too large to be a key.
+    """
     try:
-        return path.read_bytes()
+        with path.open("rb") as opened:
+            data = opened.read(LARGEST + 1)
     except OSError as error:
         raise BadKey(f"{setting}: cannot read {path}: {error.strerror}") from error
+    if len(data) > LARGEST:
+        raise BadKey(f"{setting}: {path} is larger than {LARGEST >> 10} KiB: this is no key")
+    return data
+
+
+def exposure(path: Path) -> str | None:
+    """Who else may read or change a file that holds a secret, and what to do about it; None: nobody, or no such file.
+
+    A file of another user that we may read through our group is how Kubernetes hands out Secrets (``fsGroup``); there
+    the group is meant to read.
+    """
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    allowed = 0o700 if found.st_uid == os.geteuid() else 0o740
+    mode = stat.S_IMODE(found.st_mode)
+    if not mode & ~allowed & 0o777:
+        return None
+    return f"{path} holds a secret and has mode {mode:04o}, so other users can get at it: run chmod {mode & allowed:o}"

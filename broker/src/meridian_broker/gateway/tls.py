@@ -16,6 +16,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from meridian_broker.gateway.followed_files import Identity, identity
+
 log = logging.getLogger(__name__)
 
 ContextSource = Callable[[], ssl.SSLContext]
@@ -151,8 +153,8 @@ class _Reloading:
                 self._reload()
         return self._context
 
-    def _look(self) -> list[tuple[int, int, int] | None]:
-        return [_identity(path) for path in self._paths]
+    def _look(self) -> list[Identity | None]:
+        return [identity(path) for path in self._paths]
 
     def _reload(self) -> None:
         try:
@@ -161,12 +163,3 @@ class _Reloading:
             log.warning("%s. What was read before stays in force", error)
         else:
             log.info("read %s again", ", ".join(str(path) for path in self._paths))
-
-
-def _identity(path: Path) -> tuple[int, int, int] | None:
-    """What differs once a file was written or replaced; None when it is gone."""
-    try:
-        found = path.stat()
-    except OSError:
-        return None
-    return found.st_ino, found.st_mtime_ns, found.st_size

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from meridian_broker.gateway.client_options import PEER_KEEP_ALIVE_SECONDS
 from meridian_broker.ledgers.periodic import PeriodicWork, WorkState
+from meridian_broker.server.keys import LOOK_SECONDS as KEYS_SECONDS
 from meridian_broker.topics import removal, upkeep
 from meridian_broker.topics.cooling import Cooling
 
@@ -51,6 +52,11 @@ class Chores:
 
         async def end_expired() -> None:
             process.gateway.expiries.look(process.scheduler.now_ms() // 1000)
+
+        async def follow_token_keys() -> None:
+            await process.keys.follow_tokens(
+                lambda keys: process.gateway.expiries.keep_only(keys, process.scheduler.now_ms() // 1000)
+            )
 
         async def give_space_back() -> None:
             await process.held.retry_deletions()
@@ -114,6 +120,10 @@ class Chores:
         self._begin(
             *("end connections whose tokens have expired", end_expired, LOOK_SECONDS),
             "clients go on with tokens that are no longer good",
+        )
+        self._begin(
+            *("follow the keys of tokens", follow_token_keys, KEYS_SECONDS),
+            "tokens are checked with the keys of before",
         )
         self._begin(
             *("look after connections of other regions", lambda: process.gateway.keep_alive(peers=True)),

@@ -1,12 +1,32 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The keys of this process, out of their files."""
+"""The keys of this process, out of their files, which are followed while it runs."""
 
 from __future__ import annotations
 
+import asyncio
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
 from meridian_broker.gateway.authentication import Authentication, Claims
-from meridian_broker.gateway.key_files import BadKey, read_peer_secrets, read_secret_key
+from meridian_broker.gateway.followed_files import FollowedFiles
+from meridian_broker.gateway.key_files import BadKey, exposure, read_peer_secrets
+from meridian_broker.gateway.token_keys import (
+    PUBLIC_SUFFIX,
+    SECRET_SUFFIX,
+    TokenKey,
+    key_paths,
+    read_public_keys,
+    read_secret_keys,
+)
 from meridian_broker.server.setting_fields import SettingsError
 from meridian_broker.server.settings import Settings
+
+log = logging.getLogger(__name__)
+
+LOOK_SECONDS: Final = 1.0
+"""Between two looks at the files. A key that was removed counts for two of these at most."""
 
 
 class Keys:
@@ -14,16 +34,79 @@ class Keys:
 
     def __init__(self, settings: Settings) -> None:
         """:raises SettingsError: a file cannot be read, or what it holds is no key."""
-        asked, file = settings.authentication, settings.region.peer_token_file
+        asked = settings.authentication
+        self._settings = settings
         try:
-            self.peer_secrets = () if file is None else read_peer_secrets(file)
-            key = read_secret_key(asked.token_secret_key) if asked.authentication_enabled else None
+            self._peers = FollowedFiles(self._peer_files, self._read_peers)
+            self._tokens = FollowedFiles(self._token_files, self._read_tokens)
         except BadKey as error:
             raise SettingsError(str(error)) from None
+        self.peer_secrets = self._peers.first
+        """The first one is used where the other region knows it too."""
         roles = frozenset(role.strip() for role in asked.super_user_roles.split(",") if role.strip())
         self.authentication = Authentication(
-            key,
+            self._tokens.first if asked.authentication_enabled else None,
             roles,
             asked.token_audience or settings.region.cluster_name,
             Claims(asked.token_auth_claim, asked.token_audience_claim, bool(asked.token_audience)),
         )
+        self._exposed: set[str] = set()
+        self._warn()
+
+    async def follow_tokens(self, changed: Callable[[tuple[TokenKey, ...]], None]) -> None:
+        """One look at the keys of tokens. :param changed: hears of the keys that are in force from now on.
+
+        :raises BadKey: they changed and cannot be used; those of before stay in force.
+        """
+        keys = await asyncio.to_thread(self._tokens.look)
+        if keys is not None:
+            log.info("tokens are checked with %d keys now: %s", len(keys), ", ".join(key.id for key in keys))
+            self._warn()
+            self.authentication.use(keys)
+            changed(keys)
+
+    def _warn(self) -> None:
+        """Say, once each, which secrets other users can read."""
+        for problem in filter(None, map(exposure, secret_files(self._settings))):
+            if problem not in self._exposed:
+                self._exposed.add(problem)
+                log.warning("%s", problem)
+
+    def _token_files(self) -> list[Path]:
+        asked = self._settings.authentication
+        if not asked.authentication_enabled:
+            return []
+        places = ((asked.token_secret_key, SECRET_SUFFIX), (asked.token_public_key, PUBLIC_SUFFIX))
+        return [file for place, suffix in places if place for file in key_paths(place, suffix)]
+
+    def _read_tokens(self) -> tuple[TokenKey, ...]:
+        asked = self._settings.authentication
+        if not asked.authentication_enabled:
+            return ()
+        secret, public = asked.token_secret_key, asked.token_public_key
+        return (read_secret_keys(secret) if secret else ()) + (
+            read_public_keys(public, asked.token_public_alg) if public else ()
+        )
+
+    def _peer_files(self) -> list[Path]:
+        file = self._settings.region.peer_token_file
+        return [] if file is None else [file]
+
+    def _read_peers(self) -> tuple[bytes, ...]:
+        file = self._settings.region.peer_token_file
+        return () if file is None else read_peer_secrets(file)
+
+
+def secret_files(settings: Settings) -> list[Path]:
+    """The files that nobody but this broker should be able to read."""
+    asked = settings.authentication
+    files = [
+        settings.region.peer_token_file,
+        settings.metadata.metadata_store_password_file,
+        settings.metadata.metadata_store_key_file_path,
+        settings.tls.tls_key_file_path,
+        settings.tls.broker_client_key_file_path,
+    ]
+    if asked.authentication_enabled and asked.token_secret_key:
+        files += key_paths(asked.token_secret_key, SECRET_SUFFIX)
+    return [file for file in files if file is not None]

@@ -32,6 +32,7 @@ from meridian_broker.bounds.clients import MESSAGE_BYTES
 from meridian_broker.gateway.addresses import parse_bind_addresses, parse_listeners
 from meridian_broker.server.setting_fields import SettingsError
 from meridian_broker.server.setting_fields import whole as _int
+from meridian_broker.server.settings_authentication import AuthenticationSettings
 from meridian_broker.server.settings_backlog import BacklogSettings
 from meridian_broker.server.settings_limits import LimitSettings
 from meridian_broker.server.settings_metadata import MetadataSettings
@@ -137,32 +138,6 @@ class NetworkSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AuthenticationSettings:
-    """Who clients are."""
-
-    authentication_enabled: bool = False
-    """Clients, and users of the admin API, show a signed token (a JSON Web Token). Probes and metrics stay open."""
-
-    token_secret_key: str = ""
-    """File with the secret key that signs tokens, at least 32 bytes: `file:///PATH` or a path. `meridian tokens
-    create-secret-key` makes one, `meridian tokens create` a token."""
-
-    token_auth_claim: str = "sub"
-    """Claim of a token that names the role."""
-
-    token_audience_claim: str = "aud"
-    """Claim of a token that names where it is good: a text or a list of texts."""
-
-    token_audience: str = ""
-    """What that claim has to contain. Empty: tokens with the claim need the name of this region in it
-    (`meridian tokens create --region`), tokens without it are good everywhere. Set: tokens without it are refused."""
-
-    super_user_roles: str = ""
-    """Roles that may use the whole admin API, with commas between. Others may only connect, and look up what their
-    clients need."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicationSettings:
     """Messages and acknowledgements on their way to the other regions."""
 
@@ -245,10 +220,7 @@ class Settings:
         _check_bind_address(self.network, loopback_only=open_to_all)
         self.tls.check()
         _check_listeners(self.network, tls=self.tls.is_served, loopback_only=open_to_all)
-        if self.authentication.authentication_enabled and not self.authentication.token_secret_key:
-            raise SettingsError(
-                "authenticationEnabled=true: set tokenSecretKey too (meridian tokens create-secret-key makes one)"
-            )
+        self.authentication.check()
 
     @property
     def metadata_store_url(self) -> str:

@@ -3,12 +3,15 @@
 
 A client that can get a new token, and says so in CONNECT, is asked for it by AUTH_CHALLENGE when the old one expires,
 as Pulsar does, and goes on meanwhile. One that does not answer in time, or cannot be asked, is sent away: it comes back
-with a token that is good, or not at all.
+with a token that is good, or not at all. The same happens when the key that signed a token is removed.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Final, Protocol
+
+from meridian_broker.gateway.token_keys import TokenKey
 
 ANSWER_SECONDS: Final = 10
 """How long a client may take to send a new token; a client library may have to ask another service for it."""
@@ -34,25 +37,45 @@ class Expiries:
 
     def __init__(self) -> None:
         self._until: dict[Expiring, int] = {}
+        self._keys: dict[Expiring, TokenKey] = {}
+        """What signed the token of each connection."""
+        self._keyless: set[Expiring] = set()
+        """The key of its token was removed."""
         self._asked: set[Expiring] = set()
         self._next: int | None = None
         """No connection is due before this."""
 
-    def watch(self, connection: Expiring, expires: int | None) -> None:
-        """The connection has a new token. :param expires: None: never."""
+    def watch(self, connection: Expiring, expires: int | None, key: TokenKey | None = None) -> None:
+        """The connection has a new token.
+
+        :param expires: None: never.
+        :param key: what signed it.
+        """
         self.forget(connection)
+        if key is not None:
+            self._keys[connection] = key
         if expires is not None:
-            self._until[connection] = expires
-            self._next = expires if self._next is None else min(self._next, expires)
+            self._due(connection, expires)
 
     def forget(self, connection: Expiring) -> None:
         """The connection is gone, or its old token is."""
         self._until.pop(connection, None)
+        self._keys.pop(connection, None)
+        self._keyless.discard(connection)
         self._asked.discard(connection)
 
     def was_asked(self, connection: Expiring) -> bool:
         """A new token is expected."""
         return connection in self._asked
+
+    def keep_only(self, keys: Collection[TokenKey], now: int) -> None:
+        """Tokens that other keys signed expire now, if they have not yet."""
+        kept = frozenset(keys)
+        for connection in [one for one, key in self._keys.items() if key not in kept]:
+            del self._keys[connection]
+            if connection not in self._asked:
+                self._keyless.add(connection)
+                self._due(connection, now)
 
     def look(self, now: int) -> None:
         """Deal with what is due. Costs nothing when nothing is, however many connections there are."""
@@ -60,10 +83,15 @@ class Expiries:
             return
         for connection in [one for one, until in self._until.items() if until <= now]:
             if connection in self._asked or not connection.can_refresh:
+                reason = "the key of its token was removed" if connection in self._keyless else "its token has expired"
                 self.forget(connection)
-                connection.end("its token has expired")
+                connection.end(reason)
             else:
                 self._asked.add(connection)
                 self._until[connection] = now + ANSWER_SECONDS
                 connection.ask_for_token()
         self._next = min(self._until.values(), default=None)
+
+    def _due(self, connection: Expiring, at: int) -> None:
+        self._until[connection] = at
+        self._next = at if self._next is None else min(self._next, at)

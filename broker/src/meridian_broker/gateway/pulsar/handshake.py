@@ -133,7 +133,7 @@ def _grant(connection: Connection, token: bytes) -> None:
     if connection.started and granted.role != connection.role:
         raise NotAuthenticated("the new token names another role than the one before")
     connection.role = granted.role
-    connection.broker.expiries.watch(connection, granted.expires)
+    connection.broker.expiries.watch(connection, granted.expires, granted.key)
 
 
 def _turn_away(connection: Connection, code: ServerError, text: str) -> None:

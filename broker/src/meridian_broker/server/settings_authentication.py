@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Settings of clients' tokens, and which of them go together."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from meridian_broker.server.setting_fields import SettingsError
+
+PublicAlgorithm = Literal["RS256", "RS384", "RS512", "ES256", "ES384", "ES512"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuthenticationSettings:
+    """Who clients are. Files of keys are read again, within a few seconds, when they change."""
+
+    authentication_enabled: bool = False
+    """Clients, and users of the admin API, show a signed token (a JSON Web Token). Probes and metrics stay open."""
+
+    token_secret_key: str = ""
+    """The secret key that signs tokens, at least 32 bytes: `file:///PATH` or a path. `meridian tokens
+    create-secret-key` makes one, `meridian tokens create` a token. A directory holds several keys, 16 at most, in files
+    that end in `.key`, so that keys can be replaced without turning anybody away (docs/security.md). The name of such a
+    file, without `.key`, is the key's id: a token that names it (`kid`) is checked with this key, any other token with
+    each of them."""
+
+    token_public_key: str = ""
+    """The public key of a pair of which the private one signs tokens, in PEM or DER: `file:///PATH` or a path.
+    `meridian tokens create-key-pair` makes a pair. Or a directory, as for `tokenSecretKey`, with files that end in
+    `.pem`. Tokens may be signed with any key of either setting."""
+
+    token_public_alg: PublicAlgorithm = "RS256"
+    """How tokens are signed with that pair. RS needs an RSA key of 2048 bits or more, ES256 one on the curve P-256,
+    ES384 on P-384, ES512 on P-521."""
+
+    token_auth_claim: str = "sub"
+    """Claim of a token that names the role."""
+
+    token_audience_claim: str = "aud"
+    """Claim of a token that names where it is good: a text or a list of texts."""
+
+    token_audience: str = ""
+    """What that claim has to contain. Empty: tokens with the claim need the name of this region in it
+    (`meridian tokens create --region`), tokens without it are good everywhere. Set: tokens without it are refused."""
+
+    super_user_roles: str = ""
+    """Roles that may use the whole admin API, with commas between. Others may only connect, and look up what their
+    clients need."""
+
+    def check(self) -> None:
+        """:raises SettingsError: tokens are asked for, and nothing can check them."""
+        if self.authentication_enabled and not (self.token_secret_key or self.token_public_key):
+            raise SettingsError(
+                "authenticationEnabled=true: set tokenSecretKey or tokenPublicKey too (meridian tokens "
+                "create-secret-key makes a key)"
+            )

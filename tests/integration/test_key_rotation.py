@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Keys that are replaced while regions run and clients publish: nobody who holds a good token is turned away, and a key
+that is gone opens nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pulsar
+import pytest
+from broker_process import wait_until
+from guarded_regions import Guarded, guarded_regions, shown_by, tokens_command
+from raw_connection import T
+
+TOPIC = "persistent://public/default/published-all-the-time"
+TENANTS = "/admin/v2/tenants"
+
+
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
+    yield from guarded_regions(tmp_path_factory.mktemp("rotated"))
+
+
+class Traffic:
+    """Publishes in both regions and asks their admin APIs, again and again, with the token of the moment."""
+
+    def __init__(self, guarded: Guarded, token: Callable[[], str]) -> None:
+        self.refusals: list[str] = []
+        self.turns = dict.fromkeys(guarded.brokers, 0)
+        self._guarded = guarded
+        self._token = token
+        self._stop = threading.Event()
+        self._threads = [threading.Thread(target=self._run, args=(region,)) for region in guarded.brokers]
+
+    def _run(self, region: str) -> None:
+        client = self._guarded.client(region, self._token)
+        try:
+            producer = client.create_producer(TOPIC)
+            while not self._stop.is_set():
+                producer.send(f"{region}-{self.turns[region]}".encode())
+                status = self._guarded.ask(TENANTS, self._token(), of=region)
+                if status != 200:
+                    self.refusals.append(f"{region} answered {status}")
+                self.turns[region] += 1
+                self._stop.wait(0.02)
+        except Exception as error:
+            self.refusals.append(f"{region}: {error!r}")
+        finally:
+            client.close()
+
+    def goes_on(self) -> bool:
+        """Has everybody had an answer since now? Waits for that."""
+        before = dict(self.turns)
+        wait_until(lambda: self.refusals or all(self.turns[one] > before[one] + 1 for one in before), "more traffic")
+        return not self.refusals
+
+    def __enter__(self) -> Traffic:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        for thread in self._threads:
+            thread.join()
+
+
+def test_clients_publish_while_the_key_of_their_tokens_is_replaced(guarded: Guarded, tmp_path: Path) -> None:
+    old_admin, old_app = guarded.admin, guarded.app
+    current = old_admin
+    second = guarded.keys / "second.key"
+    with Traffic(guarded, lambda: current) as traffic:
+        assert traffic.goes_on()
+        tokens_command("create-secret-key", str(second))
+        new = guarded.token("admin", "--key-id", "second", key=second)
+        for region in guarded.brokers:
+            wait_until(lambda of=region: guarded.ask(TENANTS, new, of=of) == 200, "the new key to count")
+        assert traffic.goes_on(), "old tokens are good as long as their key is there"
+        current = new
+        assert traffic.goes_on()
+        asyncio.run(_remove_the_old_key(guarded, old_app, new))
+        assert traffic.goes_on(), "the clients were asked for new tokens"
+    assert traffic.refusals == []
+    for region in guarded.brokers:
+        assert guarded.ask(TENANTS, old_admin, of=region) == 401
+    client = guarded.client("west", new)
+    consumer = client.subscribe(TOPIC, "all", initial_position=pulsar.InitialPosition.Earliest)
+    wanted = {f"{region}-{number}" for region, turns in traffic.turns.items() for number in range(turns)}
+    while wanted:
+        wanted.discard(consumer.receive(60_000).data().decode())
+    client.close()
+
+
+async def _remove_the_old_key(guarded: Guarded, old: str, new: str) -> None:
+    port = guarded.brokers["east"].port
+    deaf, able, mute, other = [
+        (await shown_by(port, token, can_refresh=can))[0]
+        for token, can in ((old, False), (old, True), (old, True), (new, False))
+    ]
+    guarded.key.unlink()
+    assert await deaf.ended()
+    for one in (able, mute):
+        await one.hear(T.AUTH_CHALLENGE)
+    refused, answer = await shown_by(port, old)
+    assert answer[0] == T.ERROR
+    assert "not signed with this region's key" in answer[1].message
+    await other.producer("persistent://public/default/stays", user_provided_producer_name=False)
+    assert await mute.ended(), "who does not answer in time goes"
+    for one in (deaf, able, mute, other, refused):
+        await one.close()
+
+
+def test_keys_that_cannot_be_used_change_nothing_and_are_reported(guarded: Guarded) -> None:
+    broken = guarded.keys / "broken.key"
+    token = guarded.token("admin", key=guarded.keys / "second.key")
+    broken.write_bytes(b"too short")
+    try:
+        log = guarded.brokers["east"].log
+        wait_until(lambda: f"{broken} holds 9 bytes" in log(), "the broker to say what is wrong")
+        assert guarded.ask(TENANTS, token) == 200
+    finally:
+        broken.unlink()
