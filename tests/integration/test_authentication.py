@@ -8,12 +8,14 @@ import asyncio
 import base64
 import hmac
 import json
+import re
 import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import jwt
 import pulsar
 import pytest
@@ -145,7 +147,7 @@ async def test_a_token_of_a_private_key_is_good(guarded: Guarded) -> None:
         for forged in (begin + b"." + proof, begin + b"."):
             assert guarded.ask("/admin/v2/tenants", forged.decode()) == 401
             connection, answer = await connected(guarded, forged.decode())
-            assert answer[1].message.error == pb.AuthenticationError
+            assert answer[1].error == pb.AuthenticationError
             await connection.close()
 
 
@@ -159,6 +161,50 @@ async def test_a_token_for_one_region_is_good_there_alone(guarded: Guarded) -> N
         await connection.close()
 
 
+FOR_EXPORTS = {("POST", "/meridian/v1/export"), ("GET", "/meridian/v1/export/{snapshot}/{table}")}
+FOR_EVERYBODY = {("GET", f"/admin/v2/brokers/{one}") for one in ("ready", "health")} | {
+    ("GET", one) for one in ("/status.html", "/metrics", "/metrics/")
+}
+
+
+async def test_a_token_for_the_export_opens_the_export_and_nothing_else(guarded: Guarded) -> None:
+    """Of everything that the OpenAPI document lists: a route that comes is closed to it."""
+    token = await asyncio.to_thread(guarded.token, "admin", "--scope", "export", "--expires", "1h")
+    paths = http("GET", f"{guarded.brokers['east'].admin_url}/meridian/v1/openapi.json", headers=bearer(guarded.admin))
+    opened = set()
+    async with aiohttp.ClientSession(guarded.brokers["east"].admin_url, headers=bearer(token)) as session:
+        for path, verbs in paths.json["paths"].items():
+            place = re.sub(r"{(\w+)}", lambda name: FILLED.get(name[1], "1"), path)
+            for method in map(str.upper, verbs):
+                async with session.request(method, place) as answer:
+                    if answer.status != 403:
+                        opened.add((method, path))
+    assert opened == FOR_EXPORTS | FOR_EVERYBODY
+    for path in ("/nothing/there", "/meridian/v1/export/1", "/lookup/v2/topic/persistent/public/default/guarded"):
+        assert guarded.ask(path, token) == 403
+    connection, answer = await connected(guarded, token)
+    assert answer[0] == T.ERROR
+    assert "for the export only" in answer.message.message
+    await connection.close()
+
+
+def test_the_export_is_read_with_a_token_for_it_of_a_super_user(guarded: Guarded) -> None:
+    east = guarded.brokers["east"].admin_url
+    token = guarded.token("admin", "--scope", "export")
+    taken = http("POST", f"{east}/meridian/v1/export", {}, headers=bearer(token))
+    assert taken.status == 200
+    table = f"{east}/meridian/v1/export/{taken.json['snapshot']}/topics"
+    assert http("GET", table, headers=bearer(token)).status == 200
+    assert guarded.ask("/meridian/v1/export", guarded.token("app", "--scope", "export"), "POST") == 403
+
+
+def bearer(token: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {token}"}
+
+
+FILLED = {"domain": "persistent", "tenant": "public", "namespace": "default", "topic": "guarded", "cluster": "east"}
+
+
 def test_the_manifest_is_for_its_owner_and_its_token_expires(tmp_path: Path) -> None:
     file = tmp_path / "tokens.json"
     tokens_command("manifest", "--to", str(file))
@@ -168,6 +214,9 @@ def test_the_manifest_is_for_its_owner_and_its_token_expires(tmp_path: Path) -> 
     claims = jwt.decode(token, base64.b64decode(data["secret.key"]), algorithms=["HS256"])
     assert 89 * 86400 < claims["exp"] - time.time() <= 90 * 86400
     assert len(base64.b64decode(data["peer.token"])) >= 32
+    verifying = base64.b64decode(data["verify.jwt"]).decode()
+    narrowed = jwt.decode(verifying, base64.b64decode(data["secret.key"]), algorithms=["HS256"])
+    assert (narrowed["meridian_scope"], narrowed["exp"]) == ("export", claims["exp"])
 
 
 def test_a_reserved_name_gets_no_token(guarded: Guarded) -> None:

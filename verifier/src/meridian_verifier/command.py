@@ -34,7 +34,11 @@ INTERRUPTED: Final = 130
     help="In a pod: for a subscription with a ReplicatedSubscription, its spec.maxLag counts instead.",
 )
 @click.option("--report-dir", type=click.Path(path_type=Path, file_okay=False), help="Write the HTML report here.")
-@click.option("--token-file", type=click.Path(exists=True, dir_okay=False), help="A file with the super-user's token.")
+@click.option(
+    "--token-file",
+    type=click.Path(exists=True, dir_okay=False),
+    help="A file with a token for the export (meridian tokens create --scope export).",
+)
 @click.option("--master", default="local[2]", show_default=True, help="The Spark master.")
 @click.option(
     "--spark-conf", multiple=True, metavar="KEY=VALUE", help="A setting of Spark, over this program's own. Repeat."

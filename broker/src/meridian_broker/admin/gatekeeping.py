@@ -4,6 +4,9 @@
 Everybody may ask whether the broker is ready, and read metrics, as probes do. Every role may look up what its client
 needs to connect. All else is for super-users.
 
+A token may be narrowed to the export. Then its role has to be a super-user's, and the routes that the table marks are
+all that it opens: a new route is closed to it.
+
 Brokers of other regions are no users: they may make the few calls that regions make to each other, which the table of
 routes marks, and nothing else.
 """
@@ -12,7 +15,7 @@ from __future__ import annotations
 
 import re
 import ssl
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Final
 
 from aiohttp import web
@@ -20,7 +23,7 @@ from aiohttp import web
 from meridian_broker.admin.errors import Handler
 from meridian_broker.admin.requests import STATE, Refused, read_body
 from meridian_broker.bounds.http import LARGE_BODY_BYTES
-from meridian_broker.gateway.authentication import NotAuthenticated
+from meridian_broker.gateway.authentication import EXPORT_SCOPE, NotAuthenticated
 from meridian_broker.gateway.tls import channel_binding
 from meridian_broker.wire.peer_proof import NotProven
 from meridian_broker.wire.peer_requests import PROOF_HEADER, SCHEME, Admitted, Call
@@ -40,6 +43,8 @@ ADMITTED: Final = web.RequestKey("admitted", Admitted)
 """Where the proof of another region's call is kept for its answer."""
 PEER_CALLS: Final = web.AppKey("peer_calls", Mapping[Handler, str])
 """What brokers of other regions may call: handler -> the query parameter that the call must have; empty: none."""
+EXPORT_CALLS: Final = web.AppKey("export_calls", Collection[Handler])
+"""What a token for the export opens."""
 _BEARER: Final = "Bearer "
 
 
@@ -67,10 +72,12 @@ async def gatekeeper(request: web.Request, handler: Handler) -> web.StreamRespon
     if not header.startswith(_BEARER):
         raise Refused(401, "this region asks for a token: send Authorization: Bearer TOKEN")
     try:
-        role = authentication.check(header.removeprefix(_BEARER).strip().encode()).role
+        granted = authentication.check(header.removeprefix(_BEARER).strip().encode())
     except NotAuthenticated as error:
         raise Refused(401, str(error)) from None
-    request[ROLE] = role
+    request[ROLE] = role = granted.role
+    if granted.scope == EXPORT_SCOPE and request.match_info.handler not in request.app[EXPORT_CALLS]:
+        raise Refused(403, f"this token is for the export only, and opens no {request.method} {request.path}")
     if authentication.is_super_user(role):
         return await handler(request)
     if request.method in ("GET", "HEAD") and FOR_CLIENTS.fullmatch(request.path):

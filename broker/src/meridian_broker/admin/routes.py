@@ -48,6 +48,8 @@ class Route:
     content: str = "application/json"
     peers: str | None = None
     """Brokers of other regions call it, with this query parameter if one is named. None: they do not."""
+    exports: bool = False
+    """A token for the export alone opens it."""
 
 
 def _get(path: str, handler: Handler, content: str = "application/json", *, peers: str | None = None) -> Route:
@@ -176,8 +178,8 @@ ROUTES: Final[tuple[Route, ...]] = (
     _get("/status.html", health.status_page, "text/plain"),
     _get("/metrics", metrics.metrics, "text/plain"),
     _get("/metrics/", metrics.metrics, "text/plain"),
-    Route("POST", f"{_OWN}/export", exporting.take),
-    _get(f"{_OWN}/export/{{snapshot}}/{{table}}", exporting.table, CONTENT_TYPE),
+    Route("POST", f"{_OWN}/export", exporting.take, exports=True),
+    Route("GET", f"{_OWN}/export/{{snapshot}}/{{table}}", exporting.table, content=CONTENT_TYPE, exports=True),
     _get(f"{_OWN}/regions", regions.regions),
     _get(f"{_OWN}/health", health.inside),
     _get(f"{_OWN_TOPIC}/messageid/translate", translating.translate, peers=""),

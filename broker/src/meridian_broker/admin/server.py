@@ -12,7 +12,7 @@ from aiohttp import web
 from meridian_broker.admin.connections import HttpConnection, within_limits
 from meridian_broker.admin.errors import refusals
 from meridian_broker.admin.export import Exports
-from meridian_broker.admin.gatekeeping import PEER_CALLS, gatekeeper, proven_answers
+from meridian_broker.admin.gatekeeping import EXPORT_CALLS, PEER_CALLS, gatekeeper, proven_answers
 from meridian_broker.admin.health import live, ready
 from meridian_broker.admin.rates import Rates
 from meridian_broker.admin.requests import EXPORTS, STATE, STATS
@@ -52,6 +52,7 @@ class AdminServer:
         app[HOSTS] = names
         app[EXPORTS] = server._exports
         app[STATS] = TopicStats(state, Rates(time.monotonic))
+        app[EXPORT_CALLS] = frozenset(route.handler for route in ROUTES if route.exports)
         app[PEER_CALLS] = {route.handler: route.peers for route in ROUTES if route.peers is not None}
         for route in ROUTES:
             app.router.add_route(route.method, route.path, route.handler)

@@ -88,7 +88,10 @@ def create_peer_secret(file: Path) -> None:
 @click.option("--expires", help="How long it is good for: 90d, 12h, 1y. Default: for ever.")
 @click.option("--region", "regions", multiple=True, help="Where it is good; repeatable. Default: in every region.")
 @click.option(
-    "--scope", type=click.Choice(["admin"]), help="admin: for the admin API only, neither to produce nor to consume."
+    "--scope",
+    type=click.Choice(["admin", "export"]),
+    help="admin: for the admin API only, neither to produce nor to consume. export: only to read what meridian verify "
+    "reads. The role still has to be one of superUserRoles.",
 )
 @click.option("--to", "to", type=FILE, help="Write it to this file.")
 def create(
@@ -132,11 +135,12 @@ def create(
 
 @tokens.command("manifest")
 @click.option("--name", default="meridian-tokens", show_default=True, help="Name of the Secret.")
-@click.option("--subject", default="admin", show_default=True, help="Role of the token for operator and verifier.")
-@click.option("--expires", default="90d", show_default=True, help="How long that token is good for.")
+@click.option("--subject", default="admin", show_default=True, help="Role of the tokens for operator and verifier.")
+@click.option("--expires", default="90d", show_default=True, help="How long they are good for.")
 @click.option("--to", type=click.Path(path_type=Path, dir_okay=False), help="Write it to this file.")
 def manifest(name: str, subject: str, expires: str, to: Path | None) -> None:
-    """Make a Kubernetes Secret with a new key, a new peer secret and a super-user's token.
+    """Make a Kubernetes Secret with a new key, a new peer secret and two tokens: admin.jwt, of a super-user, for people
+    and the operator; verify.jwt, which can only read the export, for the verifier.
 
     It is printed, or written to a file readable by you only. All regions need the same one: keep it and apply it in
     each region's namespace.
@@ -145,13 +149,15 @@ def manifest(name: str, subject: str, expires: str, to: Path | None) -> None:
       meridian tokens manifest --to tokens.json
       kubectl -n us-east apply -f tokens.json
     """
+    from meridian_broker.gateway.authentication import EXPORT_SCOPE
     from meridian_broker.gateway.token_signing import SigningKey, make_token
 
-    key = secrets.token_bytes(KEY_BYTES)
+    key, until = secrets.token_bytes(KEY_BYTES), _expiry(expires)
     content = {
         "secret.key": key,
         "peer.token": secrets.token_urlsafe(32).encode(),
-        "admin.jwt": make_token(SigningKey(key), subject, _expiry(expires)).encode(),
+        "admin.jwt": make_token(SigningKey(key), subject, until).encode(),
+        "verify.jwt": make_token(SigningKey(key), subject, until, scope=EXPORT_SCOPE).encode(),
     }
     document = {
         "apiVersion": "v1",

@@ -21,6 +21,11 @@ SCOPE_CLAIM: Final = "meridian_scope"
 """Claim that narrows what a token is good for. A name of our own: ``scope`` is other people's."""
 ADMIN_SCOPE: Final = "admin"
 """The admin API, and neither producing nor consuming."""
+EXPORT_SCOPE: Final = "export"
+"""The export alone, which the verifier reads, and nothing else of the admin API."""
+SCOPES: Final = {ADMIN_SCOPE: "admin API", EXPORT_SCOPE: "export"}
+"""What each is for. They narrow what a token's role may do and never widen it: whoever issues tokens may let users
+choose claims."""
 LARGEST_TOKEN: Final = 16 * 1024
 """Bytes: more is no token, and is not decoded."""
 
@@ -46,8 +51,8 @@ class Granted(NamedTuple):
     """Seconds since 1970; None: never."""
     key: TokenKey | None = None
     """What it is signed with; None where nobody is asked for a token."""
-    only_administers: bool = False
-    """It is good for the admin API and not for a Pulsar client."""
+    scope: str | None = None
+    """One of ``SCOPES``, which is all that it is good for; None: for all that its role may do."""
 
 
 NAMELESS: Final = Granted("")
@@ -112,10 +117,11 @@ class Authentication:
             raise NotAuthenticated(sentence) from None
         self._check_audience(said.get(self._claims.audience))
         scope = said.get(SCOPE_CLAIM)
-        if scope not in (None, ADMIN_SCOPE):
-            raise NotAuthenticated(f"the token's {SCOPE_CLAIM} is none that this version knows: {ADMIN_SCOPE} is")
+        if not (scope is None or (isinstance(scope, str) and scope in SCOPES)):
+            known = " and ".join(SCOPES)
+            raise NotAuthenticated(f"the token's {SCOPE_CLAIM} is none that this version knows: {known} are")
         expires = said.get("exp")
-        return Granted(self._role(said), None if expires is None else int(expires), key, scope == ADMIN_SCOPE)
+        return Granted(self._role(said), None if expires is None else int(expires), key, scope)
 
     def _verified(self, token: bytes, keys: tuple[TokenKey, ...]) -> tuple[TokenKey, dict[str, Any]]:
         """The key that signed the token, and what the token says.

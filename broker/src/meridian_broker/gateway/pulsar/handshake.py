@@ -6,7 +6,7 @@ from __future__ import annotations
 import ssl
 from typing import TYPE_CHECKING, Any, Final
 
-from meridian_broker.gateway.authentication import METHOD, NotAuthenticated
+from meridian_broker.gateway.authentication import METHOD, SCOPES, NotAuthenticated
 from meridian_broker.gateway.client_options import PEER_AUTH_METHOD
 from meridian_broker.gateway.tls import channel_binding
 from meridian_broker.wire.peer_proof import NotProven
@@ -128,8 +128,10 @@ def _authenticated(connection: Connection, asked: pb.CommandConnect) -> bool:
 def _grant(connection: Connection, token: bytes) -> None:
     """:raises NotAuthenticated: the token is not good, or not for this connection."""
     granted = connection.broker.authentication.check(token)
-    if granted.only_administers:
-        raise NotAuthenticated("this token is for the admin API only: it can neither produce nor consume")
+    if granted.scope is not None:
+        raise NotAuthenticated(
+            f"this token is for the {SCOPES[granted.scope]} only: it can neither produce nor consume"
+        )
     if connection.started and granted.role != connection.role:
         raise NotAuthenticated("the new token names another role than the one before")
     connection.role = granted.role
