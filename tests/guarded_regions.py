@@ -32,11 +32,12 @@ class Guarded:
         tokens_command("create-key-pair", str(self.private), str(self.keys / "pair.pem"), "--algorithm", "ES256")
         self.admin = self.token("admin")
         self.app = self.token("app")
-        self.peer_file = directory / "peer"
         self.peer = "only the brokers of these regions know this"
-        self.peer_file.write_text(self.peer)
-        self.peer_file.chmod(0o600)
-        ports = {name: (free_port(), free_port()) for name in ("east", "west")}
+        self.peer_files = {name: directory / f"{name}.peer" for name in ("east", "west")}
+        for file in self.peer_files.values():
+            file.write_text(self.peer)
+            file.chmod(0o600)
+        ports = {name: (free_port(), free_port()) for name in self.peer_files}
         regions = directory / "regions.json"
         listed = [
             {"name": name, "service_url": f"pulsar://127.0.0.1:{port}", "admin_url": f"http://127.0.0.1:{web}"}
@@ -50,7 +51,7 @@ class Guarded:
                 port=port,
                 http_port=web,
                 regions_file=regions,
-                peer_token_file=self.peer_file,
+                peer_token_file=self.peer_files[name],
                 settings={
                     "authenticationEnabled": "true",
                     "tokenSecretKey": f"file://{self.keys}",

@@ -258,24 +258,11 @@ def test_a_broker_with_a_short_peer_secret_does_not_start(content: bytes, tmp_pa
 def test_keys_that_cannot_be_used_end_the_start_with_a_sentence(tmp_path: Path) -> None:
     (tmp_path / "key").write_bytes(b"short")
     asked = ("authenticationEnabled=true", f"tokenSecretKey={tmp_path / 'key'}")
-    pair = ("authenticationEnabled=true", f"tokenPublicKey={tmp_path / 'key'}")
-    for settings in (asked, pair, (f"peerTokenFile={tmp_path / 'absent'}",)):
+    for settings in (asked, (f"peerTokenFile={tmp_path / 'absent'}",)):
         refused = start_alone(tmp_path, *settings)
         assert refused.returncode == 2
         assert settings[-1].partition("=")[0] in refused.stderr
         assert "Traceback" not in refused.stderr
-
-
-def test_a_secret_that_other_users_can_read_is_reported(tmp_path: Path) -> None:
-    key, peer, absent = tmp_path / "key", tmp_path / "peer", tmp_path / "absent"
-    for file, mode in ((key, 0o644), (peer, 0o600)):
-        file.write_bytes(b"k" * 32)
-        file.chmod(mode)
-    settings = ("authenticationEnabled=true", f"tokenSecretKey={key}", f"peerTokenFile={peer}")
-    told = start_alone(tmp_path, *settings, f"tlsCertificateFilePath={absent}", f"tlsKeyFilePath={absent}").stderr
-    assert f"{key} holds a secret and has mode 0644" in told
-    assert "chmod 600" in told
-    assert f"{peer} holds" not in told
 
 
 def test_a_region_that_has_others_needs_a_peer_secret(tmp_path: Path) -> None:
@@ -290,7 +277,7 @@ def start_alone(directory: Path, *settings: str) -> subprocess.CompletedProcess[
     """A broker that is expected to end at once."""
     chosen = ("brokerServicePort=0", "webServicePort=0", f"dataDirectory={directory / 'data'}", *settings)
     assignments = [part for one in chosen for part in ("--set", one)]
-    return subprocess.run([*MERIDIAN, "broker", *assignments], capture_output=True, text=True, timeout=20)
+    return subprocess.run([*MERIDIAN, "broker", *assignments], capture_output=True, text=True, timeout=60)
 
 
 def test_the_admin_api_is_for_super_users(guarded: Guarded) -> None:

@@ -5,18 +5,26 @@ that is gone opens nothing."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import re
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pulsar
 import pytest
-from broker_process import wait_until
+from broker_process import BrokerProcess, wait_until
 from guarded_regions import Guarded, guarded_regions, shown_by, tokens_command
+from meridian_broker.gateway.client import PulsarClientConnection
+from meridian_broker.gateway.client_errors import ClientError
+from meridian_broker.gateway.region_calls import CallFailed
+from peers import as_region, calls_as
 from raw_connection import T
 
 TOPIC = "persistent://public/default/published-all-the-time"
 TENANTS = "/admin/v2/tenants"
+STATS = "/admin/v2/persistent/public/default/between-regions/stats"
+READ_AGAIN = "the peer secret was read again"
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +35,8 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
 class Traffic:
     """Publishes in both regions and asks their admin APIs, again and again, with the token of the moment."""
 
-    def __init__(self, guarded: Guarded, token: Callable[[], str]) -> None:
+    def __init__(self, guarded: Guarded, token: Callable[[], str], topic: str) -> None:
+        self._topic = topic
         self.refusals: list[str] = []
         self.turns = dict.fromkeys(guarded.brokers, 0)
         self._guarded = guarded
@@ -38,7 +47,7 @@ class Traffic:
     def _run(self, region: str) -> None:
         client = self._guarded.client(region, self._token)
         try:
-            producer = client.create_producer(TOPIC)
+            producer = client.create_producer(self._topic)
             while not self._stop.is_set():
                 producer.send(f"{region}-{self.turns[region]}".encode())
                 status = self._guarded.ask(TENANTS, self._token(), of=region)
@@ -50,6 +59,11 @@ class Traffic:
             self.refusals.append(f"{region}: {error!r}")
         finally:
             client.close()
+
+    @property
+    def sent(self) -> list[str]:
+        """Everything that was published."""
+        return [f"{region}-{number}" for region, turns in self.turns.items() for number in range(turns)]
 
     def goes_on(self) -> bool:
         """Has everybody had an answer since now? Waits for that."""
@@ -68,11 +82,69 @@ class Traffic:
             thread.join()
 
 
+def received(guarded: Guarded, topic: str, token: str, count: int) -> list[str]:
+    """What stands in the west: this many messages, sorted, and no more."""
+    client = guarded.client("west", token)
+    consumer = client.subscribe(topic, "all", initial_position=pulsar.InitialPosition.Earliest)
+    came = sorted(consumer.receive(60_000).data().decode() for _ in range(count))
+    with contextlib.suppress(pulsar.Timeout):
+        came.append(consumer.receive(1).data().decode())
+    client.close()
+    return came
+
+
+def test_messages_go_between_regions_while_their_secret_is_replaced(guarded: Guarded) -> None:
+    old, new = guarded.peer, "what the brokers of these regions know from now on"
+    topic = "persistent://public/default/between-regions"
+
+    def write(region: str, *secrets: str) -> None:
+        broker, file = guarded.brokers[region], guarded.peer_files[region]
+        before = broker.log().count(READ_AGAIN)
+        beside = file.with_suffix(".new")
+        beside.write_text("\n".join(secrets) + "\n")
+        beside.chmod(0o600)
+        beside.rename(file)
+        wait_until(lambda: broker.log().count(READ_AGAIN) > before, f"{region} to read its secret again")
+
+    with Traffic(guarded, lambda: guarded.admin, topic) as traffic:
+        assert traffic.goes_on()
+        asyncio.run(_replace(guarded, write, old, new, traffic))
+    assert traffic.refusals == []
+    assert received(guarded, topic, guarded.admin, len(traffic.sent)) == sorted(traffic.sent), "each once"
+
+
+async def _replace(guarded: Guarded, write: Callable[..., None], old: str, new: str, traffic: Traffic) -> None:
+    east = guarded.brokers["east"]
+    options = as_region("west", "east", old.encode())
+    spy = await PulsarClientConnection.connect(east.service_url, options)
+    for secrets in ((new, old), (new,)):
+        for region in guarded.brokers:
+            await asyncio.to_thread(write, region, *secrets)
+            assert await asyncio.to_thread(traffic.goes_on)
+            if secrets == (new, old):
+                assert spy.is_open, "the old secret is still good"
+    await spy.wait_lost()
+    await spy.close()
+    with pytest.raises(ClientError, match="different peer secrets"):
+        await PulsarClientConnection.connect(east.service_url, options)
+    for secret, answered in ((new, True), (old, False)):
+        calls = calls_as("west", east.admin_url, secret.encode())
+        with contextlib.nullcontext() if answered else pytest.raises(CallFailed):
+            assert (await calls.ask("east", "GET", STATS, seconds=30))[0] == 200
+    await asyncio.to_thread(wait_until, lambda: all(map(linked, guarded.brokers.values())), "the links to be back")
+
+
+def linked(broker: BrokerProcess) -> bool:
+    """The last word on each link of the log is that it is up."""
+    last = dict(re.findall(r"(\w+ link to \w+) is (up|down)", broker.log()))
+    return last != {} and set(last.values()) == {"up"}
+
+
 def test_clients_publish_while_the_key_of_their_tokens_is_replaced(guarded: Guarded, tmp_path: Path) -> None:
     old_admin, old_app = guarded.admin, guarded.app
     current = old_admin
     second = guarded.keys / "second.key"
-    with Traffic(guarded, lambda: current) as traffic:
+    with Traffic(guarded, lambda: current, TOPIC) as traffic:
         assert traffic.goes_on()
         tokens_command("create-secret-key", str(second))
         new = guarded.token("admin", "--key-id", "second", key=second)
@@ -86,12 +158,7 @@ def test_clients_publish_while_the_key_of_their_tokens_is_replaced(guarded: Guar
     assert traffic.refusals == []
     for region in guarded.brokers:
         assert guarded.ask(TENANTS, old_admin, of=region) == 401
-    client = guarded.client("west", new)
-    consumer = client.subscribe(TOPIC, "all", initial_position=pulsar.InitialPosition.Earliest)
-    wanted = {f"{region}-{number}" for region, turns in traffic.turns.items() for number in range(turns)}
-    while wanted:
-        wanted.discard(consumer.receive(60_000).data().decode())
-    client.close()
+    assert received(guarded, TOPIC, new, len(traffic.sent)) == sorted(traffic.sent)
 
 
 async def _remove_the_old_key(guarded: Guarded, old: str, new: str) -> None:

@@ -7,7 +7,9 @@ import asyncio
 import base64
 import contextlib
 import json
+import os
 from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,8 @@ from broker_process import BrokerProcess, HttpAnswer, http, wait_until
 from free_ports import free_port
 from meridian_broker.gateway.client import PulsarClientConnection
 from meridian_broker.gateway.client_errors import ConnectFailed
-from meridian_broker.gateway.client_options import PEER_AUTH_METHOD
+from meridian_broker.gateway.client_options import PEER_AUTH_METHOD, peer_options
+from meridian_broker.gateway.peer_identity import PeerIdentity
 from meridian_broker.gateway.region_calls import CallFailed
 from meridian_broker.wire.peer_proof import pack
 from meridian_broker.wire.peer_requests import PROOF_HEADER, SCHEME, Call, Caller
@@ -296,6 +299,16 @@ async def test_a_call_with_another_secret_is_refused(east: BrokerProcess) -> Non
         await calls_as("south", east.admin_url, b"another secret, just as long as it").ask(
             "east", "GET", TOPIC, seconds=30
         )
+
+
+async def test_a_link_ends_when_the_secret_that_it_proved_is_removed(east: BrokerProcess) -> None:
+    secrets = [b"the secret that is about to come" * 2, SECRET]
+    options = peer_options(PeerIdentity("north", lambda: tuple(secrets), os.urandom)).towards("east")
+    connection = await PulsarClientConnection.connect(east.service_url, replace(options, keep_alive=0.05))
+    assert connection.is_proven
+    secrets.remove(SECRET)
+    assert "the peer secret that" in await asyncio.wait_for(connection.wait_lost(), 60)
+    await connection.close()
 
 
 def test_regions_with_different_secrets_say_so(tmp_path: Path) -> None:

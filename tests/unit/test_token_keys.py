@@ -4,6 +4,7 @@ refused before a broker starts."""
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import hashlib
 import hmac
@@ -22,6 +23,9 @@ from meridian_broker.gateway.followed_files import FollowedFiles
 from meridian_broker.gateway.key_files import BadKey, exposure
 from meridian_broker.gateway.token_keys import TokenKey, key_paths, read_public_keys, read_secret_keys, secret_key
 from meridian_broker.gateway.token_signing import SigningKey, make_token, new_key_pair, read_signing_key
+from meridian_broker.server.keys import Keys
+from meridian_broker.server.setting_fields import SettingsError
+from meridian_broker.server.settings import Settings
 
 OLD, NEW = b"o" * 32, b"n" * 32
 
@@ -185,6 +189,39 @@ def test_who_else_can_read_a_secret_is_noticed(
     told = exposure(file)
     assert told is None if said is None else told is not None and said in told and f"{mode:04o}" in told
     assert exposure(tmp_path / "absent") is None
+
+
+def test_a_secret_that_other_users_can_read_is_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """When the broker starts, and for a key that comes later."""
+    keys, peer = tmp_path / "keys", tmp_path / "peer"
+    keys.mkdir()
+    first, second = keys / "first.key", keys / "second.key"
+    for file, mode in ((first, 0o644), (peer, 0o600)):
+        file.write_bytes(OLD)
+        file.chmod(mode)
+    asked = {"authenticationEnabled": "true", "tokenSecretKey": str(keys), "peerTokenFile": str(peer)}
+    followed = Keys(Settings.of(asked))
+    assert f"{first} holds a secret and has mode 0644" in caplog.text
+    assert f"{peer} holds" not in caplog.text
+    second.write_bytes(NEW)
+    second.chmod(0o606)
+    in_force: list[TokenKey] = []
+    for _ in range(2):
+        asyncio.run(followed.follow_tokens(in_force.extend))
+    assert [key.id for key in in_force] == ["first", "second"]
+    assert f"{second} holds a secret and has mode 0606" in caplog.text
+    assert caplog.text.count(str(first)) == 1, "it is said once"
+
+
+def test_files_that_are_no_keys_end_the_start(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_bytes(b"short")
+    for setting in ("tokenSecretKey", "tokenPublicKey", "peerTokenFile"):
+        asked = {"authenticationEnabled": "true", "tokenSecretKey": "", setting: str(file)}
+        with pytest.raises(SettingsError, match=setting):
+            Keys(Settings.of(asked if setting != "peerTokenFile" else {setting: str(file)}))
+    with pytest.raises(SettingsError, match="set tokenSecretKey or tokenPublicKey"):
+        Settings.of({"authenticationEnabled": "true"})
 
 
 def test_a_secret_key_signs_as_the_library_expects(tmp_path: Path) -> None:

@@ -39,6 +39,8 @@ class ClientWire(asyncio.Protocol):
         """Version of the peer protocol the other side announced; 0: it is no Meridian broker."""
         self.is_proven = False
         """The other side proved that it is the region that we meant to reach."""
+        self._proven_secret = b""
+        """Id of the secret that it proved."""
         self.failure: ClientError | None = None
         """Why the connection is over; None while it is not."""
         self._loop = asyncio.get_running_loop()
@@ -217,6 +219,10 @@ class ClientWire(asyncio.Protocol):
 
     def _tick(self) -> None:
         """Twice in a row nothing heard, the second time in spite of a PING: nobody is there."""
+        peer = self.options.peer
+        if peer is not None and self.is_proven and not peer.holds(self._proven_secret):
+            self.fail(ConnectionLost(f"the peer secret that {self.url} proved was removed"))
+            return
         if self._heard:
             self._heard = self._pinged = False
         elif self._pinged:
@@ -236,7 +242,7 @@ class ClientWire(asyncio.Protocol):
             except NotProven as error:
                 self.fail(MisbehavedPeer(f"{self.url}: {error}"))
                 return
-            self._dialling = None
+            self._proven_secret, self._dialling = self._dialling.key, None
             answer = pb.AuthData(auth_method_name=PEER_AUTH_METHOD, auth_data=proof)
             response = pb.CommandAuthResponse(client_version=self.options.client_version, response=answer)
             self.write([encode.simple(pb.BaseCommand.AUTH_RESPONSE, response)])

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from meridian_broker.wire.peer_proof import NONCE_BYTES, Answering, Dialling
+from meridian_broker.wire.peer_proof import NONCE_BYTES, Answering, Dialling, key_id
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +18,10 @@ class PeerIdentity:
     """The peer secrets in force, the one to use first; none: this region is nobody's peer."""
     random: Callable[[int], bytes]
     """So many random bytes that nobody can guess."""
+
+    def holds(self, key: bytes) -> bool:
+        """Is the secret with this id still in force? Connections that proved another one end."""
+        return any(key_id(secret) == key for secret in self.secrets())
 
     def dial(self, region: str, binding: bytes) -> Dialling:
         """Begin a handshake with ``region``. :param binding: from ``tls.channel_binding``."""

@@ -126,6 +126,10 @@ class Chores:
             "tokens are checked with the keys of before",
         )
         self._begin(
+            *("follow the peer secret", process.keys.follow_peers, KEYS_SECONDS),
+            "regions know each other by the secret of before",
+        )
+        self._begin(
             *("look after connections of other regions", lambda: process.gateway.keep_alive(peers=True)),
             PEER_KEEP_ALIVE_SECONDS,
             "dead links are not noticed",

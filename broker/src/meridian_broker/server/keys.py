@@ -65,6 +65,17 @@ class Keys:
             self.authentication.use(keys)
             changed(keys)
 
+    async def follow_peers(self) -> None:
+        """One look at the peer secret. Links that proved one that is gone end at their next keep-alive.
+
+        :raises BadKey: it changed and cannot be used; that of before stays in force.
+        """
+        secrets = await asyncio.to_thread(self._peers.look)
+        if secrets is not None:
+            log.info("the peer secret was read again, secrets in force: %d", len(secrets))
+            self._warn()
+            self.peer_secrets = secrets
+
     def _warn(self) -> None:
         """Say, once each, which secrets other users can read."""
         for problem in filter(None, map(exposure, secret_files(self._settings))):

@@ -76,7 +76,9 @@ class RegionSettings:
     peer_token_file: Path | None = None
     """File with the secret by which the brokers of all regions know each other, at least 32 bytes, the same in every
     region. `meridian tokens create-peer-secret` makes one. Make it readable by the broker's user only. Required when
-    `regionsFile` names other regions; when empty, nobody is a peer and nothing is replicated."""
+    `regionsFile` names other regions; when empty, nobody is a peer and nothing is replicated. While the secret is
+    changed the file has two lines, the new one first, and regions that know both use it (docs/security.md). The file is
+    read again when it changes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -106,6 +106,8 @@ class Dialling:
     ) -> None:
         """:param nonce: ``NONCE_BYTES`` random bytes. :param binding: of the connection, see ``gateway.tls``."""
         self.answerer = answerer
+        self.key = b""
+        """Id of the secret that both sides proved; empty before that."""
         self._secrets = tuple(secrets)
         self._names = (dialler.encode(), answerer.encode())
         self._nonce = nonce
@@ -129,6 +131,7 @@ class Dialling:
         said = (self._purpose, *self._names, self._nonce, nonce, self._binding)
         if len(nonce) != NONCE_BYTES or not hmac.compare_digest(proof, _proof(secret, _ANSWERER, *said)):
             raise NotProven(f"it did not prove that it is region {self.answerer}: its proof is wrong")
+        self.key = key_id(secret)
         return _proof(secret, _DIALLER, *said)
 
 
@@ -141,6 +144,8 @@ class Answering:
         """As for ``Dialling``. :param region: this one."""
         self.dialler = ""
         """Who the other side says it is."""
+        self.key = b""
+        """Id of the secret to prove; empty before the challenge."""
         self._secrets = tuple(secrets)
         self._region = region
         self._nonce = nonce
@@ -163,7 +168,8 @@ class Answering:
         secret = shared_secret(self._secrets, ids)
         said = (purpose, dialler, answerer, nonce, self._nonce, self._binding)
         self._expected = _proof(secret, _DIALLER, *said)
-        return pack(key_id(secret), self._nonce, _proof(secret, _ANSWERER, *said))
+        self.key = key_id(secret)
+        return pack(self.key, self._nonce, _proof(secret, _ANSWERER, *said))
 
     def check(self, response: bytes) -> str:
         """The dialler's region. :raises NotProven: it does not know the secret."""

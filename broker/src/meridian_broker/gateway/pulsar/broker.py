@@ -141,7 +141,10 @@ class Broker:
 
     async def keep_alive(self, *, peers: bool) -> None:
         """Ping silent connections, close dead ones. Call it every ``keep_alive_seconds`` for clients, and every
-        ``PEER_KEEP_ALIVE_SECONDS`` for other regions' brokers."""
+        ``PEER_KEEP_ALIVE_SECONDS`` for other regions' brokers, which also have to hold a secret that is in force."""
+        for one in tuple(self.connections) if peers else ():
+            if one.is_peer and not self.identity.holds(one.peer_secret):
+                one.end("the peer secret that it proved was removed")
         tell_each([one.keep_alive for one in self.connections if one.is_peer == peers])
 
 

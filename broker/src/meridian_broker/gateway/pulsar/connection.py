@@ -89,6 +89,7 @@ class Connection(FlowControl):
         "listener",
         "peer_name",
         "peer_region",
+        "peer_secret",
         "peer_version",
         "producers",
         "protocol_version",
@@ -138,6 +139,8 @@ class Connection(FlowControl):
         """The region that a peer proved to be."""
         self.peer_region = ""
         """The same, once it has greeted us."""
+        self.peer_secret = b""
+        """Id of the secret that a peer proved."""
         self.peer_version = 0
         self.protocol_version = 0
         self.client_version = ""

@@ -71,7 +71,7 @@ def auth_response(connection: Connection, command: Any) -> None:
     except NotProven as error:
         _turn_away(connection, ServerError.AUTHENTICATION, str(error))
         return
-    connection.is_peer = True
+    connection.is_peer, connection.peer_secret = True, answering.key
     _welcome(connection, asked)
 
 
