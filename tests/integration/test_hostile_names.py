@@ -3,15 +3,21 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from broker_inside import broker_inside
+from broker_process import http
 from meridian_broker.bounds import clients as bounds
+from meridian_broker.metadata.records import TopicRecord
 from meridian_broker.server.broker import BrokerProcess
+from meridian_broker.server.log_lines import LogLines
+from meridian_broker.topics.errors import InvalidName
 from meridian_broker.wire.proto import pulsar_pb2 as pb
+from meridian_broker.wire.pulsar import topic_name
 from meridian_broker.wire.pulsar.errors import ServerError
 from raw_connection import RawConnection, T
 
@@ -73,6 +79,50 @@ async def test_names_and_properties_beyond_the_limits_keep_nobody_out(inside: Br
     assert list(inside.service.topics[TOPIC].subscriptions) == ["s"]
     for wire in (hostile, honest):
         await wire.close()
+
+
+ODD = "persistent://public/default/odd\u202e\u2028\x9b2J"
+
+
+async def test_a_topic_whose_name_would_not_be_shown_as_it_is_is_not_made(inside: BrokerProcess) -> None:
+    wire = await connect(inside)
+    for domain in ("persistent", "non-persistent"):
+        topic = ODD.replace("persistent", domain, 1)
+        wire.ask_producer(topic)
+        assert (await wire.hear(T.ERROR)).error == ServerError.INVALID_TOPIC_NAME
+        asked = pb.CommandSubscribe(
+            topic=topic, subscription="s", subType=pb.CommandSubscribe.Shared, consumer_id=1, request_id=1
+        )
+        wire.say(T.SUBSCRIBE, asked)
+        assert (await wire.hear(T.ERROR)).error == ServerError.INVALID_TOPIC_NAME
+    for name in (ODD, "persistent://public/default/.."):
+        with pytest.raises(InvalidName):
+            await inside.service.create_topic(topic_name.parse(name), {})
+        with pytest.raises(InvalidName):
+            await inside.service.create_partitioned(topic_name.parse(name), 2, {})
+    assert await inside.catalog.topics.names("public/default") == []
+    await wire.close()
+
+
+async def test_a_topic_that_has_such_a_name_is_served_and_can_be_deleted(
+    inside: BrokerProcess, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An earlier version, or another region, let it in."""
+    await inside.catalog.topics.create(topic_name.parse(ODD), TopicRecord())
+    wire = await connect(inside)
+    await wire.producer(ODD, producer_name="p")
+    wire.send("p", 0, b"kept")
+    assert await wire.receipt() == (0, True)
+    port = inside.settings.network.web_service_port
+    url = f"http://127.0.0.1:{port}/admin/v2/{topic_name.in_path(ODD)}"
+    assert (await asyncio.to_thread(http, "GET", f"{url}/stats")).json["msgInCounter"] == 1
+    wire.close_producer()
+    await wire.hear(T.SUCCESS)
+    assert (await asyncio.to_thread(http, "DELETE", url)).status == 204
+    assert ODD not in inside.service.topics
+    lines = [LogLines().format(record) for record in caplog.records]
+    assert all(part.isprintable() for line in lines for part in line.split("\n"))
+    await wire.close()
 
 
 async def test_a_connection_has_a_bounded_number_of_clients(

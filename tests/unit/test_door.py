@@ -37,13 +37,14 @@ from meridian_broker.positions.claims import BATCH_LIMIT
 from meridian_broker.positions.position import EARLIEST, LATEST, Position
 from meridian_broker.replication.exchange_messages import ExchangeLimits
 from meridian_broker.topics import door, progress_log
-from meridian_broker.topics.errors import MessageTooLarge, NotAllowed
+from meridian_broker.topics.errors import InvalidName, MessageTooLarge, NotAllowed
 from meridian_broker.topics.progress_log import Kind
 from meridian_broker.topics.ruling import UNLIMITED
 from meridian_broker.topics.stored_metadata import foreign_header, own_entry
 from meridian_broker.topics.subscription_record import SubscriptionRecord, decode_record, encode_record
 from meridian_broker.wire.proto import peer_pb2
 from meridian_broker.wire.proto import pulsar_pb2 as pb
+from meridian_broker.wire.pulsar import topic_name
 from meridian_broker.wire.pulsar.commands import SEND, Send
 from meridian_broker.wire.pulsar.metadata import BodyError, MetadataView, build_body
 from raw_connection import batch_of
@@ -277,7 +278,20 @@ def named(size: int) -> list[pb.KeyValue]:
 
 
 NAMES = ("", "s", "a name/with:signs ✓", "n" * NAME_BYTES)
-BAD_NAMES = ("n" * (NAME_BYTES + 1), "✓" * NAME_BYTES, "line\nbreak", "\x00", "\x1b[2J", "\x9b1A", "\x7f")
+BAD_NAMES = (
+    "n" * (NAME_BYTES + 1),
+    "✓" * NAME_BYTES,
+    "line\nbreak",
+    "\x00",
+    "\x1b[2J",
+    "\x9b1A",
+    "\x7f",
+    "a\u2028b",
+    "\u202egnp.exe",
+    "\u2067",
+    ".",
+    "..",
+)
 
 
 def test_names_and_properties_that_anybody_could_read_back_are_let_in() -> None:
@@ -301,6 +315,18 @@ def test_names_that_no_record_and_no_terminal_should_show_are_refused(name: str)
             door.consumer(asked, 0)
     with pytest.raises(NotAllowed):
         door.subscription(name, ())
+
+
+def test_a_new_topic_has_a_name_that_is_shown_as_it_is() -> None:
+    for name in ("t", "a b", "ö✓", "...", "\u05e9\u05dc\u05d5\u05dd", "a\u200db"):
+        door.new_topic(topic_name.of("t", "n", name))
+        door.subscription(name, ())
+    for name in ("a\x9bm", "a\x85b", "a\u2028b", "a\u202eb", "a\u2066b", ".", "..", "\ud800"):
+        with pytest.raises(InvalidName) as refusal:
+            door.new_topic(topic_name.of("t", "n", name))
+        assert str(refusal.value).isprintable()
+        with pytest.raises(NotAllowed):
+            door.subscription(name, ())
 
 
 def test_more_properties_or_clients_than_a_connection_may_have_are_refused() -> None:

@@ -258,6 +258,27 @@ def test_the_terminal_says_of_which_topic_each_finding_is() -> None:
         assert re.search(rf"PassedUnacked +│ {topic.removeprefix('persistent://')} +│ billing +│ us-east ", wrong)
 
 
+def test_names_that_clients_chose_are_shown_and_not_obeyed() -> None:
+    """A closing tag without an opening one would end the command, and a control the line."""
+    regions = Regions.sound()
+    seen(Reason.PASSED_UNACKED)(regions, Place(TOPICS[0], SUBSCRIPTIONS[0], "us-east", "us-east"))
+    verdict = regions.verdict()
+    name = "[/x][red]\x1b[2J\u202e<b>"
+    told = dataclasses.replace(
+        verdict,
+        subjects=tuple(dataclasses.replace(one, subscription=name) for one in verdict.subjects),
+        findings=tuple(dataclasses.replace(one, subscription=name, origin=name) for one in verdict.findings),
+    )
+    console = Console(file=io.StringIO(), width=200, record=True)
+    show(told, console)
+    text = console.export_text()
+    assert all(line.isprintable() for line in text.split("\n"))
+    assert r"[/x][red]\x1b[2J\u202e<b>" in text
+    shown = page(told)
+    assert "\u202e" not in shown and "\x1b" not in shown
+    assert r"[/x][red]\x1b[2J\u202e&lt;b&gt;" in shown
+
+
 def test_what_is_behind_and_may_be_is_told_everywhere() -> None:
     regions = Regions.sound()
     at = Place(TOPICS[0], SUBSCRIPTIONS[0], *PAIR)

@@ -45,6 +45,8 @@ def test_forms(text: str, full: str) -> None:
         ("persistent://t//x", "name of a namespace"),
         ("t/n?/x", "name of a namespace"),
         ("tä/n/x", "name of a tenant"),
+        ("../n/x", "name of a tenant"),
+        ("t/./x", "name of a namespace"),
         ("t/n/", "blank"),
         ("t/n/x\n", "control character"),
         ("-partition-3", "without a name"),
@@ -90,7 +92,7 @@ def test_no_negative_partition() -> None:
 def test_namespaces() -> None:
     assert topic_name.parse_namespace("t/n") == ("t", "n")
     assert topic_name.parse("t/n/x").namespace_name == "t/n"
-    for text in ("t", "t/", "/n", "t/n/x", "", "t /n"):
+    for text in ("t", "t/", "/n", "t/n/x", "", "t /n", "../n", "t/."):
         with pytest.raises(InvalidTopicNameError, match="tenant/namespace"):
             topic_name.parse_namespace(text)
 

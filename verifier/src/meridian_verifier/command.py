@@ -13,6 +13,7 @@ import click
 from rich.console import Console
 
 from meridian_verifier.cluster import Cluster, ClusterError
+from meridian_verifier.report.shown import markup
 from meridian_verifier.session import JavaMissing, check_java
 from meridian_verifier.source.regions import Region, RegionsError, parse_regions, read_regions_file
 from meridian_verifier.wanted_lags import max_lags
@@ -83,7 +84,7 @@ def verify(
         check_java()
         lags = max_lags(Cluster()) if max_lags_from_cluster else {}
     except (RegionsError, JavaMissing, ClusterError) as error:
-        console.print(f"[red]cannot verify:[/] {error}", soft_wrap=True)
+        console.print(f"[red]cannot verify:[/] {markup(str(error))}", soft_wrap=True)
         raise SystemExit(COULD_NOT_TELL) from None
     # Spark's classes take a second to load: not before it is certain that they are needed.
     from meridian_verifier.job import Request
@@ -99,13 +100,13 @@ def verify(
         with console.status("starting") as status:
 
             def tell(sentence: str) -> None:
-                status.update(sentence)
-                console.print(f"[dim]{datetime.now(UTC):%H:%M:%S}[/] {sentence}", soft_wrap=True)
+                status.update(markup(sentence))
+                console.print(f"[dim]{datetime.now(UTC):%H:%M:%S}[/] {markup(sentence)}", soft_wrap=True)
 
             verdict, timing = run(request, tell)
     except Exception as error:
         # Whatever broke, it is no statement about the regions: Python's own exit code 1 would be one.
-        console.print(f"[red]cannot verify:[/] {type(error).__name__}: {error}", soft_wrap=True)
+        console.print(f"[red]cannot verify:[/] {type(error).__name__}: {markup(str(error))}", soft_wrap=True)
         raise SystemExit(COULD_NOT_TELL) from error
     except KeyboardInterrupt:
         raise SystemExit(INTERRUPTED) from None
@@ -124,9 +125,11 @@ def verify(
         named_run = Run(verdict_configmap, uuid4().hex, datetime.now(UTC), timedelta(seconds=verdict_valid))
         try:
             for left in publish(Cluster(), named_run, whole(verdict), rows(verdict)):
-                console.print(f"[yellow]a part of an earlier verdict was left behind:[/] {left}", soft_wrap=True)
+                console.print(
+                    f"[yellow]a part of an earlier verdict was left behind:[/] {markup(left)}", soft_wrap=True
+                )
         except (NotPublished, ClusterError) as error:
-            console.print(f"[red]the verdict was not published:[/] {error}", soft_wrap=True)
+            console.print(f"[red]the verdict was not published:[/] {markup(str(error))}", soft_wrap=True)
             raise SystemExit(COULD_NOT_TELL) from None
     raise SystemExit(verdict.exit_code)
 

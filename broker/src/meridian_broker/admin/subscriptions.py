@@ -26,6 +26,7 @@ from meridian_broker.admin.requests import (
 from meridian_broker.admin.topics import opened
 from meridian_broker.admin.users import objections
 from meridian_broker.positions.position import EARLIEST, LATEST, Position
+from meridian_broker.topics import door
 from meridian_broker.topics.administration import (
     make_subscription,
     move_subscription,
@@ -74,6 +75,7 @@ async def create(request: web.Request) -> web.Response:
     name = part(request, "subscription")
     said = request.query.get("replicated")
     having = properties(given.get("properties")) if isinstance(given, Mapping) else {}
+    door.subscription(name, having.items())
     topics = await opened(request, create=True)
     if all(name in topic.subscriptions for topic in topics):
         raise SubscriptionExists(f"subscription {name!r} exists already on {topics[0].name}")

@@ -12,7 +12,6 @@ What is judged elsewhere, because it takes more than the command to judge it: wh
 
 from __future__ import annotations
 
-import re
 import struct
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final
@@ -33,18 +32,22 @@ from meridian_broker.bounds.clients import (
     UNCOMPRESSED_BYTES,
 )
 from meridian_broker.positions.position import EARLIEST, LATEST, Position
-from meridian_broker.topics.errors import NO_TRANSACTIONS, NOT_FROM_CLIENTS, MessageTooLarge, NotAllowed
+from meridian_broker.topics.errors import NO_TRANSACTIONS, NOT_FROM_CLIENTS, InvalidName, MessageTooLarge, NotAllowed
 from meridian_broker.wire.pulsar import metadata
+from meridian_broker.wire.shown import is_name
 
 if TYPE_CHECKING:
     from meridian_broker.wire.proto import pulsar_pb2 as pb
     from meridian_broker.wire.pulsar.frames import Send
     from meridian_broker.wire.pulsar.metadata import MetadataView
+    from meridian_broker.wire.pulsar.topic_name import TopicName
 
 _INT32_MAX: Final = (1 << 31) - 1
-_CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 _ABSENT: Final = 1 << 63
 """Numbers from here on are negative ones in a u64 field."""
+_NO_NAME: Final = (
+    "it is . or .., or holds a control character, a line separator or a change of the direction of writing"
+)
 
 
 # -- SEND ------------------------------------------------------------------------------------------------------------
@@ -175,6 +178,19 @@ def unacked_parts(ack: pb.CommandAck) -> dict[Position, int]:
     return parts
 
 
+# -- topics ----------------------------------------------------------------------------------------------------------
+
+
+def new_topic(name: TopicName) -> None:
+    """A topic that a client may make. Those that exist are served whatever they are called, and what another region has
+    already is made here, too: its messages need a place.
+
+    :raises InvalidName: its name would not be shown as it is.
+    """
+    if not is_name(name.local_name):
+        raise InvalidName(f"{name.local_name[:80]!r} is no name of a topic: {_NO_NAME}")
+
+
 # -- PRODUCER and SUBSCRIBE ------------------------------------------------------------------------------------------
 
 
@@ -216,11 +232,11 @@ def _check_room(clients: int) -> None:
 
 
 def _check_name(whose: str, name: str) -> None:
+    if not is_name(name):
+        raise NotAllowed(f"{name[:80]!r} is no name of {whose}: {_NO_NAME}")
     size = len(name.encode())
     if size > NAME_BYTES:
         raise NotAllowed(f"the name of {whose} may have {NAME_BYTES} bytes, not {size}")
-    if _CONTROL.search(name):
-        raise NotAllowed(f"the name of {whose} holds a control character: {name[:80]!r}")
 
 
 def _check_pairs(whose: str, pairs: Iterable[tuple[str, str]], most: int) -> None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from meridian_broker.ledgers.scheduling import run_all
 from meridian_broker.metadata.errors import AlreadyExists
 from meridian_broker.metadata.records import PartitionedTopicRecord, TopicRecord
-from meridian_broker.topics import kinds, opening
+from meridian_broker.topics import door, kinds, opening
 from meridian_broker.topics.errors import InvalidName, OtherKind, TopicNotFound
 from meridian_broker.topics.recalled import PeerAway
 from meridian_broker.wire.pulsar.topic_name import TopicName
@@ -54,8 +54,13 @@ async def partitions(service: TopicService, name: TopicName, *, create: bool) ->
 
 
 async def create_plain(service: TopicService, name: TopicName, properties: dict[str, str]) -> None:
-    """Make a topic without partitions. :raises AlreadyExists: there is one of that name."""
+    """Make a topic without partitions.
+
+    :raises AlreadyExists: there is one of that name.
+    :raises InvalidName: no topic may be called that.
+    """
     await service.check_exists(name)
+    door.new_topic(name)
     if not name.is_persistent:
         await service.non_persistent.create(name)
         return
@@ -70,8 +75,10 @@ async def create_partitioned(
     """Make a partitioned topic with all its partitions.
 
     :raises AlreadyExists: there is a topic of that name, here or, without partitions and made earlier, elsewhere.
+    :raises InvalidName: no topic may be called that.
     """
     await service.check_exists(name)
+    door.new_topic(name)
     if partitions < 1:
         raise InvalidName(f"{partitions} partitions: a partitioned topic has at least one")
     if await service.catalog.topics.find(name) is not None:

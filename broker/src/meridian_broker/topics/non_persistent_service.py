@@ -9,6 +9,7 @@ from meridian_broker.ledgers.scheduling import Scheduler
 from meridian_broker.metadata.catalog import Catalog
 from meridian_broker.metadata.errors import AlreadyExists
 from meridian_broker.metadata.rules import Rules
+from meridian_broker.topics import door
 from meridian_broker.topics.errors import NotAllowed, TopicFenced, TopicInUse, TopicNotFound
 from meridian_broker.topics.limits import TopicLimits
 from meridian_broker.topics.non_persistent import NonPersistentTopic
@@ -40,6 +41,8 @@ class NonPersistentTopics:
             raise NotAllowed(f"{name.base} has {record.partitions} partitions, numbered from 0: {name} is none of them")
         if record is None and (not create or not self._defaults.auto_topic_creation.allowed):
             raise TopicNotFound(f"topic {name} does not exist")
+        if record is None:
+            door.new_topic(name)
         if self._closed is not None:
             raise TopicFenced(f"{name} is not served any more ({self._closed}): look it up again")
         found = self.topics.get(str(name))  # somebody else may have been as fast

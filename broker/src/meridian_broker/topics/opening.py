@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from meridian_broker.ledgers.log import TopicLog
 from meridian_broker.positions import Stamp
-from meridian_broker.topics import adoption, incarnations, recovery, removal
+from meridian_broker.topics import adoption, door, incarnations, recovery, removal
 from meridian_broker.topics.errors import LimitReached, NotAllowed, OtherKind, TopicFenced, TopicNotFound
 from meridian_broker.topics.ownership import TopicMetadata
 from meridian_broker.topics.progress_log import ProgressLog
@@ -153,6 +153,7 @@ async def _may_create(service: TopicService, name: TopicName, create: bool, *, f
     """``foreign``: another region asks, where somebody meant to make the topic; no policy keeps its entries out.
 
     :raises TopicNotFound: it may not be made by itself.
+    :raises InvalidName: no topic may be called that.
     :raises LimitReached: the namespace has as many topics as it may have.
     """
     if name.partition >= 0:
@@ -171,6 +172,7 @@ async def _may_create(service: TopicService, name: TopicName, create: bool, *, f
         return
     if not create or not service.rules(name).auto_topic_creation.allowed:
         raise TopicNotFound(f"topic {name} does not exist")
+    door.new_topic(name)
     await check_room(service, name, 1)
 
 

@@ -8,6 +8,18 @@ not printable (C0 and C1 controls, line separators, marks that turn the directio
 
 from __future__ import annotations
 
+import re
+from typing import Final
+
+_HIDDEN: Final = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+"""Controls of C0 and C1, separators of lines, overrides and isolates of the direction of writing, half a pair."""
+
+
+def is_name(text: str) -> bool:
+    """May something be called that? Not if people who read it could see another name, or a line that nobody wrote; and
+    not ``.`` or ``..``, which clients of HTTP take out of a path."""
+    return not _HIDDEN.search(text) and text not in (".", "..")
+
 
 def shown(text: str) -> str:
     r"""The text with each character that is not printable as an escape, such as ``\n`` or ``\x1b``."""

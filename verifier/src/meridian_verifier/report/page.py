@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from html import escape
 from importlib.resources import files
 from itertools import groupby
 from typing import Final
@@ -12,6 +11,7 @@ from typing import Final
 from meridian_verifier.align.findings import Strip
 from meridian_verifier.align.verdicts import State, SubjectVerdict, Verdict, counted
 from meridian_verifier.report.plots import chip, lag_curves, matrix, strip_rows
+from meridian_verifier.report.shown import html
 from meridian_verifier.report.words import MEANINGS, place_text, ranges_text, short_topic, troubles, when
 
 FINDINGS_SHOWN: Final = 100
@@ -77,21 +77,21 @@ def _banner(verdict: Verdict) -> str:
         if (strangers := verdict.world.not_asked(topic))
     ]
     left = [f"and {len(missing) - LINES_SHOWN:,} more"] if len(missing) > LINES_SHOWN else []
-    warnings = "".join(f'<p class="warn">{escape(one)}</p>' for one in missing[:LINES_SHOWN] + left)
+    warnings = "".join(f'<p class="warn">{html(one)}</p>' for one in missing[:LINES_SHOWN] + left)
     return (
         f'<header class="{verdict.state.value}"><div class="symbol">{symbol}</div><div><h1>{word}</h1>'
-        f"<p>{meaning}</p><p>{escape(verdict.summary)}</p>"
-        f'<p class="faint">{escape("; ".join(facts))}</p>{warnings}</div></header>'
+        f"<p>{meaning}</p><p>{html(verdict.summary)}</p>"
+        f'<p class="faint">{html("; ".join(facts))}</p>{warnings}</div></header>'
     )
 
 
 def _section(title: str, lead: str, body: str) -> str:
-    return f'<section><h2>{escape(title)}</h2><p class="faint">{escape(lead)}</p>{body}</section>'
+    return f'<section><h2>{html(title)}</h2><p class="faint">{html(lead)}</p>{body}</section>'
 
 
 def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """``rows`` are HTML; ``heads`` are text."""
-    head = "".join(f"<th>{escape(name)}</th>" for name in heads)
+    head = "".join(f"<th>{html(name)}</th>" for name in heads)
     body = "".join(f"<tr>{''.join(f'<td>{cell}</td>' for cell in row)}</tr>" for row in rows)
     return f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
 
@@ -101,13 +101,13 @@ def _findings(verdict: Verdict) -> str:
         return ""
     rows = [
         (
-            f'<b>{one.reason.value}</b><br><span class="faint">{escape(MEANINGS[one.reason])}</span>',
-            f"{escape(short_topic(one.topic))}<br><b>{escape(one.subscription)}</b>",
-            escape(place_text(one)),
-            escape(one.origin),
+            f'<b>{one.reason.value}</b><br><span class="faint">{html(MEANINGS[one.reason])}</span>',
+            f"{html(short_topic(one.topic))}<br><b>{html(one.subscription)}</b>",
+            html(place_text(one)),
+            html(one.origin),
             f"{one.entries:,} / {one.messages:,}",
             f"{when(one.first_publish_ms)}<br>{when(one.last_publish_ms)}",
-            f"<code>{escape(ranges_text(one))}</code>",
+            f"<code>{html(ranges_text(one))}</code>",
         )
         for one in verdict.findings[:FINDINGS_SHOWN]
     ]
@@ -121,8 +121,8 @@ def _findings(verdict: Verdict) -> str:
 def _subscriptions(verdict: Verdict) -> str:
     rows = [
         (
-            escape(short_topic(one.topic)),
-            escape(one.subscription) or '<span class="faint">(its entries)</span>',
+            html(short_topic(one.topic)),
+            html(one.subscription) or '<span class="faint">(its entries)</span>',
             _subject(one),
         )
         for one in verdict.worst_first[:ROWS_SHOWN]
@@ -140,7 +140,7 @@ def _subject(one: SubjectVerdict) -> str:
         said = list(one.notes)
     else:
         said = list(troubles(one, 0))
-    lines += [f'<span class="faint">{escape(line)}</span>' for line in said[:LINES_SHOWN]]
+    lines += [f'<span class="faint">{html(line)}</span>' for line in said[:LINES_SHOWN]]
     lines += [f'<span class="faint">and {len(said) - LINES_SHOWN} more</span>'] if len(said) > LINES_SHOWN else []
     return "<br>".join(lines)
 
@@ -159,10 +159,10 @@ def _holes(verdict: Verdict) -> str:
     last = None
     for (topic, name, origin), strips in groupby(sorted(verdict.strips, key=subject), key=subject):
         if (topic, name) != last:
-            parts.append(f"<h3>{escape(name)} <span class='faint'>on {escape(short_topic(topic))}</span></h3>")
+            parts.append(f"<h3>{html(name)} <span class='faint'>on {html(short_topic(topic))}</span></h3>")
             last = topic, name
         shown = list(strips)
-        lead = f"messages first stored in {escape(origin)}, oldest left ({shown[0].entries:,} entries)"
+        lead = f"messages first stored in {html(origin)}, oldest left ({shown[0].entries:,} entries)"
         parts.append(f'<p class="faint tight">{lead}</p>{strip_rows(shown, verdict.world.asked)}')
     body = "".join(parts) if verdict.strips else '<p class="faint">No replicated subscription holds anything.</p>'
     return _section("Acked, and holes", "Bars one above the other should look the same in every region.", body)
@@ -171,9 +171,9 @@ def _holes(verdict: Verdict) -> str:
 def _flows(verdict: Verdict) -> str:
     rows = [
         (
-            escape(short_topic(flow.topic)),
-            escape(flow.origin),
-            escape(flow.region),
+            html(short_topic(flow.topic)),
+            html(flow.origin),
+            html(flow.region),
             f"{flow.entries:,} / {flow.messages:,}",
             f'<b class="bad">{flow.missing:,}</b>' if flow.missing else "0",
             f"{flow.behind:,}",

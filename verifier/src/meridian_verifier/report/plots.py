@@ -5,12 +5,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from html import escape
 from typing import Final
 
 from meridian_verifier.align.completeness import QUANTILES
 from meridian_verifier.align.findings import Flow, Strip
 from meridian_verifier.align.verdicts import WORST_FIRST, State, Verdict
+from meridian_verifier.report.shown import html
 
 _CELL_WIDTH: Final = 168
 _CELL_HEIGHT: Final = 66
@@ -31,10 +31,10 @@ def matrix(verdict: Verdict) -> str:
     parts.append('<text x="0" y="36" class="faint">what is acked in …</text>')
     for column, target in enumerate(regions):
         middle = _LABEL + _CELL_WIDTH * column + _CELL_WIDTH / 2
-        parts.append(f'<text x="{middle:.0f}" y="36" class="label" text-anchor="middle">{escape(target)}</text>')
+        parts.append(f'<text x="{middle:.0f}" y="36" class="label" text-anchor="middle">{html(target)}</text>')
     for row, source in enumerate(regions):
         top = 46 + _CELL_HEIGHT * row
-        parts.append(f'<text x="0" y="{top + _CELL_HEIGHT / 2 + 5:.0f}" class="label">{escape(source)}</text>')
+        parts.append(f'<text x="0" y="{top + _CELL_HEIGHT / 2 + 5:.0f}" class="label">{html(source)}</text>')
         for column, target in enumerate(regions):
             kind, symbol, line, more = _pair_cell(verdict, source, target)
             left = _LABEL + _CELL_WIDTH * column
@@ -43,9 +43,9 @@ def matrix(verdict: Verdict) -> str:
                 f'<rect x="{left + 2}" y="{top + 2}" width="{_CELL_WIDTH - 4}" height="{_CELL_HEIGHT - 4}" rx="6" '
                 f'class="cell {kind}"/>'
                 f'<text x="{middle:.0f}" y="{top + 29}" text-anchor="middle" class="cell-text {kind}">'
-                f"{symbol} {escape(line)}</text>"
+                f"{symbol} {html(line)}</text>"
                 f'<text x="{middle:.0f}" y="{top + 48}" text-anchor="middle" class="cell-more {kind}">'
-                f"{escape(more)}</text>"
+                f"{html(more)}</text>"
             )
     return "".join([*parts, "</svg>"])
 
@@ -81,7 +81,7 @@ def strip_rows(strips: Sequence[Strip], regions: Sequence[str]) -> str:
     parts = [_svg(_LABEL + width, height, "acked shares")]
     for row, strip in enumerate(shown):
         top = row * (bar + 4)
-        parts.append(f'<text x="0" y="{top + 12}" class="small">{escape(strip.region)}</text>')
+        parts.append(f'<text x="0" y="{top + 12}" class="small">{html(strip.region)}</text>')
         step = width / max(1, len(strip.acked))
         # Neighbours that look the same are one rectangle: a settled stream is a few, not a hundred and twenty.
         start = 0
@@ -90,7 +90,7 @@ def strip_rows(strips: Sequence[Strip], regions: Sequence[str]) -> str:
             if at == len(looks) or looks[at] != looks[start]:
                 kind, percent = looks[start]
                 left = _LABEL + start * step
-                title = f"<title>{escape(strip.region)}: {kind} {percent} %</title>"
+                title = f"<title>{html(strip.region)}: {kind} {percent} %</title>"
                 parts.append(_bar(left, top, (at - start) * step, bar, "unacked"))
                 parts.append(
                     f'<rect x="{left:.1f}" y="{top}" width="{(at - start) * step + 0.3:.1f}" height="{bar}" '
@@ -150,7 +150,7 @@ def lag_curves(flows: Sequence[Flow]) -> str:
         top = 20 + number * 20
         parts.append(f'<line x1="{width + 8}" x2="{width + 36}" y1="{top}" y2="{top}" class="line line{number}"/>')
         said = f"{flow.origin} to {flow.region}" + ("" if len(topics) == 1 else f", {_short(flow.topic)}")
-        parts.append(f'<text x="{width + 42}" y="{top + 4}" class="small">{escape(said)}</text>')
+        parts.append(f'<text x="{width + 42}" y="{top + 4}" class="small">{html(said)}</text>')
     return "".join([*parts, "</svg>"])
 
 
@@ -162,11 +162,11 @@ def _short(topic: str) -> str:
 
 def chip(state: State, words: Sequence[str]) -> str:
     """A verdict inside a table."""
-    return f'<span class="chip {state.value}">{_SYMBOLS[state]} {escape(", ".join(words))}</span>'
+    return f'<span class="chip {state.value}">{_SYMBOLS[state]} {html(", ".join(words))}</span>'
 
 
 def _svg(width: float, height: float, title: str) -> str:
     return (
         f'<svg viewBox="0 0 {width:.0f} {height:.0f}" style="max-width:{width:.0f}px" role="img" '
-        f'aria-label="{escape(title)}" xmlns="http://www.w3.org/2000/svg">'
+        f'aria-label="{html(title)}" xmlns="http://www.w3.org/2000/svg">'
     )

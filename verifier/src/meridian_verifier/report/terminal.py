@@ -6,10 +6,10 @@ from __future__ import annotations
 from typing import Final
 
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
 from meridian_verifier.align.verdicts import WORST_FIRST, State, SubjectVerdict, Verdict
+from meridian_verifier.report.shown import markup
 from meridian_verifier.report.words import MEANINGS, place_text, ranges_text, short_topic, troubles
 
 FINDINGS_SHOWN: Final = 20
@@ -27,9 +27,9 @@ def show(verdict: Verdict, console: Console) -> None:
     if verdict.findings:
         console.print(_findings(verdict))
     for region, problem in sorted(verdict.world.unreachable.items()):
-        console.print(f"[yellow]{region} could not be asked:[/] {problem}", highlight=False)
+        console.print(f"[yellow]{markup(region)} could not be asked:[/] {markup(problem)}", highlight=False)
     style = _STYLES[verdict.state]
-    console.print(f"[{style}]{verdict.state.value.upper()}[/] {verdict.summary}", highlight=False)
+    console.print(f"[{style}]{verdict.state.value.upper()}[/] {markup(verdict.summary)}", highlight=False)
 
 
 def _matrix(verdict: Verdict) -> Table:
@@ -37,13 +37,13 @@ def _matrix(verdict: Verdict) -> Table:
     table = Table(title="Does the column's region have what is acked in the row's region?", title_justify="left")
     table.add_column("")
     for target in verdict.world.asked:
-        table.add_column(target, justify="center")
+        table.add_column(markup(target), justify="center")
     for source in verdict.world.asked:
         cells = [
             _alone(verdict, source) if source == target else _worst(verdict, source, target)
             for target in verdict.world.asked
         ]
-        table.add_row(source, *cells)
+        table.add_row(markup(source), *cells)
     return table
 
 
@@ -72,7 +72,9 @@ def _subjects(verdict: Verdict) -> Table:
         table.add_column(name, overflow="fold")
     shown = verdict.worst_first[:ROWS_SHOWN]
     for one in shown:
-        table.add_row(short_topic(one.topic), one.subscription or "[dim](its entries)[/]", _subject(one))
+        table.add_row(
+            markup(short_topic(one.topic)), markup(one.subscription) or "[dim](its entries)[/]", _subject(one)
+        )
     if len(verdict.subjects) > len(shown):
         table.caption = f"and {len(verdict.subjects) - len(shown):,} more rows, all in the JSON"
     return table
@@ -80,11 +82,11 @@ def _subjects(verdict: Verdict) -> Table:
 
 def _subject(one: SubjectVerdict) -> str:
     if one.state is State.ALIGNED:
-        return "\n".join([_said(one.state, f"aligned, {len(one.pairs)} pairs"), *map(escape, one.notes)])
+        return "\n".join([_said(one.state, f"aligned, {len(one.pairs)} pairs"), *map(markup, one.notes)])
     lines = list(troubles(one, 0))
     left = [f"and {len(lines) - LINES_SHOWN} more"] if len(lines) > LINES_SHOWN else []
     said = _said(one.state, f"{one.state}: {', '.join(one.reasons)}")
-    return "\n".join([said, *map(escape, lines[:LINES_SHOWN]), *left])
+    return "\n".join([said, *map(markup, lines[:LINES_SHOWN]), *left])
 
 
 def _findings(verdict: Verdict) -> Table:
@@ -94,13 +96,13 @@ def _findings(verdict: Verdict) -> Table:
     for one in verdict.findings[:FINDINGS_SHOWN]:
         table.add_row(
             one.reason.value,
-            short_topic(one.topic),
-            one.subscription or "[dim](its entries)[/]",
-            place_text(one),
-            one.origin,
+            markup(short_topic(one.topic)),
+            markup(one.subscription) or "[dim](its entries)[/]",
+            markup(place_text(one)),
+            markup(one.origin),
             f"{one.entries:,}",
             f"{one.messages:,}",
-            ranges_text(one, 1),
+            markup(ranges_text(one, 1)),
         )
     reasons = dict.fromkeys(one.reason for one in verdict.findings)
     told = "Ranges are (after, up to] in the origin's positions; the report shows more of them.\n"

@@ -22,7 +22,8 @@ DOMAINS: Final = frozenset({PERSISTENT, NON_PERSISTENT})
 DEFAULT_TENANT: Final = "public"
 DEFAULT_NAMESPACE: Final = "default"
 
-_ENTITY: Final = re.compile(r"[-=:.\w]+", re.ASCII)
+_ENTITY: Final = re.compile(r"(?!\.\.?\Z)[-=:.\w]+", re.ASCII)
+"""Not ``.`` and ``..``: clients of HTTP take them out of a path."""
 _PARTITION: Final = re.compile(r"-partition-(0|[1-9][0-9]{0,8})\Z", re.ASCII)
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f]")
 
