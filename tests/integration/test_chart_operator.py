@@ -52,3 +52,13 @@ def test_it_mounts_the_token_and_nothing_else_of_its_secret() -> None:
     assert made["NetworkPolicy", "meridian"]["spec"]["ingress"] == []
     selector = made["Deployment", "meridian"]["spec"]["selector"]["matchLabels"]
     assert pod["metadata"]["labels"] == selector | {"team": "messaging"}
+
+
+def test_it_believes_the_regions_authority() -> None:
+    made = rendered("meridian-operator", {"crds": {"enabled": False}, "tls": {"caSecret": "regions-ca"}})
+    pod = made["Deployment", "meridian"]["spec"]["template"]["spec"]
+    container = pod["containers"][0]
+    mounts = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
+    believed = next(one["value"] for one in container["env"] if one["name"] == "SSL_CERT_FILE")
+    assert believed == f"{mounts['tls']}/ca.crt"
+    assert next(volume for volume in pod["volumes"] if volume["name"] == "tls")["secret"]["secretName"] == "regions-ca"

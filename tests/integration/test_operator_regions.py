@@ -134,6 +134,9 @@ def test_regions_are_services_with_a_label() -> None:
     ports = {"ports": [{"name": "pulsar", "port": 6650}, {"name": "http", "port": 8080}]}
     found = region_of("meridian-broker", "us-east", {"meridian.dev/region": "us-east"}, ports)
     assert found == Region("us-east", "http://meridian-broker.us-east.svc:8080")
+    both = {"ports": [*ports["ports"], {"name": "https", "port": 8443}]}
+    found = region_of("meridian-broker", "us-east", {"meridian.dev/region": "us-east"}, both)
+    assert found == Region("us-east", "https://meridian-broker.us-east.svc:8443"), "encrypted where that is offered"
     assert region_of("x", "y", {"meridian.dev/region": "z"}, {"ports": []}) is None
 
 

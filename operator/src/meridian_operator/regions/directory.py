@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which regions there are: every Service labelled ``meridian.dev/region`` is one.
 
-The label's value is the region's name; the port named ``http`` is its admin API. Tokens come from files, one per region
-and one named ``default``, because a mounted Secret needs no right to read Secrets.
+The label's value is the region's name. Its admin API is the port named ``https``, else that named ``http``. Tokens come
+from files, one per region and one named ``default``, because a mounted Secret needs no right to read Secrets.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any, Final
 
 REGION_LABEL: Final = "meridian.dev/region"
-ADMIN_PORT: Final = "http"
+SCHEMES: Final = ("https", "http")
+"""Also the names of the admin API's ports."""
 DEFAULT_TOKEN: Final = "default"
 
 
@@ -27,9 +28,10 @@ class Region:
 
 def region_of(name: str, namespace: str, labels: Mapping[str, str], spec: Mapping[str, Any]) -> Region | None:
     """The region that a Service stands for; None when it has no admin port."""
-    for port in spec.get("ports", ()):
-        if port.get("name") == ADMIN_PORT:
-            return Region(labels[REGION_LABEL], f"http://{name}.{namespace}.svc:{port['port']}")
+    ports = {port.get("name"): port["port"] for port in spec.get("ports", ())}
+    for scheme in SCHEMES:
+        if scheme in ports:
+            return Region(labels[REGION_LABEL], f"{scheme}://{name}.{namespace}.svc:{ports[scheme]}")
     return None
 
 
