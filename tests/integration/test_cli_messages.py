@@ -102,7 +102,7 @@ def test_count_repeats_texts_and_rate_holds_them_back(broker: BrokerProcess) -> 
     assert (process.returncode, out.startswith(b"stored 1 message in"), err) == (
         1,
         True,
-        b"no: 1 of 1000000 messages, then there were no more\n",
+        b"Error: 1 of 1000000 messages sent, then the input ended\n",
     )
     watching.send_signal(signal.SIGTERM)
     watching.communicate(timeout=PATIENCE)
@@ -223,19 +223,19 @@ def test_a_refusal_is_a_no(broker: BrokerProcess) -> None:
     assert next_line(holder) == b"x\n"
     ended = meridian(broker, "consume", "held", "-s", "s", "--type", "exclusive")
     assert (ended.returncode, ended.stdout) == (1, b"")
-    assert ended.stderr.startswith(b"no: ")
+    assert ended.stderr.startswith(b"Error: ")
     holder.send_signal(signal.SIGINT)
     holder.communicate(timeout=PATIENCE)
     ended = meridian(broker, "produce", "nobody/nowhere/topic", "-m", "x")
     assert (ended.returncode, ended.stdout) == (1, b"")
-    assert ended.stderr.startswith(b"no: ")
+    assert ended.stderr.startswith(b"Error: ")
 
 
 def test_fewer_messages_than_asked_for_is_a_no(broker: BrokerProcess) -> None:
     ended = meridian(broker, "produce", "few", "--count", "3", stdin=b"a\nb\n")
-    assert (ended.returncode, ended.stderr) == (1, b"no: 2 of 3 messages, then there were no more\n")
+    assert (ended.returncode, ended.stderr) == (1, b"Error: 2 of 3 messages sent, then the input ended\n")
     ended = meridian(broker, "consume", "few", "-s", "s", "--count", "3", "--timeout", "3")
-    assert (ended.returncode, ended.stdout, ended.stderr) == (1, b"a\nb\n", b"no: 2 of 3 messages came\n")
+    assert (ended.returncode, ended.stdout, ended.stderr) == (1, b"a\nb\n", b"Error: 2 of 3 messages arrived\n")
 
 
 def test_a_message_that_is_too_large_is_refused_here(broker: BrokerProcess) -> None:
@@ -254,7 +254,7 @@ def test_a_broker_that_dies_leaves_it_open(broker: BrokerProcess, tmp_path: Path
         for process in (typing, watching):
             _, err = process.communicate(timeout=PATIENCE)
             assert process.returncode == 2
-            assert err.startswith(b"could not tell: pulsar://127.0.0.1:")
+            assert err.startswith(b"Error: pulsar://127.0.0.1:")
 
 
 @pytest.mark.parametrize("command", [["produce", "t", "-m", "x"], ["consume", "t", "-s", "s"]])
@@ -262,7 +262,7 @@ def test_nobody_there_says_what_to_try(command: list[str]) -> None:
     env = os.environ | {"MERIDIAN_SERVICE_URL": f"pulsar://127.0.0.1:{free_port()}"}
     ended = subprocess.run([*MERIDIAN, *command], env=env, capture_output=True, text=True, check=False)
     assert ended.returncode == 2
-    assert "could not tell: cannot connect to 127.0.0.1:" in ended.stderr
+    assert "Error: cannot connect to 127.0.0.1:" in ended.stderr
     assert "Is the region up? `meridian up` starts one" in ended.stderr
 
 

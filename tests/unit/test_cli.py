@@ -5,110 +5,35 @@ from __future__ import annotations
 
 import json
 import re
-import threading
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+import subprocess
+import sys
+from collections.abc import Iterator
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
 
 import click
 import pytest
-from click.testing import CliRunner, Result
 from meridian_broker.cli import main
+from meridian_broker.cli.output import USAGE
 from meridian_broker.cli.programs import Sources, UpOptions
+from stand_in_admin import AdminServer, Started, run, serving
 
 TOKEN = "s3cret-of-a-test"
 
 
-@dataclass
-class Started:
-    """Stands where the composition root stands and notes what it was told to start."""
-
-    sources: list[tuple[Sources, int | None]] = field(default_factory=list)
-    options: list[UpOptions] = field(default_factory=list)
-
-    def broker(self, sources: Sources, supervisor: int | None) -> int:
-        self.sources.append((sources, supervisor))
-        return 0
-
-    def secure_etcd(self, sources: Sources, root_password_file: Path, say: Callable[[str], None]) -> int:
-        say(f"{sources.config}, {root_password_file}")
-        return 0
-
-    def up(self, options: UpOptions, say: Callable[[str], None]) -> int:
-        self.options.append(options)
-        say("up")
-        return 0
-
-
-@dataclass
-class AdminServer:
-    """Answers by ``METHOD path``; what has no answer is a 404."""
-
-    url: str = ""
-    answers: dict[str, tuple[int, Any]] = field(default_factory=dict)
-    redirects: dict[str, str] = field(default_factory=dict)
-    asked: list[tuple[str, Any]] = field(default_factory=list)
-    tokens: set[str | None] = field(default_factory=set)
-
-
 @pytest.fixture
 def server() -> Iterator[AdminServer]:
-    book = AdminServer()
-
-    class Handler(BaseHTTPRequestHandler):
-        def answer(self) -> None:
-            body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-            key = f"{self.command} {self.path}"
-            book.asked.append((key, json.loads(body) if body else None))
-            book.tokens.add(self.headers.get("Authorization"))
-            if target := book.redirects.get(key):
-                self.send_response(307)
-                self.send_header("Location", target)
-                self.send_header("Content-Length", "0")
-                self.end_headers()
-                return
-            status, value = book.answers.get(key, (404, {"reason": f"nothing at {self.path}"}))
-            data = b"" if value is None else json.dumps(value).encode()
-            self.send_response(status)
-            self.send_header("Content-Length", str(len(data)))
-            self.end_headers()
-            self.wfile.write(data)
-
-        do_GET = do_PUT = do_POST = do_DELETE = answer  # noqa: N815 - the base class looks for these names
-
-        def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base class names it so
-            pass
-
-    http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    book.url = f"http://127.0.0.1:{http.server_port}"
-    thread = threading.Thread(target=http.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    yield book
-    http.shutdown()
-    thread.join()
-    http.server_close()
-
-
-def run(*arguments: str, started: Started | None = None, env: dict[str, str] | None = None) -> Result:
-    return CliRunner(env=env).invoke(main.build(started or Started()), arguments)
+    with serving() as book:
+        yield book
 
 
 @pytest.mark.parametrize(
     ("line", "request_line", "body"),
     [
-        (
-            "tenants create t --allowed-cluster a",
-            "PUT /admin/v2/tenants/t",
-            {"adminRoles": [], "allowedClusters": ["a"]},
-        ),
         ("tenants delete t", "DELETE /admin/v2/tenants/t", None),
+        ("tenants delete t --yes", "DELETE /admin/v2/tenants/t", None),
         ("tenants delete t --force", "DELETE /admin/v2/tenants/t?force=true", None),
-        ("namespaces create t/n", "PUT /admin/v2/namespaces/t/n", {}),
-        ("namespaces create t/n --cluster a", "PUT /admin/v2/namespaces/t/n", {"replication_clusters": ["a"]}),
-        ("namespaces set-clusters t/n a b", "POST /admin/v2/namespaces/t/n/replication", ["a", "b"]),
         ("topics create orders", "PUT /admin/v2/persistent/public/default/orders", None),
         ("topics create t/n/x --partitions 4", "PUT /admin/v2/persistent/t/n/x/partitions", 4),
         ("topics create persistent://t/n/a/b%", "PUT /admin/v2/persistent/t/n/a%2Fb%25", None),
@@ -127,21 +52,6 @@ def run(*arguments: str, started: Started | None = None, env: dict[str, str] | N
             "subscriptions take-over x s --origin a --by b",
             "POST /meridian/v1/subscriptions/persistent/public/default/x/s/scope",
             {"takeOver": {"origin": "a", "by": "b"}},
-        ),
-        (
-            "subscriptions delete x a/b --force",
-            "DELETE /admin/v2/persistent/public/default/x/subscription/a%2Fb?force=true",
-            None,
-        ),
-        (
-            "subscriptions reset x s --to 7:9",
-            "POST /admin/v2/persistent/public/default/x/subscription/s/resetcursor",
-            {"ledgerId": 7, "entryId": 9, "partitionIndex": -1},
-        ),
-        (
-            "subscriptions reset x s --to 1700000000000",
-            "POST /admin/v2/persistent/public/default/x/subscription/s/resetcursor/1700000000000",
-            None,
         ),
         (
             "subscriptions expire x s --older-than 60",
@@ -185,13 +95,6 @@ def test_a_list_is_names_by_line_or_json(server: AdminServer, line: str, path: s
     assert sorted(json.loads(as_json.output)) == sorted(answer)
 
 
-def test_a_new_tenant_may_use_every_region_unless_told(server: AdminServer) -> None:
-    server.answers["GET /admin/v2/clusters"] = (200, ["us", "eu"])
-    server.answers["PUT /admin/v2/tenants/t"] = (204, None)
-    assert run("tenants", "create", "t", "--url", server.url).exit_code == 0
-    assert server.asked[-1] == ("PUT /admin/v2/tenants/t", {"adminRoles": [], "allowedClusters": ["us", "eu"]})
-
-
 @pytest.mark.parametrize(
     ("partitions", "internal", "path"),
     [
@@ -207,15 +110,58 @@ def test_stats_of_a_topic_and_of_a_partitioned_one(
     topic = "/admin/v2/persistent/public/default/x"
     server.answers[f"GET {topic}/partitions"] = (200, {"partitions": partitions})
     server.answers[f"GET {topic}/{path}"] = (200, {"found": path})
-    result = run("topics", "stats", "x", "--url", server.url, *(["--internal"] if internal else []))
+    result = run("topics", "stats", "x", "--json", "--url", server.url, *(["--internal"] if internal else []))
     assert json.loads(result.output) == {"found": path}
 
 
-def test_deleting_a_partitioned_topic_deletes_its_partitions(server: AdminServer) -> None:
+STATS = {
+    "msgInCounter": 12,
+    "msgRateIn": 1.26,
+    "msgOutCounter": 9,
+    "msgRateOut": 0.5,
+    "storageSize": 3_500_000,
+    "publishers": [{}],
+    "subscriptions": {
+        "billing": {
+            "type": "Shared",
+            "isReplicated": True,
+            "msgBacklog": 3,
+            "unackedMessages": 2,
+            "consumers": [{}, {}],
+            "msgRateOut": 0.5,
+        }
+    },
+    "replication": {"us-west": {"connected": False, "replicationBacklog": 7, "msgRateOut": 0.0, "msgRateIn": 2.0}},
+}
+
+
+def test_stats_are_tables_for_people(server: AdminServer) -> None:
     topic = "/admin/v2/persistent/public/default/x"
-    server.answers[f"GET {topic}/partitions"] = (200, {"partitions": 2})
-    server.answers[f"DELETE {topic}/partitions?force=true"] = (204, None)
-    assert run("topics", "delete", "x", "--force", "--url", server.url).exit_code == 0
+    server.answers[f"GET {topic}/partitions"] = (200, {"partitions": 0})
+    server.answers[f"GET {topic}/stats"] = (200, STATS)
+    told = run("topics", "stats", "x", "--url", server.url).output.splitlines()
+    assert [line.split() for line in told[1::3]] == [
+        ["12", "1.3", "9", "0.5", "3.3", "MiB", "1"],
+        ["billing", "Shared", "yes", "3", "2", "2", "0.5"],
+        ["us-west", "no", "7", "0.0", "2.0"],
+    ]
+
+
+def test_internal_stats_are_tables_for_each_partition(server: AdminServer) -> None:
+    topic = "/admin/v2/persistent/public/default/x"
+    cursor = {"markDeletePosition": "7:1", "totalNonContiguousDeletedMessagesRange": 1, "readPosition": "7:4"}
+    one = {"ledgers": [{"ledgerId": 7, "entries": 5, "size": 2048}], "cursors": {"billing": cursor}}
+    server.answers[f"GET {topic}/partitions"] = (200, {"partitions": 1})
+    server.answers[f"GET {topic}/partitioned-internalStats"] = (200, {"partitions": {f"{topic}-partition-0": one}})
+    told = run("topics", "stats", "x", "--internal", "--url", server.url).output
+    assert told.splitlines() == [
+        f"{topic}-partition-0",
+        "ledger  entries  size",
+        "7       5        2.0 KiB",
+        "",
+        "subscription  acknowledged up to  holes  reads next",
+        "billing       7:1                 1      7:4",
+    ]
 
 
 def test_regions_as_a_table_and_as_json(server: AdminServer) -> None:
@@ -342,14 +288,14 @@ def test_waiting_for_a_region_that_does_not_answer_cannot_tell(server: AdminServ
     result = run("regions", "wait", "--ready", "--timeout", "0", "--url", server.url)
     assert result.exit_code == 2
     assert "this broker is starting" in result.output
-    assert run("regions", "wait", "--url", server.url).exit_code == 2, "what to wait for has to be said"
+    assert run("regions", "wait", "--url", server.url).exit_code == USAGE, "what to wait for has to be said"
 
 
 def test_a_refusal_is_exit_code_1_with_the_brokers_reason(server: AdminServer) -> None:
     server.answers["PUT /admin/v2/persistent/public/default/x"] = (409, {"reason": "this topic exists"})
     result = run("topics", "create", "x", "--url", server.url)
     assert result.exit_code == 1
-    assert result.stderr == "no: this topic exists (HTTP 409)\n"
+    assert result.stderr == "Error: this topic exists (HTTP 409)\n"
 
 
 def test_a_broker_in_trouble_is_exit_code_2(server: AdminServer) -> None:
@@ -357,7 +303,7 @@ def test_a_broker_in_trouble_is_exit_code_2(server: AdminServer) -> None:
     result = run("tenants", "list", "--url", server.url)
     assert result.exit_code == 2
     # It may be another region that does not answer, so this one is not blamed.
-    assert result.stderr == f"could not tell: {server.url} says: the metadata store is away (HTTP 503)\n"
+    assert result.stderr == f"Error: {server.url} says: the metadata store is away (HTTP 503)\n"
 
 
 def test_nobody_there_is_exit_code_2(server: AdminServer) -> None:
@@ -365,7 +311,7 @@ def test_nobody_there_is_exit_code_2(server: AdminServer) -> None:
     result = run("tenants", "list", "--url", "http://127.0.0.1:1")
     assert result.exit_code == 2
     assert "no answer from http://127.0.0.1:1" in result.stderr
-    assert run("tenants", "list", "--url", "nonsense").exit_code == 2
+    assert run("tenants", "list", "--url", "nonsense").exit_code == USAGE
 
 
 def test_a_redirect_to_the_owner_keeps_method_and_body(server: AdminServer) -> None:
@@ -419,9 +365,9 @@ def test_a_file_without_a_token(server: AdminServer, tmp_path: Path, content: st
         "nonsense",
     ],
 )
-def test_what_is_not_understood_is_exit_code_2(server: AdminServer, line: str) -> None:
+def test_a_wrong_command_line_has_an_exit_code_of_its_own(server: AdminServer, line: str) -> None:
     result = run(*line.split(), env={"MERIDIAN_URL": server.url})
-    assert result.exit_code == 2
+    assert result.exit_code == USAGE
     assert "Error" in result.stderr
     assert not server.asked
 
@@ -429,22 +375,67 @@ def test_what_is_not_understood_is_exit_code_2(server: AdminServer, line: str) -
 @pytest.mark.parametrize(
     ("url", "said"),
     [
-        ("pulsar://127.0.0.1:6650", "is a service URL. This command asks the admin address"),
-        ("127.0.0.1:8080", "is no admin address: write http://HOST:PORT"),
+        ("pulsar://127.0.0.1:6650", "is a service URL. This command needs the admin address"),
+        ("127.0.0.1:8080", "is not an admin address: write http://HOST:PORT"),
     ],
 )
 def test_an_address_of_another_kind_is_told_apart(url: str, said: str) -> None:
     result = run("topics", "list", "--url", url)
-    assert result.exit_code == 2
+    assert result.exit_code == USAGE
     assert said in " ".join(result.stderr.split())
+
+
+def test_the_list_of_commands_is_shown_without_importing_them() -> None:
+    code = (
+        "import sys; from meridian_broker.server.main import main\n"
+        "try: main()\n"
+        "except SystemExit: print(*sys.modules, file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", code, "--help"], capture_output=True, text=True, check=True)
+    listed = re.findall(r"^  ([a-z-]+)  +(\S.*)$", done.stdout.partition("Commands:")[2], flags=re.MULTILINE)
+    assert [name for name, _ in listed] == main.build(Started()).list_commands(click.Context(click.Command("x")))
+    assert not [line for _, line in listed if line.endswith("...")], "each line is whole"
+    loaded = set(done.stderr.split())
+    modules = {f"meridian_broker.cli.{module}" for module, _ in main.COMMANDS.values()}
+    assert not loaded & (modules | {"meridian_verifier", "pyspark", "meridian_broker.server.settings", "uvloop"})
+
+
+def test_every_command_has_the_name_under_which_it_is_listed() -> None:
+    group = main.build(Started())
+    context = click.Context(group)
+    for name in (*main.COMMANDS, *main.PROGRAMS):
+        command = group.get_command(context, name)
+        assert command is not None
+        assert command.name == name
+
+
+def every_command(
+    command: click.Command, path: tuple[str, ...] = ()
+) -> Iterator[tuple[tuple[str, ...], click.Command]]:
+    yield path, command
+    if isinstance(command, click.Group):
+        context = click.Context(command)
+        for name in command.list_commands(context):
+            below = command.get_command(context, name)
+            assert below is not None
+            yield from commands(below, (*path, name))
+
+
+def test_every_command_and_option_explains_itself() -> None:
+    for path, command in commands(main.build(Started())):
+        assert command.help, path
+        unexplained = [
+            one.name for one in command.params if isinstance(one, click.Option) and not one.help and not one.hidden
+        ]
+        assert not unexplained, path
 
 
 def test_a_command_of_a_distribution_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(main, "_installed", dict)
     result = run("verify", "--regions", "x", "y")
     assert result.exit_code == 2
-    assert "pip install meridian-verifier" in result.stderr
-    assert "pip install meridian-verifier" in re.sub(r"\s+", " ", run("verify", "--help").output)
+    assert "pip install ./verifier" in result.stderr
+    assert "pip install ./verifier" in re.sub(r"\s+", " ", run("verify", "--help").output)
 
 
 def test_a_command_of_an_installed_distribution_and_a_broken_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -496,4 +487,4 @@ def test_broker_and_standalone_hand_over_their_sources() -> None:
 def test_secure_etcd_hands_over_the_file_of_roots_password_not_the_password() -> None:
     result = run("secure-etcd", "--config", "f", "--root-password-file", "r", started=Started())
     assert (result.exit_code, result.output) == (0, "f, r\n")
-    assert run("secure-etcd", "--config", "f", started=Started()).exit_code == 2
+    assert run("secure-etcd", "--config", "f", started=Started()).exit_code == USAGE

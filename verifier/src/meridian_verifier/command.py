@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``meridian verify``: is every subscription at the same place in every region? Exit: 0 yes, 1 no, 2 could not tell."""
+"""``meridian verify``: is every subscription at the same place in every region? Exit: 0 yes, 1 no, 2 unknown."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ INTERRUPTED: Final = 130
 
 
 @click.command()
-@click.option("--regions-file", type=click.Path(path_type=Path), help="The regions.json that `meridian up` leaves.")
-@click.option("--regions", help="Or the regions by hand: us-east=http://127.0.0.1:8080,us-west=...")
+@click.option("--regions-file", type=click.Path(path_type=Path), help="The regions.json that `meridian up` writes.")
+@click.option("--regions", help="Or the regions themselves: us-east=http://127.0.0.1:8080,us-west=...")
 @click.option("--topics", help="Only topics whose full name matches: a glob, or re: and a regular expression.")
 @click.option(
     "--max-lag", type=click.FloatRange(min=0), default=2.0, show_default=True, help="Seconds regions may be behind."
@@ -32,17 +32,17 @@ INTERRUPTED: Final = 130
 @click.option(
     "--max-lags-from-cluster",
     is_flag=True,
-    help="In a pod: for a subscription with a ReplicatedSubscription, its spec.maxLag counts instead.",
+    help="In a pod: use spec.maxLag of a subscription's ReplicatedSubscription, if there is one.",
 )
 @click.option("--report-dir", type=click.Path(path_type=Path, file_okay=False), help="Write the HTML report here.")
 @click.option(
     "--token-file",
     type=click.Path(exists=True, dir_okay=False),
-    help="A file with a token for the export (meridian tokens create --scope export).",
+    help="File with a token for the export (`meridian tokens create --scope export`).",
 )
 @click.option("--master", default="local[2]", show_default=True, help="The Spark master.")
 @click.option(
-    "--spark-conf", multiple=True, metavar="KEY=VALUE", help="A setting of Spark, over this program's own. Repeat."
+    "--spark-conf", multiple=True, metavar="KEY=VALUE", help="A Spark setting; it overrides this program's own. Repeat."
 )
 @click.option(
     "--verdict-configmap",
@@ -54,7 +54,7 @@ INTERRUPTED: Final = 130
     type=click.IntRange(min=1),
     default=86_400,
     show_default=True,
-    help="Seconds after which the operator calls an aligned verdict unknown.",
+    help="Seconds for which the operator trusts an aligned verdict.",
 )
 @click.option(
     "--json", "as_json", is_flag=True, help="Print the verdict as one JSON object, progress on standard error."
@@ -75,7 +75,7 @@ def verify(
 ) -> None:
     """Prove with Spark, from what the regions export, that every subscription stands at the same place in every region.
 
-    Exit code 0: aligned. 1: misaligned. 2: could not tell.
+    Exit code 0: aligned. 1: misaligned. 2: unknown.
     """
     console = Console(stderr=True, highlight=False)
     try:
@@ -84,7 +84,7 @@ def verify(
         check_java()
         lags = max_lags(Cluster()) if max_lags_from_cluster else {}
     except (RegionsError, JavaMissing, ClusterError) as error:
-        console.print(f"[red]cannot verify:[/] {markup(str(error))}", soft_wrap=True)
+        console.print(f"[red]Error:[/] {markup(str(error))}", soft_wrap=True)
         raise SystemExit(COULD_NOT_TELL) from None
     # Spark's classes take a second to load: not before it is certain that they are needed.
     from meridian_verifier.job import Request
@@ -106,7 +106,7 @@ def verify(
             verdict, timing = run(request, tell)
     except Exception as error:
         # Whatever broke, it is no statement about the regions: Python's own exit code 1 would be one.
-        console.print(f"[red]cannot verify:[/] {type(error).__name__}: {markup(str(error))}", soft_wrap=True)
+        console.print(f"[red]Error:[/] {type(error).__name__}: {markup(str(error))}", soft_wrap=True)
         raise SystemExit(COULD_NOT_TELL) from error
     except KeyboardInterrupt:
         raise SystemExit(INTERRUPTED) from None
@@ -129,7 +129,7 @@ def verify(
                     f"[yellow]a part of an earlier verdict was left behind:[/] {markup(left)}", soft_wrap=True
                 )
         except (NotPublished, ClusterError) as error:
-            console.print(f"[red]the verdict was not published:[/] {markup(str(error))}", soft_wrap=True)
+            console.print(f"[red]Error:[/] the verdict was not published: {markup(str(error))}", soft_wrap=True)
             raise SystemExit(COULD_NOT_TELL) from None
     raise SystemExit(verdict.exit_code)
 

@@ -18,7 +18,7 @@ from typing import Any, Final
 import click
 
 from meridian_broker.cli.names import TopicName, topic_name
-from meridian_broker.cli.output import COULD_NOT_TELL, NO, say
+from meridian_broker.cli.output import COULD_NOT_TELL, NO, error, say
 from meridian_broker.cli.service import Access, Service, finish, service_option, until_signal
 from meridian_broker.gateway.roles import RECEIVER_QUEUE, Consumer, Delivery, Received, UnreadablePayload
 from meridian_broker.wire.proto import pulsar_pb2 as pb
@@ -49,34 +49,38 @@ class Job:
 
 @click.command("consume")
 @click.argument("topic", type=topic_name)
-@click.option("-s", "--subscription", required=True, help="Name under which progress is kept; made where missing.")
+@click.option(
+    "-s", "--subscription", required=True, help="Name under which progress is kept. Created if it does not exist."
+)
 @click.option(
     "--type",
     "kind",
     type=click.Choice(list(TYPES)),
     default="shared",
     show_default=True,
-    help="shared: consumers divide the messages. exclusive: one consumer only. failover: one at a time, others wait.",
+    help="shared: consumers share the messages. exclusive: one consumer only. failover: one at a time, others wait.",
 )
 @click.option(
-    "--replicated", is_flag=True, help="Keep the progress the same in all regions: go on in another one at any time."
+    "--replicated",
+    is_flag=True,
+    help="Keep the progress the same in all regions, to continue in another one at any time.",
 )
 @click.option(
     "--earliest/--latest",
     default=True,
     show_default=True,
-    help="Where a new subscription begins: at the oldest message kept, or with the next. An existing one goes on.",
+    help="Where a new subscription begins: with the oldest message kept, or with the next one.",
 )
-@click.option("--count", type=click.IntRange(min=1), help="End after so many messages.")
+@click.option("--count", type=click.IntRange(min=1), help="End after this many messages.")
 @click.option(
     "--timeout",
     "patience",
     type=click.FloatRange(min=0, min_open=True),
-    help="End when no message came for so many seconds.",
+    help="End when no message arrives for this many seconds.",
 )
-@click.option("--no-ack", is_flag=True, help="Only look: what is shown will be delivered again.")
+@click.option("--no-ack", is_flag=True, help="Do not acknowledge: the messages will be delivered again.")
 @service_option
-@click.option("--json", "as_json", is_flag=True, help="One JSON object per message, its key and properties too.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object per message, with key and properties.")
 def consume(
     topic: TopicName,
     subscription: str,
@@ -91,8 +95,8 @@ def consume(
 ) -> None:
     """Print the messages of TOPIC, one per line, and acknowledge them for a subscription.
 
-    It goes on until Ctrl-C, --count or --timeout. The subscription stays, and keeps every message published from now
-    on until somebody consumes it; `meridian subscriptions delete` ends that.
+    Runs until Ctrl-C, --count or --timeout. The subscription stays and keeps every message published from now on until
+    it is consumed; `meridian subscriptions delete` removes it.
 
     \b
       meridian consume orders -s billing
@@ -100,8 +104,8 @@ def consume(
       meridian consume orders -s look --no-ack --json --timeout 2
       meridian consume orders -s billing --count 10
 
-    Exit code 0: done; 1: the broker refused, or fewer than --count came; 2: it could not be told, or a message could
-    not be read.
+    Exit code 0: done. 1: the broker refused, or fewer than --count messages arrived. 2: unknown, or a message could not
+    be read.
     """
     job = Job(
         topic=topic,
@@ -126,14 +130,13 @@ async def _run(job: Job) -> int:
         for _, consumer in consumers:
             await consumer.close()
     if printer.unreadable:
-        say(
-            f"could not tell: {printer.unreadable} entries could not be read here and stay unacknowledged: consume "
-            "them with a Pulsar client library",
-            err=True,
+        error(
+            f"{printer.unreadable} entries cannot be read by this command and stay unacknowledged: consume them with a "
+            "Pulsar client library"
         )
         return COULD_NOT_TELL
     if job.count is not None and printer.printed < job.count and not printer.nobody_reads:
-        say(f"no: {printer.printed} of {job.count} messages came", err=True)
+        error(f"{printer.printed} of {job.count} messages arrived")
         return NO
     return 0
 
@@ -173,8 +176,8 @@ async def _feed(
     while True:
         try:
             arrived: Delivery | UnreadablePayload = await consumer.receive()
-        except UnreadablePayload as error:
-            arrived = error
+        except UnreadablePayload as unreadable:
+            arrived = unreadable
         await arrivals.put((topic, consumer, arrived))
 
 

@@ -44,7 +44,7 @@ def part(text: str) -> str:
 def topic_name(text: str) -> TopicName:
     """A topic on the command line.
 
-    :raises click.BadParameter: it is none.
+    :raises click.BadParameter: it is not one.
     """
     domain, found, rest = text.partition("://")
     if not found:
@@ -54,7 +54,7 @@ def topic_name(text: str) -> TopicName:
         parts = ["public", "default", *parts]
     if domain not in ("persistent", "non-persistent") or len(parts) != 3 or not all(parts):
         raise click.BadParameter(
-            f"{text!r} is no topic: write NAME, TENANT/NAMESPACE/NAME or persistent://TENANT/NAMESPACE/NAME"
+            f"{text!r} is not a topic: write NAME, TENANT/NAMESPACE/NAME or persistent://TENANT/NAMESPACE/NAME"
         )
     return TopicName(domain, *parts)
 
@@ -62,11 +62,11 @@ def topic_name(text: str) -> TopicName:
 def namespace_name(text: str) -> str:
     """``tenant/namespace`` on the command line.
 
-    :raises click.BadParameter: it is none.
+    :raises click.BadParameter: it is not one.
     """
     tenant, _, namespace = text.partition("/")
     if not tenant or not namespace or "/" in namespace:
-        raise click.BadParameter(f"{text!r} is no namespace: write TENANT/NAMESPACE")
+        raise click.BadParameter(f"{text!r} is not a namespace: write TENANT/NAMESPACE")
     return text
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``meridian tenants|namespaces|topics|regions VERB``: what is set up once, over the admin REST API."""
+"""``meridian topics|regions VERB``, over the admin REST API."""
 
 from __future__ import annotations
 
@@ -9,89 +9,14 @@ from typing import Any, Final
 
 import click
 
-from meridian_broker.cli import standing
-from meridian_broker.cli.names import TopicName, namespace_name, namespace_path, part, topic_name
-from meridian_broker.cli.output import NO, Console, say, table, with_console
-from meridian_broker.cli.rest import AdminUnreachable
+from meridian_broker.cli import standing, topic_tables
+from meridian_broker.cli.asking import confirm, yes_option
+from meridian_broker.cli.names import TopicName, namespace_name, part, topic_name
+from meridian_broker.cli.output import NO, Console, force_option, forced, say, table, with_console
+from meridian_broker.cli.rest import AdminRefused, AdminUnreachable
 
 POLL_SECONDS: Final = 0.25
 """Between two questions whether a region is ready."""
-
-force_option = click.option("--force", is_flag=True, help="Also when it is in use.")
-
-
-def forced(force: bool) -> dict[str, str]:
-    """The query that every forced deletion carries."""
-    return {"force": "true"} if force else {}
-
-
-@click.group()
-def tenants() -> None:
-    """Tenants: who owns namespaces."""
-
-
-@tenants.command("list")
-@with_console
-def tenants_list(console: Console) -> None:
-    """Names of all tenants."""
-    console.names(console.admin.get("/admin/v2/tenants"))
-
-
-@tenants.command("create")
-@click.argument("tenant")
-@click.option("--admin-role", "roles", multiple=True, help="Role that may administer it. Repeat for several.")
-@click.option("--allowed-cluster", "clusters", multiple=True, help="Region it may use. Repeat. Default: all.")
-@with_console
-def tenants_create(console: Console, tenant: str, roles: tuple[str, ...], clusters: tuple[str, ...]) -> None:
-    """Create TENANT."""
-    allowed = list(clusters) or console.admin.get("/admin/v2/clusters")
-    body = {"adminRoles": list(roles), "allowedClusters": allowed}
-    console.admin.request("PUT", f"/admin/v2/tenants/{part(tenant)}", body=body)
-    console.done(f"created tenant {tenant}")
-
-
-@tenants.command("delete")
-@click.argument("tenant")
-@force_option
-@with_console
-def tenants_delete(console: Console, tenant: str, force: bool) -> None:
-    """Delete TENANT, which must have no namespaces."""
-    console.admin.request("DELETE", f"/admin/v2/tenants/{part(tenant)}", forced(force))
-    console.done(f"deleted tenant {tenant}")
-
-
-@click.group()
-def namespaces() -> None:
-    """Namespaces: topics that share policies."""
-
-
-@namespaces.command("list")
-@click.argument("tenant")
-@with_console
-def namespaces_list(console: Console, tenant: str) -> None:
-    """Namespaces of TENANT."""
-    console.names(console.admin.get(f"/admin/v2/namespaces/{part(tenant)}"))
-
-
-@namespaces.command("create")
-@click.argument("namespace", type=namespace_name)
-@click.option("--cluster", "clusters", multiple=True, help="Region to replicate to. Repeat for several.")
-@with_console
-def namespaces_create(console: Console, namespace: str, clusters: tuple[str, ...]) -> None:
-    """Create NAMESPACE, written TENANT/NAME."""
-    body = {"replication_clusters": list(clusters)} if clusters else {}
-    console.admin.request("PUT", namespace_path(namespace), body=body)
-    console.done(f"created namespace {namespace}")
-
-
-@namespaces.command("set-clusters")
-@click.argument("namespace", type=namespace_name)
-@click.argument("clusters", nargs=-1, required=True)
-@with_console
-def namespaces_set_clusters(console: Console, namespace: str, clusters: tuple[str, ...]) -> None:
-    """Replicate NAMESPACE to exactly these CLUSTERS."""
-    console.admin.request("POST", f"{namespace_path(namespace)}/replication", body=list(clusters))
-    console.done(f"{namespace} is replicated to {', '.join(clusters)}")
 
 
 @click.group()
@@ -103,14 +28,14 @@ def topics() -> None:
 @click.argument("namespace", type=namespace_name, default="public/default")
 @with_console
 def topics_list(console: Console, namespace: str) -> None:
-    """Topics of NAMESPACE. Partitions are listed each on its own, as they are stored."""
+    """Topics of NAMESPACE. Each partition is listed as a topic of its own."""
     tenant, _, name = namespace.partition("/")
     console.names(sorted(console.admin.get(f"/admin/v2/persistent/{part(tenant)}/{part(name)}")))
 
 
 @topics.command("create")
 @click.argument("topic", type=topic_name)
-@click.option("--partitions", type=click.IntRange(min=1), help="Make it partitioned.")
+@click.option("--partitions", type=click.IntRange(min=1), help="Create it with this many partitions.")
 @with_console
 def topics_create(console: Console, topic: TopicName, partitions: int | None) -> None:
     """Create TOPIC."""
@@ -125,12 +50,35 @@ def topics_create(console: Console, topic: TopicName, partitions: int | None) ->
 @topics.command("delete")
 @click.argument("topic", type=topic_name)
 @force_option
+@yes_option
 @with_console
-def topics_delete(console: Console, topic: TopicName, force: bool) -> None:
-    """Delete TOPIC with all its messages, and all partitions of a partitioned one."""
-    path = f"{topic.path}/partitions" if partition_count(console, topic) else topic.path
-    console.admin.request("DELETE", path, forced(force))
-    console.done(f"deleted {topic}")
+def topics_delete(console: Console, topic: TopicName, force: bool, yes: bool) -> None:
+    """Delete TOPIC in all its regions, with its messages, partitions and subscriptions.
+
+    A region that cannot be reached deletes it once it is back; without --force, all regions must be reachable. On a
+    terminal you are asked first.
+    """
+    base = topic.path
+    count = partition_count(console, topic)
+    regions = regions_of_topic(console, topic)
+    where = f" in {', '.join(regions)}" if regions else ""
+    if not yes:
+        lost = ", ".join(console.admin.get(f"{base}/subscriptions"))
+        confirm(
+            yes, f"Delete {topic}{where}, its messages and {f'subscriptions {lost}' if lost else 'no subscription'}?"
+        )
+    console.admin.request("DELETE", f"{base}/partitions" if count else base, forced(force))
+    later = "; a region that cannot be reached now deletes it once it is back" if len(regions) > 1 and force else ""
+    console.done(f"deleted {topic}{where}{later}", regions=regions)
+
+
+def regions_of_topic(console: Console, topic: TopicName) -> list[str]:
+    """Where a topic lives; empty when the broker does not say, as for a non-persistent topic."""
+    try:
+        found: Any = console.admin.get(f"{topic.path}/replication", {"applied": "true"})
+    except AdminRefused:
+        return []
+    return list(found) if isinstance(found, list) else []
 
 
 @topics.command("stats")
@@ -138,10 +86,19 @@ def topics_delete(console: Console, topic: TopicName, force: bool) -> None:
 @click.option("--internal", is_flag=True, help="Ledgers and cursors instead.")
 @with_console
 def topics_stats(console: Console, topic: TopicName, internal: bool) -> None:
-    """Counters of TOPIC, its producers, subscriptions and replicators."""
+    """Traffic of TOPIC, its subscriptions and replication. --json prints everything that the broker counts."""
     partitioned = partition_count(console, topic) > 0
     last = ("partitioned-internalStats" if partitioned else "internalStats") if internal else ""
-    console.tree(console.admin.get(f"{topic.path}/{last or ('partitioned-stats' if partitioned else 'stats')}"))
+    found = console.admin.get(f"{topic.path}/{last or ('partitioned-stats' if partitioned else 'stats')}")
+    if console.as_json:
+        console.tree(found)
+    elif not internal:
+        click.echo("\n".join(topic_tables.stats(found)))
+    else:
+        for name, one in sorted(found["partitions"].items()) if partitioned else (("", found),):
+            if name:
+                say(name)
+            click.echo("\n".join(topic_tables.internal(one)))
 
 
 @topics.command("status")
@@ -150,8 +107,8 @@ def topics_stats(console: Console, topic: TopicName, internal: bool) -> None:
 def topics_status(console: Console, topic: TopicName) -> None:
     """How far the other regions have the messages of TOPIC that were published in this one.
 
-    What is "not there" is stored in this region and not in that one. If it is in no other region either, it is lost
-    with this region's disk. Exit code 0: every region is connected and nothing is held up or missing. 1: not so.
+    "not there" counts what is stored in this region but not in that one; unless a third region has it, it would be lost
+    with this region's disk. Exit code 0: every region is connected, and nothing is held up or missing. 1: otherwise.
 
     \b
       meridian topics status orders --url http://127.0.0.1:8090
@@ -177,7 +134,7 @@ def topics_status(console: Console, topic: TopicName) -> None:
 @click.option("--grow-to", type=click.IntRange(min=1), help="Add partitions up to this number. They never shrink.")
 @with_console
 def topics_partitions(console: Console, topic: TopicName, grow_to: int | None) -> None:
-    """How many partitions TOPIC has; 0 when it is not partitioned."""
+    """Show or increase the number of partitions of TOPIC; 0 means that it is not partitioned."""
     if grow_to is not None:
         console.admin.request("POST", f"{topic.path}/partitions", body=grow_to)
         console.done(f"{topic} has {grow_to} partitions")
@@ -191,10 +148,9 @@ def topics_partitions(console: Console, topic: TopicName, grow_to: int | None) -
 @click.option("--from", "source", required=True, metavar="REGION", help="The region in which the message has this id.")
 @with_console
 def topics_translate_id(console: Console, topic: TopicName, message_id: str, source: str) -> None:
-    """The id here of the message of TOPIC that another region calls LEDGER:ENTRY.
+    """Find the id in this region of a message of TOPIC that has the id LEDGER:ENTRY in another region.
 
-    A message has another id in every region; its origin leads from one to the other. For a partitioned topic, name the
-    partition.
+    The same message has a different id in every region. For a partitioned topic, name the partition.
 
     \b
       meridian topics translate-id orders 890635205029889:7 --from us-east --url http://127.0.0.1:8090
@@ -208,42 +164,44 @@ def topics_translate_id(console: Console, topic: TopicName, message_id: str, sou
 @click.argument("topic", type=topic_name)
 @click.option("--origin", required=True, metavar="REGION", help="The region whose entries are missing.")
 @click.option("--up-to", "upto", required=True, metavar="LEDGER:ENTRY", help="The last one missing, as shown.")
-@click.option("--force", is_flag=True, help="Although a region that may have them cannot be asked.")
+@click.option("--force", is_flag=True, help="Even if a region that may have them does not answer.")
+@yes_option
 @with_console
-def topics_accept_gap(console: Console, topic: TopicName, origin: str, upto: str, force: bool) -> None:
-    """Accept that messages of TOPIC from another region never come to this one, and go on behind them.
+def topics_accept_gap(console: Console, topic: TopicName, origin: str, upto: str, force: bool, yes: bool) -> None:
+    """Give up messages of TOPIC that `topics status` reports as missing and that no region has any more.
 
-    For when ``topics status`` says that entries are missing and in no region any more. They are recorded as dropped,
-    cause "lost", for every subscription in this region. For a partitioned topic, name the partition.
+    This region then goes on behind them. Every subscription here records them as dropped with cause "lost". For a
+    partitioned topic, name the partition.
 
     \b
       meridian topics status orders
       meridian topics accept-gap orders --origin us-east --up-to 890635205029889:7
     """
     path = f"/meridian/v1/topics/{topic.below}/gaps/accept"
-    told = console.admin.request("POST", path, body={"origin": origin, "upto": upto, "force": force})
+    confirm(yes, f"Give up the missing messages of {topic} from {origin} up to {upto} for good?")
+    answer = console.admin.request("POST", path, body={"origin": origin, "upto": upto, "force": force})
     if console.as_json:
-        console.tree(told)
+        console.tree(answer)
     else:
-        say(f"entries of {origin} after {told['after']} up to {told['upto']} are given up in {told['region']}")
-        say(f"recorded as dropped for: {', '.join(told['subscriptions']) or 'no subscription, as there is none'}")
+        say(f"entries of {origin} after {answer['after']} up to {answer['upto']} are given up in {answer['region']}")
+        say(f"recorded as dropped for: {', '.join(answer['subscriptions']) or 'no subscription (the topic has none)'}")
 
 
 def partition_count(console: Console, topic: TopicName) -> int:
-    """Partitions of a topic; 0 when it has none or does not exist (then the next request says so)."""
+    """Partitions of a topic; 0 when it is not partitioned or does not exist (then the next request says so)."""
     answer: Any = console.admin.get(f"{topic.path}/partitions")
     return int(answer.get("partitions", 0)) if isinstance(answer, dict) else 0
 
 
 @click.group()
 def regions() -> None:
-    """Regions that this one knows."""
+    """Regions, and the links between them."""
 
 
 @regions.command("list")
 @with_console
 def regions_list(console: Console) -> None:
-    """Names and addresses, as every Pulsar tool can ask them."""
+    """Names and addresses of all regions."""
     rows = []
     for name in console.admin.get("/admin/v2/clusters"):
         cluster = console.admin.get(f"/admin/v2/clusters/{part(name)}")
@@ -256,11 +214,11 @@ def regions_list(console: Console) -> None:
 @regions.command("status")
 @with_console
 def regions_status(console: Console) -> None:
-    """Whether consumers may come back to this region: its links to the others, its topics, and what it may lack.
+    """Check whether consumers may come back to this region: its links, its topics, and what it has yet to catch up on.
 
-    Exit code 0: every link is up, every topic is open, filled and replicates, and what was acknowledged elsewhere while
-    this region was away is known here. 1: not so; what is missing is told. A region that falls silent counts as up for
-    ten seconds.
+    Exit code 0: every link is up, every topic is open, complete and replicating, and what was acknowledged elsewhere
+    while this region was away is known here. 1: something is missing; it is printed. A region that falls silent counts
+    as connected for ten more seconds.
 
     \b
       meridian regions status --url http://127.0.0.1:8090
@@ -275,7 +233,7 @@ def regions_status(console: Console) -> None:
 
 
 @regions.command("wait")
-@click.option("--ready", is_flag=True, required=True, help="Until consumers may come back: see `regions status`.")
+@click.option("--ready", is_flag=True, required=True, help="Wait until consumers may come back; see `regions status`.")
 @click.option(
     "--timeout", "seconds", type=click.FloatRange(min=0), default=60, show_default=True, help="Seconds to wait."
 )
@@ -283,7 +241,7 @@ def regions_status(console: Console) -> None:
 def regions_wait(console: Console, ready: bool, seconds: float) -> None:  # noqa: ARG001 - names what is waited for
     """Wait until this region is ready: after a restart, before its consumers come back.
 
-    Exit code 0: it is. 1: not by then; what is missing is told. 2: it did not answer.
+    Exit code 0: it is ready. 1: not before the timeout; what is missing is printed. 2: it did not answer.
 
     \b
       meridian regions wait --ready --url http://127.0.0.1:8090 && systemctl start billing

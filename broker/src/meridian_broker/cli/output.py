@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """How a command says its result: a plain table for people, JSON for programs, and the exit code for both.
 
-Exit codes mean the same in every command: 0 yes (it is so, it is done), 1 no (the broker answered and refused), 2 could
-not tell (no answer, or the command was not understood).
+Exit codes mean the same in every command: 0 yes (it is so, it is done), 1 no (the broker refused, or it is not so), 2
+unknown (no answer), 64 usage (the command line is wrong; nothing was tried). Every error is one line on standard error
+that begins with ``Error:``, as those of click do.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ from meridian_broker.wire.shown import shown
 
 NO = 1
 COULD_NOT_TELL = 2
+USAGE = 64
+"""As in sysexits.h. click's own code for it is 2, which would look like an outage."""
 
 Arguments = ParamSpec("Arguments")
 
@@ -37,6 +40,19 @@ def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
 def say(*lines: str, err: bool = False) -> None:
     """Print lines for people. Names in them come from others, so what a terminal would obey is escaped."""
     click.echo("\n".join(map(shown, lines)), err=err)
+
+
+def error(sentence: object) -> None:
+    """The one way to say that something went wrong."""
+    say(f"Error: {sentence}", err=True)
+
+
+force_option = click.option("--force", is_flag=True, help="Delete it even while it is in use, in all its regions.")
+
+
+def forced(force: bool) -> dict[str, str]:
+    """The query that every forced deletion carries."""
+    return {"force": "true"} if force else {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,16 +80,20 @@ class Console:
         """A nested object: JSON either way, indented for people."""
         click.echo(json.dumps(value) if self.as_json else json.dumps(value, indent=2))
 
-    def done(self, sentence: str) -> None:
-        """A change was made. JSON prints an object, so that a program can parse every output."""
-        click.echo(json.dumps({"done": sentence}) if self.as_json else shown(sentence))
+    def done(self, sentence: str, *, regions: Sequence[str] = ()) -> None:
+        """A change was made. JSON prints an object, so that a program can parse every output.
+
+        :param regions: where, if the command went to several.
+        """
+        said: dict[str, Any] = {"done": sentence} | ({"regions": list(regions)} if regions else {})
+        click.echo(json.dumps(said) if self.as_json else shown(sentence))
 
 
 trust_option = click.option(
     "--tls-trust-certs",
     envvar="MERIDIAN_TLS_TRUST_CERTS",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="PEM file of the authorities to believe, for encrypted addresses. Default: those of the system.",
+    help="PEM file with the CA certificates to trust for TLS. Default: the system's.",
 )
 
 
@@ -103,15 +123,15 @@ def _cell(value: Any) -> str:
 def admin_url(_context: click.Context, _parameter: click.Parameter, text: str) -> str:
     """An admin address as typed.
 
-    :raises click.BadParameter: it is none; the service URL, which ``produce`` and ``consume`` take, is told apart.
+    :raises click.BadParameter: it is something else; the message recognises the service URL of ``produce``.
     """
     if text.startswith(("pulsar://", "pulsar+ssl://")):
         raise click.BadParameter(
-            f"{text} is a service URL. This command asks the admin address, as in http://127.0.0.1:8080; "
+            f"{text} is a service URL. This command needs the admin address, as in http://127.0.0.1:8080; "
             "`meridian regions list` shows both"
         )
     if not text.startswith(("http://", "https://")):
-        raise click.BadParameter(f"{text!r} is no admin address: write http://HOST:PORT")
+        raise click.BadParameter(f"{text!r} is not an admin address: write http://HOST:PORT")
     return text
 
 
@@ -130,7 +150,7 @@ def with_console(command: Callable[Concatenate[Console, Arguments], None]) -> Ca
     @click.option(
         "--token-file",
         type=click.Path(path_type=Path, dir_okay=False),
-        help="File with the token to show. A token is never an argument, because arguments are visible to everybody.",
+        help="File with the token to authenticate with (never an argument: other users can read those).",
     )
     @trust_option
     @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
@@ -148,10 +168,10 @@ def with_console(command: Callable[Concatenate[Console, Arguments], None]) -> Ca
             tls = trusting(tls_trust_certs)
             command(Console(Admin(url, token, tls() if tls else None), as_json), *args, **kwargs)
         except AdminRefused as refusal:
-            say(f"no: {refusal}", err=True)
+            error(refusal)
             raise SystemExit(NO) from None
         except AdminUnreachable as silence:
-            say(f"could not tell: {silence}", err=True)
+            error(silence)
             raise SystemExit(COULD_NOT_TELL) from None
 
     return wrapped

@@ -15,7 +15,7 @@ from typing import Final
 import click
 
 from meridian_broker.cli.names import TopicName, topic_name
-from meridian_broker.cli.output import COULD_NOT_TELL, NO, say
+from meridian_broker.cli.output import COULD_NOT_TELL, NO, error, say
 from meridian_broker.cli.service import Access, Service, finish, service_option, until_signal
 from meridian_broker.gateway.client_errors import ClientError, ConnectionLost, RequestRefused
 from meridian_broker.gateway.roles import Producer
@@ -54,18 +54,18 @@ class Tally:
 
     def hear(self, receipt: asyncio.Future[Position]) -> None:
         """A receipt, or the reason why there is none."""
-        error = receipt.exception()
-        if error is None:
+        failure = receipt.exception()
+        if failure is None:
             position = receipt.result()
             self.stored += 1
             self.last = f"{position.ledger}:{position.entry}"
         else:
-            self.fail(error)
+            self.fail(failure)
 
-    def fail(self, error: BaseException) -> None:
+    def fail(self, failure: BaseException) -> None:
         """Nothing more can be sent."""
         if self.failure is None:
-            self.failure = error
+            self.failure = failure
             self.failed.set()
 
 
@@ -76,20 +76,27 @@ def property_pair(text: str) -> tuple[str, str]:
     """
     name, found, value = text.partition("=")
     if not found or not name:
-        raise click.BadParameter(f"{text!r} is no property: write NAME=VALUE")
+        raise click.BadParameter(f"{text!r} is not a property: write NAME=VALUE")
     return name, value
 
 
 @click.command("produce")
 @click.argument("topic", type=topic_name)
 @click.option("-m", "--message", "messages", multiple=True, metavar="TEXT", help="A message. Repeat for several.")
-@click.option("--key", help="Key of every message: messages of one key keep their order and share a partition.")
-@click.option("--property", "properties", multiple=True, type=property_pair, metavar="NAME=VALUE", help="Repeat.")
-@click.option("--rate", type=click.FloatRange(min=0, min_open=True), help="Messages per second at most.")
+@click.option("--key", help="Key of every message. Messages with the same key keep their order and share a partition.")
+@click.option(
+    "--property",
+    "properties",
+    multiple=True,
+    type=property_pair,
+    metavar="NAME=VALUE",
+    help="Property of every message. Repeat.",
+)
+@click.option("--rate", type=click.FloatRange(min=0, min_open=True), help="Maximum number of messages per second.")
 @click.option(
     "--count",
     type=click.IntRange(min=1),
-    help="So many messages: the texts of --message over and over, or the first lines of standard input.",
+    help="Number of messages to publish: repeats --message, or stops after this many input lines.",
 )
 @service_option
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
@@ -103,10 +110,10 @@ def produce(
     access: Access,
     as_json: bool,
 ) -> None:
-    """Publish messages to TOPIC, made where it is missing.
+    """Publish messages to TOPIC, which is created if it does not exist.
 
-    Without --message every line of standard input is a message. The command ends when all of them are on the region's
-    disk, and says so. Ctrl-C ends it after the messages sent so far.
+    Without --message, every line of standard input is a message. The command ends once all of them are on the region's
+    disk. Ctrl-C ends it after the messages sent so far.
 
     \b
       meridian produce orders -m 'one espresso' -m 'two ristretti'
@@ -114,7 +121,7 @@ def produce(
       meridian produce load -m ping --rate 100 --count 6000
       meridian produce orders -m 'one tea' --url pulsar://127.0.0.1:6660
 
-    Exit code 0: all are stored; 1: the broker refused, or fewer than --count came; 2: it could not be told, messages
+    Exit code 0: all are stored. 1: the broker refused, or the input had fewer than --count lines. 2: unknown; messages
     without a receipt may be stored or not.
     """
     job = Job(
@@ -141,8 +148,8 @@ async def _run(job: Job) -> int:
                 await publisher.close()
         except TimeoutError:
             failed = ClientError(f"{job.access.url} sent no receipt within {LAST_RECEIPTS_SECONDS:g} s")
-        except ClientError as error:
-            failed = error
+        except ClientError as problem:
+            failed = problem
     return _conclude(job, tally, tally.failure or failed)
 
 
@@ -155,14 +162,14 @@ def _conclude(job: Job, tally: Tally, failure: BaseException | None) -> int:
         say(f"stored no message in {job.topic}")
     open_still = tally.sent - tally.stored
     if isinstance(failure, RequestRefused):
-        say(f"no: {failure}", err=True)
+        error(failure)
         return NO
     if failure is not None or open_still:
-        left = f". {_messages(open_still)} got no receipt and may be stored or not: look before sending again"
-        say(f"could not tell: {failure or 'stopped'}{left if open_still else ''}", err=True)
+        left = f". {_messages(open_still)} got no receipt and may be stored or not: check before sending again"
+        error(f"{failure or 'stopped'}{left if open_still else ''}")
         return COULD_NOT_TELL
     if job.count is not None and tally.sent < job.count:
-        say(f"no: {tally.sent} of {job.count} messages, then there were no more", err=True)
+        error(f"{tally.sent} of {job.count} messages sent, then the input ended")
         return NO
     return 0
 
@@ -224,7 +231,7 @@ class Publisher:
         producer, largest = await self._producer(topic)
         if len(payload) > largest:
             raise RequestRefused(
-                0, f"message {self._tally.sent + 1} has {len(payload)} bytes; the broker takes {largest} at most"
+                0, f"message {self._tally.sent + 1} has {len(payload)} bytes; the broker accepts {largest} at most"
             )
         receipt = await producer.send(payload, key=self._job.key, properties=self._job.properties)
         self._tally.sent += 1

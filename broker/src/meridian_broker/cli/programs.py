@@ -60,10 +60,10 @@ class Programs(Protocol):
 
 
 set_option = click.option(
-    "--set", "assignments", multiple=True, metavar="KEY=VALUE", help="A setting. Repeat. See docs/configuration.md."
+    "--set", "assignments", multiple=True, metavar="KEY=VALUE", help="A setting, see docs/configuration.md. Repeat."
 )
 insecure_option = click.option(
-    "--insecure", is_flag=True, help="Allow an address that other machines can reach, without authentication."
+    "--insecure", is_flag=True, help="Allow connections from other machines without authentication."
 )
 config_option = click.option(
     "--config", type=click.Path(path_type=Path, dir_okay=False), help="File of KEY=VALUE lines."
@@ -79,13 +79,13 @@ def region_names(text: str) -> tuple[str, ...]:
     if not all(names):
         raise click.BadParameter("a region's name is missing: write NAME,NAME,...")
     if len(set(names)) != len(names):
-        raise click.BadParameter("every region needs its own name")
+        raise click.BadParameter("two regions have the same name")
     return names
 
 
-def commands(programs: Programs) -> list[click.Command]:
-    """The commands, bound to what they start."""
-    return [_up(programs), _standalone(programs), _broker(programs), _secure_etcd(programs)]
+def command(name: str, programs: Programs) -> click.Command:
+    """One of the commands, bound to what it starts."""
+    return {"up": _up, "standalone": _standalone, "broker": _broker, "secure-etcd": _secure_etcd}[name](programs)
 
 
 def _all_assignments(assignments: tuple[str, ...], insecure: bool) -> tuple[str, ...]:
@@ -94,25 +94,29 @@ def _all_assignments(assignments: tuple[str, ...], insecure: bool) -> tuple[str,
 
 def _up(programs: Programs) -> click.Command:
     @click.command("up")
-    @click.option("--regions", type=region_names, default="us-east,us-west,eu-central", show_default=True)
+    @click.option(
+        "--regions", type=region_names, default="us-east,us-west,eu-central", show_default=True, help="Names."
+    )
     @click.option(
         "--data-dir",
         type=click.Path(path_type=Path, file_okay=False),
         default="data",
         show_default=True,
-        help="Everything the regions keep. Start with the same directory again to go on where they stopped.",
+        help="Where the regions keep their data. Start again with the same directory to continue.",
     )
     @click.option(
         "--metadata",
         type=click.Choice(["embedded", "etcd"]),
         default="embedded",
         show_default=True,
-        help="SQLite inside the data directory, or one real etcd per region.",
+        help="SQLite inside the data directory, or one etcd per region.",
     )
-    @click.option("--base-port", type=click.IntRange(1, 65535), default=6650, show_default=True)
-    @click.option("--base-http-port", type=click.IntRange(1, 65535), default=8080, show_default=True)
-    @click.option("--base-port-tls", type=click.IntRange(1, 65535), default=6651, show_default=True)
-    @click.option("--base-http-port-tls", type=click.IntRange(1, 65535), default=8443, show_default=True)
+    @click.option("--base-port", type=click.IntRange(1, 65535), default=6650, show_default=True, help="For clients.")
+    @click.option("--base-http-port", type=click.IntRange(1, 65535), default=8080, show_default=True, help="Admin API.")
+    @click.option("--base-port-tls", type=click.IntRange(1, 65535), default=6651, show_default=True, help="With TLS.")
+    @click.option(
+        "--base-http-port-tls", type=click.IntRange(1, 65535), default=8443, show_default=True, help="With TLS."
+    )
     @set_option
     @insecure_option
     def up(
@@ -126,7 +130,7 @@ def _up(programs: Programs) -> click.Command:
         assignments: tuple[str, ...],
         insecure: bool,
     ) -> None:
-        """Run several regions on this machine, replicating to each other.
+        """Run several regions on this machine that replicate to each other.
 
         Region i listens on base-port + 10 i and base-http-port + 10 i, and on the TLS ports when the settings name a
         certificate. Ctrl-C or SIGTERM stops all of them.
@@ -153,13 +157,13 @@ def _standalone(programs: Programs) -> click.Command:
         type=click.Path(path_type=Path, file_okay=False),
         default="data/standalone",
         show_default=True,
-        help="Everything the region keeps.",
+        help="Where the region keeps its data.",
     )
     @config_option
     @set_option
     @insecure_option
     def standalone(data_dir: Path, config: Path | None, assignments: tuple[str, ...], insecure: bool) -> None:
-        """Run one region that stands alone, with everything in one process."""
+        """Run a single region, with everything in one process."""
         mine = (f"dataDirectory={data_dir}", *_all_assignments(assignments, insecure))
         sources = Sources(config=config, assignments=mine)
         raise SystemExit(programs.broker(sources, None))
@@ -174,7 +178,7 @@ def _broker(programs: Programs) -> click.Command:
     @insecure_option
     @click.option("--supervisor", type=int, hidden=True, help="Process id that this process must not outlive.")
     def broker(config: Path | None, assignments: tuple[str, ...], insecure: bool, supervisor: int | None) -> None:
-        """Run one broker of a region until SIGTERM, which hands over and stores what is open."""
+        """Run one broker. SIGTERM shuts it down gracefully."""
         sources = Sources(config=config, assignments=_all_assignments(assignments, insecure))
         raise SystemExit(programs.broker(sources, supervisor))
 
@@ -189,13 +193,13 @@ def _secure_etcd(programs: Programs) -> click.Command:
         "--root-password-file",
         required=True,
         type=click.Path(path_type=Path, dir_okay=False),
-        help="Password of etcd's user root. Brokers do not need it.",
+        help="File with the password of etcd's user root. Brokers do not need it.",
     )
     def secure_etcd(config: Path | None, assignments: tuple[str, ...], root_password_file: Path) -> None:
-        """Switch on the authentication of a region's etcd.
+        """Switch on authentication in a region's etcd.
 
-        The settings are those of the region's broker. Makes etcd's user root, and metadataStoreUser with the password
-        in metadataStorePasswordFile, who may use the brokers' keys only. Run again, it changes that password.
+        The settings are those of the region's broker. Creates etcd's user root, and metadataStoreUser with the password
+        in metadataStorePasswordFile, which may access the brokers' keys only. Run it again to change that password.
         """
         sources = Sources(config=config, assignments=assignments)
         raise SystemExit(programs.secure_etcd(sources, root_password_file, click.echo))

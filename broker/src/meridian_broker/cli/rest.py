@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The admin REST API as the command line sees it: one blocking request at a time, and two kinds of failure.
 
-The difference matters to scripts. ``AdminRefused`` is an answer: the broker understood and said no (exit code 1).
-``AdminUnreachable`` is no answer: nobody listens, the wait was too long, or the broker cannot tell (2).
+The difference matters to scripts. ``AdminRefused`` is an answer: the broker understood and refused (exit code 1).
+``AdminUnreachable`` is no answer: no connection, a timeout, or a broker in trouble (2).
 
 A broker that does not own the topic answers 307 with another broker's address. The standard library follows such a
 redirect only for GET, so requests with a body are repeated here by hand, as Pulsar's own clients do. Proxies from the
@@ -80,7 +80,7 @@ class Admin:
                 where = urllib.parse.urljoin(where, location)
                 continue
             return _judge(self.url, status, answer)
-        raise AdminUnreachable(f"{self.url}: the brokers sent this request in circles ({REDIRECTS_MAX} redirects)")
+        raise AdminUnreachable(f"{self.url}: the brokers redirect this request in a circle ({REDIRECTS_MAX} redirects)")
 
     def _exchange(self, method: str, where: str, body: Any) -> tuple[int, str | None, bytes]:
         headers = {"Accept": "application/json"}
@@ -103,7 +103,7 @@ class Admin:
         except (OSError, http.client.HTTPException, ValueError) as error:
             reason = getattr(error, "reason", None) or error
             raise AdminUnreachable(
-                f"no answer from {self.url}: {reason}. Is the region up? --url or MERIDIAN_URL names another"
+                f"no answer from {self.url}: {reason}. Is the region up? --url or MERIDIAN_URL selects another"
             ) from error
 
 
@@ -137,5 +137,5 @@ def read_token(file: Path) -> str:
     except (OSError, UnicodeDecodeError) as error:
         raise AdminUnreachable(f"cannot read the token file {file}: {error}") from error
     if not token or not token.isprintable():
-        raise AdminUnreachable(f"the token file {file} holds no token")
+        raise AdminUnreachable(f"the token file {file} does not hold a token")
     return token

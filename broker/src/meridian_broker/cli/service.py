@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What ``meridian produce`` and ``meridian consume`` share: the way to the broker of a topic, Ctrl-C, and exit codes.
 
-The exit codes are those of all commands (``output``): what the broker refuses is a no, what never reached it or never
-came back could not be told.
+The exit codes are those of all commands (``output``): 1 for what the broker refuses, 2 for a request that never reached
+it or was never answered.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any, Final, Self
 
 import click
 
-from meridian_broker.cli.output import COULD_NOT_TELL, NO, say, trust_option, trusting
+from meridian_broker.cli.output import COULD_NOT_TELL, NO, error, trust_option, trusting
 from meridian_broker.cli.rest import AdminUnreachable, read_token
 from meridian_broker.gateway.authentication import METHOD
 from meridian_broker.gateway.client import MAX_REDIRECTS, PulsarClientConnection
@@ -31,7 +31,7 @@ _ADMIN_SCHEMES: Final = ("http://", "https://")
 def service_url(_context: click.Context, _parameter: click.Parameter, text: str) -> str:
     """A service URL as typed.
 
-    :raises click.BadParameter: it is none; the admin address, which other commands take, is told apart.
+    :raises click.BadParameter: it is something else; the message recognises the admin address of other commands.
     """
     if text.startswith(_ADMIN_SCHEMES):
         raise click.BadParameter(
@@ -40,19 +40,19 @@ def service_url(_context: click.Context, _parameter: click.Parameter, text: str)
         )
     try:
         split_url(text)
-    except ValueError as error:
-        raise click.BadParameter(str(error)) from error
+    except ValueError as failure:
+        raise click.BadParameter(str(failure)) from failure
     return text
 
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """A region, and what is shown and believed there."""
+    """A region, and how to authenticate there."""
 
     url: str
     token: str | None
     authorities: Path | None
-    """Whose certificates are believed; None: the system's."""
+    """CA certificates to trust; None: the system's."""
     listener: str | None
     """Which of the brokers' advertised addresses to use; None: their usual ones."""
 
@@ -84,9 +84,9 @@ def service_option(command: Callable[..., None]) -> Callable[..., None]:
     @click.option(
         "--token-file",
         type=click.Path(path_type=Path, dir_okay=False),
-        help="File with the token to show. A token is never an argument, because arguments are visible to everybody.",
+        help="File with the token to authenticate with (never an argument: other users can read those).",
     )
-    @click.option("--listener-name", help="Name of the advertised address to use, where brokers have several.")
+    @click.option("--listener-name", help="Which advertised address to use, if brokers have several.")
     @functools.wraps(command)
     def wrapped(
         *args: Any,
@@ -99,7 +99,7 @@ def service_option(command: Callable[..., None]) -> Callable[..., None]:
         try:
             token = read_token(token_file) if token_file else None
         except AdminUnreachable as problem:
-            say(f"could not tell: {problem}", err=True)
+            error(problem)
             raise SystemExit(COULD_NOT_TELL) from None
         command(*args, access=Access(url, token, tls_trust_certs, listener_name), **kwargs)
 
@@ -132,7 +132,7 @@ class Service:
     async def owner(self, topic: str) -> PulsarClientConnection:
         """A connection to the broker that serves the topic.
 
-        :raises ClientError: there is none, or the brokers send us in circles.
+        :raises ClientError: no broker serves it, or the brokers redirect in a circle.
         """
         connection, authoritative = self._connections[self.url], False
         for _ in range(MAX_REDIRECTS):
@@ -142,7 +142,7 @@ class Service:
             if not answer.redirect:
                 return connection
             authoritative = answer.authoritative
-        raise ConnectFailed(f"the brokers sent the lookup of {topic} in circles ({MAX_REDIRECTS} redirects)")
+        raise ConnectFailed(f"the brokers redirect the lookup of {topic} in a circle ({MAX_REDIRECTS} redirects)")
 
     async def _connect(self, url: str) -> PulsarClientConnection:
         if url not in self._connections:
@@ -153,7 +153,7 @@ class Service:
 
 
 async def until_signal(work: Coroutine[Any, Any, None]) -> bool:
-    """Run ``work`` until it ends or the person has enough of it (Ctrl-C, SIGTERM); True: it was cut short.
+    """Run ``work`` until it ends or is interrupted (Ctrl-C, SIGTERM); True: it was cut short.
 
     A second Ctrl-C, while the caller cleans up, ends the process the hard way.
     """
@@ -186,16 +186,12 @@ def finish(program: Coroutine[Any, Any, int]) -> None:
     try:
         code = asyncio.run(program)
     except RequestRefused as refusal:
-        say(f"no: {refusal}", err=True)
+        error(refusal)
         code = NO
-    except ConnectFailed as error:
-        say(
-            f"could not tell: {error}. Is the region up? `meridian up` starts one; --url or MERIDIAN_SERVICE_URL "
-            "names another",
-            err=True,
-        )
+    except ConnectFailed as failure:
+        error(f"{failure}. Is the region up? `meridian up` starts one; --url or MERIDIAN_SERVICE_URL selects another")
         code = COULD_NOT_TELL
-    except ClientError as error:
-        say(f"could not tell: {error}", err=True)
+    except ClientError as failure:
+        error(failure)
         code = COULD_NOT_TELL
     raise SystemExit(code)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``meridian tokens``: the keys of a deployment, and the tokens that are signed with them. No broker is asked: whoever
-has a key that signs makes tokens."""
+"""``meridian tokens``: the keys of a deployment, and the tokens that are signed with them. No broker is involved:
+anyone who has a signing key can make tokens."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Final
 
 import click
 
-from meridian_broker.cli.output import COULD_NOT_TELL
+from meridian_broker.cli.output import COULD_NOT_TELL, NO, error
 
 KEY_BYTES: Final = 32
 FILE: Final = click.Path(path_type=Path, dir_okay=False)
@@ -23,7 +23,7 @@ UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "y": 365 * 86_400}
 
 @click.group("tokens")
 def tokens() -> None:
-    """Keys and tokens with which clients show who they are.
+    """Keys and tokens that clients authenticate with.
 
     A token is signed with a key and names a role. Brokers check it with the same secret key (create-secret-key), or
     with the public half of a pair (create-key-pair), which cannot sign: then no broker holds what makes tokens.
@@ -33,9 +33,9 @@ def tokens() -> None:
 @tokens.command("create-secret-key")
 @click.argument("file", type=FILE)
 def create_secret_key(file: Path) -> None:
-    """Write a new secret key to FILE, readable by you only: the brokers' setting tokenSecretKey.
+    """Write a new secret key to FILE, readable by you only, for the setting tokenSecretKey.
 
-    Whoever has the key makes tokens for any role. To be able to replace it later without turning clients away, keep it
+    Anyone who has the key can make tokens for any role. To be able to replace it later without rejecting clients, keep it
     in a directory of its own, under a name that ends in .key, and set tokenSecretKey to the directory:
 
     \b
@@ -75,7 +75,7 @@ def create_key_pair(private: Path, public: Path, algorithm: str) -> None:
 @tokens.command("create-peer-secret")
 @click.argument("file", type=FILE)
 def create_peer_secret(file: Path) -> None:
-    """Write a new peer secret to FILE, readable by you only: the brokers' setting peerTokenFile."""
+    """Write a new peer secret to FILE, readable by you only, for the setting peerTokenFile."""
     _write_secret(file, secrets.token_urlsafe(KEY_BYTES).encode() + b"\n")
     click.echo(f"{file}: copy it to every region and set peerTokenFile={file.resolve()} there")
 
@@ -84,14 +84,14 @@ def create_peer_secret(file: Path) -> None:
 @click.option("--secret-key", "secret", type=FILE, help="Sign with this secret key.")
 @click.option("--private-key", "private", type=FILE, help="Sign with the private key of a pair.")
 @click.option("--key-id", help="Id of the key: the name, without its suffix, of its file in the brokers' directory.")
-@click.option("--subject", required=True, help="The role that the token names.")
-@click.option("--expires", help="How long it is good for: 90d, 12h, 1y. Default: for ever.")
-@click.option("--region", "regions", multiple=True, help="Where it is good; repeatable. Default: in every region.")
+@click.option("--subject", required=True, help="The client's role.")
+@click.option("--expires", help="How long it is valid: 90d, 12h, 1y. Default: it does not expire.")
+@click.option("--region", "regions", multiple=True, help="Region in which it is valid. Repeat. Default: all regions.")
 @click.option(
     "--scope",
     type=click.Choice(["admin", "export"]),
-    help="admin: for the admin API only, neither to produce nor to consume. export: only to read what meridian verify "
-    "reads. The role still has to be one of superUserRoles.",
+    help="admin: valid for the admin API only. export: only for what `meridian verify` reads. The role must still be one "
+    "of superUserRoles.",
 )
 @click.option("--to", "to", type=FILE, help="Write it to this file.")
 def create(
@@ -116,12 +116,12 @@ def create(
     if (secret is None) == (private is None):
         raise click.UsageError("give one of --secret-key and --private-key")
     if not subject or subject in RESERVED_ROLES:
-        click.echo(f"no: the subject {subject!r} is reserved: choose another", err=True)
-        raise SystemExit(1)
+        error(f"the subject {subject!r} is reserved: choose another")
+        raise SystemExit(NO)
     try:
         key = read_signing_key(secret, private, key_id)
-    except BadKey as error:
-        click.echo(f"could not tell: {error}", err=True)
+    except BadKey as problem:
+        error(problem)
         raise SystemExit(COULD_NOT_TELL) from None
     if exposed := exposure(secret or private or Path()):
         click.echo(f"warning: {exposed}", err=True)
@@ -142,8 +142,8 @@ def manifest(name: str, subject: str, expires: str, to: Path | None) -> None:
     """Make a Kubernetes Secret with a new key, a new peer secret and two tokens: admin.jwt, of a super-user, for people
     and the operator; verify.jwt, which can only read the export, for the verifier.
 
-    It is printed, or written to a file readable by you only. All regions need the same one: keep it and apply it in
-    each region's namespace.
+    It is printed, or written to a file readable by you only. All regions need the same Secret: keep it, and apply it
+    in the namespace of each region.
 
     \b
       meridian tokens manifest --to tokens.json
@@ -186,8 +186,8 @@ def _expiry(text: str | None) -> int | None:
 def _write_secret(file: Path, content: bytes) -> None:
     try:
         descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    except OSError as error:
-        click.echo(f"no: cannot make {file}: {error.strerror}", err=True)
-        raise SystemExit(1) from None
+    except OSError as problem:
+        error(f"cannot create {file}: {problem.strerror}")
+        raise SystemExit(NO) from None
     with os.fdopen(descriptor, "wb") as opened:
         opened.write(content)

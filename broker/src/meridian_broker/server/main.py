@@ -13,16 +13,17 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from meridian_broker.cli.main import build
 from meridian_broker.cli.output import COULD_NOT_TELL
 from meridian_broker.cli.programs import Sources, UpOptions
-from meridian_broker.server.log_lines import LogLines
-from meridian_broker.server.privacy import create_for_ourselves
-from meridian_broker.server.settings import LogLevel, SettingsError, load
 from meridian_broker.wire.shown import shown_lines
+
+if TYPE_CHECKING:
+    from meridian_broker.server.settings import LogLevel, Settings
 
 
 class ServerPrograms:
@@ -34,8 +35,7 @@ class ServerPrograms:
             from meridian_broker.server.lifeline import die_with_parent
 
             die_with_parent(supervisor)
-        create_for_ourselves()
-        settings = load(sources.config, sources.assignments, os.environ)
+        settings = _settings(sources)
         start_logging(settings.process.log_level)
         gc.disable()  # while modules load there is next to no garbage: looking for it takes a tenth of the start
         from meridian_broker.server.broker import run_broker
@@ -45,6 +45,7 @@ class ServerPrograms:
 
     def up(self, options: UpOptions, say: Callable[[str], None]) -> int:
         """Several regions as child processes."""
+        from meridian_broker.server.privacy import create_for_ourselves
         from meridian_broker.server.supervisor import run_up
 
         create_for_ourselves()
@@ -52,15 +53,24 @@ class ServerPrograms:
 
     def secure_etcd(self, sources: Sources, root_password_file: Path, say: Callable[[str], None]) -> int:
         """etcd's users and authentication, once."""
-        create_for_ourselves()
-        settings = load(sources.config, sources.assignments, os.environ)
         from meridian_broker.server.secure_etcd import run_secure_etcd
 
-        return run_secure_etcd(settings, root_password_file, say)
+        return run_secure_etcd(_settings(sources), root_password_file, say)
+
+
+def _settings(sources: Sources) -> Settings:
+    """:raises SettingsError: a setting is unknown or has a value that it cannot have."""
+    from meridian_broker.server.privacy import create_for_ourselves
+    from meridian_broker.server.settings import load
+
+    create_for_ourselves()
+    return load(sources.config, sources.assignments, os.environ)
 
 
 def start_logging(level: LogLevel) -> None:
     """One line per event on standard error, times in UTC."""
+    from meridian_broker.server.log_lines import LogLines
+
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(LogLines())
     logging.basicConfig(level=level.upper(), handlers=[handler])
@@ -68,15 +78,23 @@ def start_logging(level: LogLevel) -> None:
 
 def main() -> None:
     """What the installed script calls."""
-    from meridian_broker.server.layout import UpFailed
-    from meridian_broker.server.rank import Outranked
-    from meridian_broker.server.waiting import StartFailed
-
     try:
         build(ServerPrograms())()
-    except (Outranked, SettingsError, StartFailed, UpFailed) as error:
-        click.echo(f"meridian: {shown_lines(str(error))}", err=True)
+    except Exception as failure:
+        if not isinstance(failure, _start_failures()):
+            raise
+        click.echo(f"Error: {shown_lines(str(failure))}", err=True)
         raise SystemExit(COULD_NOT_TELL) from None
+
+
+def _start_failures() -> tuple[type[Exception], ...]:
+    """What a person can mend, and is told without a traceback."""
+    from meridian_broker.server.layout import UpFailed
+    from meridian_broker.server.rank import Outranked
+    from meridian_broker.server.setting_fields import SettingsError
+    from meridian_broker.server.waiting import StartFailed
+
+    return Outranked, SettingsError, StartFailed, UpFailed
 
 
 if __name__ == "__main__":
