@@ -60,9 +60,23 @@ def test_the_command_line_sets_up_and_sees(regions: RegionsProcess) -> None:
     assert ask(regions, EAST, "subscriptions", "list", "shop/orders/open") == ["billing"]
     stats = ask(regions, EAST, "topics", "stats", "shop/orders/open")
     assert stats["subscriptions"]["billing"]["msgBacklog"] == 0
-    ask(regions, EAST, "subscriptions", "delete", "shop/orders/open", "billing")
-    ask(regions, EAST, "topics", "delete", "shop/orders/open")
+    assert ask(regions, EAST, "subscriptions", "delete", "shop/orders/open", "billing")["regions"] == [EAST]
+    assert ask(regions, EAST, "topics", "delete", "shop/orders/open")["regions"] == [EAST]
     wait_until(
         lambda: "persistent://shop/orders/open" not in ask(regions, EAST, "topics", "list", "shop/orders"),
         "the topic to be off the list",
+    )
+    asked = ["namespaces", "set-clusters", "shop/orders", EAST, WEST, "--url", regions.admin_url(EAST)]
+    refused = subprocess.run([*MERIDIAN, *asked], capture_output=True, text=True, check=False)
+    assert refused.returncode == 1, "the namespace is in one region only"
+    assert f"namespace shop/orders does not exist in {WEST}" in refused.stderr
+    ask(regions, EAST, "namespaces", "create", "shop/orders", "--cluster", EAST, "--cluster", WEST)
+    changed = ask(regions, EAST, "namespaces", "set-clusters", "shop/orders", EAST, WEST)
+    assert sorted(changed["regions"]) == sorted((EAST, WEST))
+    with client(regions, EAST) as east, client(regions, WEST) as west:
+        consumer = west.subscribe("persistent://shop/orders/both", "s", initial_position=EARLIEST)
+        publish(east, "persistent://shop/orders/both", numbered([1]))
+        assert [int(message.data()) for message in take(consumer, 1)] == [1]
+    assert sorted(ask(regions, EAST, "topics", "delete", "shop/orders/both", "--force")["regions"]) == sorted(
+        (EAST, WEST)
     )

@@ -409,9 +409,7 @@ def test_every_command_has_the_name_under_which_it_is_listed() -> None:
         assert command.name == name
 
 
-def every_command(
-    command: click.Command, path: tuple[str, ...] = ()
-) -> Iterator[tuple[tuple[str, ...], click.Command]]:
+def commands(command: click.Command, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], click.Command]]:
     yield path, command
     if isinstance(command, click.Group):
         context = click.Context(command)

@@ -162,7 +162,7 @@ def test_a_token_goes_only_to_addresses_that_were_typed(servers: Servers, tmp_pa
 def east(servers: Servers) -> AdminServer:
     """With a topic of two regions and a replicated subscription, ready to be destroyed."""
     server = servers["us-east"]
-    status = {"regions": {"us-east": {"replicated": True}}}
+    status = {"region": "us-east", "replicated": True}
     server.answers |= {
         f"GET {TOPIC}/partitions": (200, {"partitions": 0}),
         f"GET {TOPIC}/replication?applied=true": (200, ["us-east", "us-west"]),
@@ -234,7 +234,7 @@ def test_what_was_destroyed_is_said_with_its_regions(east: AdminServer) -> None:
     assert "a region that cannot be reached now deletes it once it is back" in forced
     moved = run("subscriptions", "reset", "orders", "billing", "--to", "9:4", "--url", east.url).output
     assert moved == "moved subscription billing of persistent://public/default/orders in us-east, us-west\n"
-    east.answers[f"GET {STATUS}"] = (200, {"regions": {"us-east": {"replicated": False}}})
+    east.answers[f"GET {STATUS}"] = (200, {"region": "us-east", "replicated": False})
     moved = run("subscriptions", "delete", "orders", "billing", "--json", "--url", east.url).output
     assert json.loads(moved)["regions"] == ["us-east"]
 

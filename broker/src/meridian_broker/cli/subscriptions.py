@@ -238,10 +238,9 @@ def regions_of(console: Console, topic: TopicName, subscription: str) -> list[st
         found = console.admin.get(path)
     except AdminRefused:
         return []
-    seen = next(iter(found["regions"].values()))
-    if all(one["replicated"] for one in standing.parts_of(seen)):
+    if all(one["replicated"] for one in standing.parts_of(found)):
         return regions_of_topic(console, topic)
-    return list(found["regions"])
+    return [found["region"]]
 
 
 def _in(regions: list[str]) -> str:
