@@ -35,8 +35,8 @@ def tokens() -> None:
 def create_secret_key(file: Path) -> None:
     """Write a new secret key to FILE, readable by you only, for the setting tokenSecretKey.
 
-    Anyone who has the key can make tokens for any role. To be able to replace it later without rejecting clients, keep it
-    in a directory of its own, under a name that ends in .key, and set tokenSecretKey to the directory:
+    Anyone who has the key can make tokens for any role. To be able to replace it later without rejecting clients, keep
+    it in a directory of its own, under a name that ends in .key, and set tokenSecretKey to the directory:
 
     \b
       meridian tokens create-secret-key keys/2026-05.key
@@ -90,8 +90,8 @@ def create_peer_secret(file: Path) -> None:
 @click.option(
     "--scope",
     type=click.Choice(["admin", "export"]),
-    help="admin: valid for the admin API only. export: only for what `meridian verify` reads. The role must still be one "
-    "of superUserRoles.",
+    help="admin: valid for the admin API only. export: only for what `meridian verify` reads. The role must still be "
+    "one of superUserRoles.",
 )
 @click.option("--to", "to", type=FILE, help="Write it to this file.")
 def create(
