@@ -90,6 +90,7 @@ class SimBroker:
             home.sync_us,
             lambda ledger: world.model.ledger_made(home.name, ledger),
             home.forget_ledger,
+            lambda ledger, entry: world.model.damage_read(home, ledger, entry),
             home.faults,
         )
         self.service: TopicService

@@ -10,9 +10,21 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from meridian_broker.ledgers.labels import Kind as LedgerKind
+from meridian_broker.ledgers.labels import Label
 from meridian_broker.positions import Progress
 from meridian_broker.positions.position import EARLIEST, Origin, Position
-from simulation.facts import Acked, Key, SubscriptionFacts, durable_progress, incarnation_of, life_of
+from meridian_broker.topics import progress_log
+from simulation.facts import (
+    CREATIONS,
+    Acked,
+    Key,
+    SubscriptionFacts,
+    durable_progress,
+    incarnation_of,
+    life_of,
+    said_of,
+)
 
 if TYPE_CHECKING:
     from simulation.broker import SimBroker, SimRegion
@@ -119,6 +131,27 @@ class Crashes:
                     if found is not None:
                         last[found.region] = max(last.get(found.region, EARLIEST), found.position)
         return last
+
+    def damage_read(self, home: SimRegion, ledger: int, entry: int) -> None:
+        """The region opens a topic without a damaged record of its progress log: what only that said is forgotten."""
+        stored = home.volume.disk.ledgers[ledger]
+        label = Label.decode(stored.label) if stored.label else None
+        if label is None or label.kind is not LedgerKind.PROGRESS:
+            return
+        incarnation = incarnation_of(label.belonging.topic, label.belonging.incarnation)
+        record = progress_log.decode(stored.entries[entry])
+        said = said_of(record)
+        for (known, life), facts in self.facts.items():
+            if known != incarnation or life.partition(" since ")[0] != record.subscription:
+                continue
+            if record.kind in CREATIONS and facts.made.pop(home.name, None) is not None:
+                facts.is_a_creation_forgotten = True
+            for one in facts.all():
+                if one.is_in(said, self.logs.published):
+                    one.known.pop(home.name, None)
+                    if isinstance(one, Acked):
+                        one.heard_by.pop(home.name, None)
+        self.told.forgotten(home.name, incarnation, record.subscription)
 
     def restored(self, home: SimRegion, saved_us: int, lost: dict[str, set[Origin]]) -> None:
         """A region went back to an older copy: what it knew since then, it does not know."""

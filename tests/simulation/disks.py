@@ -33,8 +33,8 @@ class Volume:
     """The disk of a region. It outlives the broker."""
 
     disk: MemoryDisk = field(default_factory=MemoryDisk)
-    rotten: set[tuple[int, int]] = field(default_factory=set)
-    """Entries whose bytes changed by themselves."""
+    rotten: dict[tuple[int, int], int] = field(default_factory=dict)
+    """Entries of which a byte changed by itself, and which one."""
     stores: list[SimStore] = field(default_factory=list)
     """Of the brokers that have it now."""
 
@@ -52,17 +52,26 @@ class Volume:
         sync_us: Callable[[], int],
         on_create: Callable[[int], None],
         on_delete: Callable[[int], None],
+        on_rot: Callable[[int, int], None],
         faults: DiskFaults,
     ) -> SimStore:
-        """The store of a broker that begins."""
-        store = SimStore(self, loop, owner, sync_us, on_create, on_delete, faults)
+        """The store of a broker that begins.
+
+        :param on_rot: told of the ledger and the number of each rotten entry that is read.
+        """
+        store = SimStore(self, loop, owner, sync_us, on_create, on_delete, on_rot, faults)
         if self.stores:
             store._handles = self.stores[0]._handles
         self.stores.append(store)
         return store
 
-    def rot(self, ledger: int, entry: int) -> None:
-        self.rotten.add((ledger, entry))
+    def rot(self, ledger: int, entry: int, byte: int = -1, *, lasting: bool = False) -> None:
+        """Here it always lasts until it is mended."""
+        del lasting
+        self.rotten[ledger, entry] = byte
+
+    def rot_checkpoint(self, age: int) -> None:
+        """There are none."""
 
     @property
     def is_rotten(self) -> bool:
@@ -87,9 +96,16 @@ class Volume:
 class RottingReader(MemoryReader):
     """Refuses what is rotten, as the engine's checksums do."""
 
-    def __init__(self, handle: _Handle, rotten: set[tuple[int, int]], faults: DiskFaults) -> None:
+    def __init__(
+        self,
+        handle: _Handle,
+        rotten: dict[tuple[int, int], int],
+        on_rot: Callable[[int, int], None],
+        faults: DiskFaults,
+    ) -> None:
         super().__init__(handle)
         self._rotten = rotten
+        self._on_rot = on_rot
         self._faults = faults
 
     async def read(self, first: int, last: int, max_bytes: int) -> list[bytes]:
@@ -102,7 +118,8 @@ class RottingReader(MemoryReader):
                     if number > first:
                         return found[: number - first]
                     remains = bytearray(found[0])
-                    remains[-1] ^= 0x40
+                    remains[self._rotten[self.ledger_id, number]] ^= 0x40
+                    self._on_rot(self.ledger_id, number)
                     raise LedgerCorrupt(f"entry {self.ledger_id}:{number} fails its checksum", bytes(remains))
         return found
 
@@ -118,6 +135,7 @@ class SimStore(MemoryLedgerStore):
         sync_us: Callable[[], int],
         on_create: Callable[[int], None],
         on_delete: Callable[[int], None],
+        on_rot: Callable[[int, int], None],
         faults: DiskFaults,
     ) -> None:
         super().__init__(volume.disk, schedule=self._begin)
@@ -128,6 +146,7 @@ class SimStore(MemoryLedgerStore):
         self._sync_us = sync_us
         self._on_create = on_create
         self._on_delete = on_delete
+        self._on_rot = on_rot
         self._target: _Handle | None = None
         self._targets: list[_Handle | None] = []
         """Of each queued write the ledger it appends to."""
@@ -207,7 +226,7 @@ class SimStore(MemoryLedgerStore):
         return await super().create(ledger_id, fence, label)
 
     async def open(self, ledger_id: int) -> MemoryReader:
-        return RottingReader(self._find(ledger_id), self._volume.rotten, self._faults)
+        return RottingReader(self._find(ledger_id), self._volume.rotten, self._on_rot, self._faults)
 
     async def delete(self, ledger_id: int) -> None:
         if ledger_id in self._handles:

@@ -12,27 +12,28 @@ and must hold all of it, byte by byte.
 
 from __future__ import annotations
 
-import asyncio
 import errno
-from collections.abc import Callable, Coroutine, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Coroutine
 from random import Random
 from typing import Any, Final, TypeVar
 
-from ledger_disks import READS, FaultyDisk, Loss, RecordingDisk
+from ledger_disks import READS, FaultyDisk, Loss
 from meridian_broker.engines.local.committer import Committer
 from meridian_broker.engines.local.files import FilePort
 from meridian_broker.engines.local.index import LENGTH_MASK, Ledger
 from meridian_broker.engines.local.log import Batch
+from meridian_broker.engines.local.reading import EntryReads
 from meridian_broker.engines.local.recovery import recover, segment_name
 from meridian_broker.engines.local.segment import RECORD_BYTES
 from meridian_broker.engines.local.stats import EngineStats
-from meridian_broker.engines.local.store import LocalLedgerStore, LocalWriter
+from meridian_broker.engines.local.store import LocalLedgerStore, LocalReader, LocalWriter
 from meridian_broker.engines.local.upkeep import UpkeepSettings
 from meridian_broker.engines.memory.ledgers import MemoryDisk, StoredLedger
-from meridian_broker.ledgers.store import AppendDone, LedgerError, LedgerInfo
+from meridian_broker.ledgers.store import AppendDone, LedgerCorrupt, LedgerError, LedgerInfo
 from simulation.disk_faults import DiskFaults
-from simulation.loop import Future, Loop, Owner, Timer
+from simulation.engine_files import SimFiles
+from simulation.engine_loop import EngineLoop
+from simulation.loop import Loop, Owner, Timer
 
 T = TypeVar("T")
 
@@ -40,113 +41,6 @@ SEGMENT_BYTES: Final = 4096
 """The smallest there is: worlds of a minute fill many."""
 CHECKPOINT_BYTES: Final = 3 * SEGMENT_BYTES
 COMPACTION_BYTES_PER_SECOND: Final = 1 << 20
-
-
-class EngineFuture:
-    """As much of `asyncio.Future` as the engine uses."""
-
-    def __init__(self) -> None:
-        self._inner: Future[Any] = Future()
-
-    def done(self) -> bool:
-        return self._inner.done
-
-    def cancelled(self) -> bool:
-        return False
-
-    def set_result(self, value: Any) -> None:
-        self._inner.settle(value)
-
-    def set_exception(self, error: BaseException) -> None:
-        self._inner.fail(error)
-
-    def __await__(self) -> Iterator[Any]:
-        return self._inner.__await__()
-
-
-class EngineLoop:
-    """As much of asyncio's loop as the engine uses, on the world's clock."""
-
-    def __init__(self, loop: Loop) -> None:
-        self._loop = loop
-
-    def create_future(self) -> EngineFuture:
-        return EngineFuture()
-
-    def time(self) -> float:
-        return self._loop.now_us / 1_000_000
-
-    def call_later(self, seconds: float, callback: Callable[..., None], *arguments: Any) -> Timer:
-        return self._loop.after(round(seconds * 1_000_000), None, lambda: callback(*arguments))
-
-    def run_in_executor(self, _: None, work: Callable[..., T], *arguments: Any) -> EngineFuture:
-        heard = EngineFuture()
-        try:
-            heard.set_result(work(*arguments))
-        except Exception as error:
-            heard.set_exception(error)
-        return heard
-
-    @contextmanager
-    def running(self) -> Iterator[None]:
-        """For `asyncio.get_running_loop`, `asyncio.sleep`, `asyncio.Event` and `asyncio.Lock`."""
-        before = asyncio._get_running_loop()
-        asyncio._set_running_loop(self)  # type: ignore[arg-type]
-        try:
-            yield
-        finally:
-            asyncio._set_running_loop(before)
-
-
-class SimFiles(RecordingDisk):
-    """Files that may be full, and whose power may fail."""
-
-    def __init__(self, files: dict[str, bytes] | None = None) -> None:
-        super().__init__(files)
-        self.refusal: str | None = None
-        self.power = True
-
-    def _check(self) -> None:
-        if not self.power:
-            raise OSError(errno.EIO, "the power is gone")
-
-    def write(self, number: int, data: bytes) -> None:
-        if self.refusal is not None:
-            raise OSError(errno.ENOSPC, self.refusal)
-        super().write(number, data)
-
-    def sync(self, number: int) -> None:
-        self._check()
-        super().sync(number)
-
-    def truncate(self, name: str, size: int) -> None:
-        self._check()
-        super().truncate(name, size)
-
-    def unlink(self, name: str) -> None:
-        self._check()
-        super().unlink(name)
-
-    def rename(self, old: str, new: str) -> None:
-        self._check()
-        super().rename(old, new)
-
-    def sync_directory(self) -> None:
-        self._check()
-        super().sync_directory()
-
-    def after_power_cut(self, loss: Loss, random: Random) -> SimFiles:
-        return SimFiles(self.crashed(len(self.journal), loss, random))
-
-    def flip(self, name: str, offset: int) -> Callable[[], None]:
-        """A byte changes by itself. Returns what makes it right again."""
-        content = self._files[self._names[name]].content
-        content[offset] ^= 0x40
-
-        def flip_back() -> None:
-            content[offset] ^= 0x40
-
-        return flip_back
 
 
 class EngineVolume:
@@ -160,6 +54,10 @@ class EngineVolume:
         """On their way out: after a crash they may be there or not."""
         self.store: EngineStore | None = None
         self._rot: list[Callable[[], None]] = []
+        self._lasting: dict[tuple[int, int], int] = {}
+        """Rotten entries that a power cut does not mend, and which byte of each is wrong."""
+        self._rotten_checkpoints: list[int] = []
+        """How many newer ones there are of each checkpoint that rots before the next start."""
 
     def start(
         self,
@@ -168,10 +66,12 @@ class EngineVolume:
         sync_us: Callable[[], int],
         on_create: Callable[[int], None],
         on_delete: Callable[[int], None],
+        on_rot: Callable[[int, int], None],
         faults: DiskFaults,
     ) -> EngineStore:
         """The store of a broker that begins.
 
+        :param on_rot: told of the ledger and the number of each rotten entry that is read.
         :raises OSError, LedgerError: the disk fails while the engine recovers.
         """
         disk = FaultyDisk(self.files)
@@ -183,7 +83,9 @@ class EngineVolume:
         disk.fault = fault
         with EngineLoop(loop).running():
             self.store = store = EngineStore.on(disk)
-        store.begin(self, loop, owner, sync_us, on_create, on_delete)
+        store.begin(self, loop, owner, sync_us, on_create, on_delete, on_rot)
+        for (ledger, entry), byte in self._lasting.items():
+            self._flip(ledger, entry, byte)
         return store
 
     def copy(self) -> EngineVolume:
@@ -197,13 +99,25 @@ class EngineVolume:
         stored = self.disk.ledgers.get(ledger)
         return stored is not None and entry < len(stored.entries)
 
-    def rot(self, ledger: int, entry: int) -> None:
-        """A byte of an entry changes by itself."""
+    def rot(self, ledger: int, entry: int, byte: int = -1, *, lasting: bool = False) -> None:
+        """A byte of an entry changes by itself.
+
+        :param lasting: a power cut does not mend it. The engine does not read it when it recovers.
+        """
+        if lasting:
+            self._lasting[ledger, entry] = byte
+        self._flip(ledger, entry, byte)
+
+    def rot_checkpoint(self, age: int) -> None:
+        """With the next power cut a checkpoint is damaged for good, see `SimFiles`. :param age: how many are newer."""
+        self._rotten_checkpoints.append(age)
+
+    def _flip(self, ledger: int, entry: int, byte: int) -> None:
         found = self.store._ledgers.get(ledger) if self.store is not None else None
         run = found.run_of(entry) if found is not None and entry < found.confirmed else None
         if run is not None and run.places is not None:
             place = run.places[entry - run.first]
-            offset = (place >> 32) + RECORD_BYTES + (place & LENGTH_MASK) - 1
+            offset = (place >> 32) + RECORD_BYTES + byte % (place & LENGTH_MASK)
             self._rot.append(self.files.flip(segment_name(run.segment), offset))
 
     @property
@@ -211,15 +125,21 @@ class EngineVolume:
         return bool(self._rot)
 
     def mend(self) -> None:
+        self._lasting.clear()
+        self._rotten_checkpoints.clear()
+        self._flip_back()
+
+    def _flip_back(self) -> None:
         while self._rot:
             self._rot.pop()()
 
     def power_cut(self, random: Random | None) -> str:
         """What the disk is after it. Says what is wrong with that; empty when nothing is."""
-        self.mend()
+        self._flip_back()
         random = random or Random(0)
         loss = random.choice(list(Loss)) if random.random() < 0.9 else Loss.ALL
-        self.files = self.files.after_power_cut(loss, random)
+        self.files = self.files.after_power_cut(loss, random, self._rotten_checkpoints)
+        self._rotten_checkpoints.clear()
         deleting, self.deleting = self.deleting, set()
         self.store = None
         try:
@@ -321,6 +241,23 @@ class EngineWriter(LocalWriter):
         return store.log.append(ledger, buffer, heard)
 
 
+class EngineReader(LocalReader):
+    """Tells of damaged entries."""
+
+    __slots__ = ("_on_rot",)
+
+    def __init__(self, ledger: Ledger, reads: EntryReads, on_rot: Callable[[int, int], None]) -> None:
+        super().__init__(ledger, reads)
+        self._on_rot = on_rot
+
+    async def read(self, first: int, last: int, max_bytes: int) -> list[bytes]:
+        try:
+            return await super().read(first, last, max_bytes)
+        except LedgerCorrupt:
+            self._on_rot(self.ledger_id, first)
+            raise
+
+
 class EngineStore(LocalLedgerStore):
     """`ledgers.store.LedgerStore` over a volume, for the life of one broker."""
 
@@ -329,6 +266,7 @@ class EngineStore(LocalLedgerStore):
     _sim: SimCommitter
     _on_create: Callable[[int], None]
     _on_delete: Callable[[int], None]
+    _on_rot: Callable[[int, int], None]
 
     def begin(
         self,
@@ -338,11 +276,13 @@ class EngineStore(LocalLedgerStore):
         sync_us: Callable[[], int],
         on_create: Callable[[int], None],
         on_delete: Callable[[int], None],
+        on_rot: Callable[[int, int], None],
     ) -> None:
         """Start to work, in the place of the thread."""
         self.volume = volume
         self._on_create = on_create
         self._on_delete = on_delete
+        self._on_rot = on_rot
         self._committer = self._sim = SimCommitter(self, owner, loop, sync_us)
         loop.spawn(owner, self._upkeep.run(), "ledger upkeep")
 
@@ -359,6 +299,9 @@ class EngineStore(LocalLedgerStore):
         mirror.used.add(ledger_id)
         mirror.ledgers[ledger_id] = StoredLedger(fence, label=label)
         return EngineWriter(self, self._ledgers[ledger_id])
+
+    async def open(self, ledger_id: int) -> LocalReader:
+        return EngineReader(self._find(ledger_id), self._reads, self._on_rot)
 
     async def recover(self, ledger_id: int, fence: int) -> LedgerInfo:
         info = await super().recover(ledger_id, fence)
@@ -399,7 +342,7 @@ def _contents(files: SimFiles) -> MemoryDisk:
     store = EngineStore.on(files)
     found = MemoryDisk()
     for number, ledger in store._ledgers.items():
-        reader = _now(store.open(number))
+        reader = _now(LocalLedgerStore.open(store, number))
         entries: list[bytes] = []
         while len(entries) < ledger.confirmed:
             entries += _now(reader.read(len(entries), ledger.confirmed - 1, 1 << 30))

@@ -58,6 +58,14 @@ class Acked:
     taken_by: SimBroker | None = None
     """The broker that a client told, and that did not refuse it."""
 
+    def is_in(self, said: Progress, published: dict[Origin, int]) -> bool:
+        """A record that said so much is about it, or about a part of it."""
+        for origin, bits in self.bits.items():
+            left = said.remaining(origin.region, origin.position, bits.bit_length(), published[origin])
+            if left is not None and left & bits != bits:
+                return True
+        return False
+
 
 @dataclass(frozen=True, slots=True)
 class PublishedSince:
@@ -78,6 +86,10 @@ class Rewound:
     surely: set[Origin] | PublishedSince
     perhaps: set[Origin] | PublishedSince
     known: dict[str, int] = field(default_factory=dict)
+
+    def is_in(self, said: Progress, _: dict[Origin, int]) -> bool:
+        """A record that said so much is about it."""
+        return self.stamp in rewinds_of(said)
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,6 +203,19 @@ def rewinds_of(progress: Progress) -> frozenset[Stamp]:
     return frozenset(epoch for epoch, _, _ in progress.rewinds())
 
 
+CREATIONS: Final = frozenset((Kind.SUBSCRIPTION, Kind.WHOLE))
+"""Records that make a subscription."""
+
+
+def said_of(record: progress_log.Change) -> Progress:
+    """What a record of a progress log says of acknowledgements and rewinds."""
+    if record.kind == Kind.WHOLE:
+        return Progress.decode(Whole.decode(record.payload).progress)
+    if record.kind in (Kind.ACKED, Kind.MERGED, Kind.PROGRESS, Kind.FLOORS):
+        return Progress.decode(record.payload)
+    return Progress()
+
+
 def _progress_ledgers(home: SimRegion, topic: str, record: TopicRecord) -> list[int]:
     """As the next owner finds them: those on record, and those that older metadata do not name (R5)."""
     stored, whose = home.volume.disk.ledgers, Belonging(full_name(topic), record.incarnation)
@@ -211,15 +236,15 @@ def durable_progress(home: SimRegion, topic: str) -> tuple[str, dict[str, Progre
     stored_record = TopicRecord.from_json(records.decode("", record.value)[0])
     for ledger in _progress_ledgers(home, topic, stored_record):
         for entry in home.volume.disk.ledgers[ledger].entries:
-            kind, name, _, payload = progress_log.decode(entry)
+            change = progress_log.decode(entry)
+            kind, name, _, payload = change
             if kind == Kind.SUBSCRIPTION:
                 life = Beginning(decode_record(payload).deleted, ZERO, {})
                 found.setdefault(name, Progress()).begin(life)
             elif kind == Kind.WHOLE:
-                stood = Whole.decode(payload)
                 of_this_life = found.setdefault(name, Progress())
-                of_this_life.begin(Beginning(decode_record(stood.record).deleted, ZERO, {}))
-                of_this_life.join(Progress.decode(stood.progress))
+                of_this_life.begin(Beginning(decode_record(Whole.decode(payload).record).deleted, ZERO, {}))
+                of_this_life.join(said_of(change))
             elif kind in (Kind.ACKED, Kind.MERGED, Kind.PROGRESS, Kind.FLOORS):
-                found.setdefault(name, Progress()).join(Progress.decode(payload))
+                found.setdefault(name, Progress()).join(said_of(change))
     return incarnation_of(topic, stored_record.incarnation), found

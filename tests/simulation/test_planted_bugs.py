@@ -43,6 +43,7 @@ BY_STORIES = (
 )
 """Not every thousand seeds find these; stories that were written for them do."""
 BY_TESTS = {
+    "a-damaged-creation-is-forgotten": "unit/test_topics_lost_records.py",
     "a-failed-join-is-not-answered": "integration/test_merges_from_regions.py",
     "a-failed-sync-is-believed-after-a-start": "integration/test_ledger_engine_crashes.py",
     "a-gap-that-grew-is-overwritten": "unit/test_topics_gaps.py",
@@ -53,6 +54,7 @@ BY_TESTS = {
     "copies-of-a-failed-move-stay": "integration/test_ledger_engine_faults.py",
     "damaged-entry-claimed": "unit/test_topics_damaged.py",
     "lease-term-used-again": "unit/test_lease_renewals.py",
+    "nothing-is-in-doubt": "unit/test_topics_lost_records.py",
     "one-error-ends-periodic-work": "unit/test_periodic_work.py",
     "report-told-before-its-record": "unit/test_topics_floors.py",
     "topics-close-one-by-one": "integration/test_harm_nobody_else.py",

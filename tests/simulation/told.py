@@ -59,6 +59,10 @@ class Told:
                 if have.get(name, Progress()).copy().join(told):
                     self._violate("told too early", f"{home.name} told more of {topic}/{name} than it has on its disk")
 
+    def forgotten(self, region: str, incarnation: str, name: str) -> None:
+        """The disk damaged a record of the subscription: what it told of it may be gone."""
+        self._progress[region].pop((incarnation, name), None)
+
     def restored(self, region: str) -> None:
         """It went back to an older copy: what it told since may be gone."""
         self._progress.pop(region, None)

@@ -20,7 +20,9 @@ fails us read 3 x2          after three more reads of its disk the next two fail
 works us                    nothing more fails
 clock us +5000              the wall clock jumps
 rot us t 3 / mend us        an entry's bytes change by themselves / the operator brings them back
-rot us t progress 3         so do those of a record of the topic's progress log, or (view) of its compacted view
+rot us t progress 3         so do those of a record of the topic's progress log, or (view) of its compacted view;
+                            with ``head`` behind it the first byte, else the last one
+rot us checkpoint 0         with ``disks engine``: so do those of its newest checkpoint, at the next power cut
 save us / restore us        keep a copy of volume and metadata / crash and start from it
 trim us                     give back what nobody needs
 expire us t 500             drop there what was published more than 500 ms ago, of every subscription
@@ -147,15 +149,18 @@ class TroubleSteps(Teller):
     def do_clock(self, region: str, ms: str) -> None:
         self.world.regions[region].skew_ms += int(ms)
 
-    def do_rot(self, region: str, topic: str, what: str, number: str = "") -> None:
+    def do_rot(self, region: str, topic: str, what: str, number: str = "", where: str = "") -> None:
         self.world.trouble()
-        home = self.world.regions[region]
+        home, is_progress = self.world.regions[region], what == "progress"
+        if topic == "checkpoint":
+            home.volume.rot_checkpoint(int(what))
+            return
         if number:
-            records = home.records(topic, Kind.PROGRESS if what == "progress" else Kind.COMPACTED)
+            records = home.records(topic, Kind.PROGRESS if is_progress else Kind.COMPACTED)
         else:
             records, number = [position for position, _, _ in self.world.model.logs.of(home, topic)], what
         if records:
-            home.volume.rot(*records[int(number) % len(records)])
+            home.volume.rot(*records[int(number) % len(records)], 0 if where == "head" else -1, lasting=is_progress)
 
     def do_mend(self, region: str) -> None:
         self.world.regions[region].volume.mend()

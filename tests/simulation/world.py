@@ -20,7 +20,7 @@ from meridian_broker.wire.pulsar import topic_name
 from simulation.agreement import Agreement
 from simulation.broker import SimBroker, SimRegion
 from simulation.consumers import SimConsumer
-from simulation.engine_disks import EngineLoop
+from simulation.engine_loop import EngineLoop
 from simulation.living import live_in
 from simulation.loop import Loop, Spinning
 from simulation.model import Model
