@@ -288,6 +288,23 @@ async def test_a_broken_checkpoint_falls_back_to_the_one_before() -> None:
     await store.close()
 
 
+async def test_a_broken_checkpoint_behind_a_whole_one_is_reported_once_and_removed() -> None:
+    files, entries = await _checkpointed()
+    older, newer = sorted(name for name in files if name.startswith("checkpoint"))
+    disk = RecordingDisk(flip(files, older, 60))
+    store = await start(disk)
+    assert store.damages == (f"{older} is damaged and not needed: a newer one is whole",)
+    assert await read_all(store, 1) == entries
+    await store.tidy()
+    await store.close()
+    assert older not in disk.content()
+    assert newer in disk.content()
+    store = await start(RecordingDisk(disk.content()))
+    assert store.damages == ()
+    assert await read_all(store, 1) == entries
+    await store.close()
+
+
 async def test_the_older_checkpoint_finds_all_its_files_after_space_was_given_back() -> None:
     disk = RecordingDisk()
     store = await start(disk)

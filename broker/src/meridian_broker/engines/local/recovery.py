@@ -82,6 +82,8 @@ class State:
     """The last segment that the checkpoint describes."""
     checkpoints: dict[int, int] = field(default_factory=dict)
     """What each checkpoint found on disk covers, by number."""
+    unneeded: list[str] = field(default_factory=list)
+    """Damaged checkpoints that are older than a whole one. Nothing else would ever remove them."""
     deleted: dict[int, None] = field(default_factory=dict)
     """Ids of ledgers deleted lately, oldest first."""
     rebuilding: bool = False
@@ -278,6 +280,10 @@ def load_checkpoint(files: FilePort, names: list[str], state: State) -> None:
     for number in numbers:
         name = checkpoint_name(number)
         checkpoint = unpack_checkpoint(read_whole(files, name), name)
+        if checkpoint is None and state.checkpoints:
+            state.damages.append(f"{name} is damaged and not needed: a newer one is whole")
+            state.unneeded.append(name)
+            continue
         if checkpoint is None:
             state.damages.append(f"{name} is damaged: an older one is used, and more of the log is read")
             continue

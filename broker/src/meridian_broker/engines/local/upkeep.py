@@ -84,7 +84,7 @@ class Upkeep:
         self._checkpoints = sorted(state.checkpoints)
         self._covered = state.covered
         self._dead_before: set[int] = set()
-        self._leaving: list[str] = []
+        self._leaving = list(state.unneeded)
         """Files that nobody needs and that the disk has not let go yet."""
         self._compaction = Compaction(
             *(log, places, reads, stats, segment_bytes, settings.compaction_bytes_per_second),
