@@ -26,7 +26,7 @@ from meridian_broker.replication.exchange import ProgressExchange
 from meridian_broker.replication.exchange_messages import PROTOCOL_VERSION
 from meridian_broker.replication.lease_desk import LeaseDesk
 from meridian_broker.topics.cooling import Cooling
-from meridian_broker.topics.errors import TopicError, TopicNotFound
+from meridian_broker.topics.errors import NotAllowed, TopicError, TopicNotFound
 from meridian_broker.topics.limits import TopicLimits
 from meridian_broker.topics.missing import StoredEnds
 from meridian_broker.topics.service import TopicService
@@ -115,7 +115,15 @@ class SimBroker:
         world, home = self.world, self.home
         clock = HybridClock(self.scheduler.now_ms, home.name)
         catalog = Catalog(
-            SimMetadata(world.loop, home.metadata, home.metadata_us, home.written, home.moved, home.faults),
+            SimMetadata(
+                world.loop,
+                home.metadata,
+                home.metadata_us,
+                home.written,
+                home.moved,
+                home.taken_back,
+                home.faults,
+            ),
             clock,
             self.scheduler.now_ms,
             self.sleep,
@@ -194,16 +202,17 @@ class SimBroker:
         return None if found is None or found.failure is not None else found
 
     async def open_topic(self, name: str) -> Topic:
-        """For a client, who asks first how many partitions there are.
+        """For a client.
 
         :raises NoPartition: the topic does not have this one.
         """
         named = topic_name.parse(full_name(name))
-        if named.partition >= 0:
-            record = await self.service.catalog.partitioned.find(named.base)
-            if record is None or named.partition >= record.partitions:
-                raise NoPartition(f"{self.region} has no {name}")
-        return await self.service.topic(named, create=True)
+        try:
+            return await self.service.topic(named, create=True)
+        except (NotAllowed, TopicNotFound) as error:
+            if named.partition < 0:
+                raise
+            raise NoPartition(str(error)) from error
 
     def spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
         """A task that ends with this life."""
@@ -288,6 +297,11 @@ class SimRegion:
             old, new = before.rpartition("/")[2], path.rpartition("/")[2]
             incarnation = TopicRecord.from_json(decode(before, value)[0]).incarnation
             self.world.model.is_set_aside(self.name, full_name(new), old, incarnation)
+
+    def taken_back(self, path: str) -> None:
+        """A topic that holds no message should not have been made."""
+        if path.startswith(keys.topics_of("public/default", "persistent")):
+            self.world.model.told.taken_back(self.name, path.rpartition("/")[2])
 
     def named_ledgers(self, topic: str, *, every_kind: bool = False) -> set[int]:
         """Those that hold a topic's entries, as the metadata say. ``every_kind``: its progress and views, too."""

@@ -44,15 +44,18 @@ class SimMetadata:
         delay_us: Callable[[], int],
         on_put: Callable[[str, bytes], None],
         on_move: Callable[[str, bytes, str], None],
+        on_take_back: Callable[[str], None],
         faults: DiskFaults,
     ) -> None:
         """:param on_put: hears of every write.
-        :param on_move: hears when something gets another name: the one before, what it held, and the new one."""
+        :param on_move: hears when something gets another name: the one before, what it held, and the new one.
+        :param on_take_back: hears when something goes as if it had never been there, with nothing in its place."""
         self._loop = loop
         self._volume = volume
         self._delay_us = delay_us
         self._on_put = on_put
         self._on_move = on_move
+        self._on_take_back = on_take_back
         self._faults = faults
 
     async def _arrive(self) -> None:
@@ -82,6 +85,7 @@ class SimMetadata:
         await self._arrive()
         if expected is not None and self._version(path) != expected:
             raise VersionConflict(f"{path} is at version {self._version(path)}, not {expected}")
+        self._on_take_back(path)
         return self._volume.records.pop(path, None) is not None
 
     async def children(self, path: str) -> list[str]:

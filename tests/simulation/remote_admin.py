@@ -87,5 +87,9 @@ async def _do(service: TopicService, method: str, asked: URL, number: int | None
             return FEWER, "it has more"
         await service.grow(name, number, known)
         return 204, ""
-    await kinds.create_as_told(service, name, number, {}, Stamp.parse(asked.query["created"]), known)
+    created = asked.query.get("created")  # brokers of earlier versions do not know when they made it
+    if created is None:
+        await service.create_partitioned(name, number, {})
+    else:
+        await kinds.create_as_told(service, name, number, {}, Stamp.parse(created), known)
     return 204, ""

@@ -15,6 +15,8 @@ QUICK = ("claim-without-chain", "receipt-before-fsync", "union-replaced-by-overw
 """Hunted in ``make test``; the others in ``make simulate``."""
 BY_STORIES = (
     "a-deleted-topic-is-looked-at-for-space",
+    "a-deletion-counts-when-it-is-finished",
+    "a-partition-without-its-topic",
     "a-topic-at-rest-is-not-counted",
     "an-old-number-of-partitions-comes-back",
     "chapters-go-before-the-record",
@@ -22,6 +24,7 @@ BY_STORIES = (
     "forgotten-view-stays-passed",
     "former-regions-are-not-asked-for",
     "given-back-is-what-is-still-written",
+    "half-a-creation-of-partitions",
     "half-a-deletion",
     "half-a-deletion-of-partitions",
     "help-waits-for-a-wall-clock",

@@ -63,6 +63,13 @@ class Told:
         """The disk damaged a record of the subscription: what it told of it may be gone."""
         self._progress[region].pop((incarnation, name), None)
 
+    def taken_back(self, region: str, topic: str) -> None:
+        """The topic held no message and went as if it had never been made. What was told of it others know as well:
+        one that is made again asks them for it."""
+        told = self._progress[region]
+        for incarnation, name in [key for key in told if key[0].partition(" since ")[0] == topic]:
+            del told[incarnation, name]
+
     def restored(self, region: str) -> None:
         """It went back to an older copy: what it told since may be gone."""
         self._progress.pop(region, None)

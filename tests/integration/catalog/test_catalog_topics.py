@@ -85,6 +85,7 @@ class TestTopics:
     async def test_listing_by_namespace_and_domain(self, catalog: Catalog) -> None:
         await catalog.namespaces.create("public/default2")
         odd = TopicName("persistent", "public", "default", "späte 100% ?#")
+        await catalog.partitioned.create(ORDERS, 1)
         for topic in (
             ORDERS.with_partition(0),
             odd,
@@ -96,6 +97,39 @@ class TestTopics:
         assert await catalog.topics.names("public/default", "non-persistent") == [
             parse("non-persistent://public/default/np")
         ]
+
+    async def test_a_partition_is_made_of_a_topic_that_has_it(
+        self, catalog: Catalog, store: SqliteMetadataStore, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        first, third = ORDERS.with_partition(0), ORDERS.with_partition(2)
+        with pytest.raises(NotFound):
+            await catalog.topics.create(first)
+        await catalog.topics.create(first, is_found=True)
+        await catalog.partitioned.create(ORDERS, 2)
+        with pytest.raises(NotFound):
+            await catalog.topics.create(third)
+        await catalog.topics.create(third, growing_to=3)
+        transact = store.transact
+
+        async def deleted_meanwhile(*arguments: Any) -> bool:
+            monkeypatch.setattr(store, "transact", transact)
+            await catalog.partitioned.begin_deletion(ORDERS, Stamp(NOW_MS, 0, "us"))
+            return await transact(*arguments)
+
+        monkeypatch.setattr(store, "transact", deleted_meanwhile)
+        with pytest.raises(NotFound):
+            await catalog.topics.create(ORDERS.with_partition(1))
+        assert await catalog.topics.names("public/default") == [first, third]
+
+    async def test_a_deletion_of_partitions_counts_from_its_first_write_on(self, catalog: Catalog) -> None:
+        await catalog.partitioned.create(ORDERS, 2)
+        assert await catalog.topics.deletion(ORDERS.with_partition(0)) is None
+        stamp = Stamp(NOW_MS, 0, "us")
+        await catalog.partitioned.begin_deletion(ORDERS, stamp)
+        begun = await catalog.topics.deletion(ORDERS.with_partition(0))
+        assert begun is not None and (begun.stamp, begun.is_of_base) == (stamp, True)
+        assert await catalog.partitioned.delete(ORDERS, stamp) == stamp
+        assert await catalog.topics.deletion(ORDERS.with_partition(0)) == begun
 
     async def test_the_incarnation_is_the_stamp_of_the_last_deletion(self, catalog: Catalog, clock: Clock) -> None:
         await catalog.topics.create(ORDERS)

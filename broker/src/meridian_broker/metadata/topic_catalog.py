@@ -80,15 +80,24 @@ class Deletions:
         return incarnations, checks
 
     async def find(self, topic: TopicName) -> Deletion | None:
-        """None: it was never deleted here."""
+        """None: it was never deleted here. That of a partitioned topic counts from its first write on."""
+        base = await self._begun(topic.base)  # read first: once it is finished the other records have it
         value, own, _ = await self._access.value(keys.deletion(topic))
-        _, base, _ = await self._access.value(keys.deletion(topic.base))
+        if topic.partition >= 0:
+            _, finished, _ = await self._access.value(keys.deletion(topic.base))
+            base = max((stamp for stamp in (base, finished) if stamp is not None), default=None)
         stamps = [stamp for stamp in (own, base) if stamp is not None]
         if not stamps:
             return None
         newest = max(stamps)
         ends = {} if own is None else positions(value, "ends")
         return Deletion(newest, ends, topic.partition >= 0 and newest == base)
+
+    async def _begun(self, base: TopicName) -> Stamp | None:
+        """The stamp of a partitioned topic's deletion that has begun and is not finished."""
+        value, stamp, version = await self._access.value(keys.partitioned_topic(base))
+        deleting = PartitionedTopicRecord.from_json(value, stamp).deleting if version else None
+        return None if deleting is None else Stamp.parse(deleting)
 
     async def newest(self, topic: TopicName) -> Stamp | None:
         """The stamp of the last deletion of a topic or of any of its partitions; None: there was none."""
@@ -156,14 +165,16 @@ class PartitionedTopics:
         """Those of ``tenant/namespace``."""
         return await list_topics(self._access, namespace, domain, keys.partitioned_topics_of(namespace, domain))
 
-    async def going(self, namespace: str) -> list[TopicName]:
-        """Those of ``tenant/namespace`` whose deletion has begun."""
+    async def all(self, namespace: str) -> list[tuple[TopicName, PartitionedTopicRecord]]:
+        """Those of ``tenant/namespace`` that store messages, also such whose deletion has begun."""
         tenant, _, short = check_namespace(namespace).partition("/")
         records = await self._access.store.scan(keys.partitioned_topics_of(namespace, PERSISTENT) + "/")
         return [
-            TopicName(PERSISTENT, tenant, short, keys.unescape(path.rpartition("/")[2]))
+            (
+                TopicName(PERSISTENT, tenant, short, keys.unescape(path.rpartition("/")[2])),
+                PartitionedTopicRecord.from_json(*decode(path, record.value)),
+            )
             for path, record in records
-            if "deleting" in decode(path, record.value)[0]
         ]
 
     async def deletion(self, topic: TopicName) -> Deletion | None:
@@ -330,11 +341,15 @@ class Topics:
                 found.append(name)
         return sorted(found, key=lambda name: name.partition)
 
-    async def create(self, topic: TopicName, record: TopicRecord | None = None) -> tuple[TopicRecord, int]:
+    async def create(
+        self, topic: TopicName, record: TopicRecord | None = None, *, growing_to: int = 0, is_found: bool = False
+    ) -> tuple[TopicRecord, int]:
         """Make it with its incarnation filled in; returns the record and its version.
 
+        :param growing_to: its partitioned topic is about to have so many partitions.
+        :param is_found: its ledgers are on the volume, so it may be put on record before its partitioned topic.
         :raises AlreadyExists: there is one of that name, or a partitioned topic.
-        :raises NotFound: its namespace does not exist.
+        :raises NotFound: its namespace does not exist, or it is a partition that its partitioned topic does not have.
         """
         path, partitioned = keys.topic(topic), keys.partitioned_topic(topic)
 
@@ -345,6 +360,8 @@ class Topics:
             if await self._access.store.get(partitioned) is not None:
                 raise AlreadyExists(f"topic {topic} is partitioned: its partitions are topics, it is not")
             incarnation, checks = await self._deletions.incarnation(topic)
+            if topic.partition >= 0 and not is_found:
+                checks.append(await self._check_partition(topic, growing_to))
             made = replace(record or TopicRecord(), incarnation=incarnation)
             if topic.partition < 0 and made.created is None:
                 made = replace(made, created=self._access.stamp(None))
@@ -364,6 +381,17 @@ class Topics:
         if self.on_change is not None:
             self.on_change(topic, True)
         return made
+
+    async def _check_partition(self, topic: TopicName, growing_to: int) -> Check:
+        """What must still hold of its partitioned topic when a partition is made."""
+        path = keys.partitioned_topic(topic.base)
+        value, stamp, version = await self._access.value(path)
+        record = PartitionedTopicRecord.from_json(value, stamp) if version else None
+        if record is None or record.deleting is not None:
+            raise NotFound(f"{topic.base} is not a partitioned topic (any more): {topic} cannot be made")
+        if topic.partition >= max(record.partitions, growing_to):
+            raise NotFound(f"{topic.base} has {record.partitions} partitions, not {topic.partition + 1}")
+        return Check(path, version)
 
     async def create_partitions(self, base: TopicName, record: TopicRecord) -> None:
         """Put all partitions of a partitioned topic on record that are not there yet, many in one transaction.

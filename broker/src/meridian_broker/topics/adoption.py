@@ -135,7 +135,8 @@ async def make_topics(service: TopicService) -> None:
         try:
             if incarnation != known:
                 await service.catalog.topics.mark_deleted(name, stamp_of(incarnation))
-            await service.catalog.topics.create(name, TopicRecord(joining=service.is_shared(name)))
+            record = TopicRecord(joining=service.is_shared(name))
+            await service.catalog.topics.create(name, record, is_found=True)
         except (AlreadyExists, NotFound) as error:
             log.warning("ledgers of %s are on the volume, and it cannot be put on record: %s", topic, error)
             continue

@@ -83,20 +83,39 @@ async def create_partitioned(
         raise InvalidName(f"{partitions} partitions: a partitioned topic has at least one")
     if await service.catalog.topics.find(name) is not None:
         raise AlreadyExists(f"{name} exists as a topic without partitions")
+    if not name.is_persistent:
+        async with service.lock(str(name)):
+            await opening.check_room(service, name, partitions)
+            await service.catalog.partitioned.create(name, partitions, properties)
+        return
+    with service.loader.or_later(name):
+        async with service.lock(str(name)):
+            await opening.check_room(service, name, partitions)
+            record = await service.catalog.partitioned.create(name, partitions, properties)
+            await service.catalog.topics.create_partitions(name, TopicRecord(joining=service.is_shared(name)))
+        others = sorted(service.regions_of(str(name)) - {service.region})
+        telling = [partial(_tell, service, region, name, record) for region in others]
+        opening_all = [partial(service.topic, name.with_partition(index), create=False) for index in range(partitions)]
+        try:
+            await run_all(service.scheduler, [*telling, *opening_all], "make a partition")
+        except OtherKind as error:
+            await kinds.take_back(service, name, record.created)
+            raise AlreadyExists(f"{name} is not made: {error}") from error
+
+
+async def complete(service: TopicService, name: TopicName) -> None:
+    """Make what is missing of a partitioned topic that is on record; its replicators tell the other regions of it.
+
+    :raises MetadataError, LedgerError, TopicError: some partitions are not open yet.
+    """
     async with service.lock(str(name)):
-        await opening.check_room(service, name, partitions)
-        record = await service.catalog.partitioned.create(name, partitions, properties)
-        if not name.is_persistent:
-            return
+        record = await service.catalog.partitioned.find(name)
+        if record is None:
+            return  # it was never made after all, or is deleted
         await service.catalog.topics.create_partitions(name, TopicRecord(joining=service.is_shared(name)))
-    others = sorted(service.regions_of(str(name)) - {service.region})
-    telling = [partial(_tell, service, region, name, record) for region in others]
-    opening_all = [partial(service.topic, name.with_partition(index), create=False) for index in range(partitions)]
-    try:
-        await run_all(service.scheduler, [*telling, *opening_all], "make a partition")
-    except OtherKind as error:
-        await kinds.take_back(service, name, record.created)
-        raise AlreadyExists(f"{name} is not made: {error}") from error
+    opening_all = [partial(service.topic, name.with_partition(n), create=True) for n in range(record.partitions)]
+    await run_all(service.scheduler, opening_all, "open a partition")
+    log.info("partitioned topic %s: its making, which had begun earlier, is finished", name)
 
 
 async def _tell(service: TopicService, region: str, name: TopicName, record: PartitionedTopicRecord) -> None:

@@ -45,7 +45,9 @@ async def open_topic(
                 f"{name} was deleted in {service.region} ({deleted or 'never'}), and the other region knows of "
                 f"another deletion ({incarnation or 'none'}): it is not made again from there (R8)"
             )
-        await metadata.create(service.fence, joining=service.is_shared(name), created=created)
+        await metadata.create(service.fence, joining=service.is_shared(name), created=created, growing_to=growing_to)
+    if base.partitions is None:
+        base = await _base_of(service, name)  # it may have been made meanwhile
     adopted = await adoption.adopt(service, name, metadata)
     topic = await _open(service, name, metadata, adopted)
     topic.rules = service.rules(name)
@@ -53,7 +55,7 @@ async def open_topic(
     await topic.deduplication.open(topic.rules.deduplication)
     topic.lost_records.report()
     topic.created = metadata.record.created
-    if name.partition >= 0:
+    if base.partitions is not None:
         topic.partitions = growing_to or base.partitions
         topic.created, topic.base_incarnation = base.created, base.incarnation
     topic.schema_source = service.schemas.for_topic(name)
@@ -164,6 +166,10 @@ async def _may_create(service: TopicService, name: TopicName, create: bool, *, f
             return
         if foreign and await service.catalog.topics.find(name.base) is not None:
             raise OtherKind(f"{service.region} has {name.base} as a topic without partitions")
+        if create:
+            raise NotAllowed(
+                f"{name.base} is not a partitioned topic, so it has no {name.local_name}: make {name.base} first"
+            )
     elif (record := await service.catalog.partitioned.find(name)) is not None:
         if foreign:
             raise OtherKind(f"{service.region} has {name} as a topic with {record.partitions} partitions")

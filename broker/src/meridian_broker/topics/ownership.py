@@ -80,13 +80,25 @@ class TopicMetadata:
                 continue  # the one before wrote something meanwhile
         raise TopicFenced(f"{self._name} is written by others all the time: look it up again")
 
-    async def create(self, fence: int, *, joining: bool, created: Stamp | None = None) -> None:
+    async def create(
+        self,
+        fence: int,
+        *,
+        joining: bool,
+        created: Stamp | None = None,
+        growing_to: int = 0,
+        is_found: bool = False,
+    ) -> None:
         """
         :param created: the stamp of its creation in another region; None: it is created here and now.
+        :param growing_to: see ``Topics.create``, as for ``is_found``.
         :raises AlreadyExists: somebody else made it.
+        :raises NotFound: it is a partition, and its topic was deleted meanwhile.
         """
         record = TopicRecord(owner=fence, joining=joining, created=created)
-        self.record, self._version = await self._catalog.topics.create(self._name, record)
+        self.record, self._version = await self._catalog.topics.create(
+            self._name, record, growing_to=growing_to, is_found=is_found
+        )
 
     async def begin_again(self, incarnation: str, *, joining: bool) -> None:
         """The topic was deleted and made again after these metadata were copied; what they say of it is of before."""

@@ -262,8 +262,8 @@ async def _remove(
 ) -> None:
     """The caller holds their locks.
 
-    A topic whose deletion fails is opened again without anybody asking: it still lives if its record does not say that
-    it is deleted, and goes then if it does.
+    A topic whose deletion fails is opened again without anybody asking, in the next turn, if the process still runs
+    then: it still lives if its record does not say that it is deleted, and goes then if it does.
 
     :param partitioned: they are the partitions of this topic, which is deleted: one write decides it for all of them.
     """
@@ -287,8 +287,12 @@ async def _remove(
         await run_all(service.scheduler, [partial(remove, topic) for topic in topics], "delete a topic")
     finally:
         for topic in left:
-            opening = service.loader.open(topic_name.parse(topic.name))
-            service.scheduler.spawn(opening, "open a topic that could not be deleted")
+            service.scheduler.defer(partial(_open_again, service, topic))
+
+
+def _open_again(service: TopicService, topic: Topic) -> None:
+    opening = service.loader.open(topic_name.parse(topic.name))
+    service.scheduler.spawn(opening, "open a topic that could not be deleted")
 
 
 async def destroy(service: TopicService, topic: Topic, stamp: Stamp) -> None:
@@ -350,7 +354,7 @@ async def claimed(service: TopicService, name: TopicName, with_base: str | None)
     metadata = TopicMetadata(service.catalog, name, service.new_lock(), service.scheduler)
     if is_made_again:
         log.warning("%s was made again on the volume, and the metadata, an older copy, do not know it", name)
-        await metadata.create(service.fence, joining=service.is_shared(name))
+        await metadata.create(service.fence, joining=service.is_shared(name), is_found=True)
     return metadata, is_made_again
 
 

@@ -249,10 +249,6 @@ class TopicService:
         self._unopened.update(str(name) for name in names if str(name) not in self.topics)
         return names
 
-    async def deletions_begun(self) -> list[TopicName]:
-        """The partitioned topics on record that are being deleted. :raises MetadataError: they cannot be read."""
-        return [n for space in self.catalog.known_namespaces() for n in await self.catalog.partitioned.going(space)]
-
     # -- partitions ----------------------------------------------------------------------------------------------
 
     async def partitions(self, name: TopicName, *, create: bool) -> int:
