@@ -109,8 +109,17 @@ def test_the_broker_is_restarted_for_what_it_reads_when_it_starts_and_for_nothin
         secret = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "meridian-tokens"}, "data": data}
         with cluster_with(secret) as cluster:
             told.append(checksums(base, cluster))
-    assert told[0] == told[1], "brokers do not read that one"
-    assert told[0] != told[2], "another key"
+    assert told[0] == told[1] == told[2], "brokers follow their keys"
+
+
+def test_brokers_read_a_second_key_that_comes_and_goes() -> None:
+    made = rendered("meridian-region", region_values())
+    volume = next(one for one in pod(made, "broker")["spec"]["volumes"] if one["name"] == "tokens")
+    first, second = (source["secret"] for source in volume["projected"]["sources"])
+    assert [item["path"] for item in first["items"]] == ["secret.key", "peer.token"]
+    assert second == {"name": "meridian-tokens-next", "optional": True}
+    mounted = {one["name"]: one["mountPath"] for one in pod(made, "broker")["spec"]["containers"][0]["volumeMounts"]}
+    assert f"\ntokenSecretKey={mounted['tokens']}\n" in made["ConfigMap", "meridian-broker"]["data"]["broker.conf"]
 
 
 def test_a_pod_that_is_not_the_regions_first_does_not_touch_etcd() -> None:

@@ -19,7 +19,7 @@ regionsFile: /etc/meridian/config/regions.json
 peerTokenFile: /etc/meridian/tokens/peer.token
 authenticationEnabled: "true"
 insecure: "false"
-tokenSecretKey: file:///etc/meridian/tokens/secret.key
+tokenSecretKey: /etc/meridian/tokens
 superUserRoles: {{ join "," .Values.auth.superUserRoles | quote }}
 bindAddress: 0.0.0.0
 brokerServicePort: "6650"
@@ -65,10 +65,4 @@ advertisedListeners: {{ join "," $listeners | quote }}
 
 {{- define "region.configData" -}}
 {{- dict "broker.conf" (include "region.brokerConf" .) "regions.json" (include "region.regionsJson" .) | toYaml -}}
-{{- end }}
-
-{{/* Secrets that brokers read when they start, as they are in the cluster now; nothing where it is not asked. */}}
-{{- define "region.secretData" -}}
-{{- $found := (lookup "v1" "Secret" .Release.Namespace .Values.auth.existingSecret).data | default dict -}}
-{{- pick $found "secret.key" "peer.token" | toJson -}}
 {{- end }}
