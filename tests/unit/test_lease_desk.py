@@ -126,7 +126,7 @@ def test_a_region_of_an_older_version_is_sent_nothing_and_there_are_no_leases() 
     assert us.desk.objection(REGIONS, sure=True) == ""
     assert us.followed == 3
     us.desk.is_foreign = lambda region: region == "ap"
-    assert us.desk.objection(REGIONS) == "ap is no Meridian region"
+    assert us.desk.objection(REGIONS) == "ap is not a Meridian region"
 
 
 def test_a_thousand_streams_are_renewed_in_a_few_messages() -> None:

@@ -88,10 +88,10 @@ def _signed(header: dict[str, object], claims: dict[str, object]) -> bytes:
 @pytest.mark.parametrize(
     ("token", "said"),
     [
-        (_signed({"alg": "HS256", "crit": [FORGED]}, {"sub": "admin"}), "this is no token, or it is damaged"),
+        (_signed({"alg": "HS256", "crit": [FORGED]}, {"sub": "admin"}), "this is not a token, or it is damaged"),
         (_signed({"alg": FORGED}, {"sub": "admin"}), "the token is signed in another way than by"),
         (_signed({"alg": "HS256"}, {"sub": FORGED}), "the token is not signed with this region's key"),
-        (b"\x1b[2J", "this is no token, or it is damaged"),
+        (b"\x1b[2J", "this is not a token, or it is damaged"),
         (jwt.encode({"sub": "a", "nbf": 1 << 40}, KEY, "HS256").encode(), "the token is not valid yet"),
         (jwt.encode({"sub": "a", "exp": 1}, KEY, "HS256").encode(), "the token has expired: get a new one"),
         (jwt.encode({"iss": FORGED}, KEY, "HS256").encode(), "the token names no role: it has no subject"),

@@ -135,7 +135,7 @@ class HttpConnection(web.RequestHandler):
         to go on. Aiohttp would write a traceback to the log for each. What a handler raises does not come here."""
         if status >= 500 and not isinstance(exc, (ConnectionError, UnicodeError)):
             return super().handle_error(request, status, exc, message)
-        reason = {"reason": f"this is no HTTP request: {message or exc}"[:200]}
+        reason = {"reason": f"this is not an HTTP request: {message or exc}"[:200]}
         response = web.json_response(reason, status=400 if status >= 500 else status)
         response.force_close()
         return response

@@ -102,7 +102,7 @@ async def refusals(request: web.Request, handler: Handler) -> web.StreamResponse
                 return _refusal(status, str(error))
         mark = secrets.token_hex(4)
         log.exception("%s %s failed (%s)", request.method, request.path, mark)
-        return _refusal(500, f"this broker made an error; its log says more at {mark}")
+        return _refusal(500, f"internal error; the broker's log has the details at {mark}")
 
 
 def _refusal(status: int, reason: str) -> web.Response:

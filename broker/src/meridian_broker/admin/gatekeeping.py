@@ -82,7 +82,7 @@ async def gatekeeper(request: web.Request, handler: Handler) -> web.StreamRespon
         return await handler(request)
     if request.method in ("GET", "HEAD") and FOR_CLIENTS.fullmatch(request.path):
         return await handler(request)
-    raise Refused(403, f"role {role} is none of superUserRoles: the admin API is for those")
+    raise Refused(403, f"role {role} is not one of superUserRoles, and only those may use the admin API")
 
 
 async def _admit(request: web.Request, header: str) -> web.Response | None:

@@ -47,7 +47,7 @@ ENDPOINTS: Final = (
         policies.REPLICATE_SUBSCRIPTIONS,
         "replicateSubscriptionState",
         "replicateSubscriptionState",
-        "whether subscriptions made from now on are replicated, unless whoever makes them says otherwise",
+        "whether subscriptions made from now on are replicated, unless their creator says otherwise",
         everywhere=True,
     ),
     Endpoint(policies.MAX_PRODUCERS, "maxProducersPerTopic", "maxProducers", "how many producers a topic may have"),

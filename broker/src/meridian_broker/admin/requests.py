@@ -166,7 +166,7 @@ def message_id(value: Any) -> Position:
             position = Position(ledger, entry)
             if position in (EARLIEST, LATEST) or (0 <= ledger <= NAMES_MAX and -1 <= entry <= NAMES_MAX):
                 return position
-    raise Invalid(f'{value!r} is no message id: {{"ledgerId": .., "entryId": ..}}, "earliest" or "latest"')
+    raise Invalid(f'{value!r} is not a message id: {{"ledgerId": .., "entryId": ..}}, "earliest" or "latest"')
 
 
 def is_excluded(given: object) -> bool:

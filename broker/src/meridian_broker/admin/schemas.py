@@ -64,7 +64,7 @@ def _given(value: Any) -> pb.Schema:
         raise Refused(422, 'the body is {"type": .., "schema": text, "properties": {..}}')
     kind = value.get("type")
     if not isinstance(kind, str) or kind not in NUMBERS:
-        raise Refused(422, f"{kind!r} is no type of a schema: {', '.join(NUMBERS)}")
+        raise Refused(422, f"{kind!r} is not a schema type: {', '.join(NUMBERS)}")
     schema = pb.Schema(schema_data=str(value.get("schema", "")).encode(), type=pb.Schema.Type.Name(NUMBERS[kind]))
     for key, text in properties(value.get("properties")).items():
         schema.properties.add(key=key, value=text)

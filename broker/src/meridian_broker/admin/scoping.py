@@ -93,7 +93,7 @@ def _check(admin: AdminState, subscription: Subscription, wanted: str | None, wi
     if witness and (objection := admin.leases.objection((witness,), sure=True)):
         raise Refused(412, f"{witness} cannot be a witness of {topic.name}: {objection}")
     if wanted is None and subscription.record.scope != ORIGIN:
-        raise Refused(412, f"{subscription.name!r} has dispatch scope local: nobody votes on it")
+        raise Refused(412, f"{subscription.name!r} has dispatch scope local, so there is no vote on it")
     if wanted != ORIGIN:
         return
     if not subscription.durable or not subscription.replicated:

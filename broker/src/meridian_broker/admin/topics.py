@@ -238,7 +238,7 @@ async def grow(request: web.Request) -> web.Response:
     await _follow_base(request, name)
     record = await state(request).catalog.partitioned.get(name)
     if wanted < record.partitions:
-        raise Refused(406, f"{name} has {record.partitions} partitions: there is no way back to {wanted}")
+        raise Refused(406, f"{name} has {record.partitions} partitions and cannot go back to {wanted}")
     await state(request).service.grow(name, wanted, request.query.get("incarnation"))
     return done()
 

@@ -154,7 +154,7 @@ async def _asked(
     except Refused as refused:
         return f"{refused}{FOLLOWS}"
     if status == 404:
-        return "has no such subscription yet: it gets it"
+        return "subscription missing; it will be created"
     if status != 200 or not isinstance(said, dict):
         return f"{region} answers {status}: {reason(said)}"
     return said

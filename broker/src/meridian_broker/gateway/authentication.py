@@ -33,8 +33,8 @@ _SENTENCES: Final = {
     "ExpiredSignatureError": "the token has expired: get a new one",
     "ImmatureSignatureError": "the token is not valid yet",
     "MissingRequiredClaimError": "the token names no role: it has no subject",
-    "InvalidSubjectError": "the token names no role: its subject is no text",
-    "PyJWTError": "this is no token, or it is damaged",
+    "InvalidSubjectError": "the token names no role: its subject is not a string",
+    "PyJWTError": "this is not a token, or it is damaged",
 }
 """What client and log are told, by PyJWT's error. PyJWT's own texts quote the token, which anybody can write."""
 
@@ -107,7 +107,7 @@ class Authentication:
         if self._keys is None:
             return NAMELESS
         if len(token) > LARGEST_TOKEN:
-            raise NotAuthenticated("this is no token: it is too long")
+            raise NotAuthenticated("this is not a token: it is too long")
         import jwt
 
         try:

@@ -52,7 +52,7 @@ def split_url(url: str) -> list[tuple[str, int, bool]]:
     """
     scheme, separator, rest = url.partition("://")
     if not separator or scheme not in ("pulsar", "pulsar+ssl"):
-        raise ValueError(f"{url!r} is no service URL: it begins with pulsar:// or pulsar+ssl://")
+        raise ValueError(f"{url!r} is not a service URL: a service URL begins with pulsar:// or pulsar+ssl://")
     tls = scheme == "pulsar+ssl"
     places = []
     for part in rest.rstrip("/").split(","):

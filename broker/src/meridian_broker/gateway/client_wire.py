@@ -194,7 +194,7 @@ class ClientWire(asyncio.Protocol):
             logger.exception("%s: handling a command failed; the connection ends", self.url)
             self.fail(ConnectionLost(f"handling a command of {self.url} failed: {error!r}"))
         if broken is not None:
-            self.fail(MisbehavedPeer(f"{self.url} sent what is no Pulsar frame: {broken}"))
+            self.fail(MisbehavedPeer(f"{self.url} sent something that is not a Pulsar frame: {broken}"))
 
     def pause_writing(self) -> None:
         self._writable.clear()

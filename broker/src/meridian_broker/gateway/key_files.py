@@ -52,7 +52,7 @@ def read_file(setting: str, path: Path) -> bytes:
     except OSError as error:
         raise BadKey(f"{setting}: cannot read {path}: {error.strerror}") from error
     if len(data) > LARGEST:
-        raise BadKey(f"{setting}: {path} is larger than {LARGEST >> 10} KiB: this is no key")
+        raise BadKey(f"{setting}: {path} is larger than {LARGEST >> 10} KiB: this is not a key")
     return data
 
 

@@ -191,7 +191,7 @@ class ReplicatorRunner:
             raise OtherKind(str(error)) from error
         except (ClientError, TimeoutError) as error:
             problem = place.link.problem if place.link.connection is None else f"no answer in {ASK_SECONDS:g} s"
-            raise PeerAway(str(error) or problem or "it takes no connection") from error
+            raise PeerAway(str(error) or problem or "it does not accept connections") from error
 
     def feed(self, topic_name: str, remote: str) -> Feed | None:
         """How far the replicator is; None: there is none. The end of the log is the caller's to say."""

@@ -150,7 +150,7 @@ class ReplicatorRun:
                 except (ClientError, LedgerError) as error:
                     reason = str(error)
                 except Exception as error:
-                    logger.exception("%s: the replicator failed; it begins anew", self._task.get_name())
+                    logger.exception("%s: the replicator failed; it starts again", self._task.get_name())
                     reason = repr(error)
                 if reason is not None and reason != self._core.last_error:
                     logger.warning("%s: %s", self._task.get_name(), reason)

@@ -78,7 +78,7 @@ class BacklogQuota:
         data = mapping(source, "a backlog quota")
         policy = take(data, "policy", str, QUOTA_POLICIES[0])
         if policy not in QUOTA_POLICIES:
-            raise Invalid(f"{policy!r} is no backlog quota policy: {', '.join(QUOTA_POLICIES)} are")
+            raise Invalid(f"{policy!r} is not a backlog quota policy: {', '.join(QUOTA_POLICIES)} are")
         return cls(take(data, "limitSize", int, take(data, "limit", int, -1)), take(data, "limitTime", int, -1), policy)
 
 

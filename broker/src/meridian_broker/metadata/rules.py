@@ -36,7 +36,7 @@ class Rules:
     """0: messages never expire."""
     deduplication: bool = False
     replicate_subscriptions: bool = False
-    """Subscriptions made from now on are replicated unless whoever makes them says otherwise (R17)."""
+    """Subscriptions made from now on are replicated unless their creator says otherwise (R17)."""
     encryption_required: bool = False
     """Only producers that encrypt their messages may come in."""
     max_producers: int = 0

@@ -236,7 +236,7 @@ class PartitionedTopics:
             if partitions == record.partitions:
                 return record
             if partitions < record.partitions:
-                raise Invalid(f"{topic} has {record.partitions} partitions: there is no way back to {partitions}")
+                raise Invalid(f"{topic} has {record.partitions} partitions and cannot go back to {partitions}")
             stamp = self._access.stamp(before)
             grown = replace(record, partitions=partitions, stamp=stamp)
             written = await self._access.store.transact(

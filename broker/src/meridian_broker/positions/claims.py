@@ -269,7 +269,7 @@ def _take_before(reader: Reader, ledger: int) -> Position:
     """The entry id of a position that comes before some claim, in a ledger that is known already."""
     entry = reader.number() - 1
     if ledger < -1 or (ledger < 0 <= entry) or entry >= ENTRY_LIMIT:
-        raise reader.broken(f"{ledger}:{entry} is no position of an entry")
+        raise reader.broken(f"{ledger}:{entry} is not the position of an entry")
     return Position(ledger, entry)
 
 

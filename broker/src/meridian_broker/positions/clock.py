@@ -61,7 +61,7 @@ class Stamp(NamedTuple):
         time_ms, _, counter = numbers.partition(".")
         are_numbers = numbers.isascii() and time_ms.isdecimal() and counter.isdecimal()
         if not (region and are_numbers and len(numbers) <= _NUMBERS_MAX):
-            raise ValueError(f"{text[:80]!r} is no stamp: milliseconds, a counter and a region are, as 12.0@us-east")
+            raise ValueError(f"{text[:80]!r} is not a stamp: milliseconds, a counter and a region are, as 12.0@us-east")
         return cls(int(time_ms), int(counter), region)
 
     def encode(self) -> bytes:

@@ -75,7 +75,7 @@ def decode(kind: int, message: Any) -> PeerMessage:
         return read(message)
     except (LookupError, AttributeError, TypeError, ValueError) as error:
         raise PeerFormatError(
-            f"command {kind} from a peer region is no message of the progress exchange: {error!r}"
+            f"command {kind} from a peer region is not a message of the progress exchange: {error!r}"
         ) from error
 
 

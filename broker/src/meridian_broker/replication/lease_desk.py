@@ -121,7 +121,7 @@ class LeaseDesk:
             if region == self._topics.region:
                 continue
             if self.is_foreign(region):
-                return f"{region} is no Meridian region"
+                return f"{region} is not a Meridian region"
             if not self._speaks.get(region, not sure):
                 heard = region in self._speaks
                 return f"{region} {'runs a version without leases' if heard else 'was not reached yet'}"
@@ -166,7 +166,7 @@ class LeaseDesk:
 
     def _why_not(self, claim: Claim | None) -> str:
         if claim is None or claim.unwanted_ms is not None:
-            return "nobody consumes here, and this region has voted for nobody"
+            return "no consumer is connected here, and this region has not voted"
         known = claim.electorates
         if away := [voter for voter in claim.voters if not self.can_ask(voter)]:
             for _, voters in known.lists:
@@ -177,7 +177,7 @@ class LeaseDesk:
                 elif len([voter for voter in voters if voter not in away]) < known.enough(voters):
                     return f"no majority of {', '.join(voters)}: {gone} cannot be reached"
         if lacking := self.electing.lacking(claim.stream[:2]):
-            return f"who votes is being agreed: {', '.join(lacking)} did not confirm yet"
+            return f"the voters are being agreed on: {', '.join(lacking)} did not confirm yet"
         refusals = sorted(f"{voter}: {item.reason} {item.holder}".strip() for voter, item in claim.refusals.items())
         return f"votes are asked for; {'; '.join(refusals)}" if refusals else "votes are asked for"
 

@@ -20,5 +20,5 @@ log = logging.getLogger(__name__)
 
 def begin_anew(reason: str) -> NoReturn:
     """Become the program that was started, as it was started."""
-    log.error("%s; it begins anew, as after a crash", reason)
+    log.error("%s; it starts again, as after a crash", reason)
     os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])

@@ -85,7 +85,7 @@ class Chores:
         )
         self._begin(
             *("give space back", give_space_back, storage.retention_check_interval_in_seconds),
-            "ledgers that nobody needs stay on the disk",
+            "unneeded ledgers stay on disk",
         )
         self._begin(
             *("expire old messages", lambda: upkeep.expire_all(service)),
@@ -100,12 +100,12 @@ class Chores:
         self._begin(
             *("remove unused topics", lambda: removal.remove_unused(service)),
             removing.broker_delete_inactive_topics_frequency_seconds,
-            "topics that nobody uses stay",
+            "unused topics stay",
         )
         self._begin(
             *("expire unused subscriptions", lambda: removal.expire_subscriptions(service)),
             removing.subscription_expiry_check_interval_in_minutes * 60,
-            "subscriptions that nobody uses hold back space",
+            "unused subscriptions hold back space",
         )
         self._begin(
             *("compact topics", lambda: upkeep.compact_due(service)),

@@ -42,7 +42,7 @@ def clusters_in(file: Path) -> dict[str, ClusterRecord]:
     except OSError as error:
         raise SettingsError(f"regionsFile: {file} cannot be read: {error.strerror}") from None
     except ValueError as error:
-        raise SettingsError(f"regionsFile: {file} is no JSON: {error}") from None
+        raise SettingsError(f"regionsFile: {file} is not JSON: {error}") from None
     regions = listed.get("regions") if isinstance(listed, dict) else None
     if not isinstance(regions, list):
         raise SettingsError(f'regionsFile: {file} has no list "regions"')

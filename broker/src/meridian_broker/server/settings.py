@@ -60,7 +60,7 @@ class RegionSettings:
     changes in the life of a data directory. Letters, digits, `-`, `_` and `.`, at most 64."""
 
     data_directory: Path = Path("data/standalone")
-    """Directory of the message log and, when the metadata store is embedded, of the metadata. Made when missing."""
+    """Directory of the message log and, when the metadata store is embedded, of the metadata. Created if missing."""
 
     metadata_store_url: str = ""
     """Where the region's metadata is kept: `sqlite:PATH` (embedded) or `etcd:http://HOST:PORT`, with `https` for TLS
@@ -69,16 +69,16 @@ class RegionSettings:
 
     regions_file: Path | None = None
     """A JSON file `{"regions": [{"name", "service_url", "admin_url"}, ...]}` that lists every region, this one too,
-    with TLS also by `service_url_tls` and `admin_url_tls`. On start the broker makes a cluster for each, and tenant
-    `public` with namespace `public/default` replicated to all. Empty: the same for this region alone. Clusters that are
-    made through the admin API are connected to over TLS only (`brokerClientTlsEnabled`)."""
+    with TLS also by `service_url_tls` and `admin_url_tls`. On start the broker creates a cluster for each, and tenant
+    `public` with namespace `public/default` replicated to all. Empty: the same for this region alone. The broker
+    connects to clusters created through the admin API over TLS only (`brokerClientTlsEnabled`)."""
 
     peer_token_file: Path | None = None
-    """File with the secret by which the brokers of all regions know each other, at least 32 bytes, the same in every
-    region. `meridian tokens create-peer-secret` makes one. Make it readable by the broker's user only. Required when
-    `regionsFile` names other regions; when empty, nobody is a peer and nothing is replicated. While the secret is
-    changed the file has two lines, the new one first, and regions that know both use it (docs/security.md). The file is
-    read again when it changes."""
+    """File with the secret by which the brokers of all regions authenticate each other, at least 32 bytes, the same in
+    every region. `meridian tokens create-peer-secret` makes one. Make it readable by the broker's user only. Required
+    when `regionsFile` names other regions; when empty, no broker is accepted as a peer and nothing is replicated.
+    While the secret is changed the file has two lines, the new one first, and regions that know both use it
+    (docs/security.md). The file is read again when it changes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,7 +101,7 @@ class NetworkSettings:
 
     bind_addresses: str = ""
     """More places to listen on for the Pulsar protocol: `name:scheme://ip:port`, separated by commas, with pulsar or
-    pulsar+ssl. Who comes in there and names no listener is sent to the addresses of this one."""
+    pulsar+ssl. Clients that connect here without naming a listener get this listener's addresses."""
 
     broker_service_port: int = _int(6650, 0, 65535)
     """Port of the Pulsar protocol. 0 lets the system choose."""
@@ -324,7 +324,8 @@ def _check_bind_address(network: NetworkSettings, *, loopback_only: bool) -> Non
     address = _ip_address("bindAddress", network.bind_address, loopback_only=loopback_only)
     if address.is_unspecified and not (network.advertised_address or network.advertised_listeners):
         raise SettingsError(
-            f"bindAddress={network.bind_address} is no address clients can connect to: set advertisedAddress as well"
+            f"bindAddress={network.bind_address} is not an address that clients can connect to: set advertisedAddress "
+            "as well"
         )
 
 

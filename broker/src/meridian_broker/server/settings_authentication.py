@@ -20,10 +20,10 @@ class AuthenticationSettings:
 
     token_secret_key: str = ""
     """The secret key that signs tokens, at least 32 bytes: `file:///PATH` or a path. `meridian tokens
-    create-secret-key` makes one, `meridian tokens create` a token. A directory holds several keys, 16 at most, in files
-    that end in `.key`, so that keys can be replaced without turning anybody away (docs/security.md). The name of such a
-    file, without `.key`, is the key's id: a token that names it (`kid`) is checked with this key, any other token with
-    each of them."""
+    create-secret-key` makes one, `meridian tokens create` a token. A directory holds several keys, 16 at most, in
+    files that end in `.key`, so that keys can be replaced without rejecting any client (docs/security.md). The name of
+    such a file, without `.key`, is the key's id: a token that names it (`kid`) is checked with this key, any other
+    token with each of them."""
 
     token_public_key: str = ""
     """The public key of a pair of which the private one signs tokens, in PEM or DER: `file:///PATH` or a path.
@@ -38,11 +38,11 @@ class AuthenticationSettings:
     """Claim of a token that names the role."""
 
     token_audience_claim: str = "aud"
-    """Claim of a token that names where it is good: a text or a list of texts."""
+    """Claim of a token that names where it is valid: a text or a list of texts."""
 
     token_audience: str = ""
-    """What that claim has to contain. Empty: tokens with the claim need the name of this region in it
-    (`meridian tokens create --region`), tokens without it are good everywhere. Set: tokens without it are refused."""
+    """What that claim has to contain. Empty: tokens with the claim need the name of this region in it (`meridian
+    tokens create --region`), tokens without it are valid everywhere. Set: tokens without it are refused."""
 
     super_user_roles: str = ""
     """Roles that may use the whole admin API, with commas between. Others may only connect, and look up what their

@@ -20,8 +20,7 @@ class BacklogSettings:
     """Quotas are enforced."""
 
     backlog_quota_check_interval_in_seconds: int = whole(60, 1, 86_400)
-    """Seconds between two looks for topics that are over their quota. Producers that come meanwhile are looked at as
-    they come."""
+    """Seconds between checks for topics that are over their quota. Producers are also checked when they connect."""
 
     backlog_quota_default_limit_bytes: int = whole(-1, -1, 1 << 60)
     """Bytes that may wait. -1: no limit."""
@@ -30,5 +29,5 @@ class BacklogSettings:
     """Seconds for which the oldest message may wait. -1 and 0: no limit."""
 
     backlog_quota_default_retention_policy: QuotaPolicy = "producer_request_hold"
-    """What happens beyond that: producers are sent away and wait (`producer_request_hold`) or fail
-    (`producer_exception`), or the oldest messages go, without an acknowledgement (`consumer_backlog_eviction`)."""
+    """What happens beyond that: producers are disconnected and wait (`producer_request_hold`) or fail
+    (`producer_exception`), or the oldest messages are dropped unacknowledged (`consumer_backlog_eviction`)."""

@@ -16,22 +16,23 @@ class LimitSettings:
     read from for a while; nothing is refused."""
 
     broker_max_connections: int = whole(0, 0, 1_000_000)
-    """Connections of clients to the Pulsar ports; those of other regions do not count. One more is told so and closed.
-    0: as many as the limit of open files allows, of which a part is kept for the broker itself."""
+    """Connections of clients to the Pulsar ports; those of other regions do not count. Further connections receive an
+    error and are closed. 0: as many as the limit of open files allows, of which a part is kept for the broker
+    itself."""
 
     broker_max_connections_per_ip: int = whole(0, 0, 1_000_000)
     """The same for connections from one address. 0: no limit."""
 
     max_http_server_connections: int = whole(2048, 8, 1_000_000)
-    """Connections to the HTTP ports. One more takes the place of the one that has been idle for longest; only when each
-    of them is being served it is refused. The limit of open files may allow fewer."""
+    """Connections to the HTTP ports. Beyond that, a new connection replaces the one that has been idle for longest,
+    and is refused if none is idle. The limit of open files may allow fewer."""
 
     max_http_server_connections_per_ip: int = whole(512, 4, 1_000_000)
     """The same for connections from one address."""
 
     max_message_publish_buffer_size_in_mb: int = whole(256, 0, 1_000_000, key="maxMessagePublishBufferSizeInMB")
-    """Mebibytes of messages, of all clients together, that wait to be durable. Whoever adds to them at this point is
-    not read from until half are stored. 0: no limit."""
+    """Mebibytes of messages, of all clients together, that wait to be durable. Beyond that, the broker stops reading
+    from connections that publish until half are stored. 0: no limit."""
 
     max_concurrent_topic_load_request: int = whole(5000, 1, 100_000)
     """Topics that are opened at the same time; others wait for their turn."""

@@ -22,7 +22,7 @@ class MetadataSettings:
     """File with the user's password. It is read at each login, so the password can be changed while the broker runs."""
 
     metadata_store_trust_certs_file_path: Path | None = None
-    """Authorities that sign etcd's certificate, PEM. Empty: the public authorities that gRPC knows."""
+    """CA certificates to trust for connections to etcd, PEM. Empty: gRPC's built-in ones."""
 
     metadata_store_certificate_file_path: Path | None = None
     """Certificate that the broker shows to etcd, PEM. This file, its key and the authorities are read again when a

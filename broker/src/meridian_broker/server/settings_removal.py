@@ -17,23 +17,22 @@ class RemovalSettings:
     lives in several regions never goes by itself."""
 
     broker_delete_inactive_topics_enabled: bool = False
-    """Topics that nobody uses are removed with what they hold. Pulsar's default is true; here nothing goes unless
-    somebody says so."""
+    """Unused topics are deleted with their messages. Pulsar's default is true; here nothing is deleted unless you ask
+    for it."""
 
     broker_delete_inactive_topics_frequency_seconds: int = whole(60, 1, 86_400)
-    """Seconds between two looks for them."""
+    """Seconds between checks for them."""
 
     broker_delete_inactive_topics_mode: InactiveMode = "delete_when_no_subscriptions"
     """Which topics these are: those without subscriptions, or also those whose subscriptions have acknowledged
     everything."""
 
     broker_delete_inactive_topics_max_inactive_duration_seconds: int = whole(0, 0, 1_000_000_000)
-    """Seconds for which such a topic must have had no clients and no new messages. 0: as long as lies between two
-    looks."""
+    """Seconds for which such a topic must have had no clients and no new messages. 0: the time between two checks."""
 
     subscription_expiration_time_minutes: int = whole(0, 0, 100_000_000)
     """Minutes without a consumer after which a subscription is deleted; a replicated one when it had none in any
     region, and not while a region cannot be asked. 0: never."""
 
     subscription_expiry_check_interval_in_minutes: int = whole(5, 1, 100_000)
-    """Minutes between two looks for them."""
+    """Minutes between checks for them."""

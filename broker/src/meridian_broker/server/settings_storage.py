@@ -13,42 +13,42 @@ class StorageSettings:
     """Ledgers, and how long messages stay. Unacknowledged ones stay unless a time to live or a quota says otherwise."""
 
     default_retention_time_in_minutes: int = whole(0, -1, 10 * 366 * 24 * 60)
-    """Minutes for which messages that every subscription has acknowledged are kept. -1: for ever. A namespace's own
-    policy comes first."""
+    """Minutes for which messages are kept after every subscription has acknowledged them. -1: without limit. A
+    namespace's own policy comes first."""
 
     default_retention_size_in_mb: int = whole(0, -1, 1_000_000_000, key="defaultRetentionSizeInMB")
-    """Mebibytes of such messages kept per topic. -1: no limit. A message goes as soon as either limit is passed; with
-    one of the two at 0 and the other not, none is kept."""
+    """Mebibytes of such messages kept per topic. -1: no limit. A message is deleted as soon as either limit is
+    exceeded; if one of the two is 0 and the other is not, none is kept."""
 
     ttl_duration_default_in_seconds: int = whole(0, 0, 100 * 366 * 24 * 3600, key="ttlDurationDefaultInSeconds")
-    """Seconds after which messages that nobody acknowledged go, in each region by itself. 0: never. A namespace's own
+    """Seconds after which unacknowledged messages are dropped, in each region by itself. 0: never. A namespace's own
     policy comes first."""
 
     message_expiry_check_interval_in_minutes: int = whole(5, 1, 1_000_000)
-    """Minutes between two looks for messages that are older than that. A changed policy works within a second."""
+    """Minutes between checks for messages that are older than that. A changed policy works within a second."""
 
     retention_check_interval_in_seconds: int = whole(120, 1, 86_400)
-    """Seconds between two looks for ledgers whose space can be given back."""
+    """Seconds between checks for ledgers whose space can be freed."""
 
     broker_service_compaction_threshold_in_bytes: int = whole(0, 0, 1 << 50)
-    """Bytes of a topic, about, that are not compacted yet, at which it is compacted by itself. A policy of the topic or
-    of its namespace comes first. 0: only when somebody asks for it."""
+    """Approximate number of uncompacted bytes at which a topic is compacted automatically. A policy of the topic or of
+    its namespace comes first. 0: only on request."""
 
     broker_service_compaction_monitor_interval_in_seconds: int = whole(60, 1, 86_400)
-    """Seconds between two looks for topics that are due to be compacted. One topic is compacted at a time."""
+    """Seconds between checks for topics that are due to be compacted. One topic is compacted at a time."""
 
     topic_compaction_retain_null_key: bool = True
     """Compaction keeps messages without a key. Those in batches that cannot be opened are kept in any case."""
 
     compaction_rate_in_mb_per_second: int = whole(16, 0, 1_000_000, key="compactionRateInMBPerSecond")
     """Mebibytes that compaction reads per second, a message counting as at least 1 KiB, so that it leaves the broker
-    free for its clients. It reads a topic twice, and once more for every million keys. 0: as fast as it goes."""
+    free for its clients. It reads a topic twice, and once more for every million keys. 0: no limit."""
 
     managed_ledger_max_entries_per_ledger: int = whole(50_000, 1, 10_000_000)
-    """Entries after which a topic goes on in a new ledger. Space is given back by whole ledgers."""
+    """Entries after which a topic starts a new ledger. Space is freed by whole ledgers."""
 
     managed_ledger_max_size_per_ledger_mbytes: int = whole(2048, 1, 1_000_000)
-    """Mebibytes after which a topic goes on in a new ledger."""
+    """Mebibytes after which a topic starts a new ledger."""
 
     managed_ledger_cache_size_mb: int = whole(64, 0, 1_000_000, key="managedLedgerCacheSizeMB")
     """Mebibytes of the newest entries of all topics kept in memory for consumers that keep up."""

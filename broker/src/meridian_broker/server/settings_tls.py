@@ -16,20 +16,20 @@ class TlsSettings:
     All files are PEM; those that change are read again without a restart."""
 
     tls_certificate_file_path: Path | None = None
-    """This broker's certificate, followed by those that lead to its authority. Empty: no TLS ports."""
+    """This broker's certificate, followed by its intermediate certificates. Empty: no TLS ports."""
 
     tls_key_file_path: Path | None = None
     """The certificate's private key, without a password."""
 
     tls_trust_certs_file_path: Path | None = None
-    """Authorities whose client certificates are believed. Clients are asked for a certificate when this is set, and one
-    that they show must come from these."""
+    """CA certificates for client certificates. When this is set, clients are asked for a certificate, and one that
+    they present must be signed by one of these."""
 
     tls_require_trusted_client_cert_on_connect: bool = False
     """Refuse connections to the TLS ports without a client certificate."""
 
     tls_cert_refresh_check_duration_sec: int = whole(300, 0, 86_400)
-    """Seconds for which files are believed to be unchanged. 0: they are looked at for each connection."""
+    """How often, in seconds, certificate files are checked for changes. 0: on every connection."""
 
     broker_service_port_tls: int = whole(6651, 0, 65535)
     """Port of the Pulsar protocol over TLS. 0 lets the system choose."""
@@ -38,11 +38,11 @@ class TlsSettings:
     """Port of the admin REST API over TLS. 0 lets the system choose."""
 
     broker_client_tls_enabled: bool = False
-    """Speak with other regions over TLS only: at their `brokerServiceUrlTls` and, for the admin API, `serviceUrlTls`. A
-    region without these is not spoken with."""
+    """Connect to other regions over TLS only: at their `brokerServiceUrlTls` and, for the admin API, `serviceUrlTls`.
+    There is no connection to a region without these."""
 
     broker_client_trust_certs_file_path: Path | None = None
-    """Authorities whose certificates of other regions are believed. Empty: those of the operating system."""
+    """CA certificates to trust for connections to other regions. Empty: those of the operating system."""
 
     broker_client_certificate_file_path: Path | None = None
     """Certificate that this broker shows to other regions when they ask for one."""

@@ -29,7 +29,8 @@ class TopicSettings:
 
     subscription_pattern_max_length: int = whole(50, 0, 1000)
     """Longest pattern over topic names that the broker evaluates for a client, in characters. With a longer one the
-    client gets all names and applies it itself, and cannot watch for new topics. 0: that is so for every pattern."""
+    client gets all names and applies it itself, and cannot watch for new topics. 0: clients evaluate every pattern
+    themselves."""
 
     max_unacked_messages_per_consumer: int = whole(50_000, 0, 10_000_000)
     """Messages delivered to one consumer of a Shared subscription and not yet acknowledged at which delivery to it
@@ -53,12 +54,12 @@ class TopicSettings:
     """Subscriptions of one topic or partition; those of readers do not count. 0: no limit."""
 
     max_topics_per_namespace: int = whole(0, 0, 1_000_000)
-    """Topics of one namespace, partitions counted each. Topics that come from other regions are made all the same.
-    0: no limit."""
+    """Topics of one namespace, partitions counted each. Topics that are replicated from other regions are created
+    regardless. 0: no limit."""
 
     max_schema_bytes_per_topic: int = whole(16 << 20, 0, 1 << 40)
-    """Bytes that the schemas of one topic may take in the metadata store. Schemas that come from other regions are
-    taken all the same. 0: no limit."""
+    """Bytes that the schemas of one topic may take in the metadata store. Schemas from other regions are stored
+    regardless. 0: no limit."""
 
     max_schema_bytes_per_namespace: int = whole(64 << 20, 0, 1 << 40)
     """The same for all topics of one namespace. An etcd that is full takes no write of any kind."""
@@ -78,12 +79,12 @@ class TopicSettings:
     own policy comes first."""
 
     broker_deduplication_max_number_of_producers: int = whole(10_000, 1, 1_000_000)
-    """Producer names per topic whose last sequence id is remembered. Beyond that the names go that nobody has used for
-    longest; connected ones stay."""
+    """Producer names per topic whose last sequence id is remembered. Beyond that, the least recently used names are
+    forgotten; connected ones stay."""
 
     broker_deduplication_entries_interval: int = whole(1000, 1, 1_000_000)
-    """Entries of a topic after which the last sequence ids are written. After a restart at most so many are read to
-    know the rest."""
+    """Entries of a topic after which the last sequence ids are written. After a restart at most this many are read to
+    restore the rest."""
 
     broker_deduplication_producer_inactivity_timeout_minutes: int = whole(360, 1, 10_000_000)
     """Minutes for which the last sequence id of a producer that is gone is remembered."""
@@ -93,9 +94,9 @@ class TopicSettings:
     of the one before can arrive."""
 
     forced_unsubscribe_closed_seconds: int = whole(30, 0, 86_400)
-    """Seconds for which clients cannot make a subscription again by themselves after it was deleted by force, in any
-    region: a consumer that connects again by itself must not bring it back. The admin API can at once."""
+    """Seconds for which clients cannot recreate a subscription that was deleted by force, in any region, so that a
+    consumer that reconnects does not bring it back. The admin API can recreate it at once."""
 
     entries_held_for_regions_minutes: int = whole(1440, 0, 525_600)
     """Minutes for which entries of another region are kept beyond their retention because a third region lacks them,
-    or cannot be asked: it may be this one that has to forward them. 0: they are not kept for that."""
+    or cannot be reached: this region may have to forward them. 0: they are not kept for that."""

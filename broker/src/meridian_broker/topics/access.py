@@ -36,9 +36,9 @@ class Verdict(Enum):
     SEIZE = "let in alone"
     WAIT = "let in alone once the others are gone"
     FENCE_OTHERS = "let in alone, the others are sent away"
-    REFUSE_SHARED = "refused: the topic is somebody's alone, or will be"
+    REFUSE_SHARED = "refused: another producer has exclusive access, or waits for it"
     REFUSE_TAKEN = "refused: others are there"
-    REFUSE_OLD = "refused: somebody else was alone here meanwhile"
+    REFUSE_OLD = "refused: another producer had exclusive access meanwhile"
 
 
 class Asked(NamedTuple):

@@ -61,7 +61,7 @@ class Admission:
 
         :raises ProducerBusy: the name is taken, or the topic is somebody's alone.
         :raises TopicFenced: the topic is not served now.
-        :raises TopicTerminated: it takes no more messages.
+        :raises TopicTerminated: it accepts no more messages.
         """
         if producer.remote_region is None:
             refusals: list[Exception | None] = []

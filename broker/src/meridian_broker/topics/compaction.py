@@ -280,7 +280,7 @@ class Compaction:
         if self.view is None or self.status is Status.RUNNING or self._forgetting or not _is_whole(topic):
             return False
         log.error(
-            "%s: the compacted view is damaged and is made anew, readers get the log meanwhile: %s", topic.name, error
+            "%s: the compacted view is damaged and is rebuilt; readers get the log until then: %s", topic.name, error
         )
         try:
             await self.forget()

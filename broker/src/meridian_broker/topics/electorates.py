@@ -156,7 +156,7 @@ def from_json(value: object) -> Electorates:
         lists = tuple((Stamp.parse(said), tuple(sorted(map(str, voters)))) for said, *voters in fields["lists"])
         return Electorates(lists, Stamp.parse(fields["settled"]) if fields["settled"] else ZERO)
     except (KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"{value!r} says not who votes: {error!r}") from error
+        raise ValueError(f"{value!r} is not a list of voters: {error!r}") from error
 
 
 def _text(stamp: Stamp) -> str:

@@ -99,7 +99,7 @@ class Accepted:
             after, upto = Position(*fields["after"]), Position(*fields["upto"])
             return cls(origin, after, upto, int(fields["at_ms"]), str(fields["by"]))
         except (KeyError, TypeError, ValueError) as error:
-            raise ValueError(f"{data[:80]!r} is no record of an accepted gap: {error}") from error
+            raise ValueError(f"{data[:80]!r} is not a record of an accepted gap: {error}") from error
 
 
 class Gaps:

@@ -147,7 +147,7 @@ class Joining:
             elif feed.confirmed < self._targets.get(region, EARLIEST) and region not in self.drained:
                 waits.append(f"{feed.behind} entries of {region} are missing" + (feed.held and f": {feed.held}"))
         waits.extend(
-            f"entries of {region}, which is no region of the topic any more, are still coming"
+            f"entries of {region}, which is no longer a region of the topic, are still coming"
             for region in sorted(self.origins - others - self.drained)
         )
         known = sum(one.durable and one.replicated for one in self._topic.subscriptions.values())

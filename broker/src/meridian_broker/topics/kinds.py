@@ -98,7 +98,7 @@ async def make_way(service: TopicService, name: TopicName, theirs: Creation) -> 
     async with AsyncExitStack() as locks:
         held = await removal.hold(service, names, locks)
         if await creation(service, name) != ours:
-            raise TopicFenced(f"{name} was deleted or made anew meanwhile: ask again")
+            raise TopicFenced(f"{name} was deleted or created again meanwhile: ask again")
         for topic in held:
             carried |= _subscriptions(topic)
             await _give_way(service, topic, why)

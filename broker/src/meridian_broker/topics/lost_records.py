@@ -68,7 +68,7 @@ class Loss:
             names = tuple(map(str, fields["names"]))
             return cls(int(ledger), int(fields["records"]), int(fields["at_ms"]), names, bool(fields["doubt"]))
         except (KeyError, TypeError, ValueError) as error:
-            raise ValueError(f"{data[:80]!r} is no record of damaged progress records: {error}") from error
+            raise ValueError(f"{data[:80]!r} is not a record of damaged progress records: {error}") from error
 
 
 @dataclass(slots=True)

@@ -128,4 +128,4 @@ async def _tell(service: TopicService, region: str, name: TopicName, record: Par
     try:
         await replication.make_partitioned(region, str(name), record.partitions, incarnation, record.created)
     except PeerAway as error:
-        log.warning("%s does not know of %s yet and is told later: %s", region, name, error)
+        log.warning("%s does not know of %s yet and will be notified later: %s", region, name, error)

@@ -82,7 +82,7 @@ def _compiled(expression: str, text: str) -> Any:
     except re2.error as error:
         (reason,) = error.args
         said = reason.decode(errors="replace") if isinstance(reason, bytes) else reason
-        raise BadPattern(f"{text!r} is no regular expression that RE2 reads: {said}") from None
+        raise BadPattern(f"{text!r} is not a regular expression that RE2 accepts: {said}") from None
 
 
 def _from_glob(text: str) -> str:

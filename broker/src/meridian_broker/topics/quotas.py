@@ -41,7 +41,7 @@ async def check_producer(topic: Topic) -> None:
     """
     for kind, quota in _quotas(topic):
         if quota.policy != EVICTION and (problem := await _problem(topic, kind, quota)) is not None:
-            text = f"{topic.name}: {problem}; producers may come when less waits"
+            text = f"{topic.name}: {problem}; producers may connect once the backlog is smaller"
             raise BacklogQuotaHold(text) if quota.policy == HOLD else BacklogQuotaException(text)
 
 

@@ -196,7 +196,7 @@ async def hold(service: TopicService, names: list[TopicName], locks: AsyncExitSt
 
     A partition that nobody has used yet would be made by opening it, and taken for a new topic by other regions.
 
-    :raises TopicFenced: one was opened anew meanwhile.
+    :raises TopicFenced: one was reopened meanwhile.
     """
     found: dict[TopicName, Topic] = {}
 
@@ -215,7 +215,7 @@ async def hold(service: TopicService, names: list[TopicName], locks: AsyncExitSt
         if service.topics.get(str(name)) is found.get(name):
             continue
         if await service.catalog.topics.find(name) is not None:
-            raise TopicFenced(f"{name} was opened anew meanwhile: delete it again")
+            raise TopicFenced(f"{name} was reopened meanwhile: delete it again")
         found.pop(name, None)  # it was deleted by somebody else: another region may have told of that, too
     return [found[name] for name in names if name in found]
 
@@ -388,7 +388,7 @@ async def remove_unused(service: TopicService) -> None:
                         await locks.enter_async_context(service.lock(str(base)))
                     held = await hold(service, names, locks)
                     await _remove(service, held, check, await _new_stamp(service, base))
-                log.info("%s was removed: nobody used it", base)
+                log.info("%s was removed: it was unused", base)
 
     await each(found, str, remove)
 
@@ -443,7 +443,7 @@ async def expire_subscriptions(service: TopicService) -> None:
             if asked > ASKED_MAX or await _is_used_elsewhere(service, subscription):
                 return
         await remove_subscriptions([subscription])
-        log.info("subscription %s of %s expired: nobody used it", subscription.name, topic.name)
+        log.info("subscription %s of %s expired: it was unused", subscription.name, topic.name)
 
     every = [one for topic in service.topics.values() for one in topic.subscriptions.values()]
     await each(every, lambda one: f"{one.name} of {one.topic.name}", expire)

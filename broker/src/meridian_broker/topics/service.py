@@ -84,7 +84,7 @@ class GeoReplication(Peers, Replicators, Protocol):
 
 
 async def _cannot_say(topic: str, subscription: str, within_ms: int) -> str | None:
-    return f"nobody was asked who used {subscription!r} of {topic} within {within_ms} ms"
+    return f"no other region was asked who used {subscription!r} of {topic} within {within_ms} ms"
 
 
 @dataclass
@@ -383,7 +383,7 @@ class TopicService:
         :raises NotAllowed: there is none, and consumers may not make any by themselves either.
         """
         if name not in topic.subscriptions and not topic.rules.auto_subscription_creation.allowed:
-            raise NotAllowed(f"there is no subscription {name!r}, and making one by itself is switched off")
+            raise NotAllowed(f"there is no subscription {name!r}, and automatic creation is switched off")
         await self.subscription(topic, name, durable=True, replicated=None, initial=EARLIEST, properties={})
 
     async def add_schema(

@@ -246,7 +246,7 @@ def decode(payload: bytes) -> dict[str, Ballot]:
             for origin, (holder, term, duration) in json.loads(payload).items()
         }
     except (TypeError, ValueError, AttributeError) as error:
-        raise ValueError(f"{payload[:80]!r} is no record of votes: {error}") from error
+        raise ValueError(f"{payload[:80]!r} is not a record of votes: {error}") from error
 
 
 def snapshot(topic: Topic) -> Iterator[tuple[Kind, str, bytes]]:

@@ -447,7 +447,7 @@ class Subscription:
             return
         if not acknowledging.is_known(self, position):
             if confirmed is not None:
-                confirmed(LedgerNotFound(f"there is no entry {position} here: nothing is acknowledged by its id"))
+                confirmed(LedgerNotFound(f"there is no entry {position} here: the acknowledgement has no effect"))
             return
         if position.entry < 0:
             horizon = EARLIEST if self.compacted is None else self.compacted.horizon

@@ -123,7 +123,7 @@ def decode_record(data: bytes) -> SubscriptionRecord:
             electorates.from_json(fields["voters"]) if "voters" in fields else Electorates(),
         )
     except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"{data[:80]!r} is no subscription record: {error}") from error
+        raise ValueError(f"{data[:80]!r} is not a subscription record: {error}") from error
 
 
 def _stamp(value: list[object]) -> Stamp:

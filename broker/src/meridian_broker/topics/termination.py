@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 def refusal(topic: Topic) -> TopicTerminated:
     """Why nothing can be published."""
-    return TopicTerminated(f"{topic.name} was terminated in {topic.region}: it takes no more messages")
+    return TopicTerminated(f"{topic.name} was terminated in {topic.region}: it accepts no more messages")
 
 
 async def terminate(topic: Topic) -> Position:

@@ -311,7 +311,7 @@ class Topic:
             self.progress_log.when_durable(lambda error: ready(existing if error is None else error))
             return
         if durable and not may_create:
-            ready(SubscriptionNotFound(f"there is no subscription {name!r}, and making one by itself is switched off"))
+            ready(SubscriptionNotFound(f"there is no subscription {name!r}, and automatic creation is switched off"))
             return
         if name.startswith(REPLICATION_PREFIX) or name == COMPACTION_SUBSCRIPTION or not name:
             ready(NotAllowed(f"a subscription cannot be called {name!r}"))

@@ -160,7 +160,7 @@ class TopicWatchers:
         try:
             _, hashed = await self._selected(group)
         except MetadataError as error:
-            log.warning("watchers of %s are told later: %s", group.namespace, error)
+            log.warning("watchers of %s will be notified later: %s", group.namespace, error)
             self._scheduler.later(1.0, lambda: self._scheduler.spawn(self._tell(group), "tell of topics"))
             return
         group.telling = False

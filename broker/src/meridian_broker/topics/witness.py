@@ -221,4 +221,4 @@ def _recall(pages: dict[Subject, _Page], topic: str, payload: bytes) -> None:
         page.asked_ms = max(page.asked_ms, int(fields["asked"]))
         page.ballots.update({str(o): (str(h), int(t), int(d)) for o, (h, t, d) in fields["ballots"].items()})
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise ProgressLogError(f"{payload[:80]!r} is no page of a witness's book: {error}") from error
+        raise ProgressLogError(f"{payload[:80]!r} is not a page of a witness's record: {error}") from error

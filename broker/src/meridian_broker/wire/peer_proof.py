@@ -56,7 +56,7 @@ def unpack(data: bytes, count: int) -> list[bytes]:
         fields.append(data[at + 4 : at + 4 + size])
         at += 4 + size
     if at != len(data) or len(fields) != count:
-        raise NotProven("this is no message of the handshake between regions: does the other side run this version?")
+        raise NotProven("this is not a message of the handshake between regions: does the other side run this version?")
     return fields
 
 
@@ -89,7 +89,7 @@ def region_name(data: bytes) -> str:
     try:
         return data.decode()
     except UnicodeDecodeError:
-        raise NotProven("the name of a region is no text") from None
+        raise NotProven("the name of a region is not text") from None
 
 
 class Dialling:
@@ -175,7 +175,9 @@ class Answering:
         """The dialler's region. :raises NotProven: it does not know the secret."""
         expected, self._expected = self._expected, b""
         if not expected or not hmac.compare_digest(response, expected):
-            raise NotProven("the proof is wrong: the peer secret is not the same, or somebody is in between")
+            raise NotProven(
+                "the proof is wrong: the peer secret is not the same, or somebody intercepts the connection"
+            )
         return self.dialler
 
 

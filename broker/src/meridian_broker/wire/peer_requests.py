@@ -179,7 +179,9 @@ class Guard:
         """:raises NotProven: it was changed on its way, or was here before."""
         expected = _request_proof(asked.secret, asked.names, asked.nonce, asked.life, asked.time, binding, call)
         if not self.is_current(asked, now_ms) or not hmac.compare_digest(asked.proof, expected):
-            raise NotProven("the request's proof is wrong: it was changed on its way, or somebody is in between")
+            raise NotProven(
+                "the request's proof is wrong: it was changed on its way, or somebody intercepts the connection"
+            )
         while self._seen and next(iter(self._seen.values())) < now_ms:
             del self._seen[next(iter(self._seen))]
         if asked.nonce in self._seen:
@@ -223,4 +225,4 @@ def _fields(header: str, count: int) -> list[bytes]:
     try:
         return unpack(base64.b64decode(header.removeprefix(SCHEME), b"-_", validate=True), count)
     except (ValueError, binascii.Error):
-        raise NotProven("the proof is no base64") from None
+        raise NotProven("the proof is not base64") from None

@@ -22,7 +22,7 @@ class TopicName:
         domain, separator, rest = text.partition("://")
         parts = rest.split("/", 2)
         if domain != "persistent" or not separator or len(parts) != 3 or not all(parts):
-            raise ValueError(f"{text!r} is no topic name: expected persistent://tenant/namespace/name")
+            raise ValueError(f"{text!r} is not a topic name: expected persistent://tenant/namespace/name")
         return cls(*parts)
 
     def __str__(self) -> str:

@@ -94,7 +94,9 @@ class LocalLedgerReader:
         """:raises LedgerNotFound: no such ledger."""
         ledger = self._state.ledgers.get(ledger_id)
         if ledger is None:
-            raise LedgerNotFound(f"there is no ledger {ledger_id} in {self._files.place}: it was deleted or never made")
+            raise LedgerNotFound(
+                f"there is no ledger {ledger_id} in {self._files.place}: it was deleted or never created"
+            )
         return ledger.info()
 
     async def read(self, ledger_id: int, first: int, last: int, max_bytes: int) -> list[bytes]:

@@ -357,7 +357,9 @@ class LocalLedgerStore:
         if ledger is None and ledger_id in self._deleted:
             raise LedgerDeleted(f"ledger {ledger_id} in {self._files.place} was deleted")
         if ledger is None:
-            raise LedgerNotFound(f"there is no ledger {ledger_id} in {self._files.place}: it was deleted or never made")
+            raise LedgerNotFound(
+                f"there is no ledger {ledger_id} in {self._files.place}: it was deleted or never created"
+            )
         return ledger
 
     def _check_open(self) -> None:

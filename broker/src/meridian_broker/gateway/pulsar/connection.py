@@ -478,4 +478,4 @@ class Connection(FlowControl):
 
     def lost_watcher(self, watcher: Watcher) -> None:
         del watcher
-        self.end("it takes no news of topics, and there are too many to keep")
+        self.end("it does not read notifications about topics, and too many are waiting")

@@ -106,4 +106,4 @@ class FrameTruncated(FrameError):
 
 
 class FrameMalformed(FrameError):
-    """The command is no protobuf message of its type."""
+    """The command is not a protobuf message of its type."""

@@ -102,7 +102,7 @@ def parse(body: Body) -> pb.MessageMetadata:
     try:
         metadata = pb.MessageMetadata.FromString(bytes(body[start:end]))
     except DecodeError as error:
-        raise BodyError(f"the metadata of {end - start} bytes is no MessageMetadata: {error}") from None
+        raise BodyError(f"the metadata of {end - start} bytes is not a MessageMetadata: {error}") from None
     if not metadata.IsInitialized():
         raise BodyError("the metadata lacks a producer name, a sequence id or a publish time")
     return metadata
@@ -300,7 +300,7 @@ def _view(metadata: pb.MessageMetadata, payload_offset: int) -> MetadataView:
             source = _source_position(one.value)
     texts = (metadata.producer_name, metadata.partition_key, metadata.replicated_from, metadata.uuid)
     if not all(isinstance(text, str) for text in (*texts, *metadata.replicate_to)):
-        raise BodyError("the metadata holds a name or key that is no UTF-8 text")
+        raise BodyError("the metadata holds a name or key that is not UTF-8 text")
     return MetadataView(
         metadata.producer_name,
         metadata.sequence_id,

@@ -69,7 +69,7 @@ def _check_text(message: Any, plan: _Plan) -> None:
     for name in plan.strings:
         value = getattr(message, name)
         if not isinstance(value, str) and (isinstance(value, bytes) or any(isinstance(one, bytes) for one in value)):
-            raise FrameMalformed(f"{message.DESCRIPTOR.name}.{name} is no UTF-8 text")
+            raise FrameMalformed(f"{message.DESCRIPTOR.name}.{name} is not UTF-8 text")
     for name, repeated, below in plan.inside:
         if repeated:
             for one in getattr(message, name):
@@ -106,7 +106,7 @@ def parse(command: bytes, payload: bytes | None) -> AnyCommand:
     try:
         base = pb.BaseCommand.FromString(command)
     except DecodeError as error:
-        raise FrameMalformed(f"a command of {len(command)} bytes is no protobuf message: {error}") from None
+        raise FrameMalformed(f"a command of {len(command)} bytes is not a protobuf message: {error}") from None
     kind = base.type
     name = _FIELDS.get(kind)
     if name is None:
@@ -141,7 +141,7 @@ def _send(message: pb.CommandSend, payload: bytes | None) -> Send:
     if payload is None:
         raise FrameTruncated("a SEND without payload")
     if message.HasField("origin") and not isinstance(message.origin.region, str):
-        raise FrameMalformed("OriginStamp.region is no UTF-8 text")
+        raise FrameMalformed("OriginStamp.region is not UTF-8 text")
     body, checksum_ok, _ = _body_of(payload)
     return Send(
         SEND,

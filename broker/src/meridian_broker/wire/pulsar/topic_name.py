@@ -67,7 +67,7 @@ class TopicName(NamedTuple):
         :raises ValueError: the index is negative, or this is a partition already.
         """
         if index < 0:
-            raise ValueError(f"{index} is no index of a partition")
+            raise ValueError(f"{index} is not the index of a partition")
         if self.partition >= 0:
             raise ValueError(f"{self} is a partition already")
         return self._replace(local_name=f"{self.local_name}-partition-{index}")
@@ -79,14 +79,16 @@ def of(tenant: str, namespace: str, local_name: str, domain: str = PERSISTENT) -
     :raises InvalidTopicNameError: a part is not what it should be.
     """
     if domain not in DOMAINS:
-        raise InvalidTopicNameError(f"{domain!r} is no domain: a topic is persistent:// or non-persistent://")
+        raise InvalidTopicNameError(f"{domain!r} is not a domain: a topic is persistent:// or non-persistent://")
     for what, name in (("tenant", tenant), ("namespace", namespace)):
         if not _ENTITY.fullmatch(name):
             raise InvalidTopicNameError(
                 f"{name!r} is no name of a {what}: letters, digits and - = : . _ are allowed, and at least one of them"
             )
     if not local_name.strip() or "/" in local_name or _CONTROL.search(local_name):
-        raise InvalidTopicNameError(f"{local_name!r} is no topic name: it is blank or holds a / or a control character")
+        raise InvalidTopicNameError(
+            f"{local_name!r} is not a topic name: it is blank or holds a / or a control character"
+        )
     if _PARTITION.match(local_name):
         raise InvalidTopicNameError(f"{local_name!r} is a partition of a topic without a name")
     topic = TopicName(domain, tenant, namespace, local_name)
@@ -115,7 +117,7 @@ def parse(text: str) -> TopicName:
         )
     if len(parts) != 3:
         raise InvalidTopicNameError(
-            f"{text!r} is no topic name: write name, tenant/namespace/name or persistent://tenant/namespace/name"
+            f"{text!r} is not a topic name: write name, tenant/namespace/name or persistent://tenant/namespace/name"
         )
     return of(parts[0], parts[1], parts[2], domain)
 
@@ -127,7 +129,7 @@ def parse_namespace(text: str) -> tuple[str, str]:
     """
     tenant, separator, namespace = text.partition("/")
     if not separator or not _ENTITY.fullmatch(tenant) or not _ENTITY.fullmatch(namespace):
-        raise InvalidTopicNameError(f"{text!r} is no namespace: write tenant/namespace")
+        raise InvalidTopicNameError(f"{text!r} is not a namespace: write tenant/namespace")
     return tenant, namespace
 
 
