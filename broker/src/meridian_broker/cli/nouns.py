@@ -105,7 +105,7 @@ def topics_stats(console: Console, topic: TopicName, internal: bool) -> None:
 @click.argument("topic", type=topic_name)
 @with_console
 def topics_status(console: Console, topic: TopicName) -> None:
-    """How far the other regions have the messages of TOPIC that were published in this one.
+    """Show how far this region's messages of TOPIC are replicated.
 
     "not there" counts what is stored in this region but not in that one; unless a third region has it, it would be lost
     with this region's disk. Exit code 0: every region is connected, and nothing is held up or missing. 1: otherwise.
@@ -148,9 +148,10 @@ def topics_partitions(console: Console, topic: TopicName, grow_to: int | None) -
 @click.option("--from", "source", required=True, metavar="REGION", help="The region in which the message has this id.")
 @with_console
 def topics_translate_id(console: Console, topic: TopicName, message_id: str, source: str) -> None:
-    """Find the id in this region of a message of TOPIC that has the id LEDGER:ENTRY in another region.
+    """Find the id that a message of another region has in this one.
 
-    The same message has a different id in every region. For a partitioned topic, name the partition.
+    LEDGER:ENTRY is its id there: the same message of TOPIC has a different id in every region. For a partitioned topic,
+    name the partition.
 
     \b
       meridian topics translate-id orders 890635205029889:7 --from us-east --url http://127.0.0.1:8090
@@ -168,10 +169,10 @@ def topics_translate_id(console: Console, topic: TopicName, message_id: str, sou
 @yes_option
 @with_console
 def topics_accept_gap(console: Console, topic: TopicName, origin: str, upto: str, force: bool, yes: bool) -> None:
-    """Give up messages of TOPIC that `topics status` reports as missing and that no region has any more.
+    """Give up messages of TOPIC that no region has any more.
 
-    This region then goes on behind them. Every subscription here records them as dropped with cause "lost". For a
-    partitioned topic, name the partition.
+    `topics status` reports them as missing. This region then goes on behind them, and every subscription here records
+    them as dropped with cause "lost". For a partitioned topic, name the partition.
 
     \b
       meridian topics status orders
@@ -214,7 +215,7 @@ def regions_list(console: Console) -> None:
 @regions.command("status")
 @with_console
 def regions_status(console: Console) -> None:
-    """Check whether consumers may come back to this region: its links, its topics, and what it has yet to catch up on.
+    """Check whether consumers may come back to this region.
 
     Exit code 0: every link is up, every topic is open, complete and replicating, and what was acknowledged elsewhere
     while this region was away is known here. 1: something is missing; it is printed. A region that falls silent counts

@@ -51,15 +51,15 @@ def subscriptions() -> None:
     """Subscriptions of a topic: who consumes it, and how far they are.
 
     A replicated subscription has the same progress in every region of its topic, so its consumers may continue in
-    another region at any time. Consumers ask for it (``meridian consume --replicated``), or it is created so
-    (``create --replicated``), or a policy of its topic or namespace says so (``replicateSubscriptionState``), or later:
+    another region at any time. Consumers ask for it (`meridian consume --replicated`), or it is created so
+    (`create --replicated`), or a policy of its topic or namespace says so (`replicateSubscriptionState`), or later:
 
     \b
       meridian subscriptions replicate orders billing --dry-run   what each region would skip
       meridian subscriptions replicate orders billing             do it, in all regions
       meridian subscriptions status orders billing                are all regions in step? exit code 0: yes
 
-    Every command talks to one region (``--url``) and acts on a replicated subscription in all its regions.
+    Every command talks to one region (`--url`) and acts on a replicated subscription in all its regions.
     docs/replicated-subscriptions.md explains each figure and each reason.
     """
 
@@ -86,7 +86,7 @@ def subscriptions_list(console: Console, topic: TopicName) -> None:
 )
 @with_console
 def subscriptions_status(console: Console, topic: TopicName, subscription: str, most_ms: int) -> None:
-    """Show where SUBSCRIPTION stands in every region of TOPIC, and how far behind each other the regions are.
+    """Show where SUBSCRIPTION stands in every region of TOPIC, and the lag.
 
     Exit code 0: all are in step. 1: one is not; the reasons are printed. 2: a region did not answer, and the others see
     nothing wrong.

@@ -8,7 +8,7 @@ import click
 from meridian_broker.cli.asking import confirm, yes_option
 from meridian_broker.cli.deployment import Deployment, Outcome, at_option, here_option, in_each, lacking
 from meridian_broker.cli.names import namespace_name, namespace_path, part
-from meridian_broker.cli.output import Console, force_option, forced, with_console
+from meridian_broker.cli.output import Console, forced, with_console
 from meridian_broker.cli.rest import AdminRefused
 
 
@@ -50,7 +50,7 @@ def tenants_create(
 
 @tenants.command("delete")
 @click.argument("tenant")
-@force_option
+@click.option("--force", is_flag=True, help="Delete its namespaces and all their topics, too.")
 @yes_option
 @with_console
 def tenants_delete(console: Console, tenant: str, force: bool, yes: bool) -> None:

@@ -136,7 +136,7 @@ def create(
 @tokens.command("manifest")
 @click.option("--name", default="meridian-tokens", show_default=True, help="Name of the Secret.")
 @click.option("--subject", default="admin", show_default=True, help="Role of the tokens for operator and verifier.")
-@click.option("--expires", default="90d", show_default=True, help="How long they are good for.")
+@click.option("--expires", default="90d", show_default=True, help="How long they are valid.")
 @click.option("--to", type=click.Path(path_type=Path, dir_okay=False), help="Write it to this file.")
 def manifest(name: str, subject: str, expires: str, to: Path | None) -> None:
     """Make a Kubernetes Secret with a new key, a new peer secret and two tokens: admin.jwt, of a super-user, for people
