@@ -219,7 +219,7 @@ def test_votes_on_what_is_gone_are_let_go_of() -> None:
 def test_who_dispatches_what_is_told_with_a_reason() -> None:
     us = Region()
     stream = ("t", "s", "us")
-    assert us.desk.holder_of(stream)[2].startswith("nobody consumes here")
+    assert us.desk.holder_of(stream)[2].startswith("no consumer is connected here")
     us.want(stream)
     us.desk.tick()
     assert us.desk.holder_of(stream) == ("", 0, "no majority of ap, eu, us: ap, eu cannot be reached")

@@ -282,7 +282,7 @@ def test_without_its_base_a_namespace_is_not_visible() -> None:
         ({"replication_clusters": "us-east"}, "a list is wanted"),
         ({"replication_clusters": [1]}, "a list of names is wanted"),
         ({"backlog_quota_map": {"moon": {}}}, "are the kinds"),
-        ({"backlog_quota_map": {"message_age": {"policy": "explode"}}}, "no backlog quota policy"),
+        ({"backlog_quota_map": {"message_age": {"policy": "explode"}}}, "not a backlog quota policy"),
         ({"bundles": {"numBundles": 0}}, "1 to 1024"),
         ([], "a JSON object is wanted"),
     ],

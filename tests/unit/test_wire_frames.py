@@ -330,15 +330,15 @@ def test_what_came_before_a_bad_frame_is_kept() -> None:
         (struct.pack(">II", 10, 7) + bytes(6), FrameTruncated, "a command of 7 bytes in a frame of 10"),
         (struct.pack(">II", 0, 0), FrameTruncated, "in a frame of 0"),
         (frame(b""), FrameMalformed, "without a type"),
-        (frame(b"\x08"), FrameMalformed, "no protobuf message"),
-        (frame(b"\x08\x06\x32\x7f\x08"), FrameMalformed, "no protobuf message"),
+        (frame(b"\x08"), FrameMalformed, "not a protobuf message"),
+        (frame(b"\x08\x06\x32\x7f\x08"), FrameMalformed, "not a protobuf message"),
         (frame(b"\x08\x06\x32\x02\x08\x01", body()), FrameMalformed, "sequence_id"),
         (frame(b"\x08\x06"), FrameMalformed, "type 6 without its field send"),
         (frame(b"\x08\x06\x32\x04\x08\x01\x10\x02"), FrameTruncated, "SEND without payload"),
         (frame(b"\x08\x06\x32\x04\x08\x01\x10\x02", b"\x0e\x01abc"), FrameTruncated, "payload of 5 bytes"),
         (frame(b"\x08\x06\x32\x04\x08\x01\x10\x02", b"abc"), FrameTruncated, "payload of 3 bytes"),
         (frame(b"\x08\x06\x32\x04\x08\x01\x10\x02", b"\x0e\x02\0\0\1\0ab"), FrameTruncated, "ends at byte 262"),
-        (frame(b"\x08\x22\x92\x02\x06\x08\x01\x12\x02\xff\xfe"), FrameMalformed, "CommandGetSchema.topic is no UTF-8"),
+        (frame(b"\x08\x22\x92\x02\x06\x08\x01\x12\x02\xff\xfe"), FrameMalformed, "CommandGetSchema.topic is not UTF-8"),
         (frame(b"\x08\x0a\x52\x04\x08\x01\x10\x07"), FrameMalformed, "ack_type"),
     ],
 )
@@ -349,7 +349,7 @@ def test_bad_frames_say_what_is_wrong(encoded: bytes, error: type[FrameError], w
 
 def test_text_inside_messages_is_checked_too() -> None:
     inner = b"\x0a\x01t\x12\x01s\x18\x01\x20\x01\x28\x01\x52\x06\x0a\x01k\x12\x01\xff"
-    with pytest.raises(FrameMalformed, match=r"KeyValue.value is no UTF-8"):
+    with pytest.raises(FrameMalformed, match=r"KeyValue.value is not UTF-8"):
         FrameDecoder().feed(frame(b"\x08\x04\x22" + bytes([len(inner)]) + inner))
 
 
