@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pulsar
 import pytest
-from broker_process import BrokerProcess, wait_until
+from broker_process import BrokerProcess, http, wait_until
 from guarded_regions import Guarded, guarded_regions, shown_by, tokens_command
 from meridian_broker.gateway.client import PulsarClientConnection
 from meridian_broker.gateway.client_errors import ClientError
@@ -24,7 +24,7 @@ from raw_connection import T
 TOPIC = "persistent://public/default/published-all-the-time"
 TENANTS = "/admin/v2/tenants"
 STATS = "/admin/v2/persistent/public/default/between-regions/stats"
-READ_AGAIN = "the peer secret was read again"
+READ_AGAIN = "peer secrets reloaded"
 
 
 @pytest.fixture(scope="module")
@@ -123,7 +123,7 @@ async def _replace(guarded: Guarded, write: Callable[..., None], old: str, new: 
             assert await asyncio.to_thread(traffic.goes_on)
             if secrets == (new, old):
                 assert spy.is_open, "the old secret is still good"
-    await spy.wait_lost()
+    await asyncio.wait_for(spy.wait_lost(), 60)
     await spy.close()
     with pytest.raises(ClientError, match="different peer secrets"):
         await PulsarClientConnection.connect(east.service_url, options)
@@ -187,6 +187,9 @@ def test_keys_that_cannot_be_used_change_nothing_and_are_reported(guarded: Guard
     try:
         log = guarded.brokers["east"].log
         wait_until(lambda: f"{broken} holds 9 bytes" in log(), "the broker to say what is wrong")
+        headers = {"Authorization": f"Bearer {token}"}
+        health = http("GET", f"{guarded.brokers['east'].admin_url}/meridian/v1/health", headers=headers)
+        assert f"{broken} holds 9 bytes" in health.text
         assert guarded.ask(TENANTS, token) == 200
     finally:
         broken.unlink()

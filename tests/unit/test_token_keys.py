@@ -15,9 +15,11 @@ from typing import Any
 
 import jwt
 import pytest
+from click.testing import CliRunner
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+from meridian_broker.cli.tokens import tokens
 from meridian_broker.gateway.authentication import Authentication, NotAuthenticated
 from meridian_broker.gateway.followed_files import FollowedFiles
 from meridian_broker.gateway.key_files import BadKey, exposure
@@ -201,7 +203,7 @@ def test_a_secret_that_other_users_can_read_is_reported(tmp_path: Path, caplog: 
         file.chmod(mode)
     asked = {"authenticationEnabled": "true", "tokenSecretKey": str(keys), "peerTokenFile": str(peer)}
     followed = Keys(Settings.of(asked))
-    assert f"{first} holds a secret and has mode 0644" in caplog.text
+    assert f"{first} holds a secret, and mode 0644" in caplog.text
     assert f"{peer} holds" not in caplog.text
     second.write_bytes(NEW)
     second.chmod(0o606)
@@ -209,7 +211,7 @@ def test_a_secret_that_other_users_can_read_is_reported(tmp_path: Path, caplog: 
     for _ in range(2):
         asyncio.run(followed.follow_tokens(in_force.extend))
     assert [key.id for key in in_force] == ["first", "second"]
-    assert f"{second} holds a secret and has mode 0606" in caplog.text
+    assert f"{second} holds a secret, and mode 0606" in caplog.text
     assert caplog.text.count(str(first)) == 1, "it is said once"
 
 
@@ -222,6 +224,27 @@ def test_files_that_are_no_keys_end_the_start(tmp_path: Path) -> None:
             Keys(Settings.of(asked if setting != "peerTokenFile" else {setting: str(file)}))
     with pytest.raises(SettingsError, match="set tokenSecretKey or tokenPublicKey"):
         Settings.of({"authenticationEnabled": "true"})
+
+
+def test_the_command_makes_pairs_and_signs_with_them(tmp_path: Path) -> None:
+    private, public = tmp_path / "private.pem", tmp_path / "keys" / "2026-05.pem"
+    make = ("create-key-pair", str(private), str(public), "--algorithm", "ES256")
+    assert CliRunner().invoke(tokens, make).exit_code == 1
+    assert not private.exists(), "a half is of no use"
+    public.parent.mkdir()
+    assert CliRunner().invoke(tokens, make).exit_code == 0
+    assert [one.stat().st_mode & 0o777 for one in (private, public)] == [0o600, 0o600]
+    before = private.read_bytes()
+    assert CliRunner().invoke(tokens, make).exit_code == 1
+    assert private.read_bytes() == before
+    sign = ("create", "--private-key", str(private), "--key-id", "2026-05", "--subject", "app")
+    made = CliRunner().invoke(tokens, sign).stdout.strip()
+    assert jwt.get_unverified_header(made)["kid"] == "2026-05"
+    assert checking(*read_public_keys(str(public.parent), "ES256")).check(made.encode()).role == "app"
+    private.chmod(0o644)
+    assert "chmod 600" in CliRunner().invoke(tokens, sign).stderr
+    for options in ((), ("--private-key", str(private), "--secret-key", str(private)), ("--private-key", str(public))):
+        assert CliRunner().invoke(tokens, ("create", "--subject", "app", *options)).exit_code == 2
 
 
 def test_a_secret_key_signs_as_the_library_expects(tmp_path: Path) -> None:

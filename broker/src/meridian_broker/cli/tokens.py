@@ -68,7 +68,11 @@ def create_key_pair(private: Path, public: Path, algorithm: str) -> None:
 
     signing, checking = new_key_pair(algorithm)
     _write_secret(private, signing)
-    _write_secret(public, checking)
+    try:
+        _write_secret(public, checking)
+    except SystemExit:
+        private.unlink()  # so that the same command works once the cause is removed
+        raise
     click.echo(f"{public}: set tokenPublicKey=file://{public.resolve()} and tokenPublicAlg={algorithm} in every region")
 
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What files hold, read again when they change, so that keys can be replaced while the broker runs.
+"""Files that are read again when they change, so that keys can be replaced while the broker runs.
 
-A changed file is read once two looks in a row found it the same: at the first one somebody may still have been writing
-it. Files that cannot be used change nothing: what was read before stays in force.
+A changed file is read once two checks in a row have found it the same: at the first one it may still be being written.
+Files that cannot be used change nothing: the last good content stays in force.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Identity = tuple[str, int, int, int]
 
 
 def identity(path: Path) -> Identity | None:
-    """What differs once a file was written or replaced; None when it is gone."""
+    """A value that changes when a file is written or replaced; None when there is no file."""
     try:
         found = path.stat()
     except OSError:
@@ -27,13 +27,13 @@ def identity(path: Path) -> Identity | None:
 
 
 class FollowedFiles(Generic[T]):
-    """The files that ``paths`` names at the time, and what ``read`` makes of them.
+    """The content of the files that ``paths`` names at the time, as ``read`` returns it.
 
-    Both are called by ``look``, which blocks: call it in a thread. Only one look may be under way at a time.
+    ``look`` calls both and blocks: run it in a thread, one call at a time.
     """
 
     def __init__(self, paths: Callable[[], list[Path]], read: Callable[[], T]) -> None:
-        """Reads them. :raises Exception: whatever ``read`` raises."""
+        """Reads the files. :raises Exception: whatever ``read`` raises."""
         self._paths = paths
         self._read = read
         self._in_force = self._identities()
@@ -41,9 +41,9 @@ class FollowedFiles(Generic[T]):
         self.first = read()
 
     def look(self) -> T | None:
-        """What the files hold, when they hold something new; None when there is no change, or no settled one.
+        """The new content; None while nothing has changed, or a change has not settled.
 
-        :raises Exception: whatever ``read`` raises, at each look until the files can be used again.
+        :raises Exception: whatever ``read`` raises, on each call until the files can be used again.
         """
         found = self._identities()
         settled, self._changing = found == self._changing, found

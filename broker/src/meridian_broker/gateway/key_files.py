@@ -57,10 +57,10 @@ def read_file(setting: str, path: Path) -> bytes:
 
 
 def exposure(path: Path) -> str | None:
-    """Who else may read or change a file that holds a secret, and what to do about it; None: nobody, or no such file.
+    """A warning that other users can read or change a file that holds a secret, and the remedy; None: they cannot.
 
-    A file of another user that we may read through our group is how Kubernetes hands out Secrets (``fsGroup``); there
-    the group is meant to read.
+    A file that belongs to another user may be readable by its group: that is how Kubernetes mounts Secrets
+    (``fsGroup``), and how we are allowed to read it ourselves.
     """
     try:
         found = path.stat()
@@ -70,4 +70,4 @@ def exposure(path: Path) -> str | None:
     mode = stat.S_IMODE(found.st_mode)
     if not mode & ~allowed & 0o777:
         return None
-    return f"{path} holds a secret and has mode {mode:04o}, so other users can get at it: run chmod {mode & allowed:o}"
+    return f"{path} holds a secret, and mode {mode:04o} gives other users access to it: run chmod {mode & allowed:o}"

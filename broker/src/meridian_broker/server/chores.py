@@ -123,11 +123,11 @@ class Chores:
         )
         self._begin(
             *("follow the keys of tokens", follow_token_keys, KEYS_SECONDS),
-            "tokens are checked with the keys of before",
+            "tokens are still checked with the previous keys",
         )
         self._begin(
             *("follow the peer secret", process.keys.follow_peers, KEYS_SECONDS),
-            "regions know each other by the secret of before",
+            "regions still use the previous secret",
         )
         self._begin(
             *("look after connections of other regions", lambda: process.gateway.keep_alive(peers=True)),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The keys of this process, out of their files, which are followed while it runs."""
+"""The keys of this process. Their files are reloaded while it runs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from meridian_broker.server.settings import Settings
 log = logging.getLogger(__name__)
 
 LOOK_SECONDS: Final = 1.0
-"""Between two looks at the files. A key that was removed counts for two of these at most."""
+"""Between two checks of the files. A removed key is refused after two checks at most."""
 
 
 class Keys:
@@ -54,25 +54,25 @@ class Keys:
         self._warn()
 
     async def follow_tokens(self, changed: Callable[[tuple[TokenKey, ...]], None]) -> None:
-        """One look at the keys of tokens. :param changed: hears of the keys that are in force from now on.
+        """Check the files of token keys once. :param changed: called with the keys that are in force from now on.
 
-        :raises BadKey: they changed and cannot be used; those of before stay in force.
+        :raises BadKey: they changed and cannot be used; the previous keys stay in force.
         """
         keys = await asyncio.to_thread(self._tokens.look)
         if keys is not None:
-            log.info("tokens are checked with %d keys now: %s", len(keys), ", ".join(key.id for key in keys))
+            log.info("token keys reloaded, %d in force: %s", len(keys), ", ".join(key.id for key in keys))
             self._warn()
             self.authentication.use(keys)
             changed(keys)
 
     async def follow_peers(self) -> None:
-        """One look at the peer secret. Links that proved one that is gone end at their next keep-alive.
+        """Check the file of peer secrets once. Links that proved a removed secret end at their next keep-alive.
 
-        :raises BadKey: it changed and cannot be used; that of before stays in force.
+        :raises BadKey: it changed and cannot be used; the previous secret stays in force.
         """
         secrets = await asyncio.to_thread(self._peers.look)
         if secrets is not None:
-            log.info("the peer secret was read again, secrets in force: %d", len(secrets))
+            log.info("peer secrets reloaded, %d in force", len(secrets))
             self._warn()
             self.peer_secrets = secrets
 
