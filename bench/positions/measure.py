@@ -21,6 +21,7 @@ from typing import Any
 
 from meridian_broker.positions import EARLIEST, ZERO, AckSet, Position, Progress
 from meridian_broker.positions.beginning import UNKNOWN
+from meridian_broker.positions.reports import NONE as NO_REPORTS
 from pyroaring import BitMap
 
 LEDGER = 750_000_000_000_123
@@ -201,7 +202,7 @@ def subscriptions(quick: bool) -> Iterator[tuple[dict[str, Any], int | None]]:
 SINGLE_TIMES = 2.0
 """How much more an acknowledgement may cost with many rewinds than with none."""
 LONGEST_MS = 20.0
-"""The longest turn of the loop that a cumulative acknowledgement, a seek or a look ahead may cause."""
+"""The longest turn of the loop that a cumulative acknowledgement, a seek, a look ahead or damage may cause."""
 
 
 def acknowledging(quick: bool) -> Iterator[tuple[str, float, float]]:
@@ -237,9 +238,20 @@ def seeking(quick: bool) -> Iterator[tuple[str, float, float]]:
             yield f"{what}, over {entries:,} entries, {name}, longest turn, ms", LONGEST_MS, case["longest"]
 
 
+def damaging(quick: bool) -> Iterator[tuple[str, float, float]]:
+    """The same of very many damaged entries."""
+    command = [sys.executable, str(Path(__file__).with_name("damage.py")), "20000" if quick else "100000"]
+    found = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    entries = found["entries"]
+    print(f"\n{f'{entries:,} damaged entries':>45}{'':10}{'longest turn, ms':>18}{'all, ms':>12}")
+    for what, case in found["cases"].items():
+        print(f"{what:>45}{'':10}{case['longest']:>18}{case['whole']:>12}")
+        yield f"{what}, {entries:,}, longest turn, ms", LONGEST_MS, case["longest"]
+
+
 def memory_bytes(thing: object, seen: set[int] | None = None) -> int:
     """``sys.getsizeof`` of a thing and all it holds, names of regions included; without what all of its kind share."""
-    seen = {id(UNKNOWN), id(sys.modules)} if seen is None else seen
+    seen = {id(UNKNOWN), id(NO_REPORTS), id(sys.modules)} if seen is None else seen
     if thing is None or id(thing) in seen:
         return 0
     seen.add(id(thing))
@@ -304,7 +316,7 @@ def main() -> None:
             f"{f'<= {most:,}' if most else '':>12}{shape['index_bytes']:>12,}{shape['index_unpacked_bytes']:>12,}"
         )
 
-    limits = [*acknowledging(options.quick), *seeking(options.quick)]
+    limits = [*acknowledging(options.quick), *seeking(options.quick), *damaging(options.quick)]
     limits += [(f"{name}, ns", limit, times[name]) for name, limit in TARGETS_NS.items()]
     limits += [(f"{name}, bytes", limit, sizes[name]) for name, limit in TARGETS_BYTES.items()]
     for shape, most in whole:

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from meridian_broker.ledgers.damage import Damage, Mend, Rebuilding, is_damaged, stand_in
+from meridian_broker.ledgers.damage import AT_ONCE, Damage, Mend, Rebuilding, is_damaged, mends_of, stand_in
 from meridian_broker.ledgers.entry import MARKER, EntryHeader, pack_foreign, pack_own, unpack
 from meridian_broker.ledgers.index import LedgerIndex, Place, RegionCodes
 from meridian_broker.positions.position import EARLIEST, Position
@@ -51,9 +51,9 @@ class Written:
             else:
                 rebuilding.add(unpack(entry))
         if is_last:
-            rebuilding.finish(EARLIEST, {}, is_sure=False)
+            list(rebuilding.finish(EARLIEST, {}, is_sure=False))
         else:
-            rebuilding.finish(self.last["us"], {region: self.last[region] for region in ("eu", "ap")})
+            list(rebuilding.finish(self.last["us"], {region: self.last[region] for region in ("eu", "ap")}))
         return index
 
     def places(self, index: LedgerIndex) -> list[Place | None]:
@@ -102,24 +102,57 @@ def test_nothing_that_may_be_owed_is_claimed_with_something_else(chosen: list[st
                 assert (now.region, now.origin) == (was.region, was.origin)
 
 
-@given(st.dictionaries(st.integers(0, 30), st.integers(0, 2), max_size=20))
-def test_what_is_on_record_comes_back(chosen: dict[int, int]) -> None:
-    """0: lost; else in which ledger its copy stands."""
-    more = {Position(5, n): Position(90 + to, n * to) if to else None for n, to in chosen.items()}
-    damage, again = Damage(), Damage()
-    mends = damage.mends(Position(5, 10), more)
-    damage.replace({position: copy for position, copy in more.items() if position.entry >= 10})
-    again.restore(mends)
-    assert (again.copies, again.lost) == (damage.copies, damage.lost)
-    assert len(again.mends(Position(5, 10), {})) == len(mends)
+changes = st.dictionaries(st.integers(0, 30), st.integers(0, 2), max_size=20)
+"""0: lost; else in which ledger its copy stands."""
+
+
+def put(damage: Damage, more: dict[Position, Position | None]) -> tuple[Mend, ...]:
+    mends = damage.mends(Position(5, 10), mends_of(more))
+    damage.plan(mends)
+    for _ in damage.replace(mends_of({at: copy for at, copy in more.items() if at.entry >= 10})):
+        pass
+    return mends
+
+
+@settings(max_examples=500)
+@given(st.lists(changes, min_size=1, max_size=4))
+def test_what_is_on_record_comes_back(drawn: list[dict[int, int]]) -> None:
+    """Also where a copy is damaged later, and lost or copied again."""
+    damage, again, known = Damage(), Damage(), dict[Position, Position | None]()
+    for chosen in drawn:
+        more = {Position(5, n): Position(90 + to, n * to) if to else None for n, to in chosen.items()}
+        mends = put(damage, more)
+        known |= {at: copy for at, copy in more.items() if at.entry >= 10}
+    for _ in again.restore(mends):
+        pass
+    assert again.copies == {at: copy for at, copy in known.items() if copy is not None}
+    assert again.lost == known.keys() - again.copies.keys()
+    assert list(mends) == mends_of(known), "in as few lines as can be"
+    assert again.mends(Position(5, 10), ()) == mends
+    for first in range(31):
+        assert again.is_any_in(5, first, first) == (Position(5, first) in again.lost)
 
 
 def test_neighbours_are_one_line_on_record() -> None:
     copies = {Position(5, n): Position(9, n + 4) for n in range(1000)}
-    assert Damage().mends(Position(5, 0), {**copies, Position(5, 1000): None, Position(5, 1001): None}) == (
+    more = mends_of({**copies, Position(5, 1000): None, Position(5, 1001): None})
+    assert Damage().mends(Position(5, 0), more) == (
         Mend(Position(5, 0), 1000, Position(9, 4)),
         Mend(Position(5, 1000), 2, None),
     )
+
+
+def test_very_many_damaged_entries_are_dealt_with_in_slices() -> None:
+    """A look at some of them does not go through all."""
+    count, damage = 100_000, Damage()
+    places = {Position(5, n): Place("us", Position(5, n - 1), Position(5, n)) for n in range(count)}
+    assert damage.found(places) == count
+    assert damage.is_any_in(5, 70_000, 70_000)
+    assert not damage.is_any_in(5, count, 2 * count)
+    lost = mends_of(dict.fromkeys(places))
+    assert sum(1 for _ in damage.replace(lost)) >= count // AT_ONCE
+    assert len(damage.lost) == count and not damage.damaged
+    assert sum(1 for _ in Damage().restore(lost)) >= count // AT_ONCE
 
 
 def test_what_stands_for_a_damaged_entry_says_which_one_it_was() -> None:
@@ -152,7 +185,7 @@ def test_what_an_entry_costs_does_not_go_with_the_damaged_ones_before_it() -> No
         rebuilding.add_damaged(None, b"")
     for number in range(count, 2 * count):
         rebuilding.add(EntryHeader(0, 0, 1, 0, 0, 5, 5, Counted(LEDGER, number - 1), None, None, None, None))
-    rebuilding.finish(Position(LEDGER, 2 * count - 1), {})
+    list(rebuilding.finish(Position(LEDGER, 2 * count - 1), {}))
     assert Counted.times <= 10 * count
     assert [index.place(number) for number in (count - 1, count)] == [
         Place("us", Position(LEDGER, count - 2), Position(LEDGER, count - 1)),

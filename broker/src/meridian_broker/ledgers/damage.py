@@ -23,9 +23,11 @@ from __future__ import annotations
 
 import logging
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
+
+from pyroaring import BitMap
 
 from meridian_broker.ledgers.entry import (
     DAMAGED,
@@ -43,6 +45,8 @@ from meridian_broker.positions.position import EARLIEST, Position
 
 log = logging.getLogger(__name__)
 
+AT_ONCE: Final = 2000
+"""Damaged entries that are dealt with before others run."""
 _NO_LINK: Final = MARKER | NO_ORIGIN
 
 
@@ -57,65 +61,93 @@ class Mend:
 
 
 class Damage:
-    """The damaged entries of one topic's log that are known."""
+    """The damaged entries of one topic's log that are known. What goes entry by entry goes in slices: others may run
+    wherever it yields."""
 
     def __init__(self) -> None:
         self.damaged: dict[Position, Place] = {}
-        """Those that are neither replaced nor lost, with what an acknowledgement of them claims."""
+        """Those that are neither replaced nor lost, with what an acknowledgement of them claims. To look at."""
         self.copies: dict[Position, Position] = {}
         """Where the copies stand that replace damaged entries."""
         self.lost: set[Position] = set()
         """Those that are given up: everybody passes over them."""
+        self._mends: list[Mend] = []
+        """What is on record, or on its way there, in order."""
+        self._numbers: dict[int, BitMap] = {}
+        """By ledger the entries that are damaged or lost."""
 
-    def restore(self, mends: Iterable[Mend]) -> None:
+    def found(self, places: Mapping[Position, Place]) -> int:
+        """These are damaged. Says how many of them were not known of."""
+        new = {at: place for at, place in places.items() if at not in self.damaged and at not in self.lost}
+        self.damaged.update(new)
+        for ledger, entry in new:
+            self._numbers_of(ledger).add(entry)
+        return len(new)
+
+    def forget(self, position: Position) -> None:
+        """The entry is whole again, or not stored any more."""
+        if self.damaged.pop(position, None) is not None:
+            self._numbers_of(position.ledger).discard(position.entry)
+
+    def restore(self, mends: Iterable[Mend]) -> Iterator[None]:
         """What the topic's record says."""
-        for mend in mends:
-            for step in range(mend.count):
-                position = Position(mend.first.ledger, mend.first.entry + step)
-                if mend.copies is None:
-                    self.lost.add(position)
-                else:
-                    self.copies[position] = Position(mend.copies.ledger, mend.copies.entry + step)
+        self._mends = sorted(mends, key=_first)
+        yield from self._apply(self._mends)
 
-    def mends(self, first: Position, more: Mapping[Position, Position | None]) -> tuple[Mend, ...]:
+    def mends(self, first: Position, more: Iterable[Mend]) -> tuple[Mend, ...]:
         """What the record is to say, of what is still stored.
 
         :param first: the first entry that is.
-        :param more: what comes to it; None: lost.
+        :param more: what comes to it.
         """
-        known: dict[Position, Position | None] = {**self.copies, **dict.fromkeys(self.lost), **more}
         runs: list[Mend] = []
-        begin, count, copies = EARLIEST, 0, None
-        for position in sorted(known):
-            copy = known[position]
-            if position < first:
+        for mend in sorted([*more, *_outside(self._mends, sorted(more, key=_first))], key=_first):
+            rest = _part(mend, max(mend.first, first), mend.count)
+            if rest is None or mend.first.ledger < first.ledger:
                 continue
-            follows = position == (begin.ledger, begin.entry + count) and (copy is None) == (copies is None)
-            if count and follows and (copies is None or copy == (copies.ledger, copies.entry + count)):
-                count += 1
-                continue
-            if count:
-                runs.append(Mend(begin, count, copies))
-            begin, count, copies = position, 1, copy
-        if count:
-            runs.append(Mend(begin, count, copies))
+            joined = _joined(runs[-1], rest) if runs else None
+            if joined is None:
+                runs.append(rest)
+            else:
+                runs[-1] = joined
         return tuple(runs)
 
-    def replace(self, more: Mapping[Position, Position | None]) -> None:
+    def plan(self, mends: tuple[Mend, ...]) -> None:
+        """This is going to be on record: the next record says it, too."""
+        self._mends = list(mends)
+
+    def replace(self, more: Iterable[Mend]) -> Iterator[None]:
         """It is on record: copies stand in the place of these, or they are lost."""
-        for position, copy in more.items():
+        yield from self._apply(more)
+
+    def _apply(self, mends: Iterable[Mend]) -> Iterator[None]:
+        left = AT_ONCE
+        for ledger, entry, copy in (one for mend in mends for one in _each(mend)):
+            position = Position(ledger, entry)
             self.damaged.pop(position, None)
             if copy is None:
                 self.copies.pop(position, None)
                 self.lost.add(position)
+                self._numbers_of(ledger).add(entry)
             else:
                 self.copies[position] = copy
+                self.lost.discard(position)
+                self._numbers_of(ledger).discard(entry)
+            left -= 1
+            if not left:
+                yield
+                left = AT_ONCE
+
+    def _numbers_of(self, ledger: int) -> BitMap:
+        found = self._numbers.get(ledger)
+        if found is None:
+            found = self._numbers[ledger] = BitMap()
+        return found
 
     def is_any_in(self, ledger: int, first: int, last: int) -> bool:
         """Whether one of these entries of a ledger is damaged, and not replaced."""
-        return any(
-            at.ledger == ledger and first <= at.entry <= last for known in (self.damaged, self.lost) for at in known
-        )
+        numbers = self._numbers.get(ledger)
+        return numbers is not None and numbers.range_cardinality(first, last + 1) > 0
 
     def forget_below(self, ledger: int) -> None:
         """Ledgers before this one are given back."""
@@ -123,6 +155,67 @@ class Damage:
             for position in [one for one in known if one.ledger < ledger]:
                 del known[position]
         self.lost = {one for one in self.lost if one.ledger >= ledger}
+        self._numbers = {one: numbers for one, numbers in self._numbers.items() if one >= ledger}
+
+
+def mends_of(copies: Mapping[Position, Position | None]) -> list[Mend]:
+    """As stretches. :param copies: where each one's copy stands; None: it is lost."""
+    runs: list[Mend] = []
+    for position in sorted(copies):
+        one = Mend(position, 1, copies[position])
+        joined = _joined(runs[-1], one) if runs else None
+        if joined is None:
+            runs.append(one)
+        else:
+            runs[-1] = joined
+    return runs
+
+
+def _first(mend: Mend) -> Position:
+    return mend.first
+
+
+def _each(mend: Mend) -> Iterator[tuple[int, int, Position | None]]:
+    """Each entry, and where its copy stands."""
+    ledger, first = mend.first
+    for step in range(mend.count):
+        copy = None if mend.copies is None else Position(mend.copies.ledger, mend.copies.entry + step)
+        yield ledger, first + step, copy
+
+
+def _joined(one: Mend, other: Mend) -> Mend | None:
+    """Both as one stretch; None: the other does not follow."""
+    if other.first != (one.first.ledger, one.first.entry + one.count) or (one.copies is None) != (other.copies is None):
+        return None
+    if one.copies is not None and other.copies != (one.copies.ledger, one.copies.entry + one.count):
+        return None
+    return Mend(one.first, one.count + other.count, one.copies)
+
+
+def _part(mend: Mend, begin: Position, end: int) -> Mend | None:
+    """From an entry of its ledger on, up to its entry number ``end``; None: that is nothing."""
+    skipped = begin.entry - mend.first.entry if begin.ledger == mend.first.ledger else 0
+    if end <= skipped:
+        return None
+    copies = None if mend.copies is None else Position(mend.copies.ledger, mend.copies.entry + skipped)
+    return Mend(Position(mend.first.ledger, mend.first.entry + skipped), end - skipped, copies)
+
+
+def _outside(mends: Iterable[Mend], others: Sequence[Mend]) -> Iterator[Mend]:
+    """The parts of stretches that no other one touches, which are in order."""
+    ends = [Position(other.first.ledger, other.first.entry + other.count) for other in others]
+    for mend in mends:
+        ledger, begin = mend.first
+        end, at = begin + mend.count, bisect_right(ends, mend.first)
+        while at < len(others) and others[at].first < (ledger, end):
+            cut = others[at]
+            part = _part(mend, Position(ledger, begin), cut.first.entry - mend.first.entry)
+            if part is not None:
+                yield part
+            begin, at = max(begin, cut.first.entry + cut.count), at + 1
+        part = _part(mend, Position(ledger, begin), mend.count) if begin < end else None
+        if part is not None:
+            yield part
 
 
 def stand_in(place: Place | None, region: str, position: Position, time_ms: int) -> bytes:
@@ -221,8 +314,10 @@ class Rebuilding:
             self._index.add_unknown()
         return header
 
-    def finish(self, own_then: Position, origins_then: Mapping[str, Position], *, is_sure: bool = True) -> None:
-        """All entries were added.
+    def finish(
+        self, own_then: Position, origins_then: Mapping[str, Position], *, is_sure: bool = True
+    ) -> Iterator[None]:
+        """All entries were added. Others may run wherever it yields.
 
         :param own_then: and ``origins_then``: the ends of the chains when the next ledger was made.
         :param is_sure: False: that is only as of some moment, and there may have been more.
@@ -232,16 +327,18 @@ class Rebuilding:
                 self._explain(region, last, self._last.get(region, EARLIEST))
         if self._guessed and (is_sure or own_then > self._last[self._region]):
             self._explain(self._region, own_then, self._last[self._region])
-        nameless = [number for number in self._unknown if number in self._not_own]
+        nameless = BitMap(self._unknown) & BitMap(self._not_own)
         if nameless:
             log.error(
                 "%d entries of ledger %d are damaged, the first is %d. Nothing says what they were, but that none "
                 "of them is %s's own: markers, or entries whose regions send them again",
-                *(len(nameless), self._index.ledger_id, nameless[0], self._region),
+                *(len(nameless), self._index.ledger_id, nameless.min(), self._region),
             )
-        for number in self._unknown:
-            if number not in self._not_own:
+        for count, number in enumerate(self._unknown, 1):
+            if number not in nameless:
                 self._index.settle_own(number)
+            if count % AT_ONCE == 0:
+                yield
 
     def _explain(self, region: str, prev: Position, last: Position) -> None:
         """The next entry of a chain, or its end, names the one before it."""

@@ -115,7 +115,8 @@ class TopicLog(ReadableLog):
         :param mends: what is on record of damaged entries.
         :raises LedgerError: a ledger cannot be recovered; nothing was changed.
         """
-        self.damage.restore(mends)
+        for _ in self.damage.restore(mends):
+            await next_turn(self._scheduler)
         stands = await standing(
             self._store, spans, found, last_own, last_origins, self._fence, self._scheduler.now_ms()
         )

@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 from bisect import bisect_right
 from collections.abc import Callable, Mapping
+from itertools import islice
 from typing import Final
 
 from meridian_broker.ledgers.chapters import CacheBudget, Chain, Chapter
@@ -122,7 +123,7 @@ class ReadableLog(Chain):
         index = await self.load_index(position.ledger)
         place, times = index.place(position.entry), await self.load_times(position.ledger)
         if place is not None:
-            self._found_damaged({position: place}, error)
+            self._tell_damaged(self.damage.found({position: place}), str(error))
         time_ms = None if place is None else published_ms(place, self.region, error.remains)
         if time_ms is None:  # not earlier than it was: a seek to a time takes it along rather than skip it
             known = times.between(position.entry)
@@ -132,14 +133,14 @@ class ReadableLog(Chain):
     async def whole_again(self, position: Position) -> bytes | None:
         """A damaged entry, if the disk reads it well by now: somebody brought the file back, or a cable was loose."""
         if not self.holds(position):
-            self.damage.damaged.pop(position, None)
+            self.damage.forget(position)
             return None
         reader = await self._reader(self._chapter(position.ledger))
         try:
             entry = (await reader.read(position.entry, position.entry, 1))[0]
         except LedgerCorrupt:
             return None
-        self.damage.damaged.pop(position, None)
+        self.damage.forget(position)
         index = self.index(position.ledger)
         if index is not None and index is not self._index:
             await self.reload_index(position.ledger)
@@ -160,14 +161,11 @@ class ReadableLog(Chain):
         self.damage.copies.pop(position, None)
         return None
 
-    def _found_damaged(self, found: dict[Position, Place], error: LedgerCorrupt) -> None:
-        """:param error: of the first one."""
-        damage = self.damage
-        new = {at: place for at, place in found.items() if at not in damage.damaged and at not in damage.lost}
+    def _tell_damaged(self, new: int, why: str | None) -> None:
+        """:param new: how many entries are. :param why: of the first one."""
         if new:
-            more = f", and {len(new) - 1} others of its ledger" if len(new) > 1 else ""
-            log.error("%s%s; it is looked for in other regions", error, more)
-            damage.damaged.update(new)
+            more = f", and {new - 1} others of its ledger" if new > 1 else ""
+            log.error("%s%s; it is looked for in other regions", why, more)
             self._scheduler.defer(self.on_damage)
 
     # -- the tail in memory --------------------------------------------------------------------------------------
@@ -214,7 +212,7 @@ class ReadableLog(Chain):
             return chapter.index
         index, times = LedgerIndex(ledger, self._codes, chapter.span(is_open=False).link), BlockTimes()
         rebuilding = Rebuilding(index, self.region, chapter.span(is_open=False).link, chapter.origins_before)
-        reader, found, last_ms = await self._reader(chapter), dict[int, LedgerCorrupt](), 1
+        reader, found, last_ms = await self._reader(chapter), dict[int, str](), 1
         while (at := len(index)) < chapter.entries:
             # Behind a damaged entry one is tried at a time: where many are, each read would be as long as all of them.
             end = at if at - 1 in found else chapter.entries - 1
@@ -228,7 +226,7 @@ class ReadableLog(Chain):
                     header = rebuilding.add_damaged(self.damage.damaged.get(position), error.remains)
                     last_ms = last_ms if header is None else header.publish_time_ms
                     times.note(at, 1, last_ms, last_ms)
-                    found[at] = error
+                    found[at] = str(error)  # the error itself would keep this frame, and all of them, in a cycle
             for entry in entries:
                 header = unpack(entry)
                 last_ms = header.publish_time_ms
@@ -237,20 +235,24 @@ class ReadableLog(Chain):
             if len(index) < chapter.entries:
                 await next_turn(self._scheduler)
         following = self._following(ledger)
-        if following is None:
-            rebuilding.finish(*self._ends_on_record, is_sure=False)
-        else:
-            rebuilding.finish(following.own_before, following.origins_before)
-        places = dict[Position, Place]()
-        for count, number in enumerate(found, 1):
-            if (place := index.place(number)) is not None:
-                places[Position(ledger, number)] = place
-            if count % PLACES_AT_ONCE == 0:
-                await next_turn(self._scheduler)
-        chapter.index, chapter.times = index, times  # together with the damage: nobody may claim what is damaged
-        if places:
-            self._found_damaged(places, found[next(iter(places)).entry])
+        ends = self._ends_on_record if following is None else (following.own_before, following.origins_before)
+        for _ in rebuilding.finish(*ends, is_sure=following is not None):
+            await next_turn(self._scheduler)
+        await self._note_damaged(index, found)
+        chapter.index, chapter.times = index, times  # only now: nobody may claim what is damaged
         return index
+
+    async def _note_damaged(self, index: LedgerIndex, found: Mapping[int, str]) -> None:
+        """:param found: the entries of a ledger that cannot be read, and why."""
+        numbers, first, new = iter(found), EARLIEST, 0
+        while some := list(islice(numbers, PLACES_AT_ONCE)):
+            places = {Position(index.ledger_id, n): place for n in some if (place := index.place(n)) is not None}
+            if places and first == EARLIEST:
+                first = next(iter(places))
+            new += self.damage.found(places)
+            if len(some) == PLACES_AT_ONCE:
+                await next_turn(self._scheduler)
+        self._tell_damaged(new, found.get(first.entry))
 
     def _following(self, ledger: int) -> Chapter | None:
         at = bisect_right(self._ids, ledger)

@@ -19,7 +19,7 @@ from meridian_broker.positions.position import EARLIEST, LATEST, Position
 if TYPE_CHECKING:
     from meridian_broker.topics.rewinding import Resent
 
-SLICE: Final = 2000
+SLICE: Final = 1000
 """Entries claimed one by one in one turn of the loop: some milliseconds."""
 LEDGER_COSTS: Final = 10
 """What claiming a ledger as a whole costs, in entries."""

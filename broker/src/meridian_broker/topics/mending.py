@@ -16,11 +16,12 @@ durable subscription here is owed the entry.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from meridian_broker.ledgers.damage import Mend, mends_of
 from meridian_broker.ledgers.entry import (
     FOREIGN,
     MARKER,
@@ -42,7 +43,6 @@ from meridian_broker.topics.recalled import PeerAway, Want
 from meridian_broker.wire.pulsar import metadata as message_metadata
 
 if TYPE_CHECKING:
-    from meridian_broker.ledgers.damage import Mend
     from meridian_broker.ledgers.index import Place
     from meridian_broker.topics.topic import Topic
 
@@ -125,9 +125,10 @@ class Mending:
     async def _runs(self) -> list[_Run]:
         """What is damaged; of more stretches than can be on record the first ones. Others run in between."""
         runs: list[_Run] = []
-        known = iter(list(self._topic.log.damage.damaged.items()))
+        damaged = self._topic.log.damage.damaged
+        known = iter(list(damaged))
         while len(runs) < ON_RECORD_MAX and (some := list(islice(known, AT_ONCE))):
-            runs += _grouped(some)
+            runs += _grouped((at, damaged[at]) for at in some if at in damaged)
             await next_turn(self._topic.scheduler)
         del runs[ON_RECORD_MAX:]
         return runs
@@ -171,15 +172,23 @@ class Mending:
         except (LedgerError, TopicError, MetadataError) as error:
             log.warning("%s: damaged entries cannot be replaced now: %s", topic.name, error)
         finally:
+            await self._forget_whole()
             self._is_running = False
-            damaged = topic.log.damage.damaged
-            for known in (self._away, self._since_ms):
-                for position in known.keys() - damaged.keys():
-                    del known[position]
-            if damaged:
+            if topic.log.damage.damaged:
                 pause = RETRY_SECONDS[min(self._tries, len(RETRY_SECONDS) - 1)]
                 self._tries += 1
                 topic.scheduler.later(pause, self._start)
+
+    async def _forget_whole(self) -> None:
+        """Nothing is kept of entries that are damaged no more."""
+        damaged = self._topic.log.damage.damaged
+        for known in (self._away, self._since_ms):
+            positions = iter(list(known))
+            while some := list(islice(positions, 10 * AT_ONCE)):
+                for position in some:
+                    if position not in damaged:
+                        del known[position]
+                await next_turn(self._topic.scheduler)
 
     async def _fetch(self, run: _Run) -> None:
         """Ask every region until the whole run is back."""
@@ -230,7 +239,7 @@ class Mending:
     async def _store(self, copies: dict[Position, bytes]) -> None:
         """Put copies in the place of damaged entries: on the disk, then on record, then in force."""
         topic, now_ms = self._topic, self._topic.scheduler.now_ms()
-        self._mends(dict.fromkeys(copies))
+        self._mends(mends_of(dict.fromkeys(copies)))
 
         def done(tokens: list[Position], first: Position | LedgerError) -> None:
             if isinstance(first, Position):
@@ -247,7 +256,7 @@ class Mending:
         topic, stored = self._topic, {**self._unrecorded}
         if not stored:
             return
-        await self._in_force(stored)
+        await self._in_force(mends_of(stored))
         self._unrecorded.clear()
         entries = {position: await topic.log.read_one(position) for position in stored if topic.log.holds(position)}
         for ledger in {position.ledger for position, entry in entries.items() if self._is_other(position, entry)}:
@@ -268,13 +277,16 @@ class Mending:
             return index is not None
         return (index.messages(position.entry), place.prev) != (header.messages, header.prev)
 
-    async def _in_force(self, more: Mapping[Position, Position | None]) -> None:
-        mends, metadata = self._mends(more), self._topic.metadata
-        if metadata is not None:
-            await metadata.save_mends(mends)
-        self._topic.log.damage.replace(more)
+    async def _in_force(self, more: Sequence[Mend]) -> None:
+        """Put it on record, then do as it says."""
+        mends, topic = self._mends(more), self._topic
+        topic.log.damage.plan(mends)
+        if topic.metadata is not None:
+            await topic.metadata.save_mends(mends)
+        for _ in topic.log.damage.replace(more):
+            await next_turn(topic.scheduler)
 
-    def _mends(self, more: Mapping[Position, Position | None]) -> tuple[Mend, ...]:
+    def _mends(self, more: Sequence[Mend]) -> tuple[Mend, ...]:
         """What is to be on record. :raises LedgerError: it is too much."""
         mends = self._topic.log.damage.mends(self._topic.log.first, more)
         if len(mends) > ON_RECORD_MAX:
@@ -287,12 +299,13 @@ class Mending:
 
     async def give_up(self, gap: Gap) -> None:
         """Pass over a stretch from now on. :raises MetadataError: that is not on record."""
-        topic, lost = self._topic, dict[Position, None]()
-        known = iter(list(topic.log.damage.damaged.items()))
-        while some := list(islice(known, 10 * AT_ONCE)):
-            for position, place in some:
-                if place.region == gap.origin and gap.after < place.origin <= gap.upto:
-                    lost[position] = None
+        topic, lost = self._topic, list[Mend]()
+        damaged = topic.log.damage.damaged
+        known = iter(list(damaged))
+        while some := list(islice(known, AT_ONCE)):
+            places = [(at, place) for at in some if (place := damaged.get(at)) is not None]
+            meant = (at for at, place in places if place.region == gap.origin and gap.after < place.origin <= gap.upto)
+            lost += mends_of(dict.fromkeys(meant))
             await next_turn(topic.scheduler)
         await self._in_force(lost)
         self._gaps = [one for one in self._gaps if not (one.origin == gap.origin and gap.after <= one.after < gap.upto)]
