@@ -259,7 +259,7 @@ def test_a_topic_chooses_its_regions(regions: RegionsProcess, clients: dict[str,
     assert regions.http("east", "PUT", path).status == 204
     assert regions.http("east", "GET", f"{path}/replication").status == 204
     assert regions.http("east", "GET", f"{path}/replication?applied=true").json == ["east", "west"]
-    assert regions.http("east", "POST", f"{path}/replication", ["west"]).status == 409
+    assert regions.http("east", "POST", f"{path}/replication", ["west"]).status == 412
     assert regions.http("east", "POST", f"{path}/replication", ["east", "nowhere"]).status == 403
     assert regions.http("east", "POST", f"{path}/replication", "east").status == 412
     assert regions.http("east", "POST", f"{path}/replication", ["east"]).status == 204

@@ -20,6 +20,7 @@ from meridian_broker.engines.local.files import OsFiles
 from meridian_broker.ledgers.store import LedgerUnreadable
 from meridian_broker.server import chores
 from meridian_broker.server.broker import BrokerProcess
+from meridian_broker.topics.errors import TopicFenced
 from meridian_broker.wire.proto import pulsar_pb2 as pb
 from meridian_broker.wire.pulsar.topic_name import parse
 from raw_connection import RawConnection, T
@@ -219,6 +220,35 @@ async def test_a_topic_that_cannot_be_opened_again_is_opened_later_without_anybo
         region.disk.fault = None
         await until(lambda: ONE in inside.service.topics)
         await until(lambda: problem(inside, OPENING) is None)
+
+
+async def test_a_topic_that_nobody_could_open_is_opened_by_itself_with_its_acknowledgements(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each attempt reads its ledgers, so who asks meanwhile is told to wait."""
+    monkeypatch.setattr(chores, "OPEN_SECONDS", 0.1)
+    region, name = Region(tmp_path), parse(ONE)
+    async with region.started() as inside, Consumer(inside, ONE, pb.CommandSubscribe.Shared).running() as consumer:
+        await publish(inside, ONE, 6)
+        await until(lambda: len(consumer.got) == 6)
+        receipts = {consumer.acknowledge(place, receipt=True) for place in consumer.got[:4]}
+        await until(lambda: consumer.answers.keys() >= receipts)
+    async with region.started() as inside:
+        await inside.service.unload(name)
+        assert problem(inside, OPENING) is None
+        region.disk.fault = broken(READS)
+        for _ in range(2):
+            with pytest.raises(LedgerUnreadable):
+                await inside.service.topic(name, create=False)
+        with pytest.raises(TopicFenced, match=r"failed 2 times in a row .*Input/output error"):
+            await inside.service.topic(name, create=False)
+        await until(lambda: problem(inside, OPENING) is not None)
+        shown = (await asyncio.to_thread(http, "GET", inside.doors.admin_url + "/meridian/v1/health")).json
+        assert not shown["healthy"]
+        assert [one["topic"] for one in shown["failingTopics"]["first"]] == [ONE]
+        region.disk.fault = None
+        await until(lambda: ONE in inside.service.topics)
+        assert inside.service.topics[ONE].subscriptions["sub"].backlog() == 2
 
 
 async def test_a_start_on_a_disk_that_cannot_be_read_says_so(tmp_path: Path) -> None:

@@ -278,7 +278,7 @@ async def set_topic_regions(request: web.Request) -> web.Response:
         raise Refused(412, 'the body is a list of clusters, for example ["us-east", "us-west"]')
     if admin.region not in given:
         raise Refused(
-            409, f"{admin.region}, where you ask, is not among {', '.join(given)}: delete the topic there instead"
+            412, f"{admin.region}, where you ask, is not among {', '.join(given)}: delete the topic there instead"
         )
     await check_allowed(admin, name.tenant, given)
     await check_counts(admin, name, set(given) - admin.service.regions_of(str(name)))

@@ -5,6 +5,9 @@ A topic that fails is reopened at once, because most causes are gone by then. So
 would fail in the same way and send its clients away many times a second. So from the second failure on it stays closed
 for a while. A topic that stays open long enough is well again: its next failure counts as the first.
 
+One that cannot be opened because the disk cannot be read, its messages or its acknowledgements, pauses likewise. It is
+tried again without anybody asking. It is not opened without its acknowledgements: all of them would come again.
+
 A subscription that cannot be read waits by the same rule, and its topic goes on (``dispatch.py``).
 """
 

@@ -19,7 +19,7 @@ from weakref import WeakValueDictionary
 from meridian_broker.ledgers.chapters import CacheBudget, LogLimits
 from meridian_broker.ledgers.periodic import SomeFailed
 from meridian_broker.ledgers.scheduling import Scheduler, run_all
-from meridian_broker.ledgers.store import LedgerError, LedgerStore
+from meridian_broker.ledgers.store import LedgerError, LedgerStore, LedgerUnreadable
 from meridian_broker.ledgers.under_way import all_over
 from meridian_broker.metadata.catalog import Catalog
 from meridian_broker.metadata.rules import Rules
@@ -186,8 +186,8 @@ class TopicService:
             found = self.topics.get(key)
             if found is not None and found.failure is None:
                 return found
+            self.failing.check(key, self.scheduler.monotonic_ms())
             if found is not None:
-                self.failing.check(key, self.scheduler.monotonic_ms())
                 await self.drop(found)
             async with self.loading:
                 return await self._open(name, create, incarnation, growing_to, created)
@@ -199,6 +199,11 @@ class TopicService:
             topic = await opening.open_topic(self, name, create, incarnation, growing_to, created)
         except ValueError as error:
             raise TopicUnreadable(f"{name} cannot be opened: {error}") from error
+        except LedgerUnreadable as error:  # also of its acknowledgements alone: without them all would come again
+            pause_ms = self.failing.failed(str(name), str(error), self.scheduler.monotonic_ms())
+            self.loader.later(name)
+            log.warning("%s stays closed for %.1f s at least, then it is tried again: %s", name, pause_ms / 1000, error)
+            raise
         self.topics[str(name)] = topic
         self._unopened.discard(str(name))
         sharing.opened(self, topic)
