@@ -37,6 +37,7 @@ BY_STORIES = (
     "refusal-passes-the-barrier",
     "renewal-not-fenced",
     "report-outlives-a-rewind",
+    "set-aside-is-forgotten-with-the-metadata",
     "set-aside-is-trimmed",
     "sharers-read-the-view",
     "stray-id-acknowledges",

@@ -10,6 +10,7 @@ Such metadata do not know the ledgers that were begun since, nor the topics; but
 - Compacted views, newer ones likewise (``Compaction.open``), as far as they were finished.
 - Ledgers of a later incarnation: the topic was deleted and made again meanwhile, and what the record says is of before.
   So too where the record says that the topic was just being deleted when the copy was made (``removal.claimed``).
+  Where messages that the record names are still on the volume, they were set aside (R8), and are set aside again.
   Ledgers of an earlier incarnation than the record's, or than the last deletion on record, are of a topic that is gone.
 - Ledgers of a copy that was set aside are that one's, which names them, though they say that they are the topic's.
 
@@ -30,6 +31,7 @@ from meridian_broker.metadata.errors import AlreadyExists, NotFound
 from meridian_broker.metadata.records import TopicRecord
 from meridian_broker.positions import ZERO, Stamp
 from meridian_broker.positions.position import Position
+from meridian_broker.topics import aside
 from meridian_broker.wire.pulsar import topic_name
 from meridian_broker.wire.pulsar.topic_name import TopicName
 
@@ -125,8 +127,8 @@ async def make_topics(service: TopicService) -> None:
         if name in on_record[namespace]:
             continue
         ledgers = await service.labels.of(topic)
-        aside = await _ledgers_aside(service, name)
-        if all(one.ledger_id in aside for one in ledgers):
+        set_aside = await _ledgers_aside(service, name)
+        if all(one.ledger_id in set_aside for one in ledgers):
             continue
         incarnation = newest(ledgers)
         known = await service.catalog.topics.incarnation(name)
@@ -177,21 +179,13 @@ async def adopt(service: TopicService, name: TopicName, metadata: TopicMetadata)
     ledgers = await service.labels.of(str(name))
     incarnation = newest(ledgers)
     if stamp_of(incarnation) > stamp_of(metadata.record.incarnation):
-        await service.catalog.topics.mark_deleted(name, stamp_of(incarnation))
-        await metadata.begin_again(incarnation, joining=service.is_shared(name))
-    record = metadata.record
-    named = {*record.progress_ledgers, *record.compaction_scraps, *(one.ledger_id for one in record.ledgers)}
-    unnamed = [
-        one for one in ledgers if one.label.belonging.incarnation == record.incarnation and one.ledger_id not in named
-    ]
-    if unnamed:
-        aside = await _ledgers_aside(service, name)
-        unnamed = [one for one in unnamed if one.ledger_id not in aside]
-    messages = [
-        Span(number, label.own_before, dict(label.origins_before), is_joined=label.is_joined)
-        for number, label, _ in unnamed
-        if label.kind is Kind.MESSAGES and number > metadata.newest_ledger
-    ]
+        if {one.ledger_id for one in ledgers} & {one.ledger_id for one in metadata.record.ledgers}:
+            await _set_aside(service, name, metadata, stamp_of(incarnation))
+        else:
+            await service.catalog.topics.mark_deleted(name, stamp_of(incarnation))
+            await metadata.begin_again(incarnation, joining=service.is_shared(name))
+    unnamed = await _unnamed(service, name, metadata)
+    messages = _messages(unnamed, metadata)
     if entries := sum(one.entries for one in unnamed if one.ledger_id > metadata.newest_ledger):
         log.warning("%s: %d entries are in ledgers that the metadata, an older copy, do not name", name, entries)
     progress = [one.ledger_id for one in unnamed if one.label.kind is Kind.PROGRESS]
@@ -200,3 +194,38 @@ async def adopt(service: TopicService, name: TopicName, metadata: TopicMetadata)
         one.ledger_id for one in unnamed if one.label.kind is Kind.MESSAGES and one.ledger_id <= metadata.newest_ledger
     ]
     return Adopted(messages, progress, views, trimmed)
+
+
+async def _unnamed(service: TopicService, name: TopicName, metadata: TopicMetadata) -> list[Labelled]:
+    """Ledgers of the record's own incarnation that no record names."""
+    record = metadata.record
+    named = {*record.progress_ledgers, *record.compaction_scraps, *(one.ledger_id for one in record.ledgers)}
+    found = [
+        one
+        for one in await service.labels.of(str(name))
+        if one.label.belonging.incarnation == record.incarnation and one.ledger_id not in named
+    ]
+    others = await _ledgers_aside(service, name) if found else set()
+    return [one for one in found if one.ledger_id not in others]
+
+
+def _messages(unnamed: Iterable[Labelled], metadata: TopicMetadata) -> list[Span]:
+    return [
+        Span(number, label.own_before, dict(label.origins_before), is_joined=label.is_joined)
+        for number, label, _ in unnamed
+        if label.kind is Kind.MESSAGES and number > metadata.newest_ledger
+    ]
+
+
+async def _set_aside(service: TopicService, name: TopicName, metadata: TopicMetadata, stamp: Stamp) -> None:
+    """Set aside again what the record names; afterwards the record is of the topic that was made after the deletion."""
+    record, unnamed = metadata.record, await _unnamed(service, name, metadata)
+    spans = [*metadata.spans(), *_messages(unnamed, metadata)]
+    await metadata.save_spans(spans, record.last_own, record.last_origins, record.holes)
+    progress = [one.ledger_id for one in unnamed if one.label.kind is Kind.PROGRESS]
+    await metadata.save_progress_ledgers([*record.progress_ledgers, *progress])
+    why = (
+        f"{name} was deleted in other regions ({stamp}), and this copy was set aside before the metadata were restored"
+    )
+    service.loader.later(await aside.move(service, name, why, stamp))
+    await metadata.create(service.fence, joining=service.is_shared(name), is_found=True)

@@ -26,14 +26,20 @@ async def set_aside(service: TopicService, topic: Topic, name: TopicName, why: s
     :param why: shown as a property of the copy.
     :param stamp: of the topic's deletion; None: it was not deleted.
     """
+    await topic.close(why)
+    to = await move(service, name, why, stamp)
+    service.forget(topic.name)
+    await service.loader.open(to)
+
+
+async def move(service: TopicService, name: TopicName, why: str, stamp: Stamp | None) -> TopicName:
+    """Give the record of a topic that nobody has open the name of a copy, which is returned; see ``set_aside``."""
     time_ms = service.scheduler.now_ms() if stamp is None else stamp.time_ms
     to = await _free_name(service, name, time_ms)
     await service.catalog.topic_policies.set_policy(to, REPLICATION, {service.region: True})
-    await topic.close(why)
     await service.catalog.topics.move(name, to, {SET_ASIDE: why}, stamp)
-    service.forget(topic.name)
     log.warning("%s: it is kept as %s in %s alone; look at it, then delete it", why, to, service.region)
-    await service.loader.open(to)
+    return to
 
 
 async def _free_name(service: TopicService, name: TopicName, time_ms: int) -> TopicName:

@@ -122,7 +122,7 @@ class TopicMetadata:
         spans: list[Span],
         last_own: Position,
         last_origins: Mapping[str, Position],
-        holes: Mapping[str, list[Hole]],
+        holes: Mapping[str, Sequence[Hole]],
     ) -> None:
         async with self._lock:
             record = replace(
