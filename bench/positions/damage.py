@@ -60,6 +60,7 @@ async def main() -> None:
     entries = int(sys.argv[1])
     topic, _ = await topic_of(entries + 4000, mixed=False)
     sealed = [span.ledger_id for span in topic.log.spans()[:-1]]
+    assert sealed, "fewer entries than a ledger holds"
     rotten.update(sealed)
     for chapter in topic.log._chapters:
         reader = await topic.log._reader(chapter)

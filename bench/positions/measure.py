@@ -240,7 +240,7 @@ def seeking(quick: bool) -> Iterator[tuple[str, float, float]]:
 
 def damaging(quick: bool) -> Iterator[tuple[str, float, float]]:
     """The same of very many damaged entries."""
-    command = [sys.executable, str(Path(__file__).with_name("damage.py")), "20000" if quick else "100000"]
+    command = [sys.executable, str(Path(__file__).with_name("damage.py")), "50000" if quick else "100000"]
     found = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
     entries = found["entries"]
     print(f"\n{f'{entries:,} damaged entries':>45}{'':10}{'longest turn, ms':>18}{'all, ms':>12}")
