@@ -202,3 +202,22 @@ def judge(
         seen_before |= seen_here
         acked_before.update(dict.fromkeys(acked_here, stage.region))
     return processed, switches
+
+
+def judge_receipts(journals: dict[str, Path], first: str, exports: dict[str, Export]) -> tuple[int, int]:
+    """How many batches had the receipt of their acknowledgement before the kill, and how many of those were delivered
+    again in another region.
+
+    :param first: the region that was killed.
+    """
+    confirmed: set[tuple[str, int, int]] = set()
+    again = 0
+    for region in (first, *(name for name in journals if name != first)):
+        places = origins(exports[region])
+        for event in journal(journals[region]):
+            origin = places[event.ledger, event.entry]
+            if region == first and event.kind == "A":
+                confirmed.add(origin)
+            elif region != first and event.kind == "D":
+                again += origin in confirmed
+    return len(confirmed), again

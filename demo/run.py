@@ -24,7 +24,8 @@ from pathlib import Path
 from typing import Any
 
 import flights
-from judge import Export, Stage, Switch, judge
+import page
+from judge import Export, Stage, Switch, judge, judge_receipts
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
@@ -76,6 +77,9 @@ class Demo:
         self.killed_ms = 0
         self.started = 0.0
         self.report = Path(arguments.report_dir).resolve()
+        self.story: list[tuple[float, str]] = []
+        """What happened, by seconds since the start."""
+        self.receipts = {region: directory / f"receipts-{region}.journal" for region in flights.AIRPORT_OF_REGION}
         self.clients_log = (directory / "clients.log").open("wb")
         """What the client library says: of a dead region, for example, that nobody answers there."""
 
@@ -146,15 +150,33 @@ class Demo:
             stdout=self.clients_log,
         )  # fmt: skip
 
+    def stand_by_with_receipts(self, region: str) -> subprocess.Popen[bytes]:
+        """The consumer that asks for receipts, started but not yet subscribed."""
+        self.receipts[region].touch()
+        return self.spawn(
+            [sys.executable, str(HERE / "receipts.py"), self.regions[region]["service_url"], TOPIC,
+             str(self.receipts[region]), str(self.seed)],
+            stdin=subprocess.PIPE,
+            stdout=self.clients_log,
+        )  # fmt: skip
+
     def journal(self, region: str) -> Path:
         return self.directory / f"consumers-{region}.journal"
 
     def go(self, consumers: subprocess.Popen[bytes], region: str, kind: str, began_ms: int) -> None:
         """Let stand-by consumers subscribe."""
         self.stages.append(Stage(region, self.journal(region), kind, began_ms))
-        assert consumers.stdin is not None
-        consumers.stdin.write(b"go\n")
-        consumers.stdin.close()
+        for one in (consumers, self.confirming[region]):
+            assert one.stdin is not None
+            one.stdin.write(b"go\n")
+            one.stdin.close()
+
+    def close(self, consumers: subprocess.Popen[bytes], region: str) -> None:
+        """A region's consumers end as they should."""
+        both = (consumers, self.confirming[region])
+        for one in both:
+            one.send_signal(signal.SIGTERM)
+        self.wait(lambda: all(one.poll() is not None for one in both), None, f"the consumers in {region} to close")
 
     def processed(self) -> int:
         """Flights processed so far; a running count from the journals, each flight once."""
@@ -173,6 +195,7 @@ class Demo:
             self.tailed[stage.journal] = (offset + usable, 0)
         return len(self.seen)
 
+    confirming: dict[str, subprocess.Popen[bytes]]
     seen: set[int]
     unacked: dict[tuple[int, int, int], None]
 
@@ -193,7 +216,9 @@ class Demo:
             self.bars = bars
             self.started = time.monotonic()
             consumers, west, central = (self.stand_by(region) for region in flights.AIRPORT_OF_REGION)
+            self.confirming = {region: self.stand_by_with_receipts(region) for region in flights.AIRPORT_OF_REGION}
             self.go(consumers, "us-east", "first", _now_ms())
+            self.tell("consumers subscribe in us-east, publishers start in every region")
             files = self.start_publishers()
             self.publishing = {
                 region: (files[region], bars.add_task(f"published {airport} in {region}", total=expected[airport]))
@@ -204,25 +229,27 @@ class Demo:
             held = len(self.unacked)
             self.kill_region("us-east")
             consumers.send_signal(signal.SIGUSR1)
-            self.say(f"us-east killed with SIGKILL at {len(self.seen):,} flights, {held:,} messages not acknowledged")
+            self.tell(
+                f"us-east is killed with SIGKILL at {len(self.seen):,} flights; {held:,} messages are not acknowledged"
+            )
             bars.update(self.task, description="processed, now in us-west")
             self.go(west, "us-west", "sigkill", self.killed_ms)
+            self.tell("the consumers continue in us-west")
             consumers = west
             at = len(self.seen)
             self.until(lambda n: n >= at + int(total * BACK_SHARE) or self.idle(), "us-west to go on")
             self.bring_back("us-east")
-            self.say("us-east comes back with its disk")
+            self.tell("us-east comes back with its disk")
             at = len(self.seen)
             self.until(lambda n: n >= at + int(total * SWITCH_SHARE) or n >= total * 0.9, "the planned switch")
-            consumers.send_signal(signal.SIGTERM)
-            self.wait(lambda: consumers.poll() is not None, None, "the consumers in us-west to close")
-            self.say("planned switch: the consumers in us-west are closed, new ones subscribe in eu-central")
+            self.close(consumers, "us-west")
+            self.tell("planned switch: the consumers in us-west are closed, new ones subscribe in eu-central")
             bars.update(self.task, description="processed, now in eu-central")
             self.go(central, "eu-central", "planned", _now_ms())
             consumers = central
             self.until(lambda n: n >= total, "every flight to be processed")
-            consumers.send_signal(signal.SIGTERM)
-            self.wait(lambda: consumers.poll() is not None, None, "the consumers in eu-central to close")
+            self.close(consumers, "eu-central")
+            self.tell("every flight is processed, the consumers are closed")
         published = sum(int(path.read_text()) for path, _ in self.publishing.values())
         return self.conclude(total, published)
 
@@ -256,16 +283,19 @@ class Demo:
         seconds = time.monotonic() - self.started
         exports = {name: Export(region["admin_url"], TOPIC) for name, region in self.regions.items()}
         processed, switches = judge(self.stages, exports, SUBSCRIPTION, self.killed_ms)
+        confirmed, repeated = judge_receipts(self.receipts, "us-east", exports)
         result = {
             "published": published,
             "processed": len(processed),
             "lost": total - len(processed),
             "redelivered_acked": sum(switch.redelivered_acked for switch in switches),
             "switches": [switch.as_json() for switch in switches],
+            "receipts": {"batches": confirmed, "redelivered": repeated},
             "aligned": verified == 0,
             "seconds": round(seconds, 1),
             "seed": self.seed,
             "report": str(self.report),
+            "spark_report": max((one.name for one in self.report.glob("verify-*.html")), default=None),
         }
         self.show(result, switches, verdict)
         return result
@@ -282,36 +312,27 @@ class Demo:
 
     def show(self, result: dict[str, Any], switches: list[Switch], told: str) -> None:
         self.console.print(told, highlight=False)
-        table = Table(title="Flights")
-        for column in ("published", "processed", "lost", "seconds"):
-            table.add_column(column, justify="right")
-        table.add_row(
-            f"{result['published']:,}", f"{result['processed']:,}", str(result["lost"]), str(result["seconds"])
-        )
-        self.console.print(table)
-        table = Table(title="Switches")
-        for column in (
-            "switch", "first message after", "acked, delivered again", "share",
-            "ack still in the client, delivered again", "not acked, delivered again",
-        ):  # fmt: skip
-            table.add_column(column, justify="right")
-        for switch in switches:
-            share = switch.redelivered_acked / max(switch.delivered, 1)
-            table.add_row(
-                f"{switch.kind}: {switch.source} -> {switch.target}",
-                f"{switch.first_message_ms} ms",
-                str(switch.redelivered_acked),
-                f"{share:.3%}",
-                str(switch.redelivered_in_client),
-                str(switch.redelivered_unacked),
-            )
-        self.console.print(table)
+        for title, heads, rows in page.tables(result, switches):
+            table = Table(title=title, title_justify="left")
+            for head in heads:
+                table.add_column(head, justify="right")
+            for row in rows:
+                table.add_row(*row)
+            self.console.print(table)
+        self.say(page.EXPLAINED)
+        self.report.mkdir(parents=True, exist_ok=True)
+        (self.report / "index.html").write_text(page.page(result, switches, self.story), encoding="utf-8")
         self.console.print(
-            f"Spark's verdict: {'aligned' if result['aligned'] else 'NOT aligned'}; report: {self.report}"
+            f"Spark's verdict: {'aligned' if result['aligned'] else 'NOT aligned'}; report: {self.report}/index.html"
         )
 
     def say(self, text: str) -> None:
         self.console.print(text, highlight=False)
+
+    def tell(self, text: str) -> None:
+        """A turn of the story."""
+        self.story.append((time.monotonic() - self.started, text))
+        self.say(text)
 
     def end(self) -> None:
         for child in reversed(self.children):
