@@ -154,7 +154,7 @@ class _Talk:
 
 
 def _said(body: bytes) -> str:
-    """The reason that somebody gives who did not prove who he is."""
+    """The reason given by a region that did not authenticate itself."""
     try:
         return f": {str(json.loads(body)['reason'])[:REASON_MAX]!r}"
     except (ValueError, KeyError, TypeError, RecursionError):

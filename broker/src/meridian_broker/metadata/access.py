@@ -180,7 +180,7 @@ def absent(tree: Tree, what: str) -> None:
 
 
 def check_name(name: str, what: str) -> str:
-    """A name of a cluster or tenant. :raises Invalid: it is none."""
+    """A name of a cluster or tenant. :raises Invalid: it is not one."""
     try:
         parse_namespace(f"{name}/any")
     except InvalidTopicNameError:
@@ -191,7 +191,7 @@ def check_name(name: str, what: str) -> str:
 
 
 def check_namespace(name: str) -> str:
-    """``tenant/namespace``. :raises Invalid: it is none."""
+    """``tenant/namespace``. :raises Invalid: it is not one."""
     try:
         parse_namespace(name)
     except InvalidTopicNameError as error:

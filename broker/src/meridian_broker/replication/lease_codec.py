@@ -133,12 +133,12 @@ def put_voters(message: VotersAsk | VotersAnswer) -> pb.Voters:
 
 
 def take_voters_ask(message: pb.Voters) -> VotersAsk:
-    """:raises ValueError: a stamp is none."""
+    """:raises ValueError: a stamp is not valid."""
     return VotersAsk(_take_voters(message))
 
 
 def take_voters_answer(message: pb.Voters) -> VotersAnswer:
-    """:raises ValueError: a stamp is none."""
+    """:raises ValueError: a stamp is not valid."""
     return VotersAnswer(_take_voters(message))
 
 

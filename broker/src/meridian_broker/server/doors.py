@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The addresses on which this process listens, and those that it tells clients.
 
-Addresses are taken first and served later: a port that somebody else has ends the start before anything was done, and
-nobody gets in before the broker is ready for him.
+Addresses are bound first and served later: a port that is taken ends the start before anything was done, and no client
+gets in before the broker is ready for it.
 """
 
 from __future__ import annotations

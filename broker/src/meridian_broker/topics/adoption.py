@@ -2,7 +2,7 @@
 """Ledgers on the volume that the metadata do not name: metadata were restored alone, from an older copy (R5).
 
 Such metadata do not know the ledgers that were begun since, nor the topics; but each ledger's label says whose it is
-(``ledgers/labels.py``). So whoever opens a topic *adopts* what he finds:
+(``ledgers/labels.py``). So opening a topic *adopts* what is found:
 
 - Ledgers with messages that are newer than any that the record ever named. One that is older was on record and was
   trimmed: its owner ended between the record and the deletion, which is done now (``TopicLog.open``).

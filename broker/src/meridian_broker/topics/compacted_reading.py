@@ -53,7 +53,7 @@ class CompactedReading:
         self._thinned_done: dict[int, BitMap] = {}
         """Batches that lost messages to compaction and whose others are acknowledged: ledger -> entries."""
         self._sent: dict[Position, int] = {}
-        """Of batches that were sent, which of their messages: compaction may take them out before they are acked."""
+        """Which messages of a batch were delivered; compaction may remove some before the ack arrives."""
         self._ids_sent = AckSet()
         """Which entries were sent and may be owed: compaction and trimming may take one out before it is acked."""
         self._held = Held()

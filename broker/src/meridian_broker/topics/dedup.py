@@ -245,7 +245,7 @@ class Gate:
         self._ids = ids
         self._producer = producer
         self._flight: deque[int] = deque()
-        """Of each entry given to the log and not durable yet the sequence id it makes the last one, or ``NONE``."""
+        """The sequence id that each in-flight entry completes, or ``NONE``."""
         self._passed = self._told = 0
         """Entries given to the log, and those of them the producer heard of."""
         self._repeats: deque[tuple[int, Send]] = deque()

@@ -150,7 +150,7 @@ def to_json(known: Electorates) -> dict[str, object]:
 
 
 def from_json(value: object) -> Electorates:
-    """:raises ValueError: these are none."""
+    """:raises ValueError: these are not lists of voters."""
     try:
         fields = dict(value)  # type: ignore[call-overload]
         lists = tuple((Stamp.parse(said), tuple(sorted(map(str, voters)))) for said, *voters in fields["lists"])

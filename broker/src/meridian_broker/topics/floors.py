@@ -99,7 +99,7 @@ def _regions(topic: Topic) -> Collection[str]:
 async def _report(subscription: Subscription) -> None:
     """Tell how far nothing is owed here, where that is more than acks say and was not told yet.
 
-    Where old rewinds are to be merged, that this region knows them is to be told as well.
+    Where old rewinds are to be merged, also tell that this region knows them.
     """
     topic = subscription.topic
     found = await _settled(subscription, owed_nothing_upto(subscription))

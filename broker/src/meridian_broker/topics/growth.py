@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """More partitions of a topic (R15).
 
-Clients are told of a partition once its subscriptions are durable: one who subscribes to it himself, at its latest
-message, would miss what was published there before.
+Clients learn of a partition once its subscriptions are durable: one that created its own, at the latest message, would
+miss what was published there before.
 
 A topic grows under its lock, so it is not deleted meanwhile. Growth that fails takes back the partitions that it made,
 and growth that follows one that a crash ended begins by taking back what that left.

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A topic was deleted while a region was away: what that region does with its copy when it comes back (R8).
 
-Whoever asks for a topic names the deletion that he knows of. Of two the later one counts, and who hears of a later one
-follows it: his copy is of a topic that is gone.
+A region that asks for a topic names the deletion that it knows of. Of two the later one counts, and a region that hears
+of a later one follows it: its copy is of a topic that is gone.
 
 The deletion remembers how far each origin's entries had come to the region that deleted. A copy that holds nothing
 beyond is deleted. One that does holds messages with receipts that nobody else ever had, and whoever deleted the topic

@@ -251,7 +251,7 @@ class NonPersistentSubscription:
     # -- messages ------------------------------------------------------------------------------------------------
 
     def offer(self, entry: bytes, messages: int, view: MetadataView) -> int:
-        """Send one entry to whom it is for. Says how many messages are lost because he cannot take it."""
+        """Send one entry to its consumer. Returns how many messages are lost because it cannot take them."""
         consumer = self._choose(view)
         if consumer is None or not consumer.ready:
             self.dropped += messages

@@ -187,4 +187,4 @@ async def check_room(service: TopicService, name: TopicName, more: int) -> None:
     if most := service.rules(name).max_topics:
         count = len(await service.catalog.topics.names(name.namespace_name))
         if count + more > most:
-            raise LimitReached(f"{name.namespace_name} has {count} topics, and {most} is its limit: delete some")
+            raise LimitReached(f"{name.namespace_name} has {count} topics; its limit is {most}: delete some")

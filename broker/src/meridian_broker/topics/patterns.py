@@ -34,7 +34,7 @@ class WholeName:
     __slots__ = ("_expression",)
 
     def __init__(self, text: str) -> None:
-        """:param text: a regular expression. :raises BadPattern: it is none."""
+        """:param text: a regular expression. :raises BadPattern: it is not one."""
         self._expression = _compiled(text, text)
 
     @classmethod
@@ -57,7 +57,7 @@ class TopicPattern:
     __slots__ = ("_expression", "text")
 
     def __init__(self, text: str) -> None:
-        """:raises BadPattern: it is none."""
+        """:raises BadPattern: it is not one."""
         self.text = text
         self._expression = _compiled(_without_domain(text), text)
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How topics and subscriptions go: by hand, or because nobody has used them for a while.
+"""How topics and subscriptions are deleted: on request, or because they were unused for a while.
 
-Between the last look whether clients are there and the fence nothing else runs: whoever comes finds the topic closed,
-and no message is taken to be deleted with it. A topic that lives in several regions goes by hand only; a subscription
-that they share also when it was used in none of them (R16).
+Nothing else runs between the last check for clients and the fence: a client that connects later finds the topic closed,
+and no message is accepted only to be deleted. A topic of several regions is deleted on request only; a replicated
+subscription also when it was unused in all of them (R16).
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ async def delete(service: TopicService, name: TopicName, *, force: bool, begun: 
 
 
 async def delete_as_elsewhere(service: TopicService, name: TopicName, stamp: Stamp, *, partitioned: bool) -> None:
-    """Another region deleted it, whoever uses it here: so is it here, also where there is none to delete (R8).
+    """Follow the deletion of another region, even if the topic is in use here or does not exist (R8).
 
     A link may have told of the deletion before: what was made since then stays. What is of the other kind here, with
     partitions or without (``topics.kinds``), was never replicated to the region that deleted: it is set aside.

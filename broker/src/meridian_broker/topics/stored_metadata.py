@@ -29,7 +29,7 @@ _HEAD_BYTES: Final = 10
 def view(entry: bytes) -> MetadataView:
     """The metadata; the payload is not copied.
 
-    :raises BodyError: the body is none.
+    :raises BodyError: the body is not valid.
     """
     offset = entry[2] << 8 | entry[3]
     (size,) = _KEY_HASH.unpack_from(entry, offset + _SIZE_AT)

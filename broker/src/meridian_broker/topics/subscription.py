@@ -289,7 +289,7 @@ class Subscription:
         """Is nothing owed of an entry any more: acked in whatever region, or dropped in this one (R14)?
 
         :param position: where it is stored here: after a seek by time its publish time is looked up by it, as far as
-            it is in memory (``times``). Without, only what is acked whatever its time is counts.
+            it is in memory (``times``). Without it, only unconditional acks count.
         """
         if position is not None and position in self.topic.log.damage.lost:
             return True

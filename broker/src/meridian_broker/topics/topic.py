@@ -352,7 +352,7 @@ class Topic:
     ) -> Subscription:
         """Make a subscription whose next entry is ``initial`` (``EARLIEST``, ``LATEST`` or an entry).
 
-        :param places: of a durable one that begins at an entry, ``placing.before`` that entry.
+        :param places: for a durable subscription that begins at an entry: ``placing.before`` that entry.
         :param read_compacted: a reader of the compacted view, which may have entries that the log has no more.
         :raises SubscriptionExists: there is one of that name.
         :raises NotAllowed: no region could take its name or its properties.
