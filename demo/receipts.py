@@ -20,12 +20,12 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from meridian_broker.wire.proto import pulsar_pb2 as pb
-from meridian_broker.wire.pulsar import encode
+from meridian_broker.wire.pulsar import encode, metadata
 from meridian_broker.wire.pulsar.frames import FrameDecoder
 from worker import HOLD_SECONDS, HOLD_SHARE, POLITENESS, RECORD
 
 SUBSCRIPTION = "with-receipts"
-PERMITS = 1000
+PERMITS = 10_000
 READ_BYTES = 1 << 20
 READ_SECONDS = 0.1
 """How late a stop may be noticed."""
@@ -82,23 +82,23 @@ class Consumer:
         self._socket.close()
 
     def _step(self) -> None:
-        for kind, command in self._read():
-            if kind == MESSAGE:
-                self._take(command.message_id)
-            elif kind == ACK_RESPONSE:
-                self._note(b"A", self._unconfirmed.pop(command.request_id))
+        for command in self._read():
+            if command[0] == MESSAGE:
+                self._take(command[1].message_id, metadata.parse(command[3]).num_messages_in_batch)
+            elif command[0] == ACK_RESPONSE:
+                self._note(b"A", self._unconfirmed.pop(command[1].request_id))
         while self._held and self._held[0][0] <= time.monotonic():
             self._acknowledge(self._held.popleft()[1])
         self._journal.flush()
 
-    def _take(self, place: Any) -> None:
+    def _take(self, place: Any, messages: int) -> None:
         self._note(b"D", place)
         if self._random.random() < HOLD_SHARE:
             self._held.append((time.monotonic() + HOLD_SECONDS * self._random.random(), place))
         else:
             self._acknowledge(place)
-        self._taken += 1
-        if self._taken == PERMITS // 2:
+        self._taken += messages  # permits count messages, not batches
+        if self._taken >= PERMITS // 2:
             self._socket.sendall(encode.flow(1, self._taken))
             self._taken = 0
 
@@ -109,7 +109,7 @@ class Consumer:
         ack.message_id.add(ledgerId=place.ledgerId, entryId=place.entryId)
         self._socket.sendall(encode.simple(ACK, ack))
 
-    def _read(self) -> list[tuple[int, Any]]:
+    def _read(self) -> list[Any]:
         """The commands that come within a moment. :raises OSError: the connection is gone."""
         self._socket.settimeout(READ_SECONDS)
         try:
@@ -120,17 +120,17 @@ class Consumer:
             self._socket.settimeout(WRITE_SECONDS)
         if not data:
             raise ConnectionError("the broker closed the connection")
-        commands: list[tuple[int, Any]] = [(command[0], command[1]) for command in self._decoder.feed(data)]
-        if any(kind == PING for kind, _ in commands):
-            self._socket.sendall(encode.PONG)
-        for kind, command in commands:
-            if kind == ERROR:
-                raise SystemExit(f"demo: the broker refused: {command.message}")
+        commands: list[Any] = self._decoder.feed(data)
+        for command in commands:
+            if command[0] == PING:
+                self._socket.sendall(encode.PONG)
+            elif command[0] == ERROR:
+                raise SystemExit(f"demo: the broker refused: {command[1].message}")
         return commands
 
     def _ask(self, kind: int, command: Any, answer: int) -> None:
         self._socket.sendall(encode.simple(kind, command))
-        while all(one != answer for one, _ in self._read()):
+        while all(one[0] != answer for one in self._read()):
             pass
 
     def _note(self, kind: bytes, place: Any) -> None:
