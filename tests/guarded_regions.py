@@ -91,6 +91,10 @@ async def shown_by(port: int, token: str, *, can_refresh: bool = False) -> tuple
     return connection, await connection.hear_any()
 
 
+def new_token(token: str) -> pb.CommandAuthResponse:
+    return pb.CommandAuthResponse(response=pb.AuthData(auth_method_name="token", auth_data=token.encode()))
+
+
 def tokens_command(*arguments: str) -> str:
     """What ``meridian tokens`` prints. Without a process of its own, which costs more than all that it does."""
     made = CliRunner().invoke(tokens, arguments, catch_exceptions=False)

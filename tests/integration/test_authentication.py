@@ -20,7 +20,7 @@ import jwt
 import pulsar
 import pytest
 from broker_process import MERIDIAN, http, wait_until
-from guarded_regions import Guarded, guarded_regions, shown_by, tokens_command
+from guarded_regions import Guarded, guarded_regions, new_token, shown_by, tokens_command
 from meridian_broker.wire.proto import pulsar_pb2 as pb
 from peers import calls_as
 from raw_connection import RawConnection, T
@@ -82,10 +82,6 @@ async def test_no_token_makes_a_client_a_peer(guarded: Guarded) -> None:
 
 async def connected(guarded: Guarded, token: str, *, can_refresh: bool = False) -> tuple[RawConnection, Any]:
     return await shown_by(guarded.brokers["east"].port, token, can_refresh=can_refresh)
-
-
-def new_token(token: str) -> pb.CommandAuthResponse:
-    return pb.CommandAuthResponse(response=pb.AuthData(auth_method_name="token", auth_data=token.encode()))
 
 
 async def test_a_connection_ends_when_its_token_expires(guarded: Guarded) -> None:
