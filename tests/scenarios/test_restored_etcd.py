@@ -157,7 +157,7 @@ def test_etcd_is_restored_and_nobody_can_give_anything_back(regions: TwoRegions,
 
 
 def test_etcd_goes_back_under_a_broker_that_runs(regions: TwoRegions, topics: dict[str, str]) -> None:
-    """R1, R5: the broker notices with the first answer of the older etcd, says so, and begins anew as after a crash:
+    """R1, R5: the broker notices with the first answer of the older etcd, says so, and starts again as after a crash:
     what only its volume knows is adopted before anything is written, and no client has to be told."""
     topic, later = topics["running"], new_topic("later")
     broker = regions.brokers[EAST]
@@ -173,7 +173,7 @@ def test_etcd_goes_back_under_a_broker_that_runs(regions: TwoRegions, topics: di
         shutil.rmtree(regions.root / "etcd")
         shutil.copytree(regions.root / "copy-etcd", regions.root / "etcd")
         regions.etcd.start()
-        wait_until(lambda: "begins anew" in broker.log(), "the broker to notice")
+        wait_until(lambda: "starts again, as after a crash" in broker.log(), "the broker to notice")
         publish(east, topic, numbered(range(40, 45)))
     for region in REGIONS:
         assert stored(regions, region, topic, 45) == list(range(45)), region

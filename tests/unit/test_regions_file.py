@@ -24,7 +24,7 @@ def test_it_lists_regions(tmp_path: Path) -> None:
     ("content", "said"),
     [
         (None, "cannot be read: No such file or directory"),
-        ("{", "is no JSON"),
+        ("{", "is not JSON"),
         ("[]", 'has no list "regions"'),
         ('{"regions": 3}', 'has no list "regions"'),
         ('{"regions": [{"name": "us", "service_url": "pulsar://h:1"}]}', "region 1 in"),

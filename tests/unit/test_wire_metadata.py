@@ -265,9 +265,9 @@ def test_ordinary_messages_take_the_fast_way(monkeypatch: pytest.MonkeyPatch) ->
         (b"\x0e\x01" + bytes(4) + struct.pack(">I", 1), "metadata of 1 bytes in a message body of 10"),
         (metadata.build_body(b"", b"payload"), "lacks a producer name"),
         (metadata.build_body(b"\x0a\x01p\x10\x01", b""), "lacks a producer name, a sequence id or a publish time"),
-        (metadata.build_body(b"\x0a\x7fp", b""), "no MessageMetadata"),
-        (metadata.build_body(b"\x0a\x01\xff\x10\x01\x18\x01", b""), "no UTF-8"),
-        (metadata.build_body(b"\x0a\x01p\x10\x01\x18\x01\x32\x01\xff", b""), "no UTF-8"),
+        (metadata.build_body(b"\x0a\x7fp", b""), "not a MessageMetadata"),
+        (metadata.build_body(b"\x0a\x01\xff\x10\x01\x18\x01", b""), "not UTF-8"),
+        (metadata.build_body(b"\x0a\x01p\x10\x01\x18\x01\x32\x01\xff", b""), "not UTF-8"),
     ],
 )
 def test_what_is_no_body(body: bytes, words: str) -> None:
