@@ -34,6 +34,8 @@ class _Rotting(Drawing):
 
     def _progress(self) -> None:
         random = self._random
+        if any(line.startswith("unsubscribe") for line in self._rest):
+            return  # which life of a subscription a region is left with then is not settled yet
         drawn: list[tuple[int, list[str]]] = []
         for at in self._places(random.choice((1, 2, 4))):
             region, topic = self._region(), self._topic()
