@@ -15,6 +15,7 @@ from meridian_operator.api.geo_topic import GeoTopicSpec
 from meridian_operator.api.replicated_subscription import ReplicatedSubscriptionSpec
 from meridian_operator.plan import geo_topic, replicated_subscription
 from meridian_operator.plan.changes import SetPolicy
+from meridian_operator.plan.history import History
 from meridian_operator.plan.observed import RegionSeen, TopicName
 from meridian_operator.plan.outcome import Plan
 from meridian_operator.regions.client import Refused, RegionClient
@@ -64,7 +65,7 @@ async def carry_out(
 
 def made(spec: GeoTopicSpec, managed: Sequence[str] = ()) -> Callable[[list[RegionSeen]], Plan]:
     """What brings regions to a GeoTopic."""
-    return lambda seen: geo_topic.plan(spec, seen, managed)
+    return lambda seen: geo_topic.plan(spec, seen, History(managed=tuple(managed)))
 
 
 async def test_a_topic_becomes_what_its_object_says(clients: dict[str, RegionClient]) -> None:

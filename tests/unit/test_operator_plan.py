@@ -14,6 +14,8 @@ from meridian_operator.api.quantities import duration_ms, size_bytes
 from meridian_operator.api.replicated_subscription import ReplicatedSubscriptionSpec
 from meridian_operator.api.shared import Condition
 from meridian_operator.plan import changes, geo_topic, replicated_subscription
+from meridian_operator.plan.claims import Claim, heir, ruler
+from meridian_operator.plan.history import History
 from meridian_operator.plan.observed import Link, RegionSeen, SubscriptionSeen, TopicName, TopicSeen
 from meridian_operator.plan.outcome import Finding, judge, merged
 from pydantic import ValidationError
@@ -76,7 +78,7 @@ def test_a_plan_carried_out_leaves_nothing_to_do(
     spec: GeoTopicSpec, topics: list[TopicSeen | None], down: set[str], managed: bool
 ) -> None:
     """Whatever the regions hold, and whichever are down: one round, and what is left is nobody's to change."""
-    before = ["retention", "messageTTL"] if managed else []
+    before = History(managed=("retention", "messageTTL") if managed else ())
     seen = [
         RegionSeen(name, "", problem="it is down") if name in down else region(name, topic)
         for name, topic in zip(REGIONS, topics, strict=True)
@@ -121,7 +123,7 @@ def test_what_no_change_of_ours_mends_is_told(seen: RegionSeen, reason: str) -> 
 
 def test_only_policies_that_were_set_by_us_are_taken_back() -> None:
     topic = TopicSeen(0, {"replication": REGIONS, "messageTTL": 30, "retention": {"by": "somebody else"}})
-    planned = geo_topic.plan(geo(), [region("us", topic)], managed=["messageTTL"])
+    planned = geo_topic.plan(geo(), [region("us", topic)], History(managed=("messageTTL",)))
     assert planned.changes == (changes.RemovePolicy("us", NAME, "messageTTL"),)
 
 
@@ -267,3 +269,117 @@ def test_quantities() -> None:
 def test_specs_that_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValidationError):
         geo(**wrong)
+
+
+HELD = History(established=frozenset(REGIONS))
+
+
+def test_the_oldest_claim_rules_and_the_next_one_inherits() -> None:
+    first, second = Claim("2026-01-01", "b", "x"), Claim("2026-01-02", "a", "x")
+    assert ruler([second, first]) == first
+    assert heir([second, first], "b", "x") == second
+    assert heir([second._replace(leaving=True), first], "b", "x") is None
+    assert (ruler([]), heir([first], "b", "x")) == (None, None)
+
+
+def test_what_vanished_everywhere_is_not_made_again_unasked() -> None:
+    nowhere = [region(name) for name in REGIONS]
+    planned = geo_topic.plan(geo(), nowhere, HELD)
+    assert planned.changes == ()
+    assert {reason for _, reason, _ in planned.problems} == {"Vanished"}
+    assert geo_topic.established(geo(), nowhere, HELD) == REGIONS, "and it is not forgotten that it was there"
+    asked = geo_topic.plan(geo(), nowhere, replace(HELD, recreate=True))
+    assert [type(change) for change in asked.changes].count(changes.CreateTopic) == len(REGIONS)
+
+
+def test_a_region_that_lost_the_topic_is_filled_once_the_others_are_seen_to_keep_it() -> None:
+    """A deletion that is on its way from region to region looks like this at first."""
+    there = {"replication": REGIONS}
+    seen = [region("ap"), region("eu", TopicSeen(0, there)), region("us", TopicSeen(0, there))]
+    first = geo_topic.plan(geo(), seen, HELD)
+    assert (first.changes, first.problems, len(first.waiting)) == ((), (), 1)
+    then = History(established=frozenset(geo_topic.established(geo(), seen, HELD)))
+    assert then.established == {"eu", "us"}
+    assert changes.CreateTopic("ap", NAME, 0) in geo_topic.plan(geo(), seen, then).changes
+
+
+def test_nothing_is_made_while_a_region_that_held_the_topic_is_silent() -> None:
+    seen = [region("ap"), RegionSeen("eu", "", problem="it is down"), region("us")]
+    planned = geo_topic.plan(geo(), seen, History(established=frozenset({"eu"})))
+    assert planned.changes == ()
+    assert [reason for _, reason, _ in planned.problems] == ["RegionUnreachable"]
+    assert len(planned.waiting) == 2
+
+
+def test_a_region_that_leaves_is_unlinked_and_remembered() -> None:
+    two, there = geo(regions=["ap", "eu"]), TopicSeen(0, {"replication": ["ap", "eu"]})
+    left = region("us", TopicSeen(0, {"replication": REGIONS}))
+    seen = [region("ap", there), region("eu", there), left]
+    planned = geo_topic.plan(two, seen, HELD)
+    assert planned.changes == (changes.Unlink("us", NAME),)
+    assert geo_topic.established(two, seen, HELD) == REGIONS
+    alone = [*seen[:2], region("us", TopicSeen(0, {"replication": ["us"]}))]
+    assert geo_topic.plan(two, alone, HELD).settled
+    assert geo_topic.established(two, alone, HELD) == ["ap", "eu"]
+    assert geo_topic.left(two, alone, HELD) == ["us"]
+    silent = [*seen[:2], RegionSeen("us", "", problem="it is down")]
+    assert [reason for _, reason, _ in geo_topic.plan(two, silent, HELD).problems] == ["RegionUnreachable"]
+    assert "us" in geo_topic.established(two, silent, HELD), "it is unlinked once it is back"
+
+
+def test_nothing_is_deleted_until_every_region_answers() -> None:
+    topic = TopicSeen(0, {"replication": REGIONS})
+    seen = [region("ap", topic), RegionSeen("eu", "", problem="it is down"), region("us", topic)]
+    blocked = geo_topic.deletion(geo(), seen)
+    assert (blocked.changes, [reason for _, reason, _ in blocked.problems]) == ((), ["RegionUnreachable"])
+    given_up = geo_topic.deletion(geo(), [seen[0], seen[2]], ["eu"])
+    assert given_up.changes == (
+        changes.SetPolicy("ap", NAME, "replication", ["ap", "us"]),
+        changes.SetPolicy("us", NAME, "replication", ["ap", "us"]),
+        changes.DeleteTopic("ap", NAME, partitioned=False),
+    )
+
+
+def test_a_subscription_goes_by_force_only_where_nobody_consumes() -> None:
+    there = region("ap", TopicSeen(0))
+    busy = replace(there, subscription=replace(subscribed(), consumers=2))
+    assert [reason for _, reason, _ in replicated_subscription.deletion(rsub(), [busy], ["us"]).problems] == ["InUse"]
+    idle = replace(there, subscription=subscribed())
+    planned = replicated_subscription.deletion(rsub(), [idle], ["us"])
+    assert planned.changes == (changes.DeleteSubscription("ap", NAME, "billing", force=True),)
+    assert not replicated_subscription.deletion(rsub(), [idle]).changes[0].force  # type: ignore[attr-defined]
+
+
+def test_a_subscription_that_vanished_is_not_made_again_unasked() -> None:
+    seen = [region(name, TopicSeen(0)) for name in REGIONS]
+    planned = replicated_subscription.plan(rsub(), seen, HELD)
+    assert planned.changes == ()
+    assert {reason for _, reason, _ in planned.problems} == {"Vanished"}
+    asked = replicated_subscription.plan(rsub(), seen, replace(HELD, recreate=True))
+    assert asked.changes == (changes.CreateSubscription("ap", NAME, "billing", earliest=True),)
+
+
+def test_a_subscription_in_some_of_the_topic_s_regions_is_refused() -> None:
+    links = (Link("eu", True, 0, 0), Link("us", True, 0, 0))
+    seen = [region("ap", TopicSeen(0, links=links)), region("eu", TopicSeen(0))]
+    planned = replicated_subscription.plan(rsub(regions=["ap", "eu"]), seen)
+    assert (planned.changes, [reason for _, reason, _ in planned.problems]) == ((), ["NotSupported"])
+    assert (replicated_subscription.refusal(rsub(regions=["ap", "eu"]), ["ap", "eu"], REGIONS) or ("",))[
+        0
+    ] == "NotSupported"
+
+
+@pytest.mark.parametrize(
+    ("retention", "policy"),
+    [
+        ({"time": "72h"}, (4320, -1)),
+        ({"size": "10Gi"}, (-1, 10240)),
+        ({"time": "0s", "size": "0"}, (0, 0)),
+        ({"time": "-1", "size": "1Gi"}, (-1, 1024)),
+    ],
+)
+def test_a_limit_of_the_retention_that_is_not_named_is_no_limit(
+    retention: dict[str, str], policy: tuple[int, int]
+) -> None:
+    made = geo_topic.policies(geo(retention=retention))["retention"]
+    assert (made["retentionTimeInMinutes"], made["retentionSizeInMB"]) == policy

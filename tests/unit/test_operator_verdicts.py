@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from kopf._core.engines.indexing import OperatorIndexer
 from meridian_operator.api.shared import GROUP
+from meridian_operator.handlers.subject import Views
 from meridian_operator.handlers.world import VERDICT_LABEL, verdict_on, verdict_runs, verdicts
 from meridian_operator.plan.outcome import Finding
 from meridian_operator.plan.verdicts import aligned, rows_of, run_of
@@ -39,7 +40,8 @@ class Indexed:
 
     def condition(self, subscription: str = "billing", now: str = NEW_YEAR) -> Finding:
         indices = {name: indexer.index for name, indexer in self._indexers.items()}
-        return aligned(verdict_on(indices, TOPIC, subscription), now)
+        views = Views({}, {}, {}, {}, indices["verdicts"], indices["verdict_runs"])
+        return aligned(verdict_on(views, TOPIC, subscription), now)
 
 
 def row(verdict: str, topic: str = TOPIC, subscription: str = "billing") -> dict[str, str]:

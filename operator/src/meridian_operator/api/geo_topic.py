@@ -16,11 +16,11 @@ from meridian_operator.api.shared import (
     DeletionPolicy,
     Kind,
     Model,
-    Plan,
     PrinterColumn,
+    ReconciledStatus,
     RegionName,
+    RegionNames,
     Regions,
-    Status,
     StatusModel,
     TopicName,
     rule,
@@ -35,10 +35,20 @@ class SyncMode(StrEnum):
 
 
 class Retention(Model):
-    """How long messages stay that every subscription has acknowledged. -1: without limit."""
+    """How long messages stay that every subscription has acknowledged. -1: without limit. A limit that is not named is
+    no limit."""
 
-    time: Duration | Literal["-1"] = Field(default="0s", description="A duration such as 72h, or -1 for no limit.")
-    size: Size | Literal["-1"] = Field(default="0", description="A size such as 10Gi, or -1 for no limit.")
+    rules = (
+        rule("has(self.size) || has(self.time)", "say size, time or both"),
+        rule(
+            "!has(self.size) || !has(self.time) || "
+            "self.size.matches('^0+(Ki|Mi|Gi|Ti)?$') == self.time.matches('^(0+(ms|s|m|h|d))+$')",
+            "size and time are both 0 or neither is: one that is 0 would make the other void",
+        ),
+    )
+
+    time: Duration | Literal["-1"] | None = Field(default=None, description="A duration such as 72h, or -1: no limit.")
+    size: Size | Literal["-1"] | None = Field(default=None, description="A size such as 10Gi, or -1: no limit.")
 
 
 class BacklogQuota(Model):
@@ -56,6 +66,13 @@ class BacklogQuota(Model):
 
 class Schema(Model):
     """The topic's schema. Changing it adds a version in every region."""
+
+    rules = (
+        rule(
+            "self.type == 'STRING' || (has(self.definition) && size(self.definition) > 0)",
+            "a schema of this type needs its text, definition",
+        ),
+    )
 
     type: Literal["STRING", "JSON", "AVRO", "PROTOBUF", "PROTOBUF_NATIVE", "KEY_VALUE"] = "AVRO"
     definition: str = Field(default="", max_length=65536, description="The schema's text, for Avro and JSON its JSON.")
@@ -160,7 +177,7 @@ class GeoTopicRegion(StatusModel):
     ] = Field(default_factory=list)
 
 
-class GeoTopicStatus(Status):
+class GeoTopicStatus(ReconciledStatus):
     """What is."""
 
     regions_ready: str = Field(default="", max_length=16, description="Regions as they shall be, of all: 2/3.")
@@ -179,8 +196,8 @@ class GeoTopicStatus(Status):
         default_factory=list,
         description="Policies that this object has set; one that leaves the spec is taken back. Others are left alone.",
     )
-    plan: Plan = Field(
-        default_factory=list, description="What would be done, while annotation meridian.dev/dry-run is true."
+    left: RegionNames = Field(
+        default_factory=list, description="Regions that the topic has left. They keep their copy, and send it nowhere."
     )
 
 

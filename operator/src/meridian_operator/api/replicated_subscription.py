@@ -16,11 +16,10 @@ from meridian_operator.api.shared import (
     DeletionPolicy,
     Kind,
     Model,
-    Plan,
     PrinterColumn,
+    ReconciledStatus,
     RegionName,
     Regions,
-    Status,
     StatusModel,
     SubscriptionName,
     TopicName,
@@ -30,6 +29,14 @@ from meridian_operator.api.shared import (
 
 class ReplicatedSubscriptionSpec(Model):
     """What shall be."""
+
+    rules = (
+        rule(
+            "!has(self.witness) || self.dispatchScope == 'Origin'",
+            "witness has a meaning with dispatchScope Origin only",
+            field=".witness",
+        ),
+    )
 
     topic: Annotated[
         TopicName,
@@ -100,7 +107,7 @@ class Verdict(StatusModel):
     detail: str = Field(default="", max_length=4096)
 
 
-class ReplicatedSubscriptionStatus(Status):
+class ReplicatedSubscriptionStatus(ReconciledStatus):
     """What is."""
 
     regions_ready: str = Field(default="", max_length=16)
@@ -113,7 +120,6 @@ class ReplicatedSubscriptionStatus(Status):
     ] = Field(default_factory=list)
     backlog: int = Field(default=0, description="Largest backlog of any region.")
     verification: Verdict = Field(default_factory=Verdict)
-    plan: Plan = Field(default_factory=list)
 
 
 REPLICATED_SUBSCRIPTION = Kind(

@@ -97,6 +97,24 @@ class Status(StatusModel):
     conditions: Conditions = Field(default_factory=list)
 
 
+RegionNames = Annotated[list[RegionName], Field(max_length=32, json_schema_extra={"x-kubernetes-list-type": "set"})]
+
+
+class ReconciledStatus(Status):
+    """What the status of a kind holds that the operator acts on."""
+
+    established: RegionNames = Field(
+        default_factory=list,
+        description="Regions known to hold it. What was there and is gone has vanished: it is not made again unasked.",
+    )
+    recreated: str = Field(
+        default="", max_length=64, description="The value of annotation meridian.dev/recreate that was acted upon."
+    )
+    plan: Plan = Field(
+        default_factory=list, description="What would be done, while annotation meridian.dev/dry-run is true."
+    )
+
+
 class PrinterColumn(BaseModel):
     """A column of ``kubectl get``. Priority 1 is shown by ``-o wide`` only."""
 

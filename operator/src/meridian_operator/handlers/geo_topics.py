@@ -1,22 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""GeoTopic: one function looks, plans, changes and reports, whatever the reason it is called for."""
+"""GeoTopic: how its objects are planned, deleted and reported."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from functools import partial
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 import kopf
 
 from meridian_operator.api.geo_topic import GEO_TOPIC, GeoTopicRegion, GeoTopicSpec, GeoTopicStatus, RemoteStatus
-from meridian_operator.api.shared import GROUP, VERSION, DeletionPolicy
-from meridian_operator.handlers.reconciling import GIVE_UP_SECONDS, RESYNC_SECONDS, Regions, ruled_by_another, wanted
-from meridian_operator.handlers.reporting import Report
-from meridian_operator.handlers.world import now, verdict_on
+from meridian_operator.api.shared import GROUP, VERSION, ReconciledStatus
+from meridian_operator.handlers.subject import Look, Subject, Wish
+from meridian_operator.handlers.world import verdict_on
 from meridian_operator.plan import geo_topic
+from meridian_operator.plan.claims import Claim
+from meridian_operator.plan.history import History
 from meridian_operator.plan.observed import RegionSeen, TopicName
-from meridian_operator.plan.outcome import Plan
+from meridian_operator.plan.outcome import Finding, Plan
 from meridian_operator.plan.verdicts import aligned
 
 RESOURCE: Final = (GROUP, VERSION, GEO_TOPIC.plural)
@@ -25,40 +25,51 @@ RESOURCE: Final = (GROUP, VERSION, GEO_TOPIC.plural)
 @kopf.index(*RESOURCE)
 def geo_topics(meta: Mapping[str, Any], spec: Mapping[str, Any], **_: Any) -> Any:
     """Topic -> the objects that want it."""
-    return {spec.get("topic"): (meta["creationTimestamp"], meta["namespace"], meta["name"])}
+    return {spec.get("topic"): claim_of(meta)}
 
 
-@kopf.on.resume(*RESOURCE)
-@kopf.on.create(*RESOURCE)
-@kopf.on.update(*RESOURCE)
-@kopf.timer(*RESOURCE, interval=RESYNC_SECONDS, initial_delay=RESYNC_SECONDS)
-async def reconcile(body: kopf.Body, patch: kopf.Patch, memo: Any, **indices: Any) -> None:
-    """Bring every region to what the spec says, and the status to what was found."""
-    report = Report(body, patch, GeoTopicStatus)
-    spec = wanted(body, GeoTopicSpec, report)
-    if spec is None or ruled_by_another(body, indices["geo_topics"].get(spec.topic, ()), spec.topic, report):
-        return
-    managed = body.get("status", {}).get("managed", ())
-    regions = Regions(memo.world, indices["regions"], spec.regions, TopicName.parse(spec.topic))
-    outcome = await regions.reconcile(body, lambda seen: geo_topic.plan(spec, seen, managed), report)
-    if outcome is not None:
-        verified = aligned(verdict_on(indices, spec.topic), now())
-        findings = [*outcome.findings, geo_topic.replicating(spec, outcome.seen), verified]
-        report.write(findings, _status(spec, outcome.seen, outcome.planned))
+def claim_of(meta: Mapping[str, Any]) -> Claim:
+    """The claim that an object makes by being there."""
+    return Claim(
+        str(meta["creationTimestamp"]), meta["namespace"], meta["name"], leaving=bool(meta.get("deletionTimestamp"))
+    )
 
 
-@kopf.on.delete(*RESOURCE, timeout=GIVE_UP_SECONDS)
-async def delete(body: kopf.Body, memo: Any, **indices: Any) -> None:
-    """Policy Delete: the topic goes in every region. A region that stays silent is left alone after a while."""
-    spec = GeoTopicSpec.model_validate(dict(body["spec"]))
-    if spec.deletion_policy is not DeletionPolicy.RETAIN:
-        regions = Regions(memo.world, indices["regions"], spec.regions, TopicName.parse(spec.topic))
-        await regions.remove(partial(geo_topic.deletion, spec))
+class GeoTopics(Subject[GeoTopicSpec]):
+    """GeoTopic."""
+
+    kind = GEO_TOPIC
+    model = GeoTopicSpec
+
+    def what(self, wish: Wish[GeoTopicSpec]) -> str:
+        return f"topic {wish.spec.topic}"
+
+    def claims(self, wish: Wish[GeoTopicSpec]) -> Iterable[Claim]:
+        return list(wish.views.geo_topics.get(wish.spec.topic, ()))
+
+    def names(self, wish: Wish[GeoTopicSpec]) -> list[str]:
+        return list(wish.spec.regions)
+
+    def place(self, wish: Wish[GeoTopicSpec]) -> tuple[TopicName, str | None]:
+        return TopicName.parse(wish.spec.topic), None
+
+    def refusal(self, wish: Wish[GeoTopicSpec]) -> tuple[str, str] | None:
+        return geo_topic.refusal(wish.spec)
+
+    def plan(self, wish: Wish[GeoTopicSpec], seen: Sequence[RegionSeen]) -> Plan:
+        return geo_topic.plan(wish.spec, seen, wish.history)
+
+    def deletion(self, wish: Wish[GeoTopicSpec], seen: Sequence[RegionSeen], abandoned: Sequence[str]) -> Plan:
+        return geo_topic.deletion(wish.spec, seen, abandoned)
+
+    def report(self, wish: Wish[GeoTopicSpec], look: Look, now: str) -> tuple[list[Finding], ReconciledStatus]:
+        verified = aligned(verdict_on(wish.views, wish.spec.topic), now)
+        return [geo_topic.replicating(wish.spec, look.seen), verified], _status(wish.spec, wish.history, look)
 
 
-def _status(spec: GeoTopicSpec, seen: list[RegionSeen], planned: Plan) -> GeoTopicStatus:
-    behind = {change.region for change in planned.changes}
-    problems = planned.first_problems()
+def _status(spec: GeoTopicSpec, history: History, look: Look) -> GeoTopicStatus:
+    behind = {change.region for change in look.planned.changes}
+    problems = look.planned.first_problems()
     rows = [
         GeoTopicRegion(
             name=region.name,
@@ -73,12 +84,21 @@ def _status(spec: GeoTopicSpec, seen: list[RegionSeen], planned: Plan) -> GeoTop
                 for link in (() if region.topic is None else region.topic.links)
             ],
         )
-        for region in seen
+        for region in look.seen
     ]
-    good = [region for region in seen if region.name not in problems and region.name not in behind]
+    good = [
+        region
+        for region in look.seen
+        if region.name in spec.regions
+        and region.topic is not None
+        and region.name not in problems
+        and region.name not in behind
+    ]
     return GeoTopicStatus(
         regions_ready=f"{len(good)}/{len(spec.regions)}",
-        regions=rows,
+        regions=rows[:16],
         max_lag_seconds=max((link.lag_seconds for row in rows for link in row.remotes), default=0),
         managed=sorted(geo_topic.policies(spec)),
+        left=geo_topic.left(spec, look.seen, history)[:16],
+        established=geo_topic.established(spec, look.seen, history),
     )

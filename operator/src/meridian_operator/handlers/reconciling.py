@@ -1,103 +1,95 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the handlers of every kind do: look at the regions, plan, change, look again, and report."""
+"""One look at one object, whatever the reason for it: observe its regions, plan, change, observe again, report.
+
+Only an object that rules its topic or subscription, is not paused and is no dry run touches a region.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Final, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-import kopf
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
-from meridian_operator.handlers.reporting import Report
-from meridian_operator.handlers.world import DRY_RUN, PAUSED, World, apply, asked, known, observe
-from meridian_operator.plan.observed import RegionSeen, TopicName
-from meridian_operator.plan.outcome import Finding, Plan, judge
-
-RESYNC_SECONDS: Final = 15.0
-"""How often an object is looked at though nothing happened: regions come back, and people change things by hand."""
-GIVE_UP_SECONDS: Final = 300.0
-"""A deletion waits so long for a region that does not answer."""
-AGAIN_SECONDS: Final = 10.0
-"""A deletion that is not done in every region is tried again after so long."""
-
-Spec = TypeVar("Spec", bound=BaseModel)
+from meridian_operator.api.shared import DeletionPolicy
+from meridian_operator.handlers.annotations import DRY_RUN, PAUSED, RECREATE, is_on, value_of
+from meridian_operator.handlers.deleting import FINALIZER, farewell, farewell_unread
+from meridian_operator.handlers.reporting import AGAIN_SECONDS, Answer, Report
+from meridian_operator.handlers.subject import Look, Spec, Subject, Views, Wish
+from meridian_operator.handlers.world import World
+from meridian_operator.plan.claims import ruler
+from meridian_operator.plan.history import History
+from meridian_operator.plan.outcome import READY, drifted, judge
 
 
-def wanted(body: Mapping[str, Any], model: type[Spec], report: Report) -> Spec | None:
-    """What the object asks for; None, told in its status, when nobody is to look or it makes no sense."""
-    if asked(body, PAUSED):
-        report.paused()
-        return None
-    try:
-        return model.model_validate(dict(body["spec"]))
-    except (ValidationError, ValueError) as error:
-        report.refuse("InvalidSpec", str(error))
-        return None
+async def look(subject: Subject[Spec], body: Mapping[str, Any], views: Views, world: World) -> Answer:
+    """Bring every region to what the object says.
 
-
-def ruled_by_another(body: Mapping[str, Any], same: Iterable[tuple[str, str, str]], what: str, report: Report) -> bool:
-    """Of objects that want the same thing the oldest rules it. Told in the status of the others.
-
-    :param same: all of them: creation time, namespace, name.
+    :param body: the object as Kubernetes has it.
     """
+    report = Report(body, world.now())
     meta = body["metadata"]
-    oldest = min(same, default=None)
-    if oldest is None or oldest[1:] == (meta["namespace"], meta["name"]):
-        return False
-    report.refuse("ConflictingResource", f"{oldest[1]}/{oldest[2]} is older and rules {what}: delete one of the two")
-    return True
+    holds = FINALIZER in (meta.get("finalizers") or ())
+    leaving = meta.get("deletionTimestamp")
+    if leaving and not holds:
+        return Answer()
+    try:
+        spec: Spec = subject.model.model_validate(dict(body["spec"]))
+    except ValidationError as error:
+        return farewell_unread(body, report) if leaving else report.refused("InvalidSpec", str(error))
+    wish = Wish(spec, body, views, history_of(body))
+    if leaving:
+        return await farewell(subject, wish, world, report)
+    first = ruler(subject.claims(wish))
+    rules = first is None or first.is_of(*wish.claim)
+    if holds != (rules and spec.deletion_policy is DeletionPolicy.DELETE):
+        # Before anything is made: what this object makes, its deletion has to find.
+        return Answer(finalizers=_toggled(meta.get("finalizers") or ()), again_seconds=AGAIN_SECONDS)
+    if is_on(body, PAUSED):
+        return report.paused()
+    if not rules:
+        text = f"{first} is older and rules {subject.what(wish)}: delete one of the two. This one touches nothing"
+        return report.refused("ConflictingResource", text)
+    return await _reconcile(subject, wish, world, report)
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """How one reconciliation ended."""
+async def _reconcile(subject: Subject[Spec], wish: Wish[Spec], world: World, report: Report) -> Answer:
+    refusal = subject.refusal(wish)
+    if refusal is not None:
+        return report.waiting(*refusal) if refusal[0].startswith("Waiting") else report.refused(*refusal)
+    names, history = subject.names(wish), wish.history
+    asked = [*names, *sorted(history.established - set(names))]
+    seen = await world.see(wish.views, asked, *subject.place(wish))
+    first = planned = subject.plan(wish, seen)
+    if is_on(wish.body, DRY_RUN):
+        return report.dry_run(first)
+    failures = await world.apply(wish.views, first.changes)
+    refused = {region for region, _ in failures}
+    done = [change for change in first.changes if change.region not in refused]
+    if first.changes:
+        seen = await world.see(wish.views, asked, *subject.place(wish))
+        planned = subject.plan(wish, seen)
+    findings = [*judge(planned, names, failures), drifted(first.changes if history.settled else ())]
+    more, status = subject.report(wish, Look(seen, planned), world.now())
+    made_again = history.recreate and not failures
+    token = value_of(wish.body, RECREATE)[:64] if made_again else (wish.body.get("status") or {}).get("recreated", "")
+    return report.found([*findings, *more], status.model_copy(update={"recreated": token}), done)
 
-    seen: list[RegionSeen]
-    planned: Plan
-    """What is left to do."""
-    findings: list[Finding]
-    """Ready, Progressing and Degraded."""
+
+def history_of(body: Mapping[str, Any]) -> History:
+    """What the object's status remembers."""
+    status = body.get("status") or {}
+    ready: Mapping[str, Any] = next((one for one in status.get("conditions") or () if one.get("type") == READY), {})
+    generation = body["metadata"].get("generation")
+    return History(
+        established=frozenset(status.get("established") or ()),
+        left=tuple(status.get("left") or ()),
+        managed=tuple(status.get("managed") or ()),
+        settled=ready.get("status") == "True" and ready.get("observedGeneration") == generation,
+        recreate=value_of(body, RECREATE)[:64] not in ("", status.get("recreated", "")),
+    )
 
 
-@dataclass(frozen=True, slots=True)
-class Regions:
-    """The regions of one object: ``names`` are those it names, ``index`` those that were found."""
-
-    world: World
-    index: Mapping[str, Any]
-    names: Sequence[str]
-    topic: TopicName
-    subscription: str | None = None
-
-    async def reconcile(
-        self, body: Mapping[str, Any], plan: Callable[[list[RegionSeen]], Plan], report: Report
-    ) -> Outcome | None:
-        """Bring every region to what is planned. None after a dry run, which is told in the status."""
-        found = known(self.index)
-        seen = await self._see()
-        planned = plan(seen)
-        if asked(body, DRY_RUN):
-            report.dry_run(planned)
-            return None
-        failures = await apply(self.world, found, planned.changes)
-        report.events(planned.changes, failures)
-        if planned.changes:
-            seen = await self._see()
-            planned = plan(seen)
-        return Outcome(seen, planned, judge(planned, self.names, failures))
-
-    async def remove(self, plan: Callable[[list[RegionSeen]], Plan]) -> None:
-        """Carry out a deletion.
-
-        :raises kopf.TemporaryError: it is not done in every region yet.
-        """
-        planned = plan(await self._see())
-        failures = await apply(self.world, known(self.index), planned.changes)
-        undone = [sentence for _, _, sentence in planned.problems] + [sentence for _, sentence in failures]
-        if undone:
-            raise kopf.TemporaryError("; ".join(undone), delay=AGAIN_SECONDS)
-
-    async def _see(self) -> list[RegionSeen]:
-        return await observe(self.world, known(self.index), self.names, self.topic, self.subscription)
+def _toggled(finalizers: Sequence[str]) -> tuple[str, ...]:
+    others = tuple(one for one in finalizers if one != FINALIZER)
+    return others if FINALIZER in finalizers else (*others, FINALIZER)

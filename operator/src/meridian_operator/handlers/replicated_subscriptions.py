@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ReplicatedSubscription: as GeoTopic; the verifier's verdict becomes the condition Aligned."""
+"""ReplicatedSubscription: how its objects are planned, deleted and reported."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from functools import partial
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 import kopf
@@ -16,13 +15,15 @@ from meridian_operator.api.replicated_subscription import (
     SubscriptionRegion,
     Verdict,
 )
-from meridian_operator.api.shared import GROUP, VERSION, DeletionPolicy
-from meridian_operator.handlers.reconciling import GIVE_UP_SECONDS, RESYNC_SECONDS, Regions, ruled_by_another, wanted
-from meridian_operator.handlers.reporting import Report
-from meridian_operator.handlers.world import now, verdict_on
+from meridian_operator.api.shared import GROUP, VERSION, ReconciledStatus
+from meridian_operator.handlers.geo_topics import claim_of
+from meridian_operator.handlers.subject import Look, Subject, Wish
+from meridian_operator.handlers.world import verdict_on
 from meridian_operator.plan import replicated_subscription
+from meridian_operator.plan.claims import Claim
+from meridian_operator.plan.history import History
 from meridian_operator.plan.observed import RegionSeen, TopicName
-from meridian_operator.plan.outcome import Plan
+from meridian_operator.plan.outcome import Finding, Plan
 from meridian_operator.plan.verdicts import Row, aligned
 
 RESOURCE: Final = (GROUP, VERSION, REPLICATED_SUBSCRIPTION.plural)
@@ -31,8 +32,7 @@ RESOURCE: Final = (GROUP, VERSION, REPLICATED_SUBSCRIPTION.plural)
 @kopf.index(*RESOURCE)
 def replicated_subscriptions(meta: Mapping[str, Any], spec: Mapping[str, Any], **_: Any) -> Any:
     """Topic and subscription -> the objects that want it."""
-    key = (spec.get("topic"), spec.get("subscription"))
-    return {key: (meta["creationTimestamp"], meta["namespace"], meta["name"])}
+    return {(spec.get("topic"), spec.get("subscription")): claim_of(meta)}
 
 
 @kopf.index(GROUP, VERSION, "geotopics")
@@ -41,49 +41,56 @@ def topic_regions(spec: Mapping[str, Any], **_: Any) -> Any:
     return {spec.get("topic"): tuple(spec.get("regions", ()))}
 
 
-@kopf.on.resume(*RESOURCE)
-@kopf.on.create(*RESOURCE)
-@kopf.on.update(*RESOURCE)
-@kopf.timer(*RESOURCE, interval=RESYNC_SECONDS, initial_delay=RESYNC_SECONDS)
-async def reconcile(body: kopf.Body, patch: kopf.Patch, memo: Any, **indices: Any) -> None:
-    """Bring every region to what the spec says, and the status to what was found."""
-    report = Report(body, patch, ReplicatedSubscriptionStatus)
-    spec = wanted(body, ReplicatedSubscriptionSpec, report)
-    if spec is None:
-        return
-    same = indices["replicated_subscriptions"].get((spec.topic, spec.subscription), ())
-    if ruled_by_another(body, same, f"subscription {spec.subscription}", report):
-        return
-    regions = _regions(spec, memo, indices)
-    if not regions.names:
-        report.refuse("TopicUnknown", f"no GeoTopic names {spec.topic}: make one, or list spec.regions")
-        return
-    outcome = await regions.reconcile(body, partial(replicated_subscription.plan, spec), report)
-    if outcome is not None:
-        verdict = verdict_on(indices, spec.topic, spec.subscription)
-        findings = [*outcome.findings, aligned(verdict, now())]
-        report.write(findings, _status(outcome.seen, outcome.planned, verdict, len(regions.names)))
+class ReplicatedSubscriptions(Subject[ReplicatedSubscriptionSpec]):
+    """ReplicatedSubscription. The verifier's verdict becomes the condition Aligned."""
+
+    kind = REPLICATED_SUBSCRIPTION
+    model = ReplicatedSubscriptionSpec
+
+    def what(self, wish: Wish[ReplicatedSubscriptionSpec]) -> str:
+        return f"subscription {wish.spec.subscription} of {wish.spec.topic}"
+
+    def claims(self, wish: Wish[ReplicatedSubscriptionSpec]) -> Iterable[Claim]:
+        return list(wish.views.replicated_subscriptions.get((wish.spec.topic, wish.spec.subscription), ()))
+
+    def names(self, wish: Wish[ReplicatedSubscriptionSpec]) -> list[str]:
+        return list(wish.spec.regions) if wish.spec.regions is not None else _of_topic(wish)
+
+    def place(self, wish: Wish[ReplicatedSubscriptionSpec]) -> tuple[TopicName, str | None]:
+        return TopicName.parse(wish.spec.topic), wish.spec.subscription
+
+    def refusal(self, wish: Wish[ReplicatedSubscriptionSpec]) -> tuple[str, str] | None:
+        return replicated_subscription.refusal(wish.spec, self.names(wish), _of_topic(wish))
+
+    def plan(self, wish: Wish[ReplicatedSubscriptionSpec], seen: Sequence[RegionSeen]) -> Plan:
+        still = self._named(wish, seen)
+        return replicated_subscription.plan(wish.spec, still, wish.history, topic_comes=bool(_of_topic(wish)))
+
+    def deletion(
+        self, wish: Wish[ReplicatedSubscriptionSpec], seen: Sequence[RegionSeen], abandoned: Sequence[str]
+    ) -> Plan:
+        return replicated_subscription.deletion(wish.spec, seen, abandoned)
+
+    def report(
+        self, wish: Wish[ReplicatedSubscriptionSpec], look: Look, now: str
+    ) -> tuple[list[Finding], ReconciledStatus]:
+        verdict = verdict_on(wish.views, wish.spec.topic, wish.spec.subscription)
+        status = _status(self._named(wish, look.seen), look, verdict, wish.history)
+        return [aligned(verdict, now)], status
+
+    def _named(self, wish: Wish[ReplicatedSubscriptionSpec], seen: Sequence[RegionSeen]) -> list[RegionSeen]:
+        """Without the regions that the topic has left: the subscription there goes its own way."""
+        names = set(self.names(wish))
+        return [region for region in seen if region.name in names]
 
 
-@kopf.on.delete(*RESOURCE, timeout=GIVE_UP_SECONDS)
-async def delete(body: kopf.Body, memo: Any, **indices: Any) -> None:
-    """Policy Delete: the subscription goes in every region."""
-    spec = ReplicatedSubscriptionSpec.model_validate(dict(body["spec"]))
-    if spec.deletion_policy is not DeletionPolicy.RETAIN:
-        await _regions(spec, memo, indices).remove(partial(replicated_subscription.deletion, spec))
+def _of_topic(wish: Wish[ReplicatedSubscriptionSpec]) -> list[str]:
+    """The regions of the topic's GeoTopics."""
+    return sorted({name for of_topic in wish.views.topic_regions.get(wish.spec.topic, ()) for name in of_topic})
 
 
-def _regions(spec: ReplicatedSubscriptionSpec, memo: Any, indices: Mapping[str, Any]) -> Regions:
-    names = spec.regions
-    if names is None:
-        names = sorted({name for of_topic in indices["topic_regions"].get(spec.topic, ()) for name in of_topic})
-    return Regions(memo.world, indices["regions"], names, TopicName.parse(spec.topic), spec.subscription)
-
-
-def _status(
-    seen: list[RegionSeen], planned: Plan, verdict: Row | None, wanted_regions: int
-) -> ReplicatedSubscriptionStatus:
-    problems = planned.first_problems()
+def _status(seen: list[RegionSeen], look: Look, verdict: Row | None, history: History) -> ReplicatedSubscriptionStatus:
+    problems = look.planned.first_problems()
     rows = []
     for region in seen:
         place = region.subscription
@@ -105,8 +112,9 @@ def _status(
     good = [row for row in rows if row.exists and row.replicated and row.name not in problems]
     told = Verdict() if verdict is None else Verdict(verdict=verdict.verdict, time=verdict.time, detail=verdict.detail)
     return ReplicatedSubscriptionStatus(
-        regions_ready=f"{len(good)}/{wanted_regions}",
-        regions=rows,
+        regions_ready=f"{len(good)}/{len(seen)}",
+        regions=rows[:16],
         backlog=max((row.backlog for row in rows), default=0),
         verification=told,
+        established=replicated_subscription.established(seen, history),
     )

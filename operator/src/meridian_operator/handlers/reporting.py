@@ -1,86 +1,152 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From what was found to the status and to Events."""
+"""From what was found to what is written: the status, and at most one Event. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, Final
 
-import kopf
-
 from meridian_operator.api.shared import Condition, Status
-from meridian_operator.handlers.world import now, write
+from meridian_operator.kube.client import Event
 from meridian_operator.plan.changes import Change
-from meridian_operator.plan.outcome import PROGRESSING, READY, Finding, Plan, merged
+from meridian_operator.plan.outcome import (
+    DELETION_BLOCKED,
+    PROGRESSING,
+    READY,
+    Finding,
+    Plan,
+    merged,
+)
 
-EVENTS_AT_ONCE: Final = 20
-"""Of one reconciliation. The status has them all."""
+RESYNC_SECONDS: Final = 15.0
+"""How often an object is looked at though nothing happened: regions come back, and people change things by hand."""
+AGAIN_SECONDS: Final = 3.0
+"""How soon an object is looked at again that is on its way."""
+MESSAGE_CHARACTERS: Final = 4000
+PLAN_SENTENCES: Final = 64
+_QUIET: Final = ("Progressing", "Paused", "DryRun", "WaitingForTopic")
+"""Reasons of Ready that nobody needs an Event for: the user knows, or it passes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What one look at an object leads to."""
+
+    status: Mapping[str, Any] = field(default_factory=dict)
+    """Keys of the status as they shall be."""
+    pressing: bool = False
+    """The status says something new; otherwise only numbers moved, and writing them can wait."""
+    finalizers: tuple[str, ...] | None = None
+    """None: as they are."""
+    event: Event | None = None
+    again_seconds: float = RESYNC_SECONDS
 
 
 class Report:
-    """What one reconciliation tells."""
+    """Turns findings on one object into an answer.
 
-    def __init__(self, body: kopf.Body, patch: kopf.Patch, model: type[Status]) -> None:
+    :param now: the time as conditions have it.
+    """
+
+    def __init__(self, body: Mapping[str, Any], now: str) -> None:
         self._body = body
-        self._patch = patch
-        self._model = model
+        self._now = now
+        self._before = [Condition.model_validate(one) for one in (body.get("status") or {}).get("conditions", ())]
 
-    def write(self, findings: Iterable[Finding], status: Status) -> None:
-        """Put conditions and the rest into the status; an Event when Ready changed."""
+    def found(self, findings: Iterable[Finding], status: Status, done: Sequence[Change] = ()) -> Answer:
+        """After a look at the regions.
+
+        :param done: the changes that were made.
+        """
         rest = status.model_dump(mode="json", by_alias=True, exclude={"conditions", "observed_generation"})
-        self._conditions(findings, rest)
+        made = self._answer(findings := list(findings), rest)
+        if any(one.type == READY and one.reason == "Progressing" for one in findings):
+            made = replace(made, again_seconds=AGAIN_SECONDS)
+        if not done or (made.event is not None and made.event.warning):
+            return made
+        sentences = [change.sentence() for change in done]
+        return replace(made, event=Event("Changed", "; ".join(sentences)))
 
-    def events(self, changes: Sequence[Change], failures: Sequence[tuple[str, str]]) -> None:
-        """An Event for each change that was made, and for each refusal."""
-        refused = {sentence.split(": ", 1)[1] for _, sentence in failures}
-        failed_regions = {region for region, _ in failures}
-        for change in changes[:EVENTS_AT_ONCE]:
-            if change.region not in failed_regions:
-                kopf.info(self._body, reason=type(change).__name__, message=change.sentence())
-        if refused:
-            for _, sentence in failures[:EVENTS_AT_ONCE]:
-                kopf.warn(self._body, reason="ChangeRefused", message=sentence)
+    def dry_run(self, planned: Plan) -> Answer:
+        """What would be done. The other conditions stay."""
+        sentences = [*(change.sentence() for change in planned.changes), *(one[2] for one in planned.problems)]
+        text = f"annotation meridian.dev/dry-run holds back {len(planned.changes)} changes: see status.plan"
+        told = [sentence[:512] for sentence in sentences[:PLAN_SENTENCES]]
+        return self._answer([Finding(READY, "Unknown", "DryRun", text)], {"plan": told}, keep=True)
 
-    def dry_run(self, planned: Plan) -> None:
-        """Say what would be done, and do nothing."""
-        sentences = [change.sentence()[:512] for change in planned.changes][:64]
-        text = f"{len(sentences)} changes would be made; annotation meridian.dev/dry-run holds them back"
-        write(self._patch, self._body, {"plan": sentences})
-        self._conditions([Finding(READY, "Unknown", "DryRun", text)])
+    def paused(self) -> Answer:
+        """The object is left alone. The other conditions stay."""
+        text = "annotation meridian.dev/paused: the operator does not look at this object"
+        return self._answer([Finding(READY, "Unknown", "Paused", text)], keep=True)
 
-    def paused(self) -> None:
-        """Say that nobody looks."""
-        self._conditions([Finding(READY, "Unknown", "Paused", "annotation meridian.dev/paused is true")])
-
-    def refuse(self, reason: str, message: str) -> None:
-        """The object itself is at fault."""
-        self._conditions(
+    def refused(self, reason: str, message: str) -> Answer:
+        """The object itself is at fault. What was said of the regions does not hold any more."""
+        return self._answer(
             [
-                Finding(READY, "False", reason, message[:4000]),
+                Finding(READY, "False", reason, message),
                 Finding(PROGRESSING, "False", reason, "nothing is done until this object is changed"),
-            ]
+            ],
+            {"regions": [], "regionsReady": "", "plan": []} if self._has_regions() else {},
         )
 
-    def _conditions(self, findings: Iterable[Finding], rest: Mapping[str, Any] = MappingProxyType({})) -> None:
-        generation = int(self._body["metadata"]["generation"])
-        before = [Condition.model_validate(one) for one in self._body.get("status", {}).get("conditions", ())]
-        after = merged(before, findings, generation, now())
-        self._tell(before, after)
-        write(
-            self._patch,
-            self._body,
-            {
-                **rest,
-                "observedGeneration": generation,
-                "conditions": [one.model_dump(mode="json", by_alias=True) for one in after],
-            },
+    def waiting(self, reason: str, message: str) -> Answer:
+        """Something else has to happen first, and will wake this object."""
+        return self._answer(
+            [Finding(READY, "False", reason, message), Finding(PROGRESSING, "True", "Waiting", message)]
         )
 
-    def _tell(self, before: Sequence[Condition], after: Sequence[Condition]) -> None:
-        old = {one.type: one for one in before}
-        for one in after:
-            if one.type == READY and (one.type not in old or old[one.type].status != one.status):
-                say = kopf.info if one.status == "True" else kopf.warn
-                if one.reason != "Progressing":
-                    say(self._body, reason=one.reason, message=one.message[:1000])
+    def blocked(self, since: str, why: str, planned: Sequence[str] = ()) -> Answer:
+        """A deletion cannot be carried out now."""
+        text = f"the deletion has waited since {since}: {why}"
+        made = self._answer(
+            [Finding(READY, "False", DELETION_BLOCKED, text), Finding(DELETION_BLOCKED, "True", "Waiting", text)],
+            {"plan": [one[:512] for one in planned[:PLAN_SENTENCES]]} if planned else {},
+            keep=True,
+        )
+        return replace(made, again_seconds=AGAIN_SECONDS)
+
+    def deleting(self, message: str) -> Answer:
+        """A deletion is on its way."""
+        made = self._answer([Finding(READY, "False", "Progressing", message)], keep=True)
+        return replace(made, again_seconds=1.0)
+
+    def _has_regions(self) -> bool:
+        return bool((self._body.get("status") or {}).get("regions"))
+
+    def _answer(
+        self, findings: Iterable[Finding], rest: Mapping[str, Any] = MappingProxyType({}), *, keep: bool = False
+    ) -> Answer:
+        generation = int(self._body["metadata"].get("generation", 0))
+        short = [replace(one, message=one.message[:MESSAGE_CHARACTERS]) for one in findings]
+        after = merged(self._before, short, generation, self._now, keep=keep)
+        status = {
+            **rest,
+            "observedGeneration": generation,
+            "conditions": [one.model_dump(mode="json", by_alias=True) for one in after],
+        }
+        before = self._body.get("status") or {}
+        changed = {key: value for key, value in status.items() if before.get(key) != value}
+        return Answer(changed, self._is_pressing(changed, after), event=self._event(after))
+
+    def _is_pressing(self, changed: Mapping[str, Any], after: Sequence[Condition]) -> bool:
+        if changed.keys() - {"conditions", *VOLATILE}:
+            return True
+        return [_essence(one) for one in self._before] != [_essence(one) for one in after]
+
+    def _event(self, after: Sequence[Condition]) -> Event | None:
+        """An Event when Ready tells something else than before."""
+        old = next((one for one in self._before if one.type == READY), None)
+        new = next(one for one in after if one.type == READY)
+        if new.reason in _QUIET or (old is not None and (old.status, old.reason) == (new.status, new.reason)):
+            return None
+        return Event(new.reason, new.message, warning=new.status == "False")
+
+
+VOLATILE: Final = frozenset({"regions", "backlog", "maxLagSeconds"})
+"""Parts of a status that move with the traffic."""
+
+
+def _essence(one: Condition) -> tuple[str, str, str, int]:
+    return one.type, one.status, one.reason, one.observed_generation

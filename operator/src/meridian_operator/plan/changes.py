@@ -66,6 +66,14 @@ class RemovePolicy(Change):
 
 
 @dataclass(frozen=True, slots=True)
+class Unlink(Change):
+    """Let the region, which the topic has left, send to no other region any more. Its copy stays there."""
+
+    def sentence(self) -> str:
+        return f"{self.region}: stop replicating {self.topic}, whose copy stays there"
+
+
+@dataclass(frozen=True, slots=True)
 class AddSchema(Change):
     """Add a version of the topic's schema."""
 
@@ -128,6 +136,8 @@ class DeleteSubscription(Change):
     """Delete the subscription with its progress."""
 
     subscription: str
+    force: bool = False
+    """Without asking the other regions, because one of them is given up."""
 
     def sentence(self) -> str:
         return f"{self.region}: delete subscription {self.subscription} on {self.topic}"

@@ -21,11 +21,17 @@ from meridian_operator.plan.changes import (
     GrowTopic,
     RemovePolicy,
     SetPolicy,
+    Unlink,
 )
+from meridian_operator.plan.history import NOTHING, History
 from meridian_operator.plan.observed import RegionSeen, TopicName
 from meridian_operator.plan.outcome import REPLICATING, Finding, Plan
 
 REPLICATION: Final = "replication"
+_VANISHED: Final = (
+    "{topic} was there and is gone, and no other region holds it. Making it again would make an empty one: to do that, "
+    "set annotation meridian.dev/recreate to a new value"
+)
 _QUOTA_POLICIES: Final = {
     "ProducerRequestHold": "producer_request_hold",
     "ProducerException": "producer_exception",
@@ -47,46 +53,131 @@ def policies(spec: GeoTopicSpec) -> dict[str, Any]:
     return wanted
 
 
-def plan(spec: GeoTopicSpec, seen: Sequence[RegionSeen], managed: Iterable[str] = ()) -> Plan:
-    """What to do so that every region in ``seen`` holds the topic as specified.
+def refusal(spec: GeoTopicSpec) -> tuple[str, str] | None:
+    """Why nothing is done for this specification: reason and sentence."""
+    sync, schema = spec.subscription_sync, spec.topic_schema
+    fields = []
+    if sync.mode != "Exact":
+        fields.append(f"subscriptionSync.mode {sync.mode.value}")
+    for name, value in (
+        ("snapshotInterval", sync.snapshot_interval),
+        ("snapshotTimeout", sync.snapshot_timeout),
+        ("snapshotCacheSize", sync.snapshot_cache_size),
+    ):
+        if value is not None:
+            fields.append(f"subscriptionSync.{name}")
+    if schema is not None and schema.compatibility is not None:
+        fields.append("schema.compatibility")
+    if fields:
+        return "NotSupported", f"this version does not act on {', '.join(fields)}: remove that from the spec"
+    if schema is not None and not schema.definition and schema.type != "STRING":
+        return "InvalidSpec", f"schema.definition is empty: a schema of type {schema.type} needs its text"
+    return None
 
-    :param managed: policies that this object has set before.
+
+def plan(spec: GeoTopicSpec, seen: Sequence[RegionSeen], history: History = NOTHING) -> Plan:
+    """What to do so that every region of the topic holds it as specified.
+
+    :param seen: the regions that the object names, and those that it named before.
     """
     topic = TopicName.parse(spec.topic)
     changes: list[Change] = []
     problems: list[tuple[str, str, str]] = []
     waiting: list[str] = []
     wanted = policies(spec)
-    given_up = sorted(set(managed) - wanted.keys())
-    for region in seen:
+    given_up = sorted(set(history.managed) - wanted.keys())
+    named = [region for region in seen if region.name in spec.regions]
+    held = any(region.topic is not None for region in named)
+    silent = any(region.name in history.established for region in named if not region.reachable)
+    for region in named:
         problem = _problem(spec, topic, region)
+        missing = problem is None and region.topic is None and not history.recreate
+        if missing and history.established and not held and not silent:
+            problem = "Vanished", f"{region.name}: {_VANISHED.format(topic=topic)}"
         if problem is not None:
             problems.append((region.name, *problem))
+        elif missing and (region.name in history.established or (history.established and not held)):
+            waiting.append(
+                f"{region.name} has no {topic} and is filled from a region that still holds it at the next look"
+            )
+            continue
         if problem is None or problem[0] == "MorePartitions":
             changes += _topic(spec, topic, region)
             changes += _policies(topic, region, wanted, given_up)
             changes += _schema(spec, topic, region)
         if region.topic is not None and region.topic.unfilled:
             waiting.append(f"{region.name} is being filled: {region.topic.unfilled}")
+    for region in seen:
+        if region.name not in spec.regions:
+            if not region.reachable:
+                told = f"{region.name} has left {topic} and is still linked: {_unreachable(region)}"
+                problems.append((region.name, "RegionUnreachable", told))
+            elif is_linked(region):
+                changes.append(Unlink(region.name, topic))
     return Plan(tuple(changes), tuple(problems), tuple(waiting))
 
 
-def deletion(spec: GeoTopicSpec, seen: Sequence[RegionSeen]) -> Plan:
-    """What to do when the object is deleted with policy Delete."""
+def is_linked(region: RegionSeen) -> bool:
+    """Does a region that left the topic still send to others, or is it not known whether it does?"""
+    if region.topic is None:
+        return not region.reachable
+    return region.topic.policies.get(REPLICATION) != [region.name]
+
+
+def established(spec: GeoTopicSpec, seen: Sequence[RegionSeen], history: History) -> list[str]:
+    """Regions that are known to hold the topic, to be remembered: a region that is silent is remembered too, and so is
+    one that left and is still linked. Where all that answer have lost it, what was known stays."""
+    holding = {region.name for region in seen if region.topic is not None and region.name in spec.regions}
+    if not holding:
+        return sorted(history.established)
+    silent = {region.name for region in seen if not region.reachable}
+    linked = {region.name for region in seen if region.name not in spec.regions and is_linked(region)}
+    return sorted(holding | (history.established & (silent | linked)))
+
+
+def left(spec: GeoTopicSpec, seen: Sequence[RegionSeen], history: History) -> list[str]:
+    """Regions that the topic has left and that keep their copy of it."""
+    gone = {
+        region.name
+        for region in seen
+        if region.name not in spec.regions and region.topic is not None and not is_linked(region)
+    }
+    return sorted((gone | set(history.left)) - set(spec.regions))
+
+
+def deletion(spec: GeoTopicSpec, seen: Sequence[RegionSeen], abandoned: Sequence[str] = ()) -> Plan:
+    """What to do when the object is deleted with policy Delete: nothing until every region answers, then one region is
+    told, and tells the others.
+
+    :param seen: the regions that are not abandoned.
+    :param abandoned: regions that are given up. The others unlink them first: a region refuses to delete a topic while
+        it cannot ask the others who uses it.
+    """
     topic = TopicName.parse(spec.topic)
     problems = [(region.name, "RegionUnreachable", _unreachable(region)) for region in seen if not region.reachable]
-    changes = [
-        DeleteTopic(region.name, topic, partitioned=region.topic.partitions > 0)
-        for region in seen
-        if region.topic is not None
-    ]
-    return Plan(tuple(changes), tuple(problems))
+    having = [region for region in seen if region.topic is not None]
+    if problems or not having:
+        return Plan((), tuple(problems))
+    alone = sorted(region.name for region in seen)
+    changes: list[Change] = []
+    if abandoned:
+        changes += [
+            SetPolicy(region.name, topic, REPLICATION, alone)
+            for region in having
+            if region.topic is not None and region.topic.policies.get(REPLICATION) != alone
+        ]
+    first = having[0]
+    partitioned = first.topic is not None and first.topic.partitions > 0
+    changes.append(DeleteTopic(first.name, topic, partitioned=partitioned))
+    return Plan(tuple(changes))
 
 
 def replicating(spec: GeoTopicSpec, seen: Sequence[RegionSeen]) -> Finding:
     """Does every region send to every other one?"""
     broken = []
     for region in seen:
+        if region.name not in spec.regions:
+            continue
         if not region.reachable or region.topic is None:
             broken.append(f"{region.name} does not hold the topic yet" if region.reachable else _unreachable(region))
             continue
@@ -170,8 +261,9 @@ def _schema(spec: GeoTopicSpec, topic: TopicName, region: RegionSeen) -> Iterabl
 
 
 def _retention(retention: Retention) -> dict[str, int]:
-    minutes = -1 if retention.time == UNLIMITED else -(-duration_ms(retention.time) // 60_000)
-    mebibytes = -1 if retention.size == UNLIMITED else -(-size_bytes(retention.size) // (1 << 20))
+    time, size = retention.time or UNLIMITED, retention.size or UNLIMITED
+    minutes = -1 if time == UNLIMITED else -(-duration_ms(time) // 60_000)
+    mebibytes = -1 if size == UNLIMITED else -(-size_bytes(size) // (1 << 20))
     return {"retentionTimeInMinutes": minutes, "retentionSizeInMB": mebibytes}
 
 

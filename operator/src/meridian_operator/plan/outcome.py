@@ -17,6 +17,8 @@ PROGRESSING: Final = "Progressing"
 DEGRADED: Final = "Degraded"
 REPLICATING: Final = "Replicating"
 ALIGNED: Final = "Aligned"
+DRIFTED: Final = "Drifted"
+DELETION_BLOCKED: Final = "DeletionBlocked"
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,9 +81,28 @@ def judge(plan: Plan, regions: Sequence[str], failures: Iterable[tuple[str, str]
     ]
 
 
-def merged(before: Sequence[Condition], found: Iterable[Finding], generation: int, now: str) -> list[Condition]:
-    """The conditions to write. Types nobody speaks of any more go; a time changes only when the truth does."""
+def drifted(changes: Sequence[Change]) -> Finding:
+    """Did somebody else change what this object rules?
+
+    :param changes: what had to be changed though everything was as specified before.
+    """
+    if changes:
+        text = "; ".join(change.sentence() for change in changes)[:4000]
+        return Finding(DRIFTED, "True", "Healed", f"changed by somebody else, and changed back: {text}")
+    return Finding(DRIFTED, "False", "NoDrift", "nobody else has changed anything")
+
+
+def merged(
+    before: Sequence[Condition], found: Iterable[Finding], generation: int, now: str, *, keep: bool = False
+) -> list[Condition]:
+    """The conditions to write. A time changes only when the truth does.
+
+    :param keep: types that ``found`` does not speak of stay as they were. Otherwise they go.
+    """
     known = {condition.type: condition for condition in before}
+    found = tuple(found)
+    spoken = {one.type for one in found}
+    kept = [condition for condition in before if keep and condition.type not in spoken]
     return [
         Condition(
             type=one.type,
@@ -96,4 +117,4 @@ def merged(before: Sequence[Condition], found: Iterable[Finding], generation: in
             message=one.message,
         )
         for one in found
-    ]
+    ] + kept

@@ -56,8 +56,12 @@ class RegionClient:
                 return RegionSeen(name, url, known_regions=known, topic=seen, subscription=place)
         except TimeoutError:
             return RegionSeen(name, url, problem=f"no answer from {url} within {CALL_SECONDS:.0f} s")
-        except (aiohttp.ClientError, Refused, OSError) as error:
-            return RegionSeen(name, url, problem=str(error) or type(error).__name__)
+        except Refused as error:
+            return RegionSeen(name, url, problem=str(error))
+        except (aiohttp.ClientError, OSError) as error:
+            return RegionSeen(name, url, problem=f"no connection to {url} ({type(error).__name__})")
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            return RegionSeen(name, url, problem=f"{url} answers with what is no answer of a broker: {error!r}"[:500])
 
     async def apply(self, change: changes.Change) -> None:
         """Make one change.
@@ -83,6 +87,8 @@ class RegionClient:
                     await self._set_quotas(path, {})
                 case changes.RemovePolicy(policy=policy):
                     await self._call("DELETE", f"{path}/{policy}")
+                case changes.Unlink(region=region):
+                    await self._call("POST", f"{path}/replication", [region])
                 case changes.AddSchema(type=kind, definition=definition):
                     await self._call(
                         "POST",
@@ -107,8 +113,9 @@ class RegionClient:
                     own = _own_path(change.topic, subscription)
                     wanted = {"dispatchScope": scope} | ({} if witness is None else {"witness": witness})
                     await self._call("POST", f"{own}/scope", wanted)
-                case changes.DeleteSubscription(subscription=subscription):
-                    await self._call("DELETE", f"{path}/subscription/{_quoted(subscription)}", allow=(404,))
+                case changes.DeleteSubscription(subscription=subscription, force=force):
+                    query = "?force=true" if force else ""
+                    await self._call("DELETE", f"{path}/subscription/{_quoted(subscription)}{query}", allow=(404,))
                 case _:
                     raise TypeError(f"no call makes {change!r}")
 

@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The deletion of an object with policy Delete: its finalizer holds it until the regions are done.
+
+Data that another object still wants stays. A region that cannot be asked blocks the deletion for as long as it takes:
+the object says so, and goes only when the region is back or a user gives that region up by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from meridian_operator.api.shared import GROUP, DeletionPolicy
+from meridian_operator.handlers.annotations import ABANDON, DRY_RUN, PAUSED, abandoned, is_on, value_of
+from meridian_operator.handlers.reporting import Answer, Report
+from meridian_operator.handlers.subject import Spec, Subject, Wish
+from meridian_operator.handlers.world import World
+from meridian_operator.kube.client import Event
+from meridian_operator.plan.claims import heir, ruler
+
+FINALIZER: Final = f"{GROUP}/finalizer"
+"""On objects that rule and have deletion policy Delete, and on no others."""
+
+
+async def farewell(subject: Subject[Spec], wish: Wish[Spec], world: World, report: Report) -> Answer:
+    """One step of a deletion."""
+    body, what = wish.body, subject.what(wish)
+    if wish.spec.deletion_policy is DeletionPolicy.RETAIN:
+        return _released(body, None)
+    first = ruler(subject.claims(wish))
+    if first is not None and not first.is_of(*wish.claim):
+        return _released(body, Event("NothingDeleted", f"{first} rules {what}, which stays as it is"))
+    other = heir(subject.claims(wish), *wish.claim)
+    if other is not None:
+        return _released(body, Event("HandedOver", f"{what} stays: {other} wants it, and rules it from now on"))
+    if is_on(body, PAUSED):
+        text = f"annotation {PAUSED} holds it back, and {what} stays as it is"
+        return report.blocked(str(body["metadata"]["deletionTimestamp"]), text)
+    return await _delete(subject, wish, world, report)
+
+
+async def _delete(subject: Subject[Spec], wish: Wish[Spec], world: World, report: Report) -> Answer:
+    body, what, place = wish.body, subject.what(wish), subject.place(wish)
+    since = str(body["metadata"]["deletionTimestamp"])
+    names = subject.names(wish) or sorted(wish.history.established)
+    given_up = abandoned(body, names)
+    asked = [name for name in names if name not in given_up]
+    planned = subject.deletion(wish, await world.see(wish.views, asked, *place), given_up)
+    if is_on(body, DRY_RUN):
+        sentences = [change.sentence() for change in planned.changes]
+        return report.blocked(since, f"annotation {DRY_RUN} holds it back: see status.plan", sentences)
+    failures = [] if planned.problems else await world.apply(wish.views, planned.changes)
+    if planned.changes and not planned.problems and not failures:
+        planned = subject.deletion(wish, await world.see(wish.views, asked, *place), given_up)
+    wrong = [sentence for _, _, sentence in planned.problems] + [sentence for _, sentence in failures]
+    if wrong:
+        hint = f"To leave what a region holds, set annotation {ABANDON} to its name"
+        return report.blocked(since, f"{'; '.join(wrong)}. {hint}")
+    if planned.changes:
+        return report.deleting("; ".join(change.sentence() for change in planned.changes))
+    if given_up:
+        text = (
+            f"annotation {ABANDON} gave up {', '.join(given_up)}: the copy there of {what} stays, unless the region "
+            "hears of the deletion from the others"
+        )
+        return _released(body, Event("RegionsAbandoned", text, warning=True))
+    text = f"{what} is deleted in {', '.join(names) or 'no region'}"
+    left = ", ".join(wish.history.left)
+    return _released(body, Event("Deleted", f"{text}; {left} left it before and keeps its copy" if left else text))
+
+
+def farewell_unread(body: Mapping[str, Any], report: Report) -> Answer:
+    """The deletion of an object whose specification makes no sense: nobody knows what it would delete."""
+    if value_of(body, ABANDON) == "*":
+        text = f"whatever it made stays in every region: annotation {ABANDON} gave it up"
+        return _released(body, Event("RegionsAbandoned", text, warning=True))
+    since = str(body["metadata"]["deletionTimestamp"])
+    return report.blocked(since, f"its specification is invalid. Mend it, or set annotation {ABANDON} to *")
+
+
+def _released(body: Mapping[str, Any], event: Event | None) -> Answer:
+    finalizers = tuple(one for one in body["metadata"].get("finalizers") or () if one != FINALIZER)
+    return Answer(finalizers=finalizers, event=event)

@@ -1,0 +1,176 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who looks at which object, and when.
+
+Each object has one task, so it is never worked on twice at once. The task looks when something about its object has
+changed, when an object of the same topic has, and otherwise from time to time. Objects that are listed when the
+operator starts are spread over one round.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Mapping
+from typing import Any, Final
+
+from meridian_operator.handlers.reconciling import look
+from meridian_operator.handlers.reporting import RESYNC_SECONDS, Answer
+from meridian_operator.handlers.subject import Subject, Views
+from meridian_operator.handlers.world import World
+from meridian_operator.kube.client import Conflict, Gone, KubeError, Reference
+from meridian_operator.plan.outcome import READY
+
+START_SECONDS: Final = 5.0
+"""The objects that are there when the operator starts get their first look within so long."""
+ERROR_SECONDS: Final = 30.0
+"""How long an object waits after a look that failed."""
+_log = logging.getLogger(__name__)
+
+
+class Desk:
+    """Looks after all objects."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._cares: dict[Reference, Care] = {}
+        self._by_topic: dict[str, set[Reference]] = {}
+        self._ending: set[asyncio.Task[None]] = set()
+
+    def heard(self, subject: Subject[Any], change: str | None, body: Mapping[str, Any], views: Views) -> None:
+        """Kubernetes told of an object.
+
+        :param change: what kopf calls the type of the event; None: the object was listed at the start.
+        """
+        meta = body["metadata"]
+        of = Reference(subject.kind.kind, subject.kind.plural, meta["namespace"], meta["name"])
+        topic = str((body.get("spec") or {}).get("topic", ""))
+        care = self._cares.get(of)
+        if care is not None and (change == "DELETED" or care.uid != meta["uid"]):
+            self._end(of, care)
+            care = None
+        if change == "DELETED":
+            self._wake(topic, of)
+        elif care is None:
+            delay = self._world.random() * START_SECONDS if change is None else 0.0
+            self._cares[of] = Care(of, subject, body, views, self._world, delay)
+            self._by_topic.setdefault(topic, set()).add(of)
+            self._wake(topic, of)
+        elif care.told(body):
+            self._wake(topic, of)
+
+    async def close(self) -> None:
+        """Stop looking."""
+        for of, care in list(self._cares.items()):
+            self._end(of, care)
+        await asyncio.gather(*self._ending, return_exceptions=True)
+
+    def _end(self, of: Reference, care: Care) -> None:
+        care.task.cancel()
+        self._ending.add(care.task)
+        care.task.add_done_callback(self._ending.discard)
+        del self._cares[of]
+        for topic in [topic for topic, some in self._by_topic.items() if of in some]:
+            self._by_topic[topic].discard(of)
+            if not self._by_topic[topic]:
+                del self._by_topic[topic]
+
+    def _wake(self, topic: str, but: Reference) -> None:
+        """Look at the other objects of a topic."""
+        for of in self._by_topic.get(topic, ()):
+            if of != but:
+                self._cares[of].wake()
+
+
+class Care:
+    """Looks after one object for as long as it exists."""
+
+    def __init__(
+        self, of: Reference, subject: Subject[Any], body: Mapping[str, Any], views: Views, world: World, delay: float
+    ) -> None:
+        self.of = of
+        self.uid = str(body["metadata"]["uid"])
+        self._subject = subject
+        self._body = body
+        self._views = views
+        self._world = world
+        self._woken = asyncio.Event()
+        self.task = asyncio.create_task(self._run(delay), name=str(of))
+
+    def told(self, body: Mapping[str, Any]) -> bool:
+        """The object as it is now. Says if this matters to the other objects of its topic."""
+        before, self._body = self._body, body
+        if _wish(before) != _wish(body):
+            self.wake()
+        return _face(before) != _face(body)
+
+    def wake(self) -> None:
+        """Look now."""
+        self._woken.set()
+
+    async def _run(self, first: float) -> None:
+        delay: float | None = first
+        while True:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(delay):
+                    await self._woken.wait()
+            self._woken.clear()
+            delay = await self._look()
+
+    async def _look(self) -> float | None:
+        """Returns after how many seconds to look again; None: not before the object is heard of."""
+        body = self._body
+        try:
+            answer = await look(self._subject, body, self._views, self._world)
+            await self._write(body, answer)
+        except Gone:
+            return None
+        except Conflict:
+            return 1.0
+        except KubeError as error:
+            _log.warning("%s: %s", self.of, error)
+            return ERROR_SECONDS
+        except Exception:
+            # A mistake with one object must not end the care for it, let alone for others.
+            _log.exception("%s: looking at it failed", self.of)
+            return ERROR_SECONDS
+        if answer.again_seconds < RESYNC_SECONDS:
+            return answer.again_seconds
+        return answer.again_seconds * (0.9 + 0.2 * self._world.random())
+
+    async def _write(self, body: Mapping[str, Any], answer: Answer) -> None:
+        kube, meta = self._world.kube, body["metadata"]
+        if answer.status and (answer.pressing or self._world.may_write_numbers()):
+            self._keep(await kube.write_status(self.of, answer.status))
+        if answer.event is not None:
+            say = _log.warning if answer.event.warning else _log.info
+            say("%s: %s: %s", self.of, answer.event.reason, answer.event.message)
+            try:
+                await kube.post(self.of, self.uid, answer.event, self._world.now())
+            except KubeError as error:  # the namespace is being deleted, for one; the log has it
+                _log.warning("%s: the Event was not recorded: %s", self.of, error)
+        if answer.finalizers is not None:
+            await kube.write_finalizers(self.of, answer.finalizers, str(meta["resourceVersion"]))
+
+    def _keep(self, written: Mapping[str, Any]) -> None:
+        """Remember what was written: its own echo may come later than the next look."""
+        if written.get("metadata", {}).get("uid") != self.uid:
+            return
+        if _wish(written) == _wish(self._body):
+            self._body = written
+        else:  # a user was quicker, and that is still to be heard
+            self._body = {**self._body, "status": written.get("status") or {}}
+
+
+def _wish(body: Mapping[str, Any]) -> tuple[Any, ...]:
+    """What users say with an object, and what holds it."""
+    meta = body["metadata"]
+    return tuple(meta.get(key) for key in ("generation", "deletionTimestamp", "annotations", "finalizers"))
+
+
+def _face(body: Mapping[str, Any]) -> tuple[Any, ...]:
+    """What other objects of the topic go by."""
+    conditions = (body.get("status") or {}).get("conditions") or ()
+    ready = next((one.get("status") for one in conditions if one.get("type") == READY), None)
+    meta = body["metadata"]
+    return meta.get("generation"), meta.get("deletionTimestamp"), ready

@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The three things the operator writes to Kubernetes: an object's status, its finalizers, and Events.
+
+kopf watches; it does not write. Its own bookkeeping (annotations with the last handled specification, a finalizer on
+every object with a timer) would make each deletion depend on a running operator.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import aiohttp
+import kopf
+
+from meridian_operator.api.shared import GROUP, VERSION
+
+COMPONENT: Final = "meridian-operator"
+CALL_SECONDS: Final = 15.0
+PARALLEL_CALLS: Final = 16
+MESSAGE_CHARACTERS: Final = 1000
+"""Kubernetes takes 1,024 in an Event."""
+_MERGE: Final = "application/merge-patch+json"
+
+
+class KubeError(Exception):
+    """The API server refused a write, or did not answer. The message says which and why."""
+
+
+class Conflict(KubeError):
+    """The object has changed since it was read."""
+
+
+class Gone(KubeError):
+    """The object no longer exists."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """One custom resource."""
+
+    kind: str
+    plural: str
+    namespace: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.namespace}/{self.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something that users find with ``kubectl describe``."""
+
+    reason: str
+    message: str
+    warning: bool = False
+
+
+class KubeClient:
+    """Writes to the API server that kopf is logged in to.
+
+    :param login: the connection as it is now; asked again when the API server refuses the token, which Kubernetes
+        renews in place.
+    """
+
+    def __init__(self, login: Callable[[], kopf.ConnectionInfo]) -> None:
+        self._login = login
+        self._info: kopf.ConnectionInfo | None = None
+        self._http: aiohttp.ClientSession | None = None
+        self._slots = asyncio.Semaphore(PARALLEL_CALLS)
+        self.calls = 0
+        """Requests so far."""
+
+    async def close(self) -> None:
+        """End all connections."""
+        if self._http is not None:
+            await self._http.close()
+            self._http = None
+
+    async def write_status(self, of: Reference, status: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Replace the given keys of the status. Returns the object.
+
+        :raises KubeError: it was not written.
+        """
+        return await self._send("PATCH", f"{_path(of)}/status", {"status": dict(status)})
+
+    async def write_finalizers(self, of: Reference, finalizers: Sequence[str], version: str) -> None:
+        """Replace the finalizers, unless the object has changed since ``version``.
+
+        :raises Conflict: it has; its change will be heard.
+        :raises KubeError: they were not written.
+        """
+        metadata = {"finalizers": list(finalizers), "resourceVersion": version}
+        await self._send("PATCH", _path(of), {"metadata": metadata})
+
+    async def post(self, of: Reference, uid: str, event: Event, now: str) -> None:
+        """Record an Event about the object.
+
+        :raises KubeError: it was not recorded.
+        """
+        about = {"apiVersion": f"{GROUP}/{VERSION}", "kind": of.kind, "name": of.name, "namespace": of.namespace}
+        await self._send(
+            "POST",
+            f"/api/v1/namespaces/{of.namespace}/events",
+            {
+                "metadata": {"generateName": f"{of.name}-", "namespace": of.namespace},
+                "involvedObject": {**about, "uid": uid},
+                "reason": event.reason,
+                "message": event.message[:MESSAGE_CHARACTERS],
+                "type": "Warning" if event.warning else "Normal",
+                "source": {"component": COMPONENT},
+                "reportingComponent": COMPONENT,
+                "firstTimestamp": now,
+                "lastTimestamp": now,
+                "count": 1,
+            },
+        )
+
+    async def _send(self, method: str, path: str, body: Mapping[str, Any]) -> Mapping[str, Any]:
+        status, text = await self._request(method, path, body)
+        if status == 401:
+            await self.close()
+            status, text = await self._request(method, path, body)
+        if status < 300:
+            answered: Mapping[str, Any] = json.loads(text)
+            return answered
+        kind = {404: Gone, 409: Conflict}.get(status, KubeError)
+        raise kind(f"{method} {path}: HTTP {status}: {text[:500]}")
+
+    async def _request(self, method: str, path: str, body: Mapping[str, Any]) -> tuple[int, str]:
+        headers = {"Content-Type": _MERGE if method == "PATCH" else "application/json"}
+        async with self._slots:
+            self.calls += 1
+            try:
+                http, server = self._session()
+                async with http.request(method, server + path, data=json.dumps(body), headers=headers) as response:
+                    return response.status, await response.text()
+            except (aiohttp.ClientError, OSError, kopf.LoginError) as error:
+                raise KubeError(f"{method} {path}: {error or type(error).__name__}") from error
+
+    def _session(self) -> tuple[aiohttp.ClientSession, str]:
+        if self._http is None or self._info is None:
+            self._info = self._login()
+            tls = self._info.as_ssl_context() if self._info.server.startswith("https:") else False
+            self._http = aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(ssl=tls, limit=PARALLEL_CALLS),
+                headers=self._info.as_http_headers(),
+                timeout=aiohttp.ClientTimeout(total=CALL_SECONDS),
+            )
+        return self._http, self._info.server
+
+
+def _path(of: Reference) -> str:
+    return f"/apis/{GROUP}/{VERSION}/namespaces/{of.namespace}/{of.plural}/{of.name}"

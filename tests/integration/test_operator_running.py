@@ -1,0 +1,255 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The operator on a Kubernetes API server and real regions: what users do with objects, and what comes of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from broker_process import RegionsProcess, wait_until
+from kube_api import KubeApi
+from running_operator import RunningOperator
+
+REGIONS = ("east", "west")
+AWAY = "http://127.0.0.1:1"
+FINALIZER = "meridian.dev/finalizer"
+
+
+class Regions:
+    """The brokers, as an administrator looks at them."""
+
+    def __init__(self, regions: RegionsProcess) -> None:
+        self._regions = regions
+        self.urls = {name: regions.admin_url(name) for name in REGIONS}
+
+    def call(self, method: str, path: str, body: Any = ..., region: str = "east") -> Any:
+        return self._regions.http(region, method, f"/admin/v2/persistent/public/default/{path}", body)
+
+    def has(self, topic: str, region: str = "east") -> bool:
+        return bool(self.call("GET", f"{topic}/stats", region=region).status == 200)
+
+    def mark(self, topic: str) -> None:
+        """Something that a topic made anew would not have."""
+        assert self.call("PUT", f"{topic}/properties", {"made": "before"}).status == 204
+
+    def is_marked(self, topic: str) -> bool:
+        answer = self.call("GET", f"{topic}/properties")
+        return bool(answer.status == 200 and answer.json == {"made": "before"})
+
+
+@pytest.fixture(scope="module")
+def near(regions: RegionsProcess) -> Regions:
+    return Regions(regions)
+
+
+@contextmanager
+def watched(urls: dict[str, str]) -> Iterator[tuple[KubeApi, RunningOperator]]:
+    """An API server that knows the regions, and an operator that watches it."""
+    with KubeApi() as api:
+        for name in REGIONS:
+            labelled = {"labels": {"meridian.dev/region": name}}
+            ports = {"ports": [{"name": "http", "port": 8080}]}
+            api.create("services", "meridian-broker", name, metadata=labelled, spec=ports)
+        with RunningOperator(api, urls) as operator:
+            yield api, operator
+
+
+@pytest.fixture(scope="module")
+def kube(near: Regions) -> Iterator[KubeApi]:
+    with watched(near.urls) as (api, _):
+        yield api
+
+
+def geo(topic: str, **fields: Any) -> dict[str, Any]:
+    spec = {"topic": f"persistent://public/default/{topic}", "regions": list(REGIONS), "deletionPolicy": "Delete"}
+    return {"spec": spec | fields}
+
+
+def rsub(topic: str, **fields: Any) -> dict[str, Any]:
+    spec = {"topic": f"persistent://public/default/{topic}", "subscription": "billing", "deletionPolicy": "Delete"}
+    return {"spec": spec | fields}
+
+
+def ready(kube: KubeApi, plural: str, name: str, namespace: str = "default") -> dict[str, Any]:
+    """Wait for the object to be Ready; says the condition."""
+    told = kube.condition
+
+    def is_ready() -> Any:
+        return told(plural, name, namespace=namespace).get("status") == "True"
+
+    wait_until(is_ready, f"{name} to be ready")
+    return told(plural, name, namespace=namespace)
+
+
+def because(kube: KubeApi, plural: str, name: str, reason: str, namespace: str = "default") -> str:
+    """Wait for Ready to have the reason; says the message."""
+    wait_until(
+        lambda: kube.condition(plural, name, namespace=namespace).get("reason") == reason,
+        f"{name} to be {reason}, not {kube.condition(plural, name, namespace=namespace)}",
+    )
+    return str(kube.condition(plural, name, namespace=namespace)["message"])
+
+
+def finalizers(kube: KubeApi, name: str) -> list[str]:
+    return list((kube.get("geotopics", name) or {})["metadata"].get("finalizers") or ())
+
+
+def gone(kube: KubeApi, plural: str, name: str, namespace: str = "default") -> None:
+    wait_until(lambda: kube.get(plural, name, namespace) is None, f"{name} to be gone")
+
+
+def test_deleting_an_object_that_lost_a_conflict_touches_nothing(kube: KubeApi, near: Regions) -> None:
+    kube.create("geotopics", "victim", **geo("fought-over"))
+    ready(kube, "geotopics", "victim")
+    near.mark("fought-over")
+    kube.create("replicatedsubscriptions", "victims", **rsub("fought-over"))
+    ready(kube, "replicatedsubscriptions", "victims")
+    for plural, made in (("geotopics", geo("fought-over")), ("replicatedsubscriptions", rsub("fought-over"))):
+        kube.create(plural, "thief", "team-x", **made)
+        assert "default/victim" in because(kube, plural, "thief", "ConflictingResource", "team-x")
+        kube.delete(plural, "thief", "team-x")
+        gone(kube, plural, "thief", "team-x")
+    for plural, name in (("geotopics", "victim"), ("replicatedsubscriptions", "victims")):
+        kube.annotate(plural, name, reconcile_now="after the thief")
+        wait_until(lambda name=name: kube.events(name), "the Event")
+    assert near.is_marked("fought-over")
+    assert near.call("GET", "fought-over/subscriptions").json == ["billing"]
+    assert [reason for _, reason, _ in kube.events("victims")] == ["Changed"], "it was made once"
+
+
+def test_a_topic_that_another_object_wants_outlives_the_one_that_ruled(kube: KubeApi, near: Regions) -> None:
+    kube.create("geotopics", "first", **geo("inherited"))
+    ready(kube, "geotopics", "first")
+    near.mark("inherited")
+    kube.create("geotopics", "heir", **geo("inherited", deletionPolicy="Retain"))
+    because(kube, "geotopics", "heir", "ConflictingResource")
+    kube.delete("geotopics", "first")
+    gone(kube, "geotopics", "first")
+    ready(kube, "geotopics", "heir")
+    assert near.is_marked("inherited")
+    assert ("Normal", "HandedOver") in [event[:2] for event in kube.events("first")]
+
+
+@pytest.mark.parametrize("annotation", ["paused", "dry_run"])
+def test_what_is_held_back_is_not_deleted(kube: KubeApi, near: Regions, annotation: str) -> None:
+    name = annotation.replace("_", "-")
+    kube.create("geotopics", name, **geo(name))
+    ready(kube, "geotopics", name)
+    near.mark(name)
+    kube.annotate("geotopics", name, **{annotation: "True"})
+    because(kube, "geotopics", name, "Paused" if annotation == "paused" else "DryRun")
+    kube.delete("geotopics", name)
+    told = because(kube, "geotopics", name, "DeletionBlocked")
+    assert f"meridian.dev/{name}" in told and "since 2026-06-01" in told
+    assert near.is_marked(name)
+    kube.annotate("geotopics", name, **{annotation: "false"})
+    gone(kube, "geotopics", name)
+    assert not near.has(name) and not near.has(name, "west")
+
+
+def test_policy_retain_needs_no_operator_to_be_deleted(near: Regions) -> None:
+    with watched(near.urls) as (api, operator):
+        api.create("geotopics", "kept", **geo("kept", deletionPolicy="Retain"))
+        ready(api, "geotopics", "kept")
+        api.edit("geotopics", "kept", deletionPolicy="Delete")
+        wait_until(lambda: finalizers(api, "kept") == [FINALIZER], "the object to be held")
+        api.edit("geotopics", "kept", deletionPolicy="Retain")
+        wait_until(lambda: not finalizers(api, "kept"), "the object not to be held")
+        operator.stop()
+        api.delete("geotopics", "kept")
+        assert api.get("geotopics", "kept") is None
+    assert near.has("kept")
+
+
+def test_a_deletion_waits_for_a_region_until_somebody_gives_it_up(
+    kube: KubeApi, near: Regions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kube.create("geotopics", "split", **geo("split"))
+    ready(kube, "geotopics", "split")
+    kube.create("replicatedsubscriptions", "split-billing", **rsub("split"))
+    ready(kube, "replicatedsubscriptions", "split-billing")
+    monkeypatch.setitem(near.urls, "west", AWAY)
+    for plural, name in (("replicatedsubscriptions", "split-billing"), ("geotopics", "split")):
+        kube.delete(plural, name)
+        told = because(kube, plural, name, "DeletionBlocked")
+        assert "west could not be asked" in told and "since 2026-06-01" in told
+        assert kube.condition(plural, name, "DeletionBlocked")["status"] == "True"
+        assert near.has("split"), "nothing goes while one region is silent"
+        kube.annotate(plural, name, abandon_regions="west")
+        gone(kube, plural, name)
+        kind, reason, message = kube.events(name)[-1]
+        assert (kind, reason) == ("Warning", "RegionsAbandoned")
+        assert "gave up west" in message
+    assert not near.has("split")
+
+
+def test_what_vanished_is_made_again_on_demand_only(kube: KubeApi, near: Regions) -> None:
+    kube.create("geotopics", "lost", **geo("lost"))
+    ready(kube, "geotopics", "lost")
+    kube.create("replicatedsubscriptions", "lost-billing", **rsub("lost"))
+    ready(kube, "replicatedsubscriptions", "lost-billing")
+    assert near.call("DELETE", "lost/subscription/billing").status == 204
+    kube.annotate("replicatedsubscriptions", "lost-billing", reconcile_now="1")
+    assert "at the earliest message" in because(kube, "replicatedsubscriptions", "lost-billing", "Vanished")
+    kube.annotate("replicatedsubscriptions", "lost-billing", recreate="1")
+    ready(kube, "replicatedsubscriptions", "lost-billing")
+    assert near.call("DELETE", "lost").status == 204
+    wait_until(lambda: not near.has("lost", "west"), "the topic to be gone")
+    kube.annotate("geotopics", "lost", reconcile_now="1")
+    because(kube, "geotopics", "lost", "Vanished")
+    assert not near.has("lost")
+    kube.annotate("geotopics", "lost", recreate="1")
+    ready(kube, "geotopics", "lost")
+    assert near.has("lost") and near.has("lost", "west")
+
+
+def test_what_somebody_else_changed_is_changed_back_and_told(kube: KubeApi, near: Regions) -> None:
+    kube.create("geotopics", "drifting", **geo("drifting", messageTTL="1h", retention={"time": "72h"}))
+    ready(kube, "geotopics", "drifting")
+    assert near.call("POST", "drifting/messageTTL", 5).status == 204
+    kube.annotate("geotopics", "drifting", reconcile_now="1")
+    wait_until(lambda: kube.condition("geotopics", "drifting", "Drifted").get("status") == "True", "the drift")
+    assert "east: set messageTTL" in kube.condition("geotopics", "drifting", "Drifted")["message"]
+    assert near.call("GET", "drifting/messageTTL").json == 3600
+    wait_until(lambda: len(kube.events("drifting")) == 2, "the Event")
+    assert [reason for _, reason, _ in kube.events("drifting")] == ["Changed", "Changed"], "one for each change"
+
+
+def test_a_dry_run_says_what_it_would_do(kube: KubeApi, near: Regions) -> None:
+    kube.create("geotopics", "imagined", metadata={"annotations": {"meridian.dev/dry-run": "true"}}, **geo("imagined"))
+    because(kube, "geotopics", "imagined", "DryRun")
+    planned = (kube.get("geotopics", "imagined") or {})["status"]["plan"]
+    assert any("make topic" in sentence for sentence in planned)
+    assert not near.has("imagined")
+
+
+def test_the_verifier_s_verdict_becomes_a_condition(kube: KubeApi) -> None:
+    kube.create("geotopics", "verified", **geo("verified", partitions=2))
+    ready(kube, "geotopics", "verified")
+    assert kube.condition("geotopics", "verified", "Aligned")["reason"] == "NotVerifiedYet"
+    topic = "persistent://public/default/verified-partition-1"
+    row = {"topic": topic, "subscription": "", "verdict": "misaligned", "detail": "EntryMissing"}
+    told = {"verdict.json": json.dumps({"run": "1", "time": "2026-01-01T00:00:00Z", "subscriptions": [row]})}
+    labelled = {"labels": {"meridian.dev/verdict": "default"}}
+    kube.create("configmaps", "meridian-verdict-default", "meridian-system", metadata=labelled, data=told)
+    kube.annotate("geotopics", "verified", reconcile_now="1")
+    wait_until(lambda: kube.condition("geotopics", "verified", "Aligned").get("reason") == "Misaligned", "the verdict")
+
+
+def test_a_subscription_waits_for_its_topic_without_a_warning(kube: KubeApi) -> None:
+    kube.create("replicatedsubscriptions", "early", **rsub("awaited"))
+    because(kube, "replicatedsubscriptions", "early", "WaitingForTopic")
+    kube.create("geotopics", "awaited", **geo("awaited"))
+    ready(kube, "replicatedsubscriptions", "early")
+    wait_until(lambda: kube.events("early"), "the Event")
+    assert [kind for kind, _, _ in kube.events("early")] == ["Normal"]
+
+
+def test_an_object_that_makes_no_sense_says_so(kube: KubeApi) -> None:
+    kube.create("geotopics", "odd", **geo("odd", messageTTL="soon"))
+    assert "messageTTL" in because(kube, "geotopics", "odd", "InvalidSpec")
+    kube.create("geotopics", "asks-too-much", **geo("asks-too-much", subscriptionSync={"mode": "Snapshot"}))
+    assert "subscriptionSync.mode" in because(kube, "geotopics", "asks-too-much", "NotSupported")

@@ -1,0 +1,254 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A Kubernetes API server as far as the operator knows it: lists, watches, patches, finalizers, Events.
+
+It runs on an event loop of its own thread. What a test calls here, users do with ``kubectl``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import json
+import threading
+from collections.abc import Coroutine
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
+
+from aiohttp import web
+from meridian_operator.api.crd import KINDS
+from meridian_operator.api.shared import GROUP, VERSION, Kind
+
+CORE: Final = ("services", "configmaps", "events")
+OWN: Final = {kind.plural: kind for kind in KINDS}
+Object = dict[str, Any]
+Key = tuple[str, str, str]
+"""Plural, namespace, name."""
+
+
+class KubeApi:
+    """The objects, what happened to them, and what was asked."""
+
+    def __init__(self) -> None:
+        self.objects: dict[Key, Object] = {}
+        self.requests: list[tuple[str, str]] = []
+        """Method and path of everything but watches."""
+        self.port = 0
+        self._log: list[tuple[str, str, Object]] = []
+        self._changed = asyncio.Condition()
+        self._closing = False
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="kube-api")
+        self._runner: web.AppRunner | None = None
+        self._clock = datetime(2026, 1, 1, tzinfo=UTC)
+
+    def __enter__(self) -> KubeApi:
+        self._thread.start()
+        self.call(self._serve())
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._runner is not None:
+            self.call(self._close())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    def call(self, what: Coroutine[Any, Any, Any]) -> Any:
+        """Run something on the server's loop."""
+        return asyncio.run_coroutine_threadsafe(what, self._loop).result(30)
+
+    # -- what users do ---------------------------------------------------------------------------------------------
+
+    def create(self, plural: str, name: str, namespace: str = "default", **rest: Any) -> None:
+        """``kubectl create``; each object is a second younger than the one before."""
+        self.call(self._create(plural, namespace, name, rest))
+
+    def annotate(self, plural: str, name: str, namespace: str = "default", **annotations: str) -> None:
+        """``kubectl annotate``; underscores are hyphens."""
+        found = {f"{GROUP}/{key.replace('_', '-')}": value for key, value in annotations.items()}
+        self.call(self._patch((plural, namespace, name), {"metadata": {"annotations": found}}))
+
+    def edit(self, plural: str, name: str, namespace: str = "default", **spec: Any) -> None:
+        """``kubectl patch`` of the specification."""
+        self.call(self._patch((plural, namespace, name), {"spec": spec}))
+
+    def delete(self, plural: str, name: str, namespace: str = "default") -> None:
+        """``kubectl delete --wait=false``."""
+        self.call(self._delete((plural, namespace, name)))
+
+    def get(self, plural: str, name: str, namespace: str = "default") -> Object | None:
+        """The object; None when there is none."""
+        found = self.objects.get((plural, namespace, name))
+        return copy.deepcopy(found)
+
+    def condition(self, plural: str, name: str, kind: str = "Ready", namespace: str = "default") -> Object:
+        """A condition; empty when the object has none of that type."""
+        conditions = (self.get(plural, name, namespace) or {}).get("status", {}).get("conditions", ())
+        found: Object = next((one for one in conditions if one["type"] == kind), {})
+        return found
+
+    def events(self, name: str) -> list[tuple[str, str, str]]:
+        """Type, reason and message of the Events about an object, oldest first."""
+        return [
+            (one["type"], one["reason"], one["message"])
+            for (plural, _, _), one in list(self.objects.items())
+            if plural == "events" and one["involvedObject"]["name"] == name
+        ]
+
+    # -- what happens to objects -----------------------------------------------------------------------------------
+
+    async def _create(self, plural: str, namespace: str, name: str, rest: Object) -> Object:
+        self._clock += timedelta(seconds=1)
+        made = copy.deepcopy(rest)
+        made["metadata"] = {
+            **made.get("metadata", {}),
+            "name": name,
+            "namespace": namespace,
+            "uid": f"uid-{len(self._log)}",
+            "generation": 1,
+            "creationTimestamp": self._clock.strftime("%Y-%m-%dT%H:%M:%SZ"),
+        }
+        if plural in OWN:
+            made |= {"apiVersion": f"{GROUP}/{VERSION}", "kind": OWN[plural].kind}
+        await self._store("ADDED", (plural, namespace, name), made)
+        return made
+
+    async def _patch(self, key: Key, patch: Object, *, status: bool = False) -> Object:
+        before = self.objects[key]
+        wanted = patch.get("metadata", {}).get("resourceVersion")
+        if wanted is not None and wanted != before["metadata"]["resourceVersion"]:
+            raise web.HTTPConflict(text="the object has been modified")
+        kept = (
+            {"status": patch["status"]} if status else {name: part for name, part in patch.items() if name != "status"}
+        )
+        after: Object = _merged(before, kept)
+        if after.get("spec") != before.get("spec"):
+            after["metadata"]["generation"] += 1
+        if status:
+            _check_status(OWN[key[0]], after["status"])
+        if after == before:
+            return before
+        if "deletionTimestamp" in after["metadata"] and not after["metadata"].get("finalizers"):
+            await self._store("DELETED", key, after)
+        else:
+            await self._store("MODIFIED", key, after)
+        return after
+
+    async def _delete(self, key: Key) -> None:
+        after = copy.deepcopy(self.objects[key])
+        if not after["metadata"].get("finalizers"):
+            await self._store("DELETED", key, after)
+        elif "deletionTimestamp" not in after["metadata"]:
+            after["metadata"]["deletionTimestamp"] = "2026-06-01T00:00:00Z"
+            after["metadata"]["generation"] += 1
+            await self._store("MODIFIED", key, after)
+
+    async def _store(self, change: str, key: Key, after: Object) -> None:
+        after["metadata"]["resourceVersion"] = str(len(self._log) + 1)
+        if change == "DELETED":
+            self.objects.pop(key, None)
+        else:
+            self.objects[key] = after
+        self._log.append((change, key[0], copy.deepcopy(after)))
+        async with self._changed:
+            self._changed.notify_all()
+
+    # -- what the operator asks ------------------------------------------------------------------------------------
+
+    async def _serve(self) -> None:
+        app = web.Application()
+        app.router.add_route("*", "/{path:.*}", self._answer)
+        self._runner = web.AppRunner(app, shutdown_timeout=0.1, handler_cancellation=True)
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, "127.0.0.1", self.port)
+        await site.start()
+        self.port = self._runner.addresses[0][1]
+
+    async def _close(self) -> None:
+        assert self._runner is not None
+        async with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+        await self._runner.cleanup()
+
+    async def _answer(self, request: web.Request) -> web.StreamResponse:
+        parts = request.path.strip("/").split("/")
+        if request.query.get("watch") == "true":
+            return await self._watch(request, parts[-1])
+        self.requests.append((request.method, request.path))
+        if (found := _discovery(request.path)) is not None:
+            return web.json_response(found)
+        if request.method == "GET":
+            items = [one for (plural, _, _), one in self.objects.items() if plural == parts[-1]]
+            return web.json_response({"metadata": {"resourceVersion": str(len(self._log))}, "items": items})
+        namespace, plural, *rest = parts[parts.index("namespaces") + 1 :]
+        body = await request.json()
+        if request.method == "POST":
+            name = f"{body['metadata']['generateName']}{len(self._log)}"
+            return web.json_response(await self._create(plural, namespace, name, body), status=201)
+        key = (plural, namespace, rest[0])
+        if key not in self.objects:
+            raise web.HTTPNotFound(text="no such object")
+        return web.json_response(await self._patch(key, body, status=rest[1:] == ["status"]))
+
+    async def _watch(self, request: web.Request, plural: str) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        told = int(request.query.get("resourceVersion") or 0)
+        while not self._closing:
+            for change, kind, one in self._log[told:]:
+                if kind == plural:
+                    await response.write(json.dumps({"type": change, "object": one}).encode() + b"\n")
+            told = len(self._log)
+            async with self._changed:
+                while len(self._log) == told and not self._closing:
+                    await self._changed.wait()
+        return response
+
+
+def _merged(before: Any, patch: Any) -> Any:
+    """RFC 7386."""
+    if not isinstance(patch, dict):
+        return copy.deepcopy(patch)
+    after = copy.deepcopy(before) if isinstance(before, dict) else {}
+    for key, value in patch.items():
+        if value is None:
+            after.pop(key, None)
+        else:
+            after[key] = _merged(after.get(key), value)
+    return after
+
+
+def _check_status(kind: Kind, status: Object) -> None:
+    """Kubernetes drops what the schema does not know; that would be a mistake here."""
+    known = {field.alias for field in kind.status.model_fields.values()}
+    if status.keys() - known:
+        raise web.HTTPUnprocessableEntity(text=f"unknown in the status of {kind.kind}: {status.keys() - known}")
+    kind.status.model_validate(status)
+
+
+def _resource(plural: str, kind: str, *, namespaced: bool = True) -> Object:
+    verbs = ["get", "list", "watch", "create", "patch", "delete"]
+    return {"name": plural, "singularName": kind.lower(), "kind": kind, "namespaced": namespaced, "verbs": verbs}
+
+
+def _discovery(path: str) -> Object | None:
+    """What kinds there are. kopf insists on namespaces and CRDs, though it is told not to look at them."""
+    own = [_resource(kind.plural, kind.kind) for kind in KINDS]
+    own += [_resource(f"{kind.plural}/status", kind.kind) for kind in KINDS]
+    core = [_resource(plural, plural[:-1].title()) for plural in CORE]
+    crds = _resource("customresourcedefinitions", "CustomResourceDefinition", namespaced=False)
+    answers: Object = {
+        "/api": {"versions": ["v1"]},
+        "/apis": {"groups": [_group(GROUP, VERSION), _group("apiextensions.k8s.io", "v1")]},
+        "/api/v1": {"resources": [*core, _resource("namespaces", "Namespace", namespaced=False)]},
+        "/apis/apiextensions.k8s.io/v1": {"resources": [crds]},
+        f"/apis/{GROUP}/{VERSION}": {"resources": own},
+    }
+    found: Object | None = answers.get(path)
+    return found
+
+
+def _group(name: str, version: str) -> Object:
+    versions = [{"groupVersion": f"{name}/{version}", "version": version}]
+    return {"name": name, "versions": versions, "preferredVersion": versions[0]}
