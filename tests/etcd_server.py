@@ -91,31 +91,35 @@ class EtcdServer:
         return asyncio.run_coroutine_threadsafe(doing, self._loop).result(60)
 
 
-class TlsEtcd:
-    """etcd over TLS, on an event loop of the test's own."""
+class EtcdOfTest:
+    """etcd with options of the test's own, on an event loop of its own."""
 
-    def __init__(self, port: int, process: asyncio.subprocess.Process) -> None:
+    def __init__(self, port: int, url: str, process: asyncio.subprocess.Process) -> None:
         self.port = port
-        self.url = f"https://127.0.0.1:{port}"
+        self.url = url
         self._process = process
 
     @classmethod
-    async def start(cls, data_dir: Path, pair: Pair, clients: Path | None = None, port: int = 0) -> Self:
-        """
-        :param clients: the authority of the certificates that clients have to show; None: they need none.
-        """
+    async def start(cls, data_dir: Path, *options: str, scheme: str = "http", port: int = 0) -> Self:
         binary = await find_etcd()
         assert binary is not None
         data_dir.mkdir(exist_ok=True)
         port = port or free_port()
-        of_clients = [] if clients is None else ["--client-cert-auth", f"--trusted-ca-file={clients}"]
+        url = f"{scheme}://127.0.0.1:{port}"
         process = await asyncio.create_subprocess_exec(
-            *etcd_process.command(binary, data_dir, f"https://127.0.0.1:{port}"),
-            *("--log-level=error", f"--cert-file={pair.certificate}", f"--key-file={pair.key}", *of_clients),
-            cwd=data_dir,
+            *etcd_process.command(binary, data_dir, url), "--log-level=error", *options, cwd=data_dir
         )
-        return cls(port, process)
+        return cls(port, url, process)
 
     async def stop(self) -> None:
         self._process.terminate()
         await self._process.wait()
+
+
+async def tls_etcd(data_dir: Path, pair: Pair, clients: Path | None = None, port: int = 0) -> EtcdOfTest:
+    """
+    :param clients: the authority of the certificates that clients have to show; None: they need none.
+    """
+    of_clients = [] if clients is None else ["--client-cert-auth", f"--trusted-ca-file={clients}"]
+    files = [f"--cert-file={pair.certificate}", f"--key-file={pair.key}"]
+    return await EtcdOfTest.start(data_dir, *files, *of_clients, scheme="https", port=port)

@@ -14,7 +14,7 @@ import grpc
 import pytest
 from aetcd import rpc
 from certificates import Authority
-from etcd_server import EtcdServer, TlsEtcd, etcd_missing
+from etcd_server import EtcdServer, etcd_missing, tls_etcd
 from free_ports import free_port
 from meridian_broker.engines.etcd.address import ANONYMOUS, Login, parse_endpoints
 from meridian_broker.engines.etcd.client import EtcdChannel
@@ -301,7 +301,7 @@ async def test_tls_in_both_directions(tmp_path: Path) -> None:
     server_pair, mine, theirs = ours.issue("server"), ours.issue("mine"), others.issue("theirs")
     for name in ("root", "broker"):
         (tmp_path / name).write_text(f"the password of {name}\n")
-    server = await TlsEtcd.start(tmp_path / "etcd", server_pair, ours.trusted)
+    server = await tls_etcd(tmp_path / "etcd", server_pair, ours.trusted)
     try:
         login = Login("broker", tmp_path / "broker", ours.trusted, mine.certificate, mine.key)
         await secure(parse_endpoints(server.url), login, tmp_path / "root")
@@ -336,7 +336,7 @@ async def test_tls_in_both_directions(tmp_path: Path) -> None:
 async def test_certificates_that_are_renewed_count_once_a_connection_broke(tmp_path: Path) -> None:
     before, after = Authority(tmp_path, "before"), Authority(tmp_path, "after")
     (tmp_path / "trusted.pem").write_bytes(before.trusted.read_bytes())
-    server = await TlsEtcd.start(tmp_path / "etcd", before.issue("server"))
+    server = await tls_etcd(tmp_path / "etcd", before.issue("server"))
     store = await EtcdMetadataStore.connect(
         server.url, PREFIX, login=replace(ANONYMOUS, ca_file=tmp_path / "trusted.pem")
     )
@@ -344,7 +344,7 @@ async def test_certificates_that_are_renewed_count_once_a_connection_broke(tmp_p
     try:
         await server.stop()
         (tmp_path / "trusted.pem").write_bytes(after.trusted.read_bytes())
-        server = await TlsEtcd.start(tmp_path / "etcd", after.issue("server"), port=server.port)
+        server = await tls_etcd(tmp_path / "etcd", after.issue("server"), port=server.port)
         while True:
             try:
                 await store.put("/a", b"")

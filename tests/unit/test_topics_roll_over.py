@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from meridian_broker.engines.memory.ledgers import MemoryLedgerStore
 from meridian_broker.ledgers.store import LedgerError
+from meridian_broker.metadata.store import MetadataFull
 from meridian_broker.positions import Cause
 from meridian_broker.positions.position import EARLIEST
 from meridian_broker.server.loop import LoopScheduler
@@ -79,6 +80,61 @@ async def test_a_close_on_a_full_disk_tells_everybody_who_waits() -> None:
     store.sync()
     await log.close()
     assert ["no space left" in str(error) for error in refused] == [True, True]
+
+
+class Refusing(TopicRecord):
+    """Metadata that may be full."""
+
+    full = False
+
+    async def save_progress_ledgers(self, ledgers: list[int]) -> None:
+        if self.full:
+            raise MetadataFull("the metadata store is full")
+        await super().save_progress_ledgers(ledgers)
+
+
+async def test_changes_go_on_into_the_ledger_before_while_the_metadata_store_is_full(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(progress_log, "ROLL_RECORDS", 2)
+    store, record, told = MemoryLedgerStore(), Refusing(), list[LedgerError | None]()
+    log = ProgressLog(store, record, 1, LoopScheduler(), lambda: ())
+
+    async def sync() -> None:
+        while True:
+            store.sync()
+            await asyncio.sleep(0)
+
+    async def settle() -> None:
+        for _ in range(20):
+            await asyncio.sleep(0)
+
+    syncing = asyncio.create_task(sync())
+    record.full = True
+    with pytest.raises(MetadataFull):
+        await log.prepare()
+    assert (log.failure, log.ledgers) == (None, [])
+    record.full = False
+    await log.prepare()
+    (first,) = log.ledgers
+    record.full = True
+    for _ in range(8):
+        log.append(Kind.ACKED, "s", b"acked", told.append)
+        await settle()
+    assert told == [None] * 8
+    assert (log.failure, log.ledgers) == (None, [first])
+    assert len(await store.list()) == 2, "one ledger is ready for when there is room"
+    record.full = False
+    log.append(Kind.ACKED, "s", b"acked", told.append)
+    await settle()
+    assert log.ledgers == record.progress != [first]
+    record.full = True
+    for _ in range(3):
+        log.append(Kind.ACKED, "s", b"acked", told.append)
+        await settle()
+    await log.close()
+    syncing.cancel()
+    assert [one.ledger_id for one in await store.list()] == log.ledgers, "what was ready is gone"
 
 
 def state(one: Region) -> dict[str, Any]:

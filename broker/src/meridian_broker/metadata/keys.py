@@ -35,6 +35,8 @@ SCHEMA_VERSIONS: Final = "/local/schema-versions"
 SCHEMA_BYTES: Final = "/local/schema-bytes"
 LEDGER_IDS: Final = "/local/ledger-ids"
 BROKERS: Final = "/local/brokers"
+ROOM: Final = "/local/room"
+"""Written to see whether a store that was full takes writes again."""
 PARTITION: Final = "-partition-"
 """Between the name of a topic, as it is in a path, and the number of one of its partitions."""
 

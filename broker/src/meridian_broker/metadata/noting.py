@@ -8,8 +8,10 @@ roll over nothing. That has to be seen before somebody needs it: ``GET /meridian
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Sequence
+from contextlib import suppress
 from typing import TypeVar
 
+from meridian_broker.metadata import keys
 from meridian_broker.metadata.store import Change, Check, Delete, Lease, MetadataFull, MetadataStore, Put, Record
 
 T = TypeVar("T")
@@ -31,6 +33,15 @@ class NotingStore:
             raise
         self.full = None
         return result
+
+    async def look_for_room(self) -> None:
+        """Forget that it is full, if it is not any more. Call it now and then: perhaps nobody else writes anything.
+
+        :raises MetadataError: it cannot be told.
+        """
+        if self.full is not None:
+            with suppress(MetadataFull):
+                await self.put(keys.ROOM, b"")
 
     async def get(self, path: str) -> Record | None:
         return await self._store.get(path)

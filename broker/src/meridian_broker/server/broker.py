@@ -433,6 +433,10 @@ class BrokerProcess:
         for connection in tuple(self.gateway.connections):
             connection.end("this broker is shutting down")
 
+    async def look_for_room(self) -> None:
+        """See ``NotingStore``."""
+        await self._metadata.look_for_room()
+
     async def _confirmed(self) -> None:
         """Wait, within the barrier's time, until peers confirmed what was told (R20)."""
 

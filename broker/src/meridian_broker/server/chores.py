@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 LOOK_SECONDS: Final = 1.0
 """How often topics are compared with their policies and with other regions."""
+ROOM_SECONDS: Final = 5.0
 OPEN_SECONDS: Final = 5.0
 """Between attempts to open topics that could not be opened."""
 
@@ -79,10 +80,7 @@ class Chores:
             *("pack idle acknowledgements", cool, LOOK_SECONDS),
             "they take more memory than they need",
         )
-        self._begin(
-            *("record which regions are behind", process.behind.follow, LOOK_SECONDS),
-            "a restart may show a region that is behind as in step",
-        )
+        self._begin_with_metadata()
         self._begin(
             *("give space back", give_space_back, storage.retention_check_interval_in_seconds),
             "unneeded ledgers stay on disk",
@@ -133,6 +131,16 @@ class Chores:
             *("look after connections of other regions", lambda: process.gateway.keep_alive(peers=True)),
             PEER_KEEP_ALIVE_SECONDS,
             "dead links are not noticed",
+        )
+
+    def _begin_with_metadata(self) -> None:
+        self._begin(
+            *("record which regions are behind", self._process.behind.follow, LOOK_SECONDS),
+            "a restart may show a region that is behind as in step",
+        )
+        self._begin(
+            *("see whether a full metadata store has room again", self._process.look_for_room, ROOM_SECONDS),
+            "a metadata store that is not full any more is shown as full",
         )
 
     def _begin(

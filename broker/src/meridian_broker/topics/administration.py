@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from meridian_broker.bounds.clients import LATEST_TIME_MS
 from meridian_broker.ledgers.store import LedgerError
-from meridian_broker.positions.position import EARLIEST, LATEST, Position
+from meridian_broker.positions.position import Position
 from meridian_broker.topics import placing, rewinding
 from meridian_broker.topics.compaction import COMPACTION_SUBSCRIPTION
 from meridian_broker.topics.consumer import Consumer
@@ -163,7 +163,7 @@ async def make_subscription(
     if not name or name.startswith(REPLICATION_PREFIX) or name == COMPACTION_SUBSCRIPTION:
         raise InvalidName(f"a subscription cannot be called {name!r}")
     check_new_subscription(topic, name)
-    places = None if place in (EARLIEST, LATEST) else await placing.before(topic.log, topic.region, place)
+    places = await placing.for_new(topic, place)
 
     def make(done: Confirmed) -> None:
         topic.create_subscription(name, place, replicated=replicated, properties=properties, places=places, done=done)

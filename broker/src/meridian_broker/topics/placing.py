@@ -17,6 +17,7 @@ from meridian_broker.topics.errors import LimitReached
 if TYPE_CHECKING:
     from meridian_broker.topics.compacted_reading import CompactedReading
     from meridian_broker.topics.subscription import Subscription
+    from meridian_broker.topics.topic import Topic
 
 
 def latest(log: TopicLog, region: str) -> dict[str, Position]:
@@ -36,6 +37,17 @@ async def before(log: TopicLog, region: str, position: Position) -> dict[str, Po
     span = next(span for span in log.spans() if span.ledger_id == position.ledger)
     index = await log.load_index(position.ledger)
     return _known({**span.origins_before, region: span.own_before, **index.last_of_each(position.entry)})
+
+
+async def for_new(topic: Topic, initial: Position) -> dict[str, Position] | None:
+    """What a new durable subscription needs before anything changes: a ledger for its record, and the places of its
+    first entry (``before``) if it begins at one.
+
+    :raises MetadataUnavailable: no ledger can be made now.
+    :raises LedgerError: the entries' headers cannot be read.
+    """
+    await topic.progress_log.prepare()
+    return None if initial in (EARLIEST, LATEST) else await before(topic.log, topic.region, initial)
 
 
 def _known(places: Mapping[str, Position]) -> dict[str, Position]:

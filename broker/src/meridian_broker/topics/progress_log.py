@@ -23,6 +23,7 @@ from meridian_broker.ledgers.scheduling import Scheduler, next_turn
 from meridian_broker.ledgers.store import LedgerCorrupt, LedgerError, LedgerNotFound, LedgerStore, Writer
 from meridian_broker.ledgers.telling import tell_each
 from meridian_broker.ledgers.under_way import UnderWay
+from meridian_broker.metadata.store import MetadataUnavailable
 
 FORMAT_VERSION: Final = 1
 _HEAD: Final = struct.Struct(">BBHQ")
@@ -163,6 +164,10 @@ class ProgressLog:
         self._since_bytes = self._since_records = 0
         self._held: list[tuple[bytes, Done | None]] = []
         self.ledgers: list[int] = []
+        self._spare: tuple[int, Writer] | None = None
+        """Made, and not on record yet: the metadata store took no write."""
+        self._refusal: MetadataUnavailable | None = None
+        """Why the last attempt to go on in another ledger came to nothing."""
         self.failure: LedgerError | None = None
         self.on_failure: Callable[[str], None] | None = None
         """Told once when nothing more can be written: the topic must not go on without its record of truth."""
@@ -224,6 +229,17 @@ class ProgressLog:
                 for first in range(0, len(records), SLICE):
                     yield [decode(record) for record in records[first : first + SLICE]]
                     await next_turn(self._scheduler)
+
+    async def prepare(self) -> None:
+        """Have a ledger to write to, before there is a change that has to be written.
+
+        :raises MetadataUnavailable: none can be made now, because the metadata store is full or away.
+        """
+        if self._writer is None and self.failure is None:
+            self._roll()
+            await self._scheduler.answer(self._rolls.when_over)
+            if self._writer is None and self.failure is None and self._refusal is not None:
+                raise self._refusal
 
     def append(self, kind: Kind, subscription: str, payload: bytes, done: Done | None = None) -> None:
         """Write one change; ``done(None)`` once durable, ``done(error)`` otherwise."""
@@ -296,6 +312,8 @@ class ProgressLog:
                 await self._write_snapshot(snapshot)
             except LedgerError:
                 return  # nothing can be written any more, and everybody who waits has been told
+            except MetadataUnavailable:
+                return  # nothing waits for it: changes go on into the ledger before, and the next one tries again
             await self._forget(old)
         finally:
             self._rolls.end(number)
@@ -304,15 +322,11 @@ class ProgressLog:
         """What is appended while the ledger is made is written behind the first slice of the snapshot.
 
         :returns: the other slices.
+        :raises MetadataUnavailable: no ledger can be made, and no record waits for one.
         :raises LedgerError: no ledger can be made. So with any other error; all appends fail from then on.
         """
         try:
-            ledger_id = await self._metadata.allocate_ledger_id()
-            label = Label(LedgerKind.PROGRESS, self._metadata.belonging).encode()
-            writer = await self._store.create(ledger_id, self._fence, label)
-            # Only now: a next owner that finds it on record must find it in the store, or it could not fence it.
-            await self._metadata.save_progress_ledgers([*self.ledgers, ledger_id])
-            self.ledgers = [*self.ledgers, ledger_id]
+            writer = await self._make_ledger()
             before, self._writer = self._writer, None
             if before is not None:
                 await before.seal()  # whatever was written before is durable before anything that comes next
@@ -321,6 +335,9 @@ class ProgressLog:
             snapshot = self._slices(self._snapshot())
             first = next(snapshot, [])
         except Exception as error:
+            if isinstance(error, MetadataUnavailable) and not self._held:
+                self._refusal = error
+                raise
             failure = error if isinstance(error, LedgerError) else LedgerError(f"no new progress ledger: {error}")
             self._fail(failure)
             self._settle()
@@ -334,6 +351,18 @@ class ProgressLog:
         for record, done in held:
             self._write_change(writer, record, done)
         return snapshot
+
+    async def _make_ledger(self) -> Writer:
+        """Another ledger, on record. :raises MetadataUnavailable: nothing changed."""
+        if self._spare is None:
+            ledger_id = await self._metadata.allocate_ledger_id()
+            label = Label(LedgerKind.PROGRESS, self._metadata.belonging).encode()
+            self._spare = ledger_id, await self._store.create(ledger_id, self._fence, label)
+        ledger_id, writer = self._spare
+        # Only now: a next owner that finds it on record must find it in the store, or it could not fence it.
+        await self._metadata.save_progress_ledgers([*self.ledgers, ledger_id])
+        self.ledgers, self._spare = [*self.ledgers, ledger_id], None
+        return writer
 
     def _slices(self, snapshot: Iterable[tuple[Kind, str, bytes]]) -> Iterator[list[bytes]]:
         """Encoded as they are asked for: what a slice says is so in the turn in which it is written."""
@@ -406,6 +435,10 @@ class ProgressLog:
         self._settle()
         if writer is not None:
             await writer.seal()
+        if self._spare is not None:
+            (ledger_id, unused), self._spare = self._spare, None
+            await unused.seal()
+            await self._store.delete(ledger_id)
 
     async def delete(self) -> None:
         """Delete every progress ledger."""

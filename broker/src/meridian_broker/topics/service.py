@@ -25,7 +25,7 @@ from meridian_broker.metadata.catalog import Catalog
 from meridian_broker.metadata.rules import Rules
 from meridian_broker.metadata.store import MetadataError
 from meridian_broker.positions import HybridClock, Progress, Stamp
-from meridian_broker.positions.position import EARLIEST, LATEST, Position
+from meridian_broker.positions.position import EARLIEST, Position
 from meridian_broker.topics import adoption, growth, kinds, making, opening, placing, removal, ruling, sharing, upkeep
 from meridian_broker.topics.compaction import Workshop
 from meridian_broker.topics.compactor import CompactionLimits
@@ -360,11 +360,11 @@ class TopicService:
         :param replicated: None: as the policies say, as they are now; the topic hears of a change a moment later.
         :raises TopicError: refused.
         """
-        if replicated is None and durable and name not in topic.subscriptions:
-            replicated = self.rules(topic_name.parse(topic.name)).replicate_subscriptions
         places = None
-        if durable and initial not in (EARLIEST, LATEST) and name not in topic.subscriptions:
-            places = await placing.before(topic.log, topic.region, initial)
+        if durable and name not in topic.subscriptions:
+            if replicated is None:
+                replicated = self.rules(topic_name.parse(topic.name)).replicate_subscriptions
+            places = await placing.for_new(topic, initial)
         if read_compacted:
             await topic.compaction.prepare()
         answer: Subscription = await self.scheduler.answer(

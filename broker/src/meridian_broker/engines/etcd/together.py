@@ -22,7 +22,7 @@ from typing import Any, Final
 from aetcd import rpc
 
 from meridian_broker.engines.etcd.client import EtcdChannel
-from meridian_broker.metadata.store import MetadataError, MetadataUnavailable, MetadataWentBack
+from meridian_broker.metadata.store import MetadataError, MetadataFull, MetadataUnavailable, MetadataWentBack
 
 UNDER_WAY: Final = 2
 """Requests of one kind on their way at once; what comes meanwhile waits for the first answer."""
@@ -129,6 +129,10 @@ class Together:
         try:
             answers = await ask(some)
         except (MetadataUnavailable, MetadataWentBack) as error:
+            if line is self._reads and len(some) > 1 and isinstance(error, MetadataFull):
+                for one in some:  # a full etcd refuses every transaction, also one that only reads
+                    await self._answer_all(line, [one])
+                return
             _fail(some, error)
         except MetadataError as error:
             if len(some) == 1:

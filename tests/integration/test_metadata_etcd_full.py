@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An etcd that reached its quota: what goes on, what is refused and with which words, and that room is all it takes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from aetcd import rpc
+from broker_inside import broker_inside
+from broker_process import http
+from broker_regions import until
+from etcd_server import EtcdOfTest, etcd_missing
+from meridian_broker.gateway.pulsar import patience
+from meridian_broker.server import chores
+from meridian_broker.server.broker import BrokerProcess
+from meridian_broker.topics import ownership
+from meridian_broker.wire.proto import pulsar_pb2 as pb
+from meridian_broker.wire.pulsar import encode
+from meridian_broker.wire.pulsar.errors import ServerError
+from meridian_broker.wire.pulsar.topic_name import parse
+from raw_connection import RawConnection, T
+
+_missing = etcd_missing()
+pytestmark = pytest.mark.skipif(_missing is not None, reason=_missing or "")
+QUOTA = 2 << 20
+FILLER = b"/filler"
+TOPIC, BARE, OTHER = (f"persistent://public/default/{name}" for name in ("before", "bare", "other"))
+
+
+class SmallEtcd:
+    """An etcd with little room, filled up and emptied again as an administrator would."""
+
+    def __init__(self, etcd: EtcdOfTest) -> None:
+        self.url = etcd.url
+        self._channel = grpc.aio.insecure_channel(f"127.0.0.1:{etcd.port}")
+        self._kv = rpc.KVStub(self._channel)
+        self._care = rpc.MaintenanceStub(self._channel)
+
+    async def fill(self) -> None:
+        """Write until it takes no more."""
+        with pytest.raises(grpc.aio.AioRpcError, match="space exceeded"):
+            while True:
+                await self._kv.Put(rpc.PutRequest(key=FILLER, value=bytes(100_000)), wait_for_ready=True)
+
+    async def make_room(self) -> None:
+        """Compact, defragment, and take the alarm back."""
+        newest = (await self._kv.Range(rpc.RangeRequest(key=FILLER))).header.revision
+        await self._kv.Compact(rpc.CompactionRequest(revision=newest, physical=True))
+        await self._care.Defragment(rpc.DefragmentRequest())
+        raised = await self._care.Alarm(rpc.AlarmRequest(action=rpc.AlarmRequest.GET))
+        for alarm in raised.alarms:
+            off = rpc.AlarmRequest(action=rpc.AlarmRequest.DEACTIVATE, memberID=alarm.memberID, alarm=alarm.alarm)
+            await self._care.Alarm(off)
+
+    async def close(self) -> None:
+        await self._channel.close()
+
+
+@pytest.fixture
+async def etcd(tmp_path: Path) -> AsyncIterator[SmallEtcd]:
+    process = await EtcdOfTest.start(tmp_path / "etcd", f"--quota-backend-bytes={QUOTA}")
+    made = SmallEtcd(process)
+    yield made
+    await made.close()
+    await process.stop()
+
+
+@pytest.fixture
+async def inside(tmp_path: Path, etcd: SmallEtcd, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[BrokerProcess]:
+    monkeypatch.setattr(ownership, "ATTEMPTS", 1)  # in which somebody might make room
+    monkeypatch.setattr(patience, "SECONDS", 0.1)
+    monkeypatch.setattr(chores, "ROOM_SECONDS", 0.2)
+    async with broker_inside(tmp_path / "data", metadataStoreUrl=f"etcd:{etcd.url}") as broker:
+        yield broker
+
+
+async def subscribed(wire: RawConnection, name: str, consumer_id: int, topic: str = TOPIC) -> pb.CommandError | None:
+    """None, or why not."""
+    asked = pb.CommandSubscribe(
+        topic=topic,
+        subscription=name,
+        subType=pb.CommandSubscribe.Shared,
+        consumer_id=consumer_id,
+        request_id=1,
+        initialPosition=pb.CommandSubscribe.Earliest,
+    )
+    wire.say(T.SUBSCRIBE, asked)
+    answer = await wire.hear_any()
+    return None if answer[0] == T.SUCCESS else answer.message
+
+
+async def health(broker: BrokerProcess) -> Any:
+    return (await asyncio.to_thread(http, "GET", f"{broker.doors.admin_url}/meridian/v1/health")).json
+
+
+async def test_a_full_etcd_stops_what_is_new_and_is_well_again_once_it_has_room(
+    inside: BrokerProcess, etcd: SmallEtcd, caplog: pytest.LogCaptureFixture
+) -> None:
+    port = inside.settings.network.broker_service_port
+    wire, other = await RawConnection.open(port), await RawConnection.open(port)
+    for producer_id, topic in ((1, TOPIC), (2, BARE)):
+        await wire.producer(topic, producer_id, producer_name="p")
+        wire.send("p", 0, b"before", producer_id=producer_id)
+        assert await wire.receipt() == (0, True)
+    assert await subscribed(wire, "s", 1) is None
+    await etcd.fill()
+    assert (await health(inside))["metadataFull"] is None, "nobody has written yet"
+
+    # What is new is refused, with the reason, and no topic is closed because of it.
+    refused = await subscribed(other, "new", 1, BARE)
+    assert refused is not None and refused.error == ServerError.METADATA
+    assert "is full" in refused.message and "alarm disarm" in refused.message
+    other.ask_producer(OTHER, 2)
+    refused = await other.hear(T.ERROR)
+    assert "is full" in refused.message
+    tenant = f"{inside.doors.admin_url}/admin/v2/tenants/t"
+    answer = await asyncio.to_thread(http, "PUT", tenant, {"allowedClusters": ["inside"]})
+    assert (answer.status, "is full" in answer.reason) == (503, True)
+    assert "defragment" in (await health(inside))["metadataFull"]
+
+    # What needs no metadata goes on, on both topics, and so do reads, also many at a time.
+    for producer_id in (1, 2):
+        wire.send("p", 1, b"while it is full", producer_id=producer_id)
+        assert await wire.receipt() == (1, True)
+    wire.write(encode.flow(1, 10))
+    message = (await wire.hear_any()).command.message_id
+    wire.write(encode.ack(1, 0, [(message.ledgerId, message.entryId)]))
+    found = await asyncio.gather(*(inside.catalog.topics.find(parse(name)) for name in (TOPIC, BARE, OTHER)))
+    assert [one is not None for one in found] == [True, True, False]
+
+    await etcd.make_room()
+    await until(lambda: inside._metadata.full is None)
+    assert (await health(inside))["metadataFull"] is None
+    assert await subscribed(other, "new", 1, BARE) is None
+    await other.producer(OTHER, producer_id=2)
+    assert (await asyncio.to_thread(http, "PUT", tenant, {"allowedClusters": ["inside"]})).status == 204
+    assert "fenced" not in caplog.text
+    await wire.close()
+    await other.close()
