@@ -11,13 +11,16 @@ from typing import Any
 import pytest
 from broker_inside import broker_inside
 from broker_process import http
+from broker_regions import regions, until
 from meridian_broker.bounds import clients as bounds
 from meridian_broker.metadata.records import TopicRecord
+from meridian_broker.positions.position import EARLIEST
 from meridian_broker.server.broker import BrokerProcess
 from meridian_broker.server.log_lines import LogLines
 from meridian_broker.topics.errors import InvalidName
+from meridian_broker.topics.subscription import Subscription
 from meridian_broker.wire.proto import pulsar_pb2 as pb
-from meridian_broker.wire.pulsar import topic_name
+from meridian_broker.wire.pulsar import encode, topic_name
 from meridian_broker.wire.pulsar.errors import ServerError
 from raw_connection import RawConnection, T
 
@@ -78,6 +81,48 @@ async def test_names_and_properties_beyond_the_limits_keep_nobody_out(inside: Br
     assert await subscribed(honest, "s", subscription_properties=pairs(bounds.SUBSCRIPTION_PROPERTIES_BYTES)) == ""
     assert list(inside.service.topics[TOPIC].subscriptions) == ["s"]
     for wire in (hostile, honest):
+        await wire.close()
+
+
+async def test_the_largest_subscriptions_cross_and_one_that_is_too_large_holds_nobody_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An older version let the last one in. Acknowledgements of an honest subscription cross all the same."""
+    async with regions(tmp_path, "us-east", "us-west") as (east, west):
+        wire = await connect(east.process)
+        largest = pairs(bounds.SUBSCRIPTION_PROPERTIES_BYTES)
+        names = [f"{number}".rjust(bounds.NAME_BYTES, "n") for number in range(6)]
+        for number, name in enumerate(names):
+            fields = {"subscription_properties": largest, "replicate_subscription_state": True}
+            assert await subscribed(wire, name, number, **fields) == ""
+        assert await subscribed(wire, "honest", 10, replicate_subscription_state=True) == ""
+        topic = east.process.service.topics[TOPIC]
+        with monkeypatch.context() as patch:
+            patch.setattr("meridian_broker.topics.door.subscription", lambda *_: None)
+            topic.create_subscription("older", EARLIEST, replicated=True, properties={"k": "\x01" * 1_000_000})
+        await wire.producer(TOPIC, producer_name="p")
+        wire.write(encode.flow(10, 10))
+
+        def there(name: str) -> Subscription | None:
+            found = west.process.service.topics.get(TOPIC)
+            return None if found is None else found.subscriptions.get(name)
+
+        for number in range(3):
+            wire.send("p", number, b"one")
+            told = {(one := await wire.hear_any())[0]: one for _ in range(2)}
+            at = told[T.MESSAGE].command.message_id
+            wire.write(encode.ack(10, 0, [(at.ledgerId, at.entryId)]))
+            mine = topic.subscriptions["honest"]
+            await until(lambda mine=mine: mine.progress == getattr(there("honest"), "progress", None))
+            if number == 0:
+                caplog.clear()
+        for name in names:
+            await until(lambda name=name: there(name) is not None)
+            crossed = there(name)
+            assert crossed is not None
+            assert dict(crossed.record.properties) == {"k": "\x01" * (bounds.SUBSCRIPTION_PROPERTIES_BYTES - 1)}
+        assert there("older") is None
+        assert "is down" not in caplog.text
         await wire.close()
 
 

@@ -3,12 +3,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from broker_inside import broker_inside
+from broker_regions import regions
 from meridian_broker.ledgers.entry import pack_extras
 from meridian_broker.server.broker import BrokerProcess
 from meridian_broker.wire.proto import peer_pb2
@@ -64,6 +65,16 @@ def frame(number: int, payload: bytes, said: dict[str, Any], asked: dict[str, An
     command = pb.BaseCommand(type=T.SEND, send=send).SerializeToString()
     sizes = (4 + len(command) + len(body)).to_bytes(4, "big") + len(command).to_bytes(4, "big")
     return sizes + command + body
+
+
+def wild_entries(counts: Iterable[int]) -> list[Any]:
+    """As an older version stored them: so many messages each, published at the end of time."""
+    found = []
+    for number, messages in enumerate(counts):
+        said = pb.MessageMetadata(producer_name="old", sequence_id=number, publish_time=U64_MAX)
+        body = build_body(said.SerializeToString(), b"wild-%d" % number)
+        found.append((0, messages, 0, body_checksum(body), U64_MAX, pack_extras(None, None), body))
+    return found
 
 
 @pytest.fixture
@@ -178,18 +189,44 @@ async def test_a_consumer_gets_no_more_messages_than_it_has_room_for(inside: Bro
         await client.wire.close()
 
 
+async def test_what_one_region_takes_the_other_stores_and_delivers(tmp_path: Path) -> None:
+    """Also what an older version stored there with wild numbers; and replication goes on, both ways."""
+    async with regions(tmp_path, "us-east", "us-west") as (east, west):
+        hostile = await Client.of(east.process, TOPIC, "hostile")
+        reader, other = [await Client.of(west.process, topic, "reader") for topic in (TOPIC, ELSEWHERE)]
+        await reader.consume(TOPIC, 1, pb.CommandSubscribe.Exclusive)
+        await other.consume(ELSEWHERE, 2, pb.CommandSubscribe.Shared)
+        for number, (said, asked) in enumerate(HOSTILE):
+            hostile.wire.write(frame(number, b"bad-%d" % number, said, asked))
+            answer = await hostile.wire.hear_any()
+            if answer[0] == T.SEND_RECEIPT:
+                hostile.places[b"bad-%d" % number] = (0, 0)
+        log = east.process.service.topics[TOPIC].log
+        wild = wild_entries((I32_MAX, 0, U32_MAX))
+        for entry in wild:
+            log.append_own([entry], lambda *_: None, [0])
+        honest, elsewhere = await Client.of(east.process, TOPIC, "h"), await Client.of(east.process, ELSEWHERE, "e")
+        await honest.publish(b"last")
+        await elsewhere.publish(b"elsewhere")
+        stored = {*hostile.places, *(b"wild-%d" % number for number in range(len(wild))), b"last"}
+        got = [payload for payload, _ in (await reader.messages(b"last", {1}))[1]]
+        assert (len(got), set(got)) == (len(stored), stored)
+        assert [payload for payload, _ in (await other.messages(b"elsewhere", {2}))[2]] == [b"elsewhere"]
+        back = await Client.of(east.process, TOPIC, "back")
+        await back.consume(TOPIC, 3, pb.CommandSubscribe.Exclusive)
+        await reader.publish(b"from the other side")
+        assert len((await back.messages(b"from the other side", {3}))[3]) == len(stored) + 1
+        for client in (hostile, reader, other, honest, elsewhere, back):
+            await client.wire.close()
+
+
 async def test_entries_that_an_older_version_stored_with_wild_numbers_do_no_harm(inside: BrokerProcess) -> None:
     """They are delivered, acknowledged in part or whole, and take no permits for messages that are not there."""
     honest = await Client.of(inside, TOPIC, "honest")
     await honest.publish(b"before")
     log = inside.service.topics[TOPIC].log
-    for number, messages in enumerate((I32_MAX, 0, U32_MAX)):
-        body = build_body(
-            pb.MessageMetadata(producer_name="old", sequence_id=number, publish_time=U64_MAX).SerializeToString(),
-            b"wild-%d" % number,
-        )
-        wild = (0, messages, 0, body_checksum(body), U64_MAX, pack_extras(None, None), body)
-        log.append_own([wild], lambda *_: None, [0])
+    for entry in wild_entries((I32_MAX, 0, U32_MAX)):
+        log.append_own([entry], lambda *_: None, [0])
     await honest.publish(b"last")
     reader, other = await Client.of(inside, TOPIC, "reader"), await Client.of(inside, TOPIC, "other")
     await reader.consume(TOPIC, 1, pb.CommandSubscribe.Shared)
