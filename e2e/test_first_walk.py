@@ -222,13 +222,10 @@ def test_the_verifier_says_aligned_and_sees_a_broken_cursor(
     cluster: Cluster, clients: dict[str, pulsar.Client]
 ) -> None:
     values = "-f examples/kubernetes/verifier.yaml --set suspend=true"
-    refused = cluster.run(f"! helm install verifier helm/meridian-verifier -n meridian-system {values} 2>&1")
+    refused = cluster.run(f"! helm install verifier helm/meridian-verifier -n us-east {values} 2>&1")
     assert "install the verifier in a namespace of its own" in refused
     cluster.run("kubectl create namespace meridian-verifier")
-    cluster.run(
-        r"kubectl get secret -n us-east meridian-tokens -o jsonpath='{.data.verify\.jwt}' | base64 -d >verify.jwt; "
-        "kubectl -n meridian-verifier create secret generic meridian-tokens --from-file=verify.jwt"
-    )
+    cluster.run("kubectl -n meridian-verifier apply -f tokens/verifier.json")
     cluster.run(f"helm install verifier helm/meridian-verifier -n meridian-verifier {values}")
     assert _verdict(cluster, "after-failover")["status"] == "True"
     # A few messages that nobody has acknowledged, and a broker that is told to lose them.

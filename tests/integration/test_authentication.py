@@ -215,6 +215,22 @@ def test_the_manifest_is_for_its_owner_and_its_token_expires(tmp_path: Path) -> 
     assert (narrowed["meridian_scope"], narrowed["exp"]) == ("export", claims["exp"])
 
 
+def test_each_part_of_a_deployment_gets_a_manifest_with_what_it_needs(tmp_path: Path) -> None:
+    """Whoever may read the operator's Secret can administer, but neither sign tokens nor pose as a region."""
+    run("tokens", "manifest", "--directory", str(tmp_path / "tokens"))
+    assert (tmp_path / "tokens").stat().st_mode & 0o777 == 0o700
+    held = {
+        file.name: json.loads(file.read_text())["data"].keys()
+        for file in (tmp_path / "tokens").iterdir()
+        if file.stat().st_mode & 0o777 == 0o600
+    }
+    assert held == {
+        "regions.json": {"secret.key", "peer.token"},
+        "operator.json": {"admin.jwt"},
+        "verifier.json": {"verify.jwt"},
+    }
+
+
 def test_a_reserved_name_gets_no_token(guarded: Guarded) -> None:
     command = [*MERIDIAN, "tokens", "create", "--secret-key", str(guarded.key), "--subject", "meridian-peer"]
     refused = subprocess.run(command, capture_output=True, text=True, timeout=60)

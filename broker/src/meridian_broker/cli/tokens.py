@@ -9,6 +9,7 @@ import json
 import os
 import secrets
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
@@ -141,28 +142,51 @@ def create(
 @click.option("--name", default="meridian-tokens", show_default=True, help="Name of the Secret.")
 @click.option("--subject", default="admin", show_default=True, help="Role of the tokens for operator and verifier.")
 @click.option("--expires", default="90d", show_default=True, help="How long they are valid.")
-@click.option("--to", type=click.Path(path_type=Path, dir_okay=False), help="Write it to this file.")
-def manifest(name: str, subject: str, expires: str, to: Path | None) -> None:
+@click.option("--to", type=FILE, help="Write it to this file.")
+@click.option(
+    "--directory",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Write three Secrets to this new directory, one for each part, which holds what that part needs.",
+)
+def manifest(name: str, subject: str, expires: str, to: Path | None, directory: Path | None) -> None:
     """Make a Kubernetes Secret with a new key, a new peer secret and two tokens: admin.jwt, of a super-user, for people
     and the operator; verify.jwt, which can only read the export, for the verifier.
 
     It is printed, or written to a file readable by you only. All regions need the same Secret: keep it, and apply it
-    in the namespace of each region.
+    in the namespace of each region. With --directory there are three: regions.json, with the key and the peer secret,
+    for each region's namespace; operator.json and verifier.json, with one token each, for theirs.
 
     \b
-      meridian tokens manifest --to tokens.json
-      kubectl -n us-east apply -f tokens.json
+      meridian tokens manifest --directory tokens
+      kubectl -n us-east apply -f tokens/regions.json
     """
     from meridian_broker.gateway.authentication import EXPORT_SCOPE
     from meridian_broker.gateway.token_signing import SigningKey, make_token
 
+    if to is not None and directory is not None:
+        raise click.UsageError("give one of --to and --directory")
     key, until = secrets.token_bytes(KEY_BYTES), _expiry(expires)
-    content = {
-        "secret.key": key,
-        "peer.token": secrets.token_urlsafe(32).encode(),
-        "admin.jwt": make_token(SigningKey(key), subject, until).encode(),
-        "verify.jwt": make_token(SigningKey(key), subject, until, scope=EXPORT_SCOPE).encode(),
+    parts = {
+        "regions": {"secret.key": key, "peer.token": secrets.token_urlsafe(32).encode()},
+        "operator": {"admin.jwt": make_token(SigningKey(key), subject, until).encode()},
+        "verifier": {"verify.jwt": make_token(SigningKey(key), subject, until, scope=EXPORT_SCOPE).encode()},
     }
+    if directory is not None:
+        _make_directory(directory)
+        for part, content in parts.items():
+            _write_secret(directory / f"{part}.json", _secret_manifest(name, content).encode() + b"\n")
+        click.echo(f"{directory}: the Secret {name} for {', '.join(parts)}")
+        return
+    text = _secret_manifest(name, {key: value for content in parts.values() for key, value in content.items()})
+    if to is None:
+        click.echo(text)
+    else:
+        _write_secret(to, text.encode() + b"\n")
+        click.echo(f"{to}: the Secret {name}")
+
+
+def _secret_manifest(name: str, content: Mapping[str, bytes]) -> str:
+    """A Secret of Kubernetes."""
     document = {
         "apiVersion": "v1",
         "kind": "Secret",
@@ -170,12 +194,7 @@ def manifest(name: str, subject: str, expires: str, to: Path | None) -> None:
         "type": "Opaque",
         "data": {key: base64.b64encode(value).decode() for key, value in content.items()},
     }
-    text = json.dumps(document, indent=2)
-    if to is None:
-        click.echo(text)
-    else:
-        _write_secret(to, text.encode() + b"\n")
-        click.echo(f"{to}: the Secret {name}")
+    return json.dumps(document, indent=2)
 
 
 def _expiry(text: str | None) -> int | None:
@@ -185,6 +204,14 @@ def _expiry(text: str | None) -> int | None:
     if not number.isdigit() or unit not in UNITS:
         raise click.BadParameter(f"{text!r}: expected a number and one of s, m, h, d, y", param_hint="--expires")
     return int(time.time()) + int(number) * UNITS[unit]
+
+
+def _make_directory(directory: Path) -> None:
+    try:
+        directory.mkdir(mode=0o700)
+    except OSError as error:
+        click.echo(f"no: cannot make {directory}: {error.strerror}", err=True)
+        raise SystemExit(1) from None
 
 
 def _write_secret(file: Path, content: bytes) -> None:
