@@ -73,7 +73,7 @@ class RunningOperator:
         async with aiohttp.ClientSession() as http:
             world = NearWorld(http, Tokens(None), kube, lambda: 0.0, budget, urls=self._urls)
             self._desk, self._loop = Desk(world), asyncio.get_running_loop()
-            memo = kopf.Memo(desk=self._desk)
+            memo = kopf.Memo(desk=self._desk, world=world)
             try:
                 await kopf.operator(
                     settings=settings,

@@ -253,3 +253,9 @@ def test_an_object_that_makes_no_sense_says_so(kube: KubeApi) -> None:
     assert "messageTTL" in because(kube, "geotopics", "odd", "InvalidSpec")
     kube.create("geotopics", "asks-too-much", **geo("asks-too-much", subscriptionSync={"mode": "Snapshot"}))
     assert "subscriptionSync.mode" in because(kube, "geotopics", "asks-too-much", "NotSupported")
+
+
+def test_a_kind_that_is_not_acted_on_says_so(kube: KubeApi) -> None:
+    for plural in ("shadowtopics", "metadatasyncpolicies"):
+        kube.create(plural, "later", spec={})
+        assert "does not act on" in because(kube, plural, "later", "NotImplemented")

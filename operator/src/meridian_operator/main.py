@@ -32,6 +32,7 @@ def main() -> None:
     """Run until SIGTERM."""
     arguments = _arguments()
     logging.basicConfig(level=arguments.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    logging.getLogger("kopf.objects").setLevel(logging.WARNING)  # the desk says what happens to an object
     logging.getLogger("aiohttp.access").setLevel(logging.WARNING)  # each probe would be a line
 
     @kopf.on.login()

@@ -64,7 +64,8 @@ SHADOW_TOPIC = Kind(
     kind="ShadowTopic",
     plural="shadowtopics",
     short_names=("shtopic",),
-    description="A read-only topic that shares its source's storage and has its own subscriptions.",
+    description="A read-only topic that shares its source's storage and has its own subscriptions. "
+    "This version does not act on it.",
     spec=ShadowTopicSpec,
     status=ShadowTopicStatus,
     columns=(

@@ -7,16 +7,22 @@ other annotation of the same prefix out of sight, and a finalizer on each object
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from typing import Any
 
 import kopf
 
+from meridian_operator.api.metadata_sync_policy import METADATA_SYNC_POLICY
+from meridian_operator.api.shadow_topic import SHADOW_TOPIC
 from meridian_operator.api.shared import GROUP, VERSION
 from meridian_operator.handlers.geo_topics import GeoTopics
 from meridian_operator.handlers.replicated_subscriptions import ReplicatedSubscriptions
+from meridian_operator.handlers.reporting import Report
 from meridian_operator.handlers.subject import Views
+from meridian_operator.kube.client import KubeError, Reference
 
+_log = logging.getLogger(__name__)
 _GEO_TOPICS = GeoTopics()
 _SUBSCRIPTIONS = ReplicatedSubscriptions()
 
@@ -31,3 +37,20 @@ async def geo_topic(event: Mapping[str, Any], memo: Any, **kwargs: Any) -> None:
 async def replicated_subscription(event: Mapping[str, Any], memo: Any, **kwargs: Any) -> None:
     """A ReplicatedSubscription was listed, or has changed."""
     memo.desk.heard(_SUBSCRIPTIONS, event["type"], event["object"], Views.of(kwargs))
+
+
+@kopf.on.event(GROUP, VERSION, SHADOW_TOPIC.plural)
+@kopf.on.event(GROUP, VERSION, METADATA_SYNC_POLICY.plural)
+async def not_implemented(event: Mapping[str, Any], memo: Any, **_: Any) -> None:
+    """An object of a kind that this version does not act on says so."""
+    body = event["object"]
+    kind = SHADOW_TOPIC if body["kind"] == SHADOW_TOPIC.kind else METADATA_SYNC_POLICY
+    told = Report(body, memo.world.now()).refused("NotImplemented", f"this version does not act on a {kind.kind}")
+    if event["type"] == "DELETED" or not told.pressing:
+        return
+    meta = body["metadata"]
+    of = Reference(kind.kind, kind.plural, meta["namespace"], meta["name"])
+    try:
+        await memo.world.kube.write_status(of, told.status)
+    except KubeError as error:
+        _log.warning("%s: %s", of, error)
