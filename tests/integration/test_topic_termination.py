@@ -9,7 +9,7 @@ from typing import Any
 
 import pulsar
 import pytest
-from broker_process import BrokerProcess
+from broker_process import BrokerProcess, wait_until
 from broker_regions import regions, until
 from meridian_broker.gateway.roles import Producer
 from meridian_broker.topics.termination import terminate
@@ -106,6 +106,32 @@ def test_consumers_hear_of_the_end_when_they_acknowledged_everything(broker: Bro
         await raw.close()
 
     asyncio.run(story())
+
+
+def test_a_client_that_does_not_know_the_end_keeps_its_connection(broker: BrokerProcess) -> None:
+    """The clients for C++, Python and Go close the connection at a command that they do not know."""
+
+    def address() -> str:
+        consumers = broker.http("GET", f"{TOPICS}/beside-it/stats").json["subscriptions"]["s"]["consumers"]
+        return str(consumers[0]["address"])
+
+    client = connect(broker.service_url)
+    other = client.subscribe("beside-it", "s")
+    before = address()
+    producer = client.create_producer("ends", batching_enabled=False)
+    consumer = client.subscribe("ends", "s", initial_position=pulsar.InitialPosition.Earliest)
+    producer.send(b"last")
+    assert broker.http("POST", f"{TOPICS}/ends/terminate").status == 200
+    consumer.acknowledge(consumer.receive(PATIENCE_MS))
+    stats = f"{TOPICS}/ends/stats"
+    wait_until(
+        lambda: broker.http("GET", stats).json["subscriptions"]["s"]["msgBacklog"] == 0,
+        "the acknowledgement of the last message",
+    )
+    client.create_producer("beside-it").send(b"goes on")
+    other.acknowledge(other.receive(PATIENCE_MS))
+    assert address() == before
+    client.close()
 
 
 def test_a_partitioned_topic_ends_partition_by_partition(broker: BrokerProcess) -> None:

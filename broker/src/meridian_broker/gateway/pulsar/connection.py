@@ -51,6 +51,9 @@ REFRESH: Final = b"PulsarAuthRefresh"
 """Data of the AUTH_CHALLENGE that asks for a new token, as in Pulsar."""
 CLOSED_REMEMBERED: Final = 1000
 """Ids of closed producers and consumers whose late commands are passed over in silence."""
+CLOSE_AT_REACHED_END: Final = ("Pulsar-CPP", "Pulsar Go")
+"""Clients that do not know REACHED_END_OF_TOPIC: they close the connection, and with it whatever else uses it. The
+clients for Python and Node.js are built on the one for C++ and carry its name."""
 
 _BEFORE_CONNECT: Final = (
     pb.BaseCommand.CONNECT,
@@ -466,6 +469,8 @@ class Connection(FlowControl):
         self.write(encode.simple(31, message))
 
     def reached_end(self, consumer: Consumer) -> None:
+        if self.client_version.startswith(CLOSE_AT_REACHED_END):
+            return
         self.write(encode.simple(27, pb.CommandReachedEndOfTopic(consumer_id=consumer.consumer_id)))
 
     # -- topic lists (WatcherPort) -------------------------------------------------------------------------------
