@@ -59,7 +59,7 @@ bench: setup ## measure; every bench/*/run with its targets
 	@for run in bench/*/run; do echo "== $$run"; "$$run"; done
 
 .PHONY: images
-images: setup ## the four container images, tagged VERSION=0.1.0, with whatever e2e/cluster builds with
+images: ## the four container images, tagged VERSION=0.1.0, with whatever e2e/cluster builds with
 	@for image in broker operator verifier etcd; do \
 	    e2e/cluster build "meridian-$$image:$(VERSION)" "images/$$image/Dockerfile"; \
 	done
