@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 from collections.abc import Sequence
 from typing import Any, Self
@@ -42,7 +43,8 @@ class RawConnection:
 
     async def close(self) -> None:
         self._writer.close()
-        await self._writer.wait_closed()
+        with contextlib.suppress(ConnectionResetError):
+            await self._writer.wait_closed()
 
     def say(self, kind: int, message: Any) -> None:
         self._writer.write(encode.simple(kind, message))
@@ -61,7 +63,7 @@ class RawConnection:
         """The next command. Pings are answered by the way."""
         async with asyncio.timeout(60):
             while not self._heard:
-                data = await self._reader.read(1 << 16)
+                data = await self._read(1 << 16)
                 assert data, "the broker closed the connection"
                 self._heard.extend(self._decoder.feed(data))
         command = self._heard.pop(0)
@@ -73,7 +75,14 @@ class RawConnection:
     async def ended(self) -> bool:
         """Did the broker close it, without another word?"""
         async with asyncio.timeout(60):
-            return not self._heard and not await self._reader.read(1)
+            return not self._heard and not await self._read(1)
+
+    async def _read(self, size: int) -> bytes:
+        """Nothing once the broker closed it: with a reset, if it had not read all that was sent."""
+        try:
+            return await self._reader.read(size)
+        except ConnectionResetError:
+            return b""
 
     # -- producers
 
