@@ -15,11 +15,13 @@ from meridian_broker.ledgers.labels import Label
 from meridian_broker.positions import Progress
 from meridian_broker.positions.position import EARLIEST, Origin, Position
 from meridian_broker.topics import progress_log
+from meridian_broker.topics.removal import stamp_of
 from simulation.facts import (
     CREATIONS,
     Acked,
     Key,
     SubscriptionFacts,
+    deletion_of,
     durable_progress,
     incarnation_of,
     life_of,
@@ -140,14 +142,16 @@ class Crashes:
             return
         incarnation = incarnation_of(label.belonging.topic, label.belonging.incarnation)
         record = progress_log.decode(stored.entries[entry])
-        said = said_of(record)
+        said, deleted = said_of(record), deletion_of(record)
         for (known, life), facts in self.facts.items():
-            if known != incarnation or life.partition(" since ")[0] != record.subscription:
+            name, _, since = life.partition(" since ")
+            if known != incarnation or name != record.subscription:
                 continue
+            is_ended = stamp_of(since) < deleted  # the region forgot that, so this life may be there again, empty
             if record.kind in CREATIONS and facts.made.pop(home.name, None) is not None:
                 facts.is_a_creation_forgotten = True
             for one in facts.all():
-                if one.is_in(said, self.logs.published):
+                if is_ended or one.is_in(said, self.logs.published):
                     one.known.pop(home.name, None)
                     if isinstance(one, Acked):
                         one.heard_by.pop(home.name, None)

@@ -216,6 +216,13 @@ def said_of(record: progress_log.Change) -> Progress:
     return Progress()
 
 
+def deletion_of(record: progress_log.Change) -> Stamp:
+    """The deletion of the subscription that a record of a progress log tells of; ``ZERO``: of none."""
+    if record.kind == Kind.WHOLE:
+        return decode_record(Whole.decode(record.payload).record).deleted
+    return decode_record(record.payload).deleted if record.kind == Kind.SUBSCRIPTION else ZERO
+
+
 def _progress_ledgers(home: SimRegion, topic: str, record: TopicRecord) -> list[int]:
     """As the next owner finds them: those on record, and those that older metadata do not name (R5)."""
     stored, whose = home.volume.disk.ledgers, Belonging(full_name(topic), record.incarnation)

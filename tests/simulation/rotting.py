@@ -5,7 +5,7 @@ Ordinary stories draw that of messages.
 
 ===========  ============================================================================================
 progress     records of a topic's progress log rot before the region opens it again: acknowledgements, rewinds,
-             creations, with their heads or without, while another region is away or not
+             creations, deletions, with their heads or without, while another region is away or not
 checkpoints  the engine's newest checkpoint, or the one before, rots before the engine starts again
 ===========  ============================================================================================
 """
@@ -34,8 +34,6 @@ class _Rotting(Drawing):
 
     def _progress(self) -> None:
         random = self._random
-        if any(line.startswith("unsubscribe") for line in self._rest):
-            return  # which life of a subscription a region is left with then is not settled yet
         drawn: list[tuple[int, list[str]]] = []
         for at in self._places(random.choice((1, 2, 4))):
             region, topic = self._region(), self._topic()

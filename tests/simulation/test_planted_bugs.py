@@ -63,6 +63,7 @@ BY_TESTS = {
     "report-told-before-its-record": "unit/test_topics_floors.py",
     "topics-close-one-by-one": "integration/test_harm_nobody_else.py",
     "view-forgotten-in-memory-first": "integration/test_record_before_memory.py",
+    "what-is-made-again-follows-nobody": "unit/test_topics_lost_records.py",
 }
 """Nor does any of them find these; tests of the parts do."""
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 
 import copy
 import itertools
+from dataclasses import replace
 from typing import cast
 
 import pytest
 from meridian_broker.engines.memory.ledgers import MemoryReader
 from meridian_broker.ledgers.store import LedgerCorrupt
+from meridian_broker.positions import Dropped, Progress, Stamp
 from meridian_broker.positions.position import EARLIEST, LATEST
 from meridian_broker.replication.lease_desk import LeaseDesk
 from meridian_broker.topics import recovery
@@ -17,6 +19,7 @@ from meridian_broker.topics.lost_records import DOUBT_MS
 from meridian_broker.topics.progress_log import Kind
 from meridian_broker.topics.sharing import SharedStreams
 from meridian_broker.topics.subscription import Subscription
+from meridian_broker.topics.subscription_record import SubscriptionRecord, encode_record
 from simulation.story import Story
 from topic_of_one_region import Region, region
 from topic_record import TopicRecord
@@ -134,6 +137,153 @@ async def test_a_subscription_that_was_deleted_stays_deleted(rot: Rot) -> None:
     await rot.damage(one, Kind.ACKED, "s", remains=b"")
     await restarted(one)
     assert list(one.topic.subscriptions) == ["s"]
+
+
+DELETED = Stamp(1_700_000_000_001, 0, "eu")
+GRAVE = SubscriptionRecord("s", True, deleted=DELETED)
+LATER = SubscriptionRecord("s", True, DELETED, Stamp(1_700_000_000_002, 0, "eu"), deleted=DELETED)
+
+
+async def told(one: Region, record: SubscriptionRecord) -> str | None:
+    """What the region answers to another one that knows of the subscription."""
+    answers: list[str | None] = []
+    one.topic.lives.merge(record.name, Progress(), encode_record(record), answers.append)
+    await one.settle()
+    return answers[0]
+
+
+@pytest.mark.parametrize("starts", [1, 2])
+async def test_one_that_was_made_again_follows_a_deletion_in_another_region_for_good(rot: Rot, starts: int) -> None:
+    one = await region(s=True)
+    await rot.damage(one, Kind.WHOLE, "s")
+    for _ in range(starts):
+        await restarted(one)
+        rot.clear()
+    assert not one.topic.subscriptions["s"].replicated
+    assert await told(one, GRAVE) is None
+    assert "s" not in one.topic.subscriptions
+    await restarted(one)
+    assert "s" not in one.topic.subscriptions
+    assert one.topic.lives.tombstones["s"] == GRAVE
+
+
+async def test_one_that_was_made_again_is_of_the_life_that_another_region_tells(rot: Rot) -> None:
+    one = await region(s=True)
+    await rot.damage(one, Kind.WHOLE, "s")
+    await restarted(one)
+    assert await told(one, LATER) is None
+    rot.clear()
+    for _ in range(2):
+        assert one.topic.subscriptions["s"].record == LATER
+        assert one.topic.subscriptions["s"].progress.beginning.life == DELETED
+        await restarted(one)
+
+
+async def test_one_that_was_made_again_is_never_the_earlier_creation(rot: Rot) -> None:
+    """The clock of this region may be behind that of the one that made it."""
+    one = await region(s=True)
+    await rot.damage(one, Kind.WHOLE, "s")
+    await restarted(one)
+    stamp = Stamp(one.scheduler.ms + 60_000, 0, "eu")
+    made = SubscriptionRecord("s", True, stamp, stamp, {"team": "a"})
+    assert await told(one, made) is None
+    assert one.topic.subscriptions["s"].record == made
+
+
+async def test_what_a_client_made_is_not_deleted_by_other_regions_because_an_acknowledgement_is_damaged(
+    rot: Rot,
+) -> None:
+    one = await region(s=False)
+    await one.ack("s", [0], 0)
+    await rot.damage(one, Kind.ACKED, "s")
+    await restarted(one)
+    assert await told(one, GRAVE) is None
+    assert "s" in one.topic.subscriptions
+    assert "older than the deletion" in (await told(one, LATER) or "")
+
+
+@pytest.mark.parametrize("replicated", [True, False])
+@pytest.mark.parametrize("is_acked", [True, False])
+async def test_one_made_after_a_deletion_of_its_name_is_not_lost_with_its_creation(
+    rot: Rot, replicated: bool, is_acked: bool
+) -> None:
+    one = await region(s=True)
+    one.topic.lives.delete("s")
+    life = one.topic.create_subscription("s", EARLIEST, replicated=replicated).record.deleted
+    await one.settle()
+    await rot.damage(one, Kind.WHOLE, "s", nth=-1)
+    if is_acked:
+        await one.ack("s", [2], 0)
+    await restarted(one)
+    assert one.topic.subscriptions["s"].progress.beginning.life == life
+    assert acked(one, "s") == ([2] if is_acked else [])
+
+
+@pytest.mark.parametrize("drops", [True, False])
+async def test_acknowledgements_of_a_life_whose_creation_is_damaged_stay_when_others_tell_of_it(
+    rot: Rot, drops: bool
+) -> None:
+    one = await region(s=True)
+    if not drops:
+        await one.ack("s", [7], 0)  # of the life before
+    one.topic.lives.delete("s")
+    made = one.topic.create_subscription("s", EARLIEST, replicated=True).record
+    await one.settle()
+    await rot.damage(one, Kind.SUBSCRIPTION, "s")
+    grave = dict(rot)
+    rot.clear()  # else the log could not be read to find the others
+    await rot.damage(one, Kind.WHOLE, "s", nth=None if drops else -1)
+    rot.update(grave)
+    if drops:
+        one.topic.progress_log.append(Kind.DROPPED, "s", Dropped().encode())  # says nothing of the life it is in
+    await one.ack("s", [2], 0)
+    await restarted(one)
+    assert acked(one, "s") == [2]
+    assert await told(one, made) is None
+    assert (acked(one, "s"), one.topic.subscriptions["s"].record) == ([2], made)
+    rot.clear()
+    await restarted(one)
+    assert (acked(one, "s"), one.topic.subscriptions["s"].record) == ([2], made)
+
+
+async def test_a_deletion_behind_a_damaged_creation_counts_but_may_be_of_an_earlier_life(rot: Rot) -> None:
+    """A new ledger of the log begins with subscriptions, and tombstones of their names stand behind them."""
+    one = await region(s=True)
+    one.topic.lives.delete("s")
+    await one.settle()
+    await rot.damage(one, Kind.WHOLE, "s")
+    await restarted(one)
+    assert "s" not in one.topic.subscriptions
+    assert one.topic.lost_records.in_doubt
+
+
+async def test_a_deletion_of_the_region_s_own_behind_a_damaged_creation_counts(rot: Rot) -> None:
+    one = await region(s=False)
+    one.topic.lives.delete("s")
+    await one.settle()
+    await rot.damage(one, Kind.WHOLE, "s")
+    await restarted(one)
+    assert "s" not in one.topic.subscriptions
+    assert not one.topic.lost_records.in_doubt
+
+
+async def test_a_later_deletion_that_is_damaged_makes_nothing_again(rot: Rot) -> None:
+    one = await region(s=True)
+    one.topic.lives.delete("s")
+    assert await told(one, replace(GRAVE, deleted=Stamp(1_800_000_000_000, 0, "eu"))) is None
+    await rot.damage(one, Kind.SUBSCRIPTION, "s", nth=-1)
+    await restarted(one)
+    assert "s" not in one.topic.subscriptions
+    assert one.topic.lost_records.in_doubt
+
+
+async def test_a_day_later_one_that_was_made_again_is_the_region_s_own(rot: Rot) -> None:
+    one = await region(s=False)
+    await rot.damage(one, Kind.WHOLE, "s")
+    await restarted(one)
+    one.scheduler.ms += DOUBT_MS
+    assert await told(one, GRAVE) is None
+    assert "s" in one.topic.subscriptions
 
 
 @pytest.mark.parametrize("remains", [None, b"", b"\xff" * 40], ids=["a bit", "all", "garbage"])

@@ -277,12 +277,17 @@ class Lives:
         subscription = topic.subscriptions.get(name)
         known = self.tombstones.get(name) if subscription is None else subscription.record
         joined = told if known is None else join_records(known, told)
+        is_for_another = subscription is not None and topic.lost_records.stands_in(subscription)
+        if is_for_another and known is not None and known.deleted == told.deleted and not told.is_gone:
+            joined = replace(joined, created=told.created, properties=told.properties)  # whatever the clock here says
         if joined == known or (known is None and self._is_too_old(told)):
             return
         if subscription is not None and joined.deleted != subscription.record.deleted:
             if not _is_shared(subscription):
-                self._leave_alone(told)
-                return
+                if not is_for_another:
+                    self._leave_alone(told)
+                    return
+                topic.progress_log.append(Kind.REMOVED, name, b"")  # a tombstone alone does not end what nobody shared
             if joined.forced or subscription.consumers:
                 self._close(name)
             self._remove(subscription)
@@ -344,6 +349,8 @@ class Lives:
             return
         if record.is_shared:
             self.tombstones.pop(name, None)
+        if subscription is not None:
+            self._topic.lost_records.follow_progress(subscription)
         if subscription is None or subscription.record.deleted != record.deleted:
             subscriptions[name] = Subscription(self._topic, record, _nothing(record))
         else:

@@ -6,7 +6,9 @@ What such a record said decides what happens next:
 - An acknowledgement, or a drop: other regions of a replicated subscription have it and are asked before the first
   dispatch (R20). Where no region has it, its messages are delivered again. Nothing is skipped.
 - The creation of a subscription: if a later record names the subscription, or the head of the damaged record does, it
-  is made again with nothing acknowledged, so everything stored comes again. Other regions give back what they know.
+  is made again with nothing acknowledged, so everything stored comes again. Other regions give back what they know,
+  also that it was deleted, or deleted and made again: for a day it follows what they say. So does one that is made
+  again because only the name in the damaged record of its deletion can be read.
 - A vote (R26): this region votes on no share of the topic until any promise that it may have forgotten is over.
 - A seek backwards: it is forgotten here. Other regions of a replicated subscription still know it.
 
@@ -87,8 +89,9 @@ class LostRecords:
         self._topic = topic
         self._losses: dict[int, Loss] = {}
         self._found: dict[int, _Found] = {}
-        self._missing: dict[str, int] = {}
-        """Subscriptions that a damaged record named and that no whole record made so far, and in which ledger."""
+        self._missing: dict[str, tuple[int, Stamp]] = {}
+        """Subscriptions that a damaged record named and that no whole record made so far: in which ledger, and the
+        deletion before that record."""
         self.may_have_voted = False
         """A vote of this region may be among them."""
         self.votes_from_ms = 0
@@ -107,6 +110,15 @@ class LostRecords:
     def concerns(self, name: str) -> bool:
         """Other regions may know more of this subscription than is left of it here, even that it is replicated."""
         return bool(self._losses) and any(loss.in_doubt or name in loss.subscriptions for loss in self.recent())
+
+    def stands_in(self, subscription: Subscription) -> bool:
+        """It was made again here, and nobody has told yet of which life the damaged one was, nor whether it was shared.
+
+        One made by a client begins with the creation that its record names, also after a restart.
+        """
+        record = subscription.record
+        is_made_again = subscription.durable and subscription.progress.beginning.created != record.created
+        return is_made_again and not record.is_shared and self.concerns(record.name)
 
     def recent(self) -> list[Loss]:
         """What was found within the last day."""
@@ -128,8 +140,12 @@ class LostRecords:
             self.may_have_voted = True
         elif kind in _OF_SUBSCRIPTIONS:
             found.names.add(name)
-            if name not in self._topic.subscriptions and kind != Kind.REMOVED:
-                self._missing[name] = damaged.ledger
+            if name in self._topic.subscriptions or kind == Kind.REMOVED:
+                return
+            if kind == Kind.SUBSCRIPTION and self._deleted(name) != ZERO:
+                found.in_doubt = True  # another deletion, or a creation in another region, which will tell it again
+            else:
+                self._missing[name] = damaged.ledger, self._deleted(name)
 
     @property
     def is_any(self) -> bool:
@@ -141,27 +157,49 @@ class LostRecords:
 
         :param life: of the subscription, as the record says.
         """
-        if not self._found or name in self._topic.lives.tombstones:
+        if not self._found or life < self._deleted(name):
             return None
         next(reversed(self._found.values())).names.add(name)
         return self._make(name, life)
+
+    def removed(self, name: str) -> None:
+        """A record says that the subscription was deleted: what was damaged before it is not missing."""
+        self._missing.pop(name, None)
+
+    def _deleted(self, name: str) -> Stamp:
+        """The deletion that was read last; ``ZERO``: none."""
+        grave = self._topic.lives.tombstones.get(name)
+        return ZERO if grave is None else grave.deleted
 
     def _make(self, name: str, life: Stamp = ZERO) -> Subscription:
         topic = self._topic
         progress = Progress()
         progress.begin(Beginning(life, ZERO, {}))  # nothing says where it began: that is for other regions to tell
-        record = SubscriptionRecord(name, created=topic.clock.next(after=life), deleted=life)  # the real one is earlier
-        made = topic.subscriptions[name] = Subscription(topic, record, progress)
+        made = topic.subscriptions[name] = Subscription(topic, self._record(name, life), progress)
         return made
+
+    def _record(self, name: str, life: Stamp) -> SubscriptionRecord:
+        return SubscriptionRecord(name, created=self._topic.clock.next(after=life), deleted=life)
+
+    def follow_progress(self, subscription: Subscription) -> None:
+        """Its progress may be of a later life than its record: the record of that life is damaged."""
+        life = subscription.progress.beginning.life
+        if self._found and life > subscription.record.deleted:
+            subscription.record = self._record(subscription.name, life)
+            next(reversed(self._found.values())).names.add(subscription.name)
 
     def finish(self) -> None:
         """All of the log was read: make what is missing."""
         known = self._topic.subscriptions
-        for name, ledger in self._missing.items():
-            if name not in known and name not in self._topic.lives.tombstones:
-                self._found[ledger].in_doubt = True  # the name may be damaged as well
-                self._make(name)
+        for name, (ledger, life) in self._missing.items():
+            if name in known:
+                continue
+            self._found[ledger].in_doubt = True  # the name may be damaged as well
+            if self._deleted(name) == life:  # else a deletion follows, perhaps of an earlier life: snapshots end so
+                self._make(name, life)
         self._missing.clear()
+        for subscription in known.values():
+            self.follow_progress(subscription)
 
     def report(self) -> None:
         """Put on record what was lost. That replaces the damaged ledger by a snapshot, so all that a snapshot holds has

@@ -129,6 +129,7 @@ def _take_one(topic: Topic, change: Change) -> None:
         topic.lives.recall(decode_record(payload), time_ms)
     elif kind == Kind.REMOVED:
         topic.subscriptions.pop(name, None)
+        topic.lost_records.removed(name)
     elif kind == Kind.LOST:
         topic.lost_records.recall(name, payload)
     elif (subscription := topic.subscriptions.get(name) or topic.lost_records.unknown(name)) is not None:
