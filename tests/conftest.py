@@ -16,9 +16,9 @@ import signal
 from collections.abc import Generator, Iterator
 
 import pytest
-from broker_process import BrokerProcess, RegionsProcess
 from hypothesis import HealthCheck, settings
-from logged_errors import no_errors_but
+from support.brokers.broker_process import BrokerProcess, RegionsProcess
+from support.brokers.logged_errors import no_errors_but
 
 signal.signal(signal.SIGTERM, signal.default_int_handler)
 settings.register_profile("desk", deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow])

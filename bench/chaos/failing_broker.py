@@ -12,13 +12,13 @@ import os
 from pathlib import Path
 from typing import Final
 
-from ledger_disks import READS, WRITES, FaultyDisk
 from meridian_broker.cli.main import build
 from meridian_broker.cli.programs import Sources
 from meridian_broker.engines.local.files import OsFiles
 from meridian_broker.server.broker import run_broker
 from meridian_broker.server.main import ServerPrograms, start_logging
 from meridian_broker.server.settings import load
+from support.contracts.ledger_disks import READS, WRITES, FaultyDisk
 
 DISK_FAULT: Final = "disk-fault"
 OPERATIONS: Final = {"reads": READS, "writes": WRITES, "everything": READS | WRITES}

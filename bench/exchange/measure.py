@@ -20,10 +20,10 @@ from unittest.mock import patch
 
 from meridian_broker.positions import ZERO, Position, Progress
 from meridian_broker.positions.position import EARLIEST
-from meridian_broker.replication import exchange as speaking
-from meridian_broker.replication import exchange_codec
-from meridian_broker.replication.exchange import ProgressExchange
-from meridian_broker.replication.exchange_messages import OLDEST_VERSION, PROTOCOL_VERSION, PeerMessage
+from meridian_broker.replication.progress import codec
+from meridian_broker.replication.progress import exchange as speaking
+from meridian_broker.replication.progress.exchange import ProgressExchange
+from meridian_broker.replication.progress.messages import OLDEST_VERSION, PROTOCOL_VERSION, PeerMessage
 from meridian_broker.wire.pulsar.frames import FrameDecoder
 
 REGIONS = ("us-east", "us-west", "eu-central")
@@ -145,13 +145,13 @@ class World:
         return send
 
     def _carry(self, message: PeerMessage, take: Callable[[Any], None], target: str) -> None:
-        data = exchange_codec.encode(message)
+        data = codec.encode(message)
         self.bytes += len(data)
         self.messages += 1
 
         def arrive() -> None:
             for kind, decoded in ((one[0], one[1]) for one in FrameDecoder().feed(data)):
-                self._timed(target, lambda k=kind, d=decoded: take(exchange_codec.decode(k, d)))  # type: ignore[misc]
+                self._timed(target, lambda k=kind, d=decoded: take(codec.decode(k, d)))  # type: ignore[misc]
 
         self._due.append(arrive)
 

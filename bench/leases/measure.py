@@ -18,12 +18,12 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
-from meridian_broker.replication import exchange_codec
-from meridian_broker.replication.lease_desk import LeaseDesk
-from meridian_broker.replication.lease_messages import LeaseMessage, Stream
-from meridian_broker.topics.electorates import Electorates
-from meridian_broker.topics.sharing import SharedStreams
-from meridian_broker.topics.subscription_record import ORIGIN, SubscriptionRecord
+from meridian_broker.replication.leases.manager import LeaseDesk
+from meridian_broker.replication.leases.messages import LeaseMessage, Stream
+from meridian_broker.replication.leases.quorums import Electorates
+from meridian_broker.replication.progress import codec
+from meridian_broker.topics.journal.subscription_record import ORIGIN, SubscriptionRecord
+from meridian_broker.topics.service.leased_topics import SharedStreams
 from meridian_broker.wire.pulsar.frames import FrameDecoder
 
 REGIONS = ("eu-central", "us-east", "us-west")
@@ -152,13 +152,13 @@ class World:
                 region.consume(f"persistent://public/default/orders-of-a-shop-{number}", "billing")
 
     def carry(self, message: LeaseMessage, target: Region, take: Callable[[Any], None]) -> None:
-        data = exchange_codec.encode(message)
+        data = codec.encode(message)
         self.bytes += len(data)
         self.messages += 1
 
         def arrive() -> None:
             for kind, decoded in ((one[0], one[1]) for one in FrameDecoder().feed(data)):
-                target.timed(lambda k=kind, d=decoded: take(exchange_codec.decode(k, d)))  # type: ignore[misc]
+                target.timed(lambda k=kind, d=decoded: take(codec.decode(k, d)))  # type: ignore[misc]
 
         self._due.append(arrive)
 

@@ -22,9 +22,9 @@ from pathlib import Path
 from typing import Any
 
 import pulsar
-from broker_process import RegionsProcess, wait_until
 from processes import cpu_seconds
-from region_clients import connected
+from support.brokers.broker_process import RegionsProcess, wait_until
+from support.brokers.region_clients import connected
 
 REGIONS = ("us", "eu")
 PARTITIONS = 1000

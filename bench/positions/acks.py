@@ -30,12 +30,13 @@ from meridian_broker.positions import HybridClock, Position, Progress, Stamp
 from meridian_broker.positions.layers import LAYERS_MAX, Layer, Layers
 from meridian_broker.positions.position import EARLIEST
 from meridian_broker.server.loop import LoopScheduler
-from meridian_broker.topics import recovery, rewinding
-from meridian_broker.topics.administration import _Nobody
-from meridian_broker.topics.consumer import Consumer
+from meridian_broker.topics.cursors import rewinding
+from meridian_broker.topics.dispatch.consumer import Consumer
+from meridian_broker.topics.journal.progress_log import ProgressLog
+from meridian_broker.topics.lifecycle import replay
 from meridian_broker.topics.limits import TopicLimits
-from meridian_broker.topics.progress_log import ProgressLog
-from meridian_broker.topics.subscription import Subscription
+from meridian_broker.topics.subscriptions.administration import _Nobody
+from meridian_broker.topics.subscriptions.subscription import Subscription
 from meridian_broker.topics.topic import Topic
 
 MANY = 4000
@@ -79,7 +80,7 @@ async def topic_of(entries: int, mixed: bool, step: int = 1) -> tuple[Topic, Sub
     await log.open([], EARLIEST, {})
 
     def progress_log(topic: Topic) -> ProgressLog:
-        return ProgressLog(store, record, 1, scheduler, lambda: recovery.snapshot(topic))
+        return ProgressLog(store, record, 1, scheduler, lambda: replay.snapshot(topic))
 
     clock = HybridClock(scheduler.now_ms, "us")
     topic = Topic("t", -1, "us", "", log, progress_log, scheduler, clock, TopicLimits(), None)

@@ -19,8 +19,8 @@ from typing import Any
 from acks import consumer_of, topic_of
 from meridian_broker.positions import Position
 from meridian_broker.positions.position import EARLIEST, LATEST
-from meridian_broker.topics import cursor, floors, placing
-from meridian_broker.topics.subscription import Subscription
+from meridian_broker.topics.cursors import floors, log_walks, seeking
+from meridian_broker.topics.subscriptions.subscription import Subscription
 
 
 async def measured(work: Coroutine[Any, Any, None]) -> dict[str, float]:
@@ -42,7 +42,7 @@ async def acknowledge(subscription: Subscription, position: Position) -> None:
 async def report(one: Subscription) -> None:
     """How far nothing is owed (R11)."""
     topic = one.topic
-    await cursor.carry_out(topic.log, topic.scheduler, floors.owed_nothing_upto(one))
+    await log_walks.carry_out(topic.log, topic.scheduler, floors.owed_nothing_upto(one))
 
 
 async def backlog(one: Subscription) -> None:
@@ -52,7 +52,7 @@ async def backlog(one: Subscription) -> None:
 
 async def begin_at_the_last_entry(one: Subscription) -> None:
     """A subscription that is created there."""
-    await placing.before(one.topic.log, one.topic.region, one.topic.log.last_confirmed)
+    await seeking.before(one.topic.log, one.topic.region, one.topic.log.last_confirmed)
 
 
 async def world(entries: int, step: int) -> dict[str, dict[str, float]]:

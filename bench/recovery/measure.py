@@ -25,17 +25,17 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import uvloop
-from free_ports import free_port
 from meridian_broker.ledgers.scheduling import next_turn
 from meridian_broker.positions import ZERO, Position
 from meridian_broker.positions.position import EARLIEST
 from meridian_broker.server import broker as server
 from meridian_broker.server.broker import BrokerProcess
 from meridian_broker.server.settings import Settings
-from meridian_broker.topics import progress_log
-from meridian_broker.topics.progress_log import Kind
+from meridian_broker.topics.journal import progress_log
+from meridian_broker.topics.journal.progress_log import Kind
 from meridian_broker.topics.topic import Topic
 from meridian_broker.wire.pulsar.topic_name import parse
+from support.brokers.free_ports import free_port
 
 RECORDS, QUICK_RECORDS = 700_000, 100_000
 BLOCK_CPU_MS = 20.0

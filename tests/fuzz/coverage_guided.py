@@ -22,14 +22,14 @@ import atheris
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 with atheris.instrument_imports(include=["meridian_broker.wire", "meridian_broker.gateway", "meridian_broker.topics"]):
-    from broker_inside import broker_inside
     from meridian_broker.gateway.pulsar.connection import Connection
     from meridian_broker.metadata.records import TopicRecord
     from meridian_broker.wire.proto import pulsar_pb2 as pb
     from meridian_broker.wire.pulsar import encode, topic_name
     from meridian_broker.wire.pulsar.frames import FrameDecoder
     from meridian_broker.wire.pulsar.metadata import build_body
-    from wire_streams import check_stream
+    from support.brokers.broker_inside import broker_inside
+    from support.protocol.wire_streams import check_stream
 
 TOPIC = "persistent://public/default/t"
 TURNS_MAX = 200

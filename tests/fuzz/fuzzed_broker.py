@@ -13,12 +13,12 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any, Self
 
-from broker_inside import broker_inside
-from free_ports import free_port
-from logged_errors import LoggedErrors
 from meridian_broker.wire.proto import pulsar_pb2 as pb
 from meridian_broker.wire.pulsar import encode
-from raw_connection import RawConnection
+from support.brokers.broker_inside import broker_inside
+from support.brokers.free_ports import free_port
+from support.brokers.logged_errors import LoggedErrors
+from support.protocol.raw_connection import RawConnection
 from turns import LongestTurn
 
 TOPICS = "persistent://public/default"

@@ -20,7 +20,7 @@ from fuzzed_broker import TOPICS, FuzzedBroker, Pair, fuzz
 from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
 from meridian_broker.wire.proto import pulsar_pb2 as pb
-from raw_connection import RawConnection
+from support.protocol.raw_connection import RawConnection
 
 SECONDS = float(os.environ.get("FUZZ_SECONDS", "60"))
 ROUND = settings(max_examples=300, deadline=None, database=None, suppress_health_check=list(HealthCheck))

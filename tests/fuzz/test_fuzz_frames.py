@@ -13,7 +13,7 @@ import time
 import pytest
 from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
-from wire_streams import check_body, check_stream, mutated_streams, near_frames, near_metadata
+from support.protocol.wire_streams import check_body, check_stream, mutated_streams, near_frames, near_metadata
 
 SECONDS = float(os.environ.get("FUZZ_SECONDS", "60"))
 ROUND = settings(max_examples=500, deadline=None, database=None, suppress_health_check=list(HealthCheck))

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 import pulsar
 import pytest
-from broker_process import BrokerProcess, RegionsProcess
-from region_clients import connected, new_topic
+from support.brokers.broker_process import BrokerProcess, RegionsProcess
+from support.brokers.region_clients import connected, new_topic
 
 
 @pytest.fixture

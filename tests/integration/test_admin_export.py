@@ -12,8 +12,8 @@ from typing import Any
 import pulsar
 import pyarrow as pa
 import pytest
-from broker_process import BrokerProcess, HttpAnswer, http, wait_until
-from region_clients import PATIENCE_MS
+from support.brokers.broker_process import BrokerProcess, HttpAnswer, http, wait_until
+from support.brokers.region_clients import PATIENCE_MS
 
 BASE = "/admin/v2/persistent/public/default"
 SETTINGS = {"managedLedgerMaxEntriesPerLedger": "10", "retentionCheckIntervalInSeconds": "1"}

@@ -7,9 +7,9 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from broker_process import http
-from broker_regions import regions, until
-from meridian_broker.admin import export
+from meridian_broker.admin.export import export
+from support.brokers.broker_process import http
+from support.brokers.broker_regions import regions, until
 
 
 async def test_a_snapshot_ends_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,11 +12,11 @@ from typing import Any
 
 import pulsar
 import pytest
-from broker_process import MERIDIAN, RegionsProcess, wait_until
 from meridian_broker.gateway.region_calls import CallFailed
-from peers import calls_as
 from prometheus_client.parser import text_string_to_metric_families
-from region_clients import PATIENCE_MS
+from support.brokers.broker_process import MERIDIAN, RegionsProcess, wait_until
+from support.brokers.peers import calls_as
+from support.brokers.region_clients import PATIENCE_MS
 
 REGIONS = ("east", "west")
 

@@ -10,14 +10,24 @@ from typing import Any
 
 import pulsar
 import pytest
-from admin_paths import subscription_path, topic_path
-from broker_process import MERIDIAN, RegionsProcess, wait_until
 from meridian_broker.gateway.client import PulsarClientConnection
 from meridian_broker.wire.proto import peer_pb2
 from meridian_broker.wire.proto import pulsar_pb2 as pb
 from meridian_broker.wire.pulsar import encode
-from peers import as_region
-from region_clients import EXCLUSIVE, PATIENCE_MS, client, new_topic, numbered, publish, rest, subscribe, take_numbers
+from support.brokers.broker_process import MERIDIAN, RegionsProcess, wait_until
+from support.brokers.peers import as_region
+from support.brokers.region_clients import (
+    EXCLUSIVE,
+    PATIENCE_MS,
+    client,
+    new_topic,
+    numbered,
+    publish,
+    rest,
+    subscribe,
+    take_numbers,
+)
+from support.protocol.admin_paths import subscription_path, topic_path
 
 EAST, WEST = REGIONS = ("east", "west")
 SETTINGS = {"dispatchLeaseSeconds": "2"}

@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from broker_process import BrokerProcess, http
+from support.brokers.broker_process import BrokerProcess, http
 
 NS = "/admin/v2/namespaces"
 

@@ -9,8 +9,8 @@ from urllib.parse import quote
 
 import pulsar
 import pytest
-from broker_process import BrokerProcess, HttpAnswer, wait_until
-from region_clients import PATIENCE_MS
+from support.brokers.broker_process import BrokerProcess, HttpAnswer, wait_until
+from support.brokers.region_clients import PATIENCE_MS
 
 SETTINGS = {"managedLedgerMaxEntriesPerLedger": "10"}
 

@@ -19,12 +19,12 @@ import aiohttp
 import jwt
 import pulsar
 import pytest
-from broker_process import MERIDIAN, http, wait_until
-from guarded_regions import Guarded, guarded_regions, new_token, shown_by, tokens_command
 from meridian_broker.wire.proto import pulsar_pb2 as pb
-from peers import calls_as
-from raw_connection import RawConnection, T
-from region_clients import PATIENCE_MS
+from support.brokers.broker_process import MERIDIAN, http, wait_until
+from support.brokers.guarded_regions import Guarded, guarded_regions, new_token, shown_by, tokens_command
+from support.brokers.peers import calls_as
+from support.brokers.region_clients import PATIENCE_MS
+from support.protocol.raw_connection import RawConnection, T
 
 TOPIC = "persistent://public/default/guarded"
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import pulsar
 import pytest
-from admin_paths import topic_path
-from broker_process import BrokerProcess, wait_until
-from region_clients import PATIENCE_MS
+from support.brokers.broker_process import BrokerProcess, wait_until
+from support.brokers.region_clients import PATIENCE_MS
+from support.protocol.admin_paths import topic_path
 
 SETTINGS = {"backlogQuotaCheckIntervalInSeconds": "1"}
 

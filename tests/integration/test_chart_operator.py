@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from charts import rendered
+from support.kubernetes.charts import rendered
 
 AGGREGATED = "rbac.authorization.k8s.io/aggregate-to-"
 

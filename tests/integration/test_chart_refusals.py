@@ -6,8 +6,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from charts import cluster_with, merged, refusal, refusals_by_schema, region_values, rendered
 from meridian_broker.server.settings import BY_KEY
+from support.kubernetes.charts import cluster_with, merged, refusal, refusals_by_schema, region_values, rendered
 
 PEER = {
     "name": "us-west",

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 import yaml
-from charts import Rendered, cluster_with, merged, notes, region_values, rendered
 from meridian_broker.server.regions_file import clusters_in
 from meridian_broker.server.settings import BY_KEY, Settings, load
 from meridian_broker.server.settings_schema import LARGEST
+from support.kubernetes.charts import Rendered, cluster_with, merged, notes, region_values, rendered
 
 PEERS = [
     {

@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 import yaml
-from charts import merged, refusal, rendered
+from support.kubernetes.charts import merged, refusal, rendered
 
 REGIONS: dict[str, Any] = {
     "regions": [

@@ -13,11 +13,11 @@ from typing import Any
 
 import pulsar
 import pytest
-from broker_process import MERIDIAN, BrokerProcess
-from free_ports import free_port
 from meridian_broker.cli.output import USAGE
 from meridian_broker.cli.produce import key_hash
-from region_clients import connect
+from support.brokers.broker_process import MERIDIAN, BrokerProcess
+from support.brokers.free_ports import free_port
+from support.brokers.region_clients import connect
 
 PATIENCE = 60.0
 

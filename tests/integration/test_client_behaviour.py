@@ -13,8 +13,8 @@ from typing import Any
 
 import pulsar
 import pytest
-from broker_process import BrokerProcess, http
-from region_clients import PATIENCE_MS, connect
+from support.brokers.broker_process import BrokerProcess, http
+from support.brokers.region_clients import PATIENCE_MS, connect
 
 EARLIEST = pulsar.InitialPosition.Earliest
 QUIET_MS = 400

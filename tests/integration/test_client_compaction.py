@@ -9,8 +9,9 @@ from typing import Any
 
 import pulsar
 import pytest
-from broker_process import BrokerProcess, RegionsProcess, wait_until
-from compaction_steps import (
+from support.brokers.broker_process import BrokerProcess, RegionsProcess, wait_until
+from support.brokers.region_clients import PATIENCE_MS, connect
+from support.worlds.compaction_steps import (
     ADMIN,
     EARLIEST,
     FAILOVER,
@@ -27,7 +28,6 @@ from compaction_steps import (
     rows,
     status,
 )
-from region_clients import PATIENCE_MS, connect
 
 
 @pytest.fixture(scope="module")

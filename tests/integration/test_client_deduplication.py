@@ -11,11 +11,11 @@ from typing import Any
 
 import pulsar
 import pytest
-from broker_process import BrokerProcess, wait_until
 from meridian_broker.wire.proto import pulsar_pb2 as pb
 from meridian_broker.wire.pulsar.errors import ServerError
-from raw_connection import RawConnection
-from region_clients import PATIENCE_MS, connect
+from support.brokers.broker_process import BrokerProcess, wait_until
+from support.brokers.region_clients import PATIENCE_MS, connect
+from support.protocol.raw_connection import RawConnection
 
 T = pb.BaseCommand
 ON = {"brokerDeduplicationEnabled": "true"}

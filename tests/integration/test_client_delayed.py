@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pulsar
 import pytest
-from broker_process import BrokerProcess, RegionsProcess
-from region_clients import PATIENCE_MS, connect
+from support.brokers.broker_process import BrokerProcess, RegionsProcess
+from support.brokers.region_clients import PATIENCE_MS, connect
 
 QUIET_MS = 400
 LATE_MS = 20_000

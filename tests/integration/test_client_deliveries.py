@@ -8,8 +8,8 @@ import os
 
 import pulsar
 import pytest
-from broker_process import BrokerProcess, wait_until
-from region_clients import PATIENCE_MS
+from support.brokers.broker_process import BrokerProcess, wait_until
+from support.brokers.region_clients import PATIENCE_MS
 
 QUIET_MS = 400
 SHARED = pulsar.ConsumerType.Shared

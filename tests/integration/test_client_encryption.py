@@ -7,10 +7,10 @@ from typing import Any
 
 import pulsar
 import pytest
-from broker_process import RegionsProcess
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
-from region_clients import PATIENCE_MS
+from support.brokers.broker_process import RegionsProcess
+from support.brokers.region_clients import PATIENCE_MS
 
 REGIONS = ("east", "west")
 

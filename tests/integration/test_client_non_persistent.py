@@ -8,8 +8,8 @@ from typing import Any
 
 import pulsar
 import pytest
-from broker_process import BrokerProcess, HttpAnswer, http, wait_until
-from region_clients import PATIENCE_MS
+from support.brokers.broker_process import BrokerProcess, HttpAnswer, http, wait_until
+from support.brokers.region_clients import PATIENCE_MS
 
 QUIET_MS = 300
 """How long nothing must come before a test believes that nothing comes."""

@@ -11,10 +11,10 @@ from typing import Any
 
 import pulsar
 import pytest
-from broker_process import BrokerProcess, wait_until
 from meridian_broker.wire.proto import pulsar_pb2 as pb
-from raw_connection import RawConnection, T
-from region_clients import PATIENCE_MS, connect
+from support.brokers.broker_process import BrokerProcess, wait_until
+from support.brokers.region_clients import PATIENCE_MS, connect
+from support.protocol.raw_connection import RawConnection, T
 
 SETTINGS = {"managedLedgerMaxEntriesPerLedger": "10", "retentionCheckIntervalInSeconds": "1"}
 

@@ -12,8 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from broker_inside import broker_inside
-from broker_process import BrokerProcess
 from meridian_broker.gateway.client import PulsarClientConnection
 from meridian_broker.gateway.pulsar.connection import Connection
 from meridian_broker.gateway.pulsar.flow import (
@@ -28,8 +26,10 @@ from meridian_broker.server.broker import BrokerProcess as Inside
 from meridian_broker.wire.proto import pulsar_pb2 as pb
 from meridian_broker.wire.pulsar import encode, topic_name
 from meridian_broker.wire.pulsar.errors import ServerError
-from peers import SECRET, as_region
-from raw_connection import RawConnection
+from support.brokers.broker_inside import broker_inside
+from support.brokers.broker_process import BrokerProcess
+from support.brokers.peers import SECRET, as_region
+from support.protocol.raw_connection import RawConnection
 
 T = pb.BaseCommand
 LARGEST = 100_000

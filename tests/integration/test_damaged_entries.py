@@ -11,22 +11,22 @@ from typing import Any
 
 import aiohttp
 import pytest
-from broker_inside import broker_inside
-from broker_regions import Region, regions, until
-from meridian_broker.admin.export_child import SCHEMAS
-from meridian_broker.admin.export_entries import entry_batches
-from meridian_broker.admin.export_plan import Stretch
-from meridian_broker.admin.export_rows import Row
+from meridian_broker.admin.export.child import SCHEMAS
+from meridian_broker.admin.export.entries import entry_batches
+from meridian_broker.admin.export.plan import Stretch
+from meridian_broker.admin.export.rows import Row
 from meridian_broker.gateway.client import PulsarClientConnection
 from meridian_broker.gateway.roles import Consumer, Producer
 from meridian_broker.positions import Cause
 from meridian_broker.positions.position import EARLIEST, Position
 from meridian_broker.server.broker import BrokerProcess
-from meridian_broker.topics import mending
-from meridian_broker.topics.compaction import Status
+from meridian_broker.topics.backfill import repair
+from meridian_broker.topics.compaction.compaction import Status
 from meridian_broker.topics.topic import Topic
 from meridian_broker.wire.proto import pulsar_pb2 as pb
 from meridian_broker.wire.pulsar.topic_name import parse
+from support.brokers.broker_inside import broker_inside
+from support.brokers.broker_regions import Region, regions, until
 
 TOPIC = "persistent://public/default/t"
 GAPS = "/meridian/v1/topics/persistent/public/default/t/gaps"
@@ -105,7 +105,7 @@ async def test_a_damaged_entry_comes_back_from_another_region(tmp_path: Path) ->
 async def test_a_lost_entry_is_passed_over_once_somebody_accepts_that(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(mending, "PATIENCE_MS", 0)
+    monkeypatch.setattr(repair, "PATIENCE_MS", 0)
     settings = {"managedLedgerMaxEntriesPerLedger": 3}
     async with broker_inside(tmp_path, **settings) as inside:
         connection = await PulsarClientConnection.connect(

@@ -10,10 +10,10 @@ from typing import Any
 import pulsar
 import pyarrow as pa
 import pytest
-from admin_paths import topic_path
-from broker_process import BrokerProcess, wait_until
-from raw_connection import RawConnection
-from region_clients import PATIENCE_MS, connected
+from support.brokers.broker_process import BrokerProcess, wait_until
+from support.brokers.region_clients import PATIENCE_MS, connected
+from support.protocol.admin_paths import topic_path
+from support.protocol.raw_connection import RawConnection
 
 SETTINGS = {"managedLedgerMaxEntriesPerLedger": "10", "retentionCheckIntervalInSeconds": "1"}
 

@@ -12,10 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from broker_inside import broker_on
-from broker_process import http
-from broker_regions import until
-from ledger_disks import READS, WRITES, Fault, FaultyDisk, broken
 from meridian_broker.engines.local.files import OsFiles
 from meridian_broker.ledgers.store import LedgerUnreadable
 from meridian_broker.server import chores
@@ -23,7 +19,11 @@ from meridian_broker.server.broker import BrokerProcess
 from meridian_broker.topics.errors import TopicFenced
 from meridian_broker.wire.proto import pulsar_pb2 as pb
 from meridian_broker.wire.pulsar.topic_name import parse
-from raw_connection import RawConnection, T
+from support.brokers.broker_inside import broker_on
+from support.brokers.broker_process import http
+from support.brokers.broker_regions import until
+from support.contracts.ledger_disks import READS, WRITES, Fault, FaultyDisk, broken
+from support.protocol.raw_connection import RawConnection, T
 
 ONE, OTHER = "persistent://public/default/a", "persistent://public/default/b"
 QUOTAS, SPACE, OPENING = "enforce backlog quotas", "give space back", "open the topics on record"

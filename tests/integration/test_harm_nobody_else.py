@@ -9,17 +9,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from broker_inside import broker_inside
-from broker_regions import until
 from meridian_broker.ledgers.periodic import SomeFailed
 from meridian_broker.ledgers.store import LedgerError
+from meridian_broker.replication.leases.quorums import Electorates
 from meridian_broker.server.broker import BrokerProcess
-from meridian_broker.topics import upkeep
-from meridian_broker.topics.electorates import Electorates
-from meridian_broker.topics.witness import WitnessBook
+from meridian_broker.topics.retention import trimming
+from meridian_broker.topics.service.witness import WitnessBook
 from meridian_broker.wire.proto import pulsar_pb2 as pb
 from meridian_broker.wire.pulsar.topic_name import parse
-from raw_connection import RawConnection, T
+from support.brokers.broker_inside import broker_inside
+from support.brokers.broker_regions import until
+from support.protocol.raw_connection import RawConnection, T
 
 ONE, OTHER = "persistent://public/default/a", "persistent://public/default/b"
 SUBJECT = ("persistent://public/default/t", "sub")
@@ -99,7 +99,7 @@ async def test_one_topic_whose_space_cannot_be_given_back_does_not_keep_the_othe
     monkeypatch.setattr(one.log, "trim", broken)
     monkeypatch.setattr(other.log, "cool_indexes", lambda _: looked.append(OTHER))
     with pytest.raises(SomeFailed, match="this disk is broken"):
-        await upkeep.trim_all(inside.service)
+        await trimming.trim_all(inside.service)
     assert looked == [OTHER]
 
 

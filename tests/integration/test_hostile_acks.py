@@ -7,14 +7,14 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from broker_inside import broker_inside
 from meridian_broker.bounds.clients import ACK_IDS, ACK_SET_WORDS
 from meridian_broker.server.broker import BrokerProcess
 from meridian_broker.wire.proto import pulsar_pb2 as pb
 from meridian_broker.wire.pulsar import encode
 from meridian_broker.wire.pulsar.commands import Message
 from meridian_broker.wire.pulsar.errors import ServerError
-from raw_connection import RawConnection, T
+from support.brokers.broker_inside import broker_inside
+from support.protocol.raw_connection import RawConnection, T
 
 TOPIC = "persistent://public/default/acks"
 

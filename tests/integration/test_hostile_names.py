@@ -9,20 +9,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from broker_inside import broker_inside
-from broker_process import http
-from broker_regions import regions, until
 from meridian_broker.bounds import clients as bounds
 from meridian_broker.metadata.records import TopicRecord
 from meridian_broker.positions.position import EARLIEST
 from meridian_broker.server.broker import BrokerProcess
 from meridian_broker.server.log_lines import LogLines
 from meridian_broker.topics.errors import InvalidName
-from meridian_broker.topics.subscription import Subscription
+from meridian_broker.topics.subscriptions.subscription import Subscription
 from meridian_broker.wire.proto import pulsar_pb2 as pb
 from meridian_broker.wire.pulsar import encode, topic_name
 from meridian_broker.wire.pulsar.errors import ServerError
-from raw_connection import RawConnection, T
+from support.brokers.broker_inside import broker_inside
+from support.brokers.broker_process import http
+from support.brokers.broker_regions import regions, until
+from support.protocol.raw_connection import RawConnection, T
 
 TOPIC = "persistent://public/default/names"
 
@@ -98,7 +98,7 @@ async def test_the_largest_subscriptions_cross_and_one_that_is_too_large_holds_n
         assert await subscribed(wire, "honest", 10, replicate_subscription_state=True) == ""
         topic = east.process.service.topics[TOPIC]
         with monkeypatch.context() as patch:
-            patch.setattr("meridian_broker.topics.door.subscription", lambda *_: None)
+            patch.setattr("meridian_broker.topics.validation.subscription", lambda *_: None)
             topic.create_subscription("older", EARLIEST, replicated=True, properties={"k": "\x01" * 1_000_000})
         await wire.producer(TOPIC, producer_name="p")
         wire.write(encode.flow(10, 10))
@@ -173,7 +173,7 @@ async def test_a_topic_that_has_such_a_name_is_served_and_can_be_deleted(
 async def test_a_connection_has_a_bounded_number_of_clients(
     inside: BrokerProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("meridian_broker.topics.door.CLIENTS_PER_CONNECTION", 4)
+    monkeypatch.setattr("meridian_broker.topics.validation.CLIENTS_PER_CONNECTION", 4)
     wire = await connect(inside)
     assert [await produced(wire, number) for number in range(2)] == ["", ""]
     assert [await subscribed(wire, "s", number) for number in range(2)] == ["", ""]

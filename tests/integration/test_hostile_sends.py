@@ -8,8 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from broker_inside import broker_inside
-from broker_regions import regions
 from meridian_broker.ledgers.entry import pack_extras
 from meridian_broker.server.broker import BrokerProcess
 from meridian_broker.wire.proto import peer_pb2
@@ -17,7 +15,9 @@ from meridian_broker.wire.proto import pulsar_pb2 as pb
 from meridian_broker.wire.pulsar import encode
 from meridian_broker.wire.pulsar.commands import Message
 from meridian_broker.wire.pulsar.metadata import body_checksum, build_body, metadata_bounds
-from raw_connection import RawConnection, T
+from support.brokers.broker_inside import broker_inside
+from support.brokers.broker_regions import regions
+from support.protocol.raw_connection import RawConnection, T
 
 TOPIC, ELSEWHERE = "persistent://public/default/shared", "persistent://public/default/elsewhere"
 I32_MAX, I64_MAX, U32_MAX, U64_MAX = (1 << 31) - 1, (1 << 63) - 1, (1 << 32) - 1, (1 << 64) - 1

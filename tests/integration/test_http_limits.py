@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from broker_inside import broker_inside
-from free_ports import free_port
-from meridian_broker.admin import connections
-from meridian_broker.admin.connections import HttpConnection
+from meridian_broker.admin.http import connections
+from meridian_broker.admin.http.connections import HttpConnection
 from meridian_broker.bounds.http import BODY_BYTES, HEADER_BYTES, HEADERS
 from meridian_broker.gateway.places import Hall, Places
 from meridian_broker.server.broker import BrokerProcess
 from meridian_broker.server.descriptors import RESERVE_MAX, limit, shares
+from support.brokers.broker_inside import broker_inside
+from support.brokers.free_ports import free_port
 
 HALF = b"GET /admin/v2/clusters HTTP/1.1\r\nHost: localhost\r\nX-Slow: "
 READY = b"GET /admin/v2/brokers/ready HTTP/1.1\r\nHost: localhost\r\n"

@@ -10,19 +10,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from broker_regions import Region, regions, until
 from meridian_broker.gateway.roles import Producer
 from meridian_broker.ledgers.entry import unpack
 from meridian_broker.metadata import policy_table
 from meridian_broker.metadata.policy_values import BacklogQuota
 from meridian_broker.positions.position import EARLIEST
-from meridian_broker.topics import administration, quotas, recall, upkeep
-from meridian_broker.topics.schemas import VERSION
-from meridian_broker.topics.termination import terminate
+from meridian_broker.topics.backfill import backfill
+from meridian_broker.topics.directory.schemas import VERSION
+from meridian_broker.topics.lifecycle.termination import terminate
+from meridian_broker.topics.retention import backlog_quotas, trimming
+from meridian_broker.topics.subscriptions import administration
 from meridian_broker.topics.topic import Topic
 from meridian_broker.wire.proto import pulsar_pb2 as pb
 from meridian_broker.wire.pulsar import metadata as message_metadata
 from meridian_broker.wire.pulsar.topic_name import parse
+from support.brokers.broker_regions import Region, regions, until
 
 TOPIC = "persistent://public/default/orders"
 
@@ -30,7 +32,7 @@ TOPIC = "persistent://public/default/orders"
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Who is not fed is helped at once."""
-    monkeypatch.setattr(recall, "UNFED_MS", 0)
+    monkeypatch.setattr(backfill, "UNFED_MS", 0)
     yield
 
 
@@ -73,10 +75,12 @@ async def test_a_backlog_quota_holds_for_what_other_regions_publish(tmp_path: Pa
         await opened(eu, 20)
         here.create_subscription("slow", EARLIEST)
         service = us.process.service
-        quota = BacklogQuota(1000, -1, quotas.HOLD).to_json()
-        await service.catalog.topic_policies.set_policy(parse(TOPIC), policy_table.BACKLOG_QUOTAS, quota, quotas.SIZE)
+        quota = BacklogQuota(1000, -1, backlog_quotas.HOLD).to_json()
+        await service.catalog.topic_policies.set_policy(
+            parse(TOPIC), policy_table.BACKLOG_QUOTAS, quota, backlog_quotas.SIZE
+        )
         await until(lambda: bool(here.rules.backlog_quotas))
-        await upkeep.check_quotas(service)
+        await trimming.check_quotas(service)
         await publish(eu, 50)
         await nothing_comes(here, eu, "backlog quota")
         assert status_of(eu, us).backlog == 50

@@ -13,13 +13,13 @@ from pathlib import Path
 
 import pulsar
 import pytest
-from broker_process import BrokerProcess, http, wait_until
-from guarded_regions import Guarded, guarded_regions, new_token, shown_by, tokens_command
 from meridian_broker.gateway.client import PulsarClientConnection
 from meridian_broker.gateway.client_errors import ClientError
 from meridian_broker.gateway.region_calls import CallFailed
-from peers import as_region, calls_as
-from raw_connection import T
+from support.brokers.broker_process import BrokerProcess, http, wait_until
+from support.brokers.guarded_regions import Guarded, guarded_regions, new_token, shown_by, tokens_command
+from support.brokers.peers import as_region, calls_as
+from support.protocol.raw_connection import T
 
 TOPIC = "persistent://public/default/published-all-the-time"
 TENANTS = "/admin/v2/tenants"

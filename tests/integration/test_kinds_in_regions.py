@@ -7,13 +7,13 @@ from pathlib import Path
 
 import aiohttp
 import pytest
-from broker_regions import regions, until
 from meridian_broker.metadata.errors import AlreadyExists
-from meridian_broker.topics import kinds, making
 from meridian_broker.topics.errors import OtherKind
-from meridian_broker.topics.kinds import Carried, Creation
-from meridian_broker.topics.service import TopicService
+from meridian_broker.topics.service import creation, kinds
+from meridian_broker.topics.service.kinds import Carried, Creation
+from meridian_broker.topics.service.service import TopicService
 from meridian_broker.wire.pulsar.topic_name import TopicName, parse
+from support.brokers.broker_regions import regions, until
 
 NAME = parse("persistent://public/default/t")
 PATH = "/admin/v2/persistent/public/default/t/partitions"
@@ -34,7 +34,7 @@ async def test_a_copy_is_not_ready_while_another_region_has_the_other_kind(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(kinds, "make_way", keep_both)
-    monkeypatch.setattr(making, "_tell", tell_nobody)
+    monkeypatch.setattr(creation, "_tell", tell_nobody)
     async with regions(tmp_path, "us", "eu") as (us, eu):
         plain = await eu.process.service.topic(NAME, create=True)
         await us.process.service.create_partitioned(NAME, 1, {})

@@ -14,10 +14,10 @@ import random
 from dataclasses import dataclass, field
 
 import pytest
-from ledger_contract import append_all, read_all
-from ledger_disks import Loss, RecordingDisk, RefusingDisk
 from meridian_broker.engines.local.store import LocalLedgerStore, LocalWriter
 from meridian_broker.ledgers.store import LedgerError
+from support.contracts.ledger_contract import append_all, read_all
+from support.contracts.ledger_disks import Loss, RecordingDisk, RefusingDisk
 
 NEVER = 1 << 60
 

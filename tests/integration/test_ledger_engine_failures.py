@@ -12,13 +12,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-import full_volume
 import pytest
-from broker_regions import until
 from crc32c import crc32c
-from full_volume import SEGMENT_BYTES, fill_and_empty
-from ledger_contract import append_all, append_one, read_all
-from ledger_disks import ColdDisk, RecordingDisk, RefusingDisk, SmallDisk
 from meridian_broker.engines.local import upkeep
 from meridian_broker.engines.local.checkpoint import assemble
 from meridian_broker.engines.local.segment import RECORD_BYTES, SEGMENT_HEADER_BYTES, SegmentFormatError
@@ -30,6 +25,11 @@ from meridian_broker.ledgers.store import (
     LedgerNotFound,
     LedgerWriteFailed,
 )
+from support.brokers import full_volume
+from support.brokers.broker_regions import until
+from support.brokers.full_volume import SEGMENT_BYTES, fill_and_empty
+from support.contracts.ledger_contract import append_all, append_one, read_all
+from support.contracts.ledger_disks import ColdDisk, RecordingDisk, RefusingDisk, SmallDisk
 
 
 async def start(disk: RecordingDisk) -> LocalLedgerStore:

@@ -11,13 +11,13 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from broker_regions import until
-from ledger_contract import append_all, append_one, read_all
-from ledger_disks import READS, WRITES, BadSector, ColdDisk, Fault, FaultyDisk, RecordingDisk, broken
 from meridian_broker.engines.local import committer, files
 from meridian_broker.engines.local.recovery import segment_name
 from meridian_broker.engines.local.store import LocalLedgerStore
 from meridian_broker.ledgers.store import LedgerCorrupt, LedgerError, LedgerUnreadable
+from support.brokers.broker_regions import until
+from support.contracts.ledger_contract import append_all, append_one, read_all
+from support.contracts.ledger_disks import READS, WRITES, BadSector, ColdDisk, Fault, FaultyDisk, RecordingDisk, broken
 
 
 async def test_one_unreadable_sector_does_not_fill_the_disk() -> None:

@@ -9,12 +9,12 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from ledger_contract import EVERYTHING, LedgerContract, append_all, append_one, read_all
-from ledger_disks import READS, WRITES, FaultyDisk, broken
 from meridian_broker.engines.local.files import FilePort, OsFiles
 from meridian_broker.engines.local.readonly import LocalLedgerReader
 from meridian_broker.engines.local.store import LocalLedgerStore
 from meridian_broker.ledgers.store import LedgerError, LedgerNotFound, LedgerUnreadable
+from support.contracts.ledger_contract import EVERYTHING, LedgerContract, append_all, append_one, read_all
+from support.contracts.ledger_disks import READS, WRITES, FaultyDisk, broken
 
 SEGMENT = 1 << 16
 """Segments of 64 KiB, so that a few hundred entries meet everything a large log meets."""

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pulsar
 import pytest
-from broker_process import MERIDIAN, BrokerProcess, http
-from free_ports import free_port
 from meridian_broker.wire.proto import pulsar_pb2 as pb
 from meridian_broker.wire.pulsar.errors import ServerError
-from raw_connection import RawConnection
+from support.brokers.broker_process import MERIDIAN, BrokerProcess, http
+from support.brokers.free_ports import free_port
+from support.protocol.raw_connection import RawConnection
 
 T = pb.BaseCommand
 TOPIC = "persistent://public/default/somewhere"

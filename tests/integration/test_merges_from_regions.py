@@ -7,11 +7,11 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from broker_regions import regions
 from meridian_broker.positions import Progress
 from meridian_broker.positions.position import EARLIEST
-from meridian_broker.topics import rewinding
+from meridian_broker.topics.cursors import rewinding
 from meridian_broker.wire.pulsar.topic_name import parse
+from support.brokers.broker_regions import regions
 
 TOPIC = "persistent://public/default/orders"
 

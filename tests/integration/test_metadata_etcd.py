@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 from aetcd import rpc
-from etcd_server import EtcdServer, etcd_missing
 from meridian_broker.engines.etcd import client
 from meridian_broker.engines.etcd.metadata import EtcdMetadataStore
 from meridian_broker.metadata.catalog import Catalog
@@ -22,7 +21,8 @@ from meridian_broker.metadata.records import ClusterRecord
 from meridian_broker.metadata.store import LeaseExpired, MetadataError, MetadataUnavailable, MetadataWentBack, Put
 from meridian_broker.positions.clock import HybridClock
 from meridian_broker.wire.pulsar.topic_name import parse
-from metadata_contract import MetadataStoreContract, begin, end, next_changes, wait_until
+from support.brokers.etcd_server import EtcdServer, etcd_missing
+from support.contracts.metadata_contract import MetadataStoreContract, begin, end, next_changes, wait_until
 
 _missing = etcd_missing()
 pytestmark = pytest.mark.skipif(_missing is not None, reason=_missing or "")

@@ -11,19 +11,19 @@ from typing import Any
 import grpc
 import pytest
 from aetcd import rpc
-from broker_inside import broker_inside
-from broker_process import http
-from broker_regions import until
-from etcd_server import EtcdOfTest, etcd_missing
 from meridian_broker.gateway.pulsar import patience
 from meridian_broker.server import chores
 from meridian_broker.server.broker import BrokerProcess
-from meridian_broker.topics import ownership
+from meridian_broker.topics.journal import topic_record
 from meridian_broker.wire.proto import pulsar_pb2 as pb
 from meridian_broker.wire.pulsar import encode
 from meridian_broker.wire.pulsar.errors import ServerError
 from meridian_broker.wire.pulsar.topic_name import parse
-from raw_connection import RawConnection, T
+from support.brokers.broker_inside import broker_inside
+from support.brokers.broker_process import http
+from support.brokers.broker_regions import until
+from support.brokers.etcd_server import EtcdOfTest, etcd_missing
+from support.protocol.raw_connection import RawConnection, T
 
 _missing = etcd_missing()
 pytestmark = pytest.mark.skipif(_missing is not None, reason=_missing or "")
@@ -72,7 +72,7 @@ async def etcd(tmp_path: Path) -> AsyncIterator[SmallEtcd]:
 
 @pytest.fixture
 async def inside(tmp_path: Path, etcd: SmallEtcd, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[BrokerProcess]:
-    monkeypatch.setattr(ownership, "ATTEMPTS", 1)  # in which somebody might make room
+    monkeypatch.setattr(topic_record, "ATTEMPTS", 1)  # in which somebody might make room
     monkeypatch.setattr(patience, "SECONDS", 0.1)
     monkeypatch.setattr(chores, "ROOM_SECONDS", 0.2)
     async with broker_inside(tmp_path / "data", metadataStoreUrl=f"etcd:{etcd.url}") as broker:

@@ -11,10 +11,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from etcd_server import etcd_missing
 from meridian_broker.engines.etcd.metadata import EtcdMetadataStore
 from meridian_broker.server import etcd_process
 from meridian_broker.server.etcd_process import EtcdFailed, EtcdProcess, find_etcd
+from support.brokers.etcd_server import etcd_missing
 
 _missing = etcd_missing()
 pytestmark = pytest.mark.skipif(_missing is not None, reason=_missing or "")

@@ -13,9 +13,6 @@ from typing import Any
 import grpc
 import pytest
 from aetcd import rpc
-from certificates import Authority
-from etcd_server import EtcdServer, etcd_missing, tls_etcd
-from free_ports import free_port
 from meridian_broker.engines.etcd.address import ANONYMOUS, Login, parse_endpoints
 from meridian_broker.engines.etcd.client import EtcdChannel
 from meridian_broker.engines.etcd.metadata import EtcdMetadataStore
@@ -24,7 +21,10 @@ from meridian_broker.metadata.store import MetadataError, MetadataUnavailable, P
 from meridian_broker.server.secure_etcd import run_secure_etcd
 from meridian_broker.server.settings import Settings
 from meridian_broker.server.waiting import StartFailed
-from metadata_contract import begin, end, next_changes, wait_until
+from support.brokers.certificates import Authority
+from support.brokers.etcd_server import EtcdServer, etcd_missing, tls_etcd
+from support.brokers.free_ports import free_port
+from support.contracts.metadata_contract import begin, end, next_changes, wait_until
 
 _missing = etcd_missing()
 pytestmark = pytest.mark.skipif(_missing is not None, reason=_missing or "")

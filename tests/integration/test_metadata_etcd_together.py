@@ -8,9 +8,9 @@ from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import pytest
-from etcd_server import EtcdServer, etcd_missing
 from meridian_broker.engines.etcd.metadata import EtcdMetadataStore
 from meridian_broker.metadata.store import Check, LeaseExpired, Put, VersionConflict
+from support.brokers.etcd_server import EtcdServer, etcd_missing
 
 _missing = etcd_missing()
 pytestmark = pytest.mark.skipif(_missing is not None, reason=_missing or "")

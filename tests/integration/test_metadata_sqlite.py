@@ -14,7 +14,7 @@ import pytest
 from meridian_broker.engines.sqlite.metadata import WATCH_QUEUE, SqliteMetadataStore
 from meridian_broker.metadata.noting import NotingStore
 from meridian_broker.metadata.store import Change, MetadataError, MetadataFull, MetadataUnavailable, Put, Record
-from metadata_contract import MetadataStoreContract, begin, next_changes
+from support.contracts.metadata_contract import MetadataStoreContract, begin, next_changes
 
 
 @pytest.fixture

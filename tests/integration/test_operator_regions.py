@@ -9,8 +9,6 @@ from pathlib import Path
 
 import aiohttp
 import pytest
-from broker_process import RegionsProcess
-from broker_regions import until
 from meridian_operator.api.geo_topic import GeoTopicSpec
 from meridian_operator.api.replicated_subscription import ReplicatedSubscriptionSpec
 from meridian_operator.plan import geo_topic, replicated_subscription
@@ -20,6 +18,8 @@ from meridian_operator.plan.observed import RegionSeen, TopicName
 from meridian_operator.plan.outcome import Plan
 from meridian_operator.regions.client import Refused, RegionClient
 from meridian_operator.regions.directory import Region, Tokens, region_of
+from support.brokers.broker_process import RegionsProcess
+from support.brokers.broker_regions import until
 
 REGIONS = ("east", "west")
 

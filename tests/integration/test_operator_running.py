@@ -9,9 +9,9 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from broker_process import RegionsProcess, wait_until
-from kube_api import KubeApi
-from running_operator import RunningOperator
+from support.brokers.broker_process import RegionsProcess, wait_until
+from support.kubernetes.kube_api import KubeApi
+from support.kubernetes.running_operator import RunningOperator
 
 REGIONS = ("east", "west")
 AWAY = "http://127.0.0.1:1"

@@ -10,9 +10,9 @@ from typing import Any
 
 import pulsar
 import pytest
-from broker_inside import broker_inside
 from meridian_broker.topics.errors import TopicFenced
-from region_clients import connected
+from support.brokers.broker_inside import broker_inside
+from support.brokers.region_clients import connected
 
 TIMES = 3
 

@@ -22,8 +22,8 @@ from meridian_broker.positions.position import Position
 from meridian_broker.wire.proto import peer_pb2
 from meridian_broker.wire.proto import pulsar_pb2 as pb
 from meridian_broker.wire.pulsar import encode, metadata
-from peers import SECRET, as_region
-from toy_pulsar_server import ToyConnection, ToyServer, toy_server
+from support.brokers.peers import SECRET, as_region
+from support.brokers.toy_pulsar_server import ToyConnection, ToyServer, toy_server
 
 T = pb.BaseCommand
 TOPIC = "persistent://public/default/t"

@@ -16,8 +16,6 @@ from typing import Any
 import pytest
 import pytest_asyncio
 from aiohttp import web
-from broker_process import BrokerProcess, HttpAnswer, http, wait_until
-from free_ports import free_port
 from meridian_broker.gateway.client import PulsarClientConnection
 from meridian_broker.gateway.client_errors import ConnectFailed
 from meridian_broker.gateway.client_options import PEER_AUTH_METHOD, peer_options
@@ -29,8 +27,10 @@ from meridian_broker.wire.proto import peer_pb2
 from meridian_broker.wire.proto import pulsar_pb2 as pb
 from meridian_broker.wire.pulsar import encode
 from meridian_broker.wire.pulsar.frames import FrameDecoder
-from peers import SECRET, as_region, calls_as, identity, now_ms
-from raw_connection import RawConnection, T
+from support.brokers.broker_process import BrokerProcess, HttpAnswer, http, wait_until
+from support.brokers.free_ports import free_port
+from support.brokers.peers import SECRET, as_region, calls_as, identity, now_ms
+from support.protocol.raw_connection import RawConnection, T
 
 
 class FalseRegion:

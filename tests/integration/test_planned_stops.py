@@ -9,19 +9,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from broker_inside import broker_inside
-from broker_regions import until
 from meridian_broker.engines.local.store import LocalReader
 from meridian_broker.ledgers import under_way
 from meridian_broker.positions.position import Position
 from meridian_broker.server.broker import BrokerProcess
-from meridian_broker.topics.compacted_view import CompactedView
-from meridian_broker.topics.compaction import Status
+from meridian_broker.topics.compaction.compaction import Status
+from meridian_broker.topics.compaction.view import CompactedView
 from meridian_broker.topics.topic import Topic
 from meridian_broker.wire.proto import pulsar_pb2 as pb
 from meridian_broker.wire.pulsar.metadata import build_body
 from meridian_broker.wire.pulsar.topic_name import parse
-from raw_connection import RawConnection, T
+from support.brokers.broker_inside import broker_inside
+from support.brokers.broker_regions import until
+from support.protocol.raw_connection import RawConnection, T
 
 NAME = "persistent://public/default/orders"
 SMALL_LEDGERS = {"managedLedgerMaxEntriesPerLedger": 4}

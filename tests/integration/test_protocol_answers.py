@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from broker_process import BrokerProcess, http
-from protocol_exchanges import Answers, Broker, Exchange, read_answers
-from protocol_table import EXCHANGES
+from support.brokers.broker_process import BrokerProcess, http
+from support.protocol.protocol_exchanges import Answers, Broker, Exchange, read_answers
+from support.protocol.protocol_table import EXCHANGES
 
-ANSWERS = read_answers(Path(__file__).parent.parent / "protocol_answers.txt")
+ANSWERS = read_answers(Path(__file__).parents[1] / "support/protocol/protocol_answers.txt")
 PULSAR = os.environ.get("INTEROP_PULSAR_URL", "")
 PULSAR_ADMIN = os.environ.get("INTEROP_PULSAR_ADMIN_URL", "")
 

@@ -13,11 +13,11 @@ from typing import Any
 
 import pulsar
 import pytest
-from broker_process import BrokerProcess, wait_until
 from meridian_broker.wire.proto import pulsar_pb2 as pb
 from meridian_broker.wire.pulsar.errors import ServerError
-from raw_connection import RawConnection
-from region_clients import PATIENCE_MS
+from support.brokers.broker_process import BrokerProcess, wait_until
+from support.brokers.region_clients import PATIENCE_MS
+from support.protocol.raw_connection import RawConnection
 
 SETTINGS = {"brokerPublisherThrottlingMaxByteRate": "4000000", "keepAliveIntervalSeconds": "1"}
 """Clients may publish 4 MB a second all together, and keep-alive is short."""

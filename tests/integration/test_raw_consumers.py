@@ -9,7 +9,6 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from broker_process import BrokerProcess
 from meridian_broker.bounds.clients import LATEST_TIME_MS
 from meridian_broker.gateway.client import PulsarClientConnection
 from meridian_broker.gateway.client_errors import RequestRefused
@@ -18,7 +17,8 @@ from meridian_broker.wire.pulsar import encode
 from meridian_broker.wire.pulsar.commands import Message
 from meridian_broker.wire.pulsar.errors import ServerError
 from meridian_broker.wire.pulsar.metadata import build_body
-from raw_connection import batch_of
+from support.brokers.broker_process import BrokerProcess
+from support.protocol.raw_connection import batch_of
 
 T = pb.BaseCommand
 SUBSCRIBE = pb.CommandSubscribe

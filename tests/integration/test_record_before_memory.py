@@ -10,23 +10,24 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from broker_inside import broker_inside
-from broker_regions import until
 from meridian_broker.ledgers.store import LedgerError
 from meridian_broker.metadata.store import MetadataUnavailable
 from meridian_broker.positions import Stamp
 from meridian_broker.positions.position import EARLIEST
+from meridian_broker.replication.entries.source import DeletionNotice
 from meridian_broker.server.broker import BrokerProcess
-from meridian_broker.topics import incarnations, removal, upkeep
-from meridian_broker.topics.compaction import Status
+from meridian_broker.topics.backfill.joining import Joining
+from meridian_broker.topics.compaction.compaction import Status
 from meridian_broker.topics.errors import CompactionRunning
-from meridian_broker.topics.incarnations import Told
-from meridian_broker.topics.joining import Joining
+from meridian_broker.topics.lifecycle import deletion, incarnations
+from meridian_broker.topics.retention import trimming
 from meridian_broker.topics.topic import Topic
 from meridian_broker.wire.proto import pulsar_pb2 as pb
 from meridian_broker.wire.pulsar.metadata import build_body
 from meridian_broker.wire.pulsar.topic_name import parse
-from raw_connection import RawConnection, T
+from support.brokers.broker_inside import broker_inside
+from support.brokers.broker_regions import until
+from support.protocol.raw_connection import RawConnection, T
 
 NAME = "persistent://public/default/prices"
 EXCLUSIVE = pb.Exclusive
@@ -85,7 +86,7 @@ async def test_a_view_that_cannot_be_deleted_stays_in_force_and_keeps_what_it_ne
             await topic.compaction.forget()
     await put(wire, b"new")
     await topic.log.roll()
-    await upkeep.trim(topic)
+    await trimming.trim(topic)
     assert await read_compacted(topic) == [b"old", b"new"]
     await inside.service.unload(parse(NAME))
     assert (await read_compacted(await inside.service.topic(parse(NAME), create=False)))[-1:] == [b"new"]
@@ -157,7 +158,7 @@ async def test_a_deletion_told_by_another_region_is_tried_again_when_the_log_has
     inside: BrokerProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     topic = await inside.service.topic(parse(NAME), create=True)
-    told = Told(str(Stamp(inside.service.scheduler.now_ms(), 0, "inside")), {}, False)
+    told = DeletionNotice(str(Stamp(inside.service.scheduler.now_ms(), 0, "inside")), {}, False)
     monkeypatch.setattr(topic.log, "when_durable", lambda ready: ready(LedgerError("the disk refused a write")))
     monkeypatch.setattr(incarnations, "RETRY_SECONDS", 0.01)
     await incarnations.follow(inside.service, topic, told)
@@ -180,7 +181,7 @@ async def test_a_topic_whose_deletion_fails_is_opened_again_or_goes_by_itself(
     else:
         monkeypatch.setattr(topic.metadata, "begin_deletion", away)
     with pytest.raises((MetadataUnavailable, LedgerError)):
-        await removal.delete(inside.service, parse(NAME), force=True)
+        await deletion.delete(inside.service, parse(NAME), force=True)
     if is_on_record:
 
         async def is_gone() -> bool:

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator
 
 import pulsar
 import pytest
-from broker_process import wait_until
-from linked_regions import LinkedRegions
-from region_clients import PATIENCE_MS, connected
+from support.brokers.broker_process import wait_until
+from support.brokers.linked_regions import LinkedRegions
+from support.brokers.region_clients import PATIENCE_MS, connected
 
 REGIONS = ("us", "eu")
 NS = "/admin/v2/namespaces/public"

@@ -11,9 +11,8 @@ from datetime import timedelta
 from typing import Any
 
 import pulsar
-from admin_paths import topic_path
-from broker_process import RegionsProcess, wait_until
-from region_clients import (
+from support.brokers.broker_process import RegionsProcess, wait_until
+from support.brokers.region_clients import (
     EAST,
     FAILOVER,
     KEY_SHARED,
@@ -31,6 +30,7 @@ from region_clients import (
     take_numbers,
     wait_for_backlog,
 )
+from support.protocol.admin_paths import topic_path
 
 REGIONS = (EAST, WEST)
 

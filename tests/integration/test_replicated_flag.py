@@ -10,10 +10,9 @@ import time
 from typing import Any
 
 import pytest
-from admin_paths import subscription_path, topic_path
-from broker_process import MERIDIAN, HttpAnswer, RegionsProcess, wait_until
 from meridian_broker.cli.rest import TIMEOUT_SECONDS
-from region_clients import (
+from support.brokers.broker_process import MERIDIAN, HttpAnswer, RegionsProcess, wait_until
+from support.brokers.region_clients import (
     EARLIEST,
     PATIENCE_MS,
     SHARED,
@@ -25,6 +24,7 @@ from region_clients import (
     take_numbers,
     wait_for_backlog,
 )
+from support.protocol.admin_paths import subscription_path, topic_path
 
 US, EU, AP = REGIONS = ("us", "eu", "ap")
 

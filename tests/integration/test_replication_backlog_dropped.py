@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
-from broker_regions import Region, regions, until
 from meridian_broker.gateway.roles import Consumer, Producer
 from meridian_broker.positions.position import EARLIEST, LATEST
 from meridian_broker.positions.skipped import stretches
-from meridian_broker.topics.recall import find
-from meridian_broker.topics.recalled import Want
+from meridian_broker.topics.backfill.backfill import find
+from meridian_broker.topics.backfill.questions import Want
 from meridian_broker.topics.topic import Topic
 from meridian_broker.wire.pulsar import topic_name
+from support.brokers.broker_regions import Region, regions, until
 
 TOPIC = "persistent://public/default/t"
 PATH = "/admin/v2/persistent/public/default/t"

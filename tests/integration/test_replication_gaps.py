@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
-from broker_process import MERIDIAN
-from broker_regions import Region, regions, until
 from meridian_broker.gateway.roles import Consumer, Producer
 from meridian_broker.positions import Cause
 from meridian_broker.positions.position import Position
-from meridian_broker.replication.replicator_status import Hold
+from meridian_broker.replication.entries.replicator_status import Hold
 from meridian_broker.topics.topic import Topic
 from meridian_broker.wire.pulsar import topic_name
+from support.brokers.broker_process import MERIDIAN
+from support.brokers.broker_regions import Region, regions, until
 
 TOPIC = "persistent://public/default/t"
 GAPS = "/meridian/v1/topics/persistent/public/default/t/gaps"

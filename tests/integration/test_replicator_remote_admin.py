@@ -12,7 +12,7 @@ from aiohttp import web
 from meridian_broker.gateway.region_calls import RegionCalls
 from meridian_broker.gateway.remote_admin import OtherDeletion, RemoteAdmin, RemoteAdminFailed
 from meridian_broker.wire.peer_requests import Guard
-from peers import GUARD, SECRET, as_west, calls_as, identity, now_ms
+from support.brokers.peers import GUARD, SECRET, as_west, calls_as, identity, now_ms
 
 TOPIC = "persistent://tenant/ns/a topic"
 PATH = "/admin/v2/persistent/tenant/ns/a%20topic/partitions"

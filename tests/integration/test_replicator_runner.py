@@ -8,23 +8,23 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
-from broker_regions import until
 from meridian_broker.gateway.client_errors import ConnectionLost
 from meridian_broker.gateway.client_options import ClientOptions, peer_options
 from meridian_broker.gateway.links import Backoff, PeerLinks, Send
 from meridian_broker.gateway.replication import ReplicatorRunner
+from meridian_broker.ledgers.throttling import Rate
 from meridian_broker.positions import Stamp
 from meridian_broker.positions.position import EARLIEST, Position
 from meridian_broker.positions.skipped import Skipped
-from meridian_broker.replication.replicator_status import Hold, ReplicatorStatus
-from meridian_broker.topics.incarnations import Told
-from meridian_broker.topics.throttling import Rate
+from meridian_broker.replication.entries.replicator_status import Hold, ReplicatorStatus
+from meridian_broker.replication.entries.source import DeletionNotice
 from meridian_broker.wire.proto import peer_pb2
 from meridian_broker.wire.proto import pulsar_pb2 as pb
 from meridian_broker.wire.pulsar import encode
-from peers import calls_as, identity
-from replicator_model import LOCAL, REMOTE, LocalLog
-from toy_pulsar_server import ToyConnection, ToyServer, toy_server
+from support.brokers.broker_regions import until
+from support.brokers.peers import calls_as, identity
+from support.brokers.toy_pulsar_server import ToyConnection, ToyServer, toy_server
+from support.worlds.replicator_model import LOCAL, REMOTE, LocalLog
 
 T = pb.BaseCommand
 OPTIONS = peer_options(identity(LOCAL), ClientOptions(connect_timeout=30, request_timeout=30))
@@ -45,9 +45,9 @@ class Source(LocalLog):
         self.name = name
         self.confirmed: dict[str, Position] = {}
         self._watchers: list[Callable[[], None]] = []
-        self.told: list[Told] = []
+        self.told: list[DeletionNotice] = []
 
-    def deleted_elsewhere(self, told: Told) -> None:
+    def deleted_elsewhere(self, told: DeletionNotice) -> None:
         self.told.append(told)
 
     def publish(self, count: int) -> None:
@@ -256,7 +256,7 @@ async def test_another_incarnation_waits_until_both_know_the_same() -> None:
         source.publish(2)
         runner.start(source, REMOTE)
         await until(lambda: state(runner, source).hold is Hold.INCARNATION)
-        assert source.told[0] == Told("9-us-west", {LOCAL: Position(7, 3)}, False)
+        assert source.told[0] == DeletionNotice("9-us-west", {LOCAL: Position(7, 3)}, False)
         source.incarnation = "9-us-west"
         runner.nudge(REMOTE)
         await until(lambda: source.confirmed.get(REMOTE) == source.end)

@@ -7,11 +7,11 @@ import asyncio
 from pathlib import Path
 
 import aiohttp
-from broker_regions import Region, regions, until
 from meridian_broker.gateway.roles import Consumer, Delivery, Producer
-from meridian_broker.replication.replicator_status import ReplicatorStatus
+from meridian_broker.replication.entries.replicator_status import ReplicatorStatus
 from meridian_broker.wire.proto import pulsar_pb2 as pb
 from meridian_broker.wire.pulsar.topic_name import parse
+from support.brokers.broker_regions import Region, regions, until
 
 TOPIC = "persistent://public/default/flights"
 

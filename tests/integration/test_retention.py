@@ -9,8 +9,8 @@ from typing import Any
 
 import pulsar
 import pytest
-from broker_process import BrokerProcess, wait_until
-from region_clients import PATIENCE_MS, connect
+from support.brokers.broker_process import BrokerProcess, wait_until
+from support.brokers.region_clients import PATIENCE_MS, connect
 
 ENTRIES_PER_LEDGER = 50
 

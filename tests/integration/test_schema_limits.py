@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from broker_inside import broker_inside
-from broker_process import http
 from meridian_broker.engines.sqlite.metadata import SqliteMetadataStore
 from meridian_broker.server.broker import BrokerProcess
 from meridian_broker.wire.proto import pulsar_pb2 as pb
 from meridian_broker.wire.pulsar.errors import ServerError
 from meridian_broker.wire.pulsar.topic_name import parse
-from raw_connection import RawConnection
+from support.brokers.broker_inside import broker_inside
+from support.brokers.broker_process import http
+from support.protocol.raw_connection import RawConnection
 
 T = pb.BaseCommand
 TOPIC = "persistent://public/default/schemas"

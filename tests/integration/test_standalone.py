@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pulsar
 import pytest
-from broker_process import MERIDIAN, http, is_healthy, wait_until
-from certificates import Authority
-from free_ports import free_port
-from region_clients import PATIENCE_MS, connect
+from support.brokers.broker_process import MERIDIAN, http, is_healthy, wait_until
+from support.brokers.certificates import Authority
+from support.brokers.free_ports import free_port
+from support.brokers.region_clients import PATIENCE_MS, connect
 
 
 class Standalone:

@@ -12,12 +12,12 @@ import sqlite3
 from pathlib import Path
 
 import pytest
-from broker_process import BrokerProcess, wait_until
-from etcd_server import EtcdServer, etcd_missing
 from meridian_broker.cli.output import COULD_NOT_TELL
 from meridian_broker.engines.etcd.metadata import EtcdMetadataStore
 from meridian_broker.metadata.catalog import Catalog
 from meridian_broker.positions.clock import HybridClock
+from support.brokers.broker_process import BrokerProcess, wait_until
+from support.brokers.etcd_server import EtcdServer, etcd_missing
 
 _missing = etcd_missing()
 

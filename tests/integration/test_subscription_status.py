@@ -9,10 +9,9 @@ from typing import Any
 
 import pulsar
 import pytest
-from admin_paths import topic_path
-from broker_process import MERIDIAN, RegionsProcess, wait_until
 from prometheus_client.parser import text_string_to_metric_families
-from region_clients import (
+from support.brokers.broker_process import MERIDIAN, RegionsProcess, wait_until
+from support.brokers.region_clients import (
     KEY_SHARED,
     PATIENCE_MS,
     SHARED,
@@ -26,6 +25,7 @@ from region_clients import (
     take_numbers,
     wait_for_backlog,
 )
+from support.protocol.admin_paths import topic_path
 
 SETTINGS = {"exposeSubscriptionSyncMetricsInPrometheus": "true", "maxUnackedMessagesPerConsumer": "20"}
 

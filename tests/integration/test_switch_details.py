@@ -8,21 +8,21 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
-from broker_regions import Region, regions, until
 from meridian_broker.gateway.client import PulsarClientConnection
 from meridian_broker.gateway.client_errors import RequestRefused
 from meridian_broker.gateway.roles import Consumer, Producer
+from meridian_broker.ledgers.store import WhenDurable
 from meridian_broker.metadata.view import Changed
 from meridian_broker.positions import Progress
 from meridian_broker.positions.position import Position
-from meridian_broker.topics.progress_log import WhenDurable
-from meridian_broker.topics.subscription import Subscription
+from meridian_broker.topics.subscriptions.subscription import Subscription
 from meridian_broker.topics.topic import Topic
 from meridian_broker.wire.proto import pulsar_pb2 as pb
 from meridian_broker.wire.pulsar import encode, topic_name
 from meridian_broker.wire.pulsar.errors import ServerError
 from meridian_broker.wire.pulsar.topic_name import TopicName
-from raw_connection import RawConnection
+from support.brokers.broker_regions import Region, regions, until
+from support.protocol.raw_connection import RawConnection
 
 TOPIC = "persistent://public/default/flights"
 EXCLUSIVE, SHARED, FAILOVER = pb.CommandSubscribe.Exclusive, pb.CommandSubscribe.Shared, pb.CommandSubscribe.Failover

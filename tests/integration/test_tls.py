@@ -17,16 +17,16 @@ from typing import Any
 
 import pulsar
 import pytest
-from broker_process import MERIDIAN, BrokerProcess, wait_until
-from certificates import Authority, served
-from free_ports import free_port
 from meridian_broker.gateway.client import PulsarClientConnection
 from meridian_broker.gateway.client_errors import ConnectFailed
 from meridian_broker.gateway.client_options import ClientOptions
 from meridian_broker.gateway.region_calls import CallFailed
 from meridian_broker.gateway.tls import TlsFiles, client_context
-from peers import as_region, calls_as
-from region_clients import PATIENCE_MS
+from support.brokers.broker_process import MERIDIAN, BrokerProcess, wait_until
+from support.brokers.certificates import Authority, served
+from support.brokers.free_ports import free_port
+from support.brokers.peers import as_region, calls_as
+from support.brokers.region_clients import PATIENCE_MS
 
 ASKED = ("east", "GET", "/admin/v2/persistent/public/default/nowhere/stats")
 REGIONS = ("east", "west")

@@ -12,14 +12,14 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from broker_inside import broker_inside
-from certificates import Authority, served
-from free_ports import free_port
 from meridian_broker.gateway import tls_listeners
 from meridian_broker.server.broker import BrokerProcess
 from meridian_broker.server.descriptors import shares
 from meridian_broker.wire.proto import pulsar_pb2 as pb
-from raw_connection import RawConnection, T
+from support.brokers.broker_inside import broker_inside
+from support.brokers.certificates import Authority, served
+from support.brokers.free_ports import free_port
+from support.protocol.raw_connection import RawConnection, T
 
 FILES = 2048
 """Of open files, as the broker believes: few enough to reach the limit quickly."""

@@ -11,11 +11,11 @@ from typing import Any
 
 import pulsar
 import pytest
-from broker_process import BrokerProcess, wait_until
 from meridian_broker.wire.proto import pulsar_pb2 as pb
 from meridian_broker.wire.pulsar.errors import ServerError
 from meridian_broker.wire.pulsar.metadata import build_body
-from raw_connection import RawConnection, T
+from support.brokers.broker_process import BrokerProcess, wait_until
+from support.protocol.raw_connection import RawConnection, T
 
 SETTINGS = {"maxSubscriptionsPerTopic": "3", "maxMessageSize": "100000"}
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pulsar
 import pytest
-from broker_process import BrokerProcess, wait_until
+from support.brokers.broker_process import BrokerProcess, wait_until
 
 SETTINGS = {"managedLedgerMaxEntriesPerLedger": "10", "retentionCheckIntervalInSeconds": "1"}
 

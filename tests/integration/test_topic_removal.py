@@ -9,24 +9,25 @@ from pathlib import Path
 import aiohttp
 import pulsar
 import pytest
-from broker_inside import broker_inside
-from broker_process import BrokerProcess, http, wait_until
-from broker_regions import regions, until
 from meridian_broker.gateway.roles import Consumer
 from meridian_broker.metadata.policy_values import CAUGHT_UP as CAUGHT_UP_MODE
 from meridian_broker.metadata.policy_values import InactiveTopics, Retention
 from meridian_broker.metadata.rules import Rules
 from meridian_broker.positions import Stamp
 from meridian_broker.positions.position import EARLIEST
-from meridian_broker.topics import ruling
-from meridian_broker.topics.incarnations import Told, follow
-from meridian_broker.topics.removal import delete_as_elsewhere, expire_subscriptions, remove_unused
-from meridian_broker.topics.service import TopicService
+from meridian_broker.replication.entries.source import DeletionNotice
+from meridian_broker.topics import policies
+from meridian_broker.topics.lifecycle.deletion import delete_as_elsewhere, expire_subscriptions, remove_unused
+from meridian_broker.topics.lifecycle.incarnations import follow
+from meridian_broker.topics.service.service import TopicService
 from meridian_broker.topics.topic import Topic
 from meridian_broker.wire.proto import pulsar_pb2 as pb
 from meridian_broker.wire.pulsar.topic_name import TopicName, parse
-from raw_connection import RawConnection, T
-from region_clients import PATIENCE_MS
+from support.brokers.broker_inside import broker_inside
+from support.brokers.broker_process import BrokerProcess, http, wait_until
+from support.brokers.broker_regions import regions, until
+from support.brokers.region_clients import PATIENCE_MS
+from support.protocol.raw_connection import RawConnection, T
 
 SETTINGS = {"brokerDeleteInactiveTopicsFrequencySeconds": "1"}
 
@@ -193,7 +194,7 @@ async def test_a_deletion_that_is_told_twice_makes_nothing_and_takes_nothing_mad
         made: list[str] = []
         topics.on_change = lambda name, is_made: made.append(str(name)) if is_made else None
         await asyncio.gather(
-            follow(service, used[0], Told(str(stamp), {}, True)),
+            follow(service, used[0], DeletionNotice(str(stamp), {}, True)),
             delete_as_elsewhere(service, base, stamp, partitioned=True),
         )
         assert made == []
@@ -250,11 +251,11 @@ async def test_what_is_to_be_kept_stays(tmp_path: Path, monkeypatch: pytest.Monk
         an_hour_passes(service, monkeypatch)
         for retention in (Retention(-1, -1), Retention(-1, 5), Retention(90, 100)):
             service.defaults = Rules(inactive_topics=rule, retention=retention)
-            ruling.follow(topic, service.rules(parse(topic.name)))
+            policies.follow(topic, service.rules(parse(topic.name)))
             await remove_unused(service)
             assert service.topics.get(topic.name) is topic
         service.defaults = Rules(inactive_topics=rule, retention=Retention(50, 100))
-        ruling.follow(topic, service.rules(parse(topic.name)))
+        policies.follow(topic, service.rules(parse(topic.name)))
         await remove_unused(service)
         assert topic.name not in service.topics
         assert await service.catalog.topics.find(parse(topic.name)) is None

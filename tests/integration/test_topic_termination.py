@@ -9,14 +9,14 @@ from typing import Any
 
 import pulsar
 import pytest
-from broker_process import BrokerProcess, wait_until
-from broker_regions import regions, until
 from meridian_broker.gateway.roles import Producer
-from meridian_broker.topics.termination import terminate
+from meridian_broker.topics.lifecycle.termination import terminate
 from meridian_broker.wire.proto import pulsar_pb2 as pb
 from meridian_broker.wire.pulsar.errors import ServerError
-from raw_connection import RawConnection, T
-from region_clients import PATIENCE_MS, connect
+from support.brokers.broker_process import BrokerProcess, wait_until
+from support.brokers.broker_regions import regions, until
+from support.brokers.region_clients import PATIENCE_MS, connect
+from support.protocol.raw_connection import RawConnection, T
 
 TOPICS = "/admin/v2/persistent/public/default"
 FULL = "persistent://public/default"

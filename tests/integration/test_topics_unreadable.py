@@ -8,14 +8,14 @@ import asyncio
 from pathlib import Path
 from typing import cast
 
-from broker_inside import broker_inside
-from broker_process import http
-from broker_regions import until
-from meridian_broker.topics.progress_log import Kind
+from meridian_broker.topics.journal.progress_log import Kind
 from meridian_broker.wire.proto import pulsar_pb2 as pb
 from meridian_broker.wire.pulsar.errors import ServerError
 from meridian_broker.wire.pulsar.topic_name import parse
-from raw_connection import RawConnection, T
+from support.brokers.broker_inside import broker_inside
+from support.brokers.broker_process import http
+from support.brokers.broker_regions import until
+from support.protocol.raw_connection import RawConnection, T
 
 NEWER, PLAIN = "persistent://public/default/a-newer", "persistent://public/default/b-plain"
 

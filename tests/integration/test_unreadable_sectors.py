@@ -9,16 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from broker_inside import broker_inside, broker_on
-from broker_process import HttpAnswer, http
-from broker_regions import until
-from ledger_disks import BadSector
 from meridian_broker.ledgers.log import TopicLog
 from meridian_broker.ledgers.reading import Stored
 from meridian_broker.ledgers.store import LedgerNotFound
 from meridian_broker.server.broker import BrokerProcess
 from meridian_broker.wire.proto import pulsar_pb2 as pb
-from raw_connection import RawConnection, T
+from support.brokers.broker_inside import broker_inside, broker_on
+from support.brokers.broker_process import HttpAnswer, http
+from support.brokers.broker_regions import until
+from support.contracts.ledger_disks import BadSector
+from support.protocol.raw_connection import RawConnection, T
 
 TOPIC = "persistent://public/default/t"
 STATS = "/admin/v2/persistent/public/default/t"

@@ -7,15 +7,15 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from broker_process import http
-from broker_regions import Region, regions
-from meridian_broker.admin import users
-from meridian_broker.admin.everywhere import ask
+from meridian_broker.admin.elsewhere import users
+from meridian_broker.admin.elsewhere.everywhere import ask
 from meridian_broker.positions.position import EARLIEST
 from meridian_broker.topics.topic import Topic
 from meridian_broker.wire.proto import pulsar_pb2 as pb
 from meridian_broker.wire.pulsar.topic_name import parse
-from raw_connection import RawConnection, T
+from support.brokers.broker_process import http
+from support.brokers.broker_regions import Region, regions
+from support.protocol.raw_connection import RawConnection, T
 
 TOPIC = "persistent://public/default/t"
 PATH = "/admin/v2/persistent/public/default/t/subscription/s"

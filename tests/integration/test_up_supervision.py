@@ -20,11 +20,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from free_ports import free_base_port
 from meridian_broker.engines.etcd.metadata import EtcdMetadataStore
 from meridian_broker.metadata.store import MetadataError
 from meridian_broker.server.layout import Directory, UpFailed
 from meridian_broker.server.settings import load
+from support.brokers.free_ports import free_base_port
 
 TESTS = Path(__file__).parents[1]
 DRIVER = """
@@ -56,7 +56,10 @@ class Up:
         self.process = subprocess.Popen(
             [
                 *(sys.executable, "-c", DRIVER, str(directory), mode, metadata, *map(str, self.ports)),
-                *(str(TESTS / "stand_in_broker.py"), *(f"{key}={value}" for key, value in more.items())),
+                *(
+                    str(TESTS / "support/brokers/stand_in_broker.py"),
+                    *(f"{key}={value}" for key, value in more.items()),
+                ),
             ],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

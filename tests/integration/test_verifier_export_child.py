@@ -11,11 +11,11 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from meridian_broker.admin.export_child import SCHEMAS
-from meridian_broker.admin.export_plan import TABLES
+from meridian_broker.admin.export.child import SCHEMAS
+from meridian_broker.admin.export.plan import TABLES
 from meridian_verifier.source import tables
-from verifier_regions import record, write_log, write_snapshot
-from verifier_worlds import TOPIC, Simulation
+from support.verifier.verifier_regions import record, write_log, write_snapshot
+from support.verifier.verifier_worlds import TOPIC, Simulation
 
 REGION = "us-west"
 
@@ -36,7 +36,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory, simulation: Simulation) 
 
 def child(directory: Path, *arguments: str, snapshot: str = "snapshot") -> subprocess.CompletedProcess[bytes]:
     files = ("--snapshot-file", str(directory / snapshot), "--ledger-dir", str(directory / "log"))
-    command = [sys.executable, "-m", "meridian_broker.admin.export_child", *files, *arguments]
+    command = [sys.executable, "-m", "meridian_broker.admin.export.child", *files, *arguments]
     return subprocess.run(command, capture_output=True, timeout=60, check=False)
 
 
@@ -129,7 +129,7 @@ def test_a_snapshot_that_is_none(directory: Path) -> None:
 
 def test_a_reader_that_goes_away_ends_it_quietly(directory: Path) -> None:
     files = ("--snapshot-file", str(directory / "snapshot"), "--ledger-dir", str(directory / "log"))
-    command = [sys.executable, "-m", "meridian_broker.admin.export_child", *files, "--table", "entries"]
+    command = [sys.executable, "-m", "meridian_broker.admin.export.child", *files, "--table", "entries"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdout is not None
         assert process.stderr is not None

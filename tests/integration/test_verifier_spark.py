@@ -17,8 +17,8 @@ from meridian_verifier.session import start_session
 from meridian_verifier.source.datasource import MeridianDataSource
 from meridian_verifier.source.regions import Region
 from pyspark.sql import SparkSession
-from verifier_regions import ServedRegion, encoded, serve
-from verifier_worlds import SUBSCRIPTIONS, Simulation, whole
+from support.verifier.verifier_regions import ServedRegion, encoded, serve
+from support.verifier.verifier_worlds import SUBSCRIPTIONS, Simulation, whole
 
 pytestmark = pytest.mark.slow
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 from http.client import HTTPConnection
 
 import pytest
-from broker_process import BrokerProcess
+from support.brokers.broker_process import BrokerProcess
 
 SETTINGS = {
     "advertisedAddress": "Broker.example.org",

@@ -19,7 +19,7 @@ from meridian_broker.wire.proto import pulsar_pb2 as pb
 from meridian_broker.wire.pulsar import encode, frames, metadata
 from meridian_broker.wire.pulsar.errors import ServerError
 from meridian_broker.wire.pulsar.versions import PROTOCOL_VERSION
-from region_clients import PATIENCE_MS
+from support.brokers.region_clients import PATIENCE_MS
 
 LEDGER = 750_000_000_000_123
 """As large as real ledger ids are (R1)."""

@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from broker_process import RegionsProcess
 from region_control import RegionControl
+from support.brokers.broker_process import RegionsProcess
 
 REGIONS = ("us-east", "us-west", "eu-central")
 

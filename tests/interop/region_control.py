@@ -12,7 +12,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
 from typing import Self
 
-from broker_process import RegionsProcess
+from support.brokers.broker_process import RegionsProcess
 
 
 class RegionControl:

@@ -13,8 +13,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from broker_process import BrokerProcess, RegionsProcess
 from region_control import RegionControl
+from support.brokers.broker_process import BrokerProcess, RegionsProcess
 
 GO_TESTS = Path(__file__).parent / "go"
 SECONDS = 540

@@ -14,8 +14,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from broker_process import BrokerProcess, RegionsProcess
 from region_control import RegionControl
+from support.brokers.broker_process import BrokerProcess, RegionsProcess
 
 JAVA_TESTS = Path(__file__).parent / "java"
 FETCH_SECONDS = 300

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pulsar
 import pytest
-from broker_process import BrokerProcess
-from region_clients import PATIENCE_MS, connect
+from support.brokers.broker_process import BrokerProcess
+from support.brokers.region_clients import PATIENCE_MS, connect
 
 KILLS = 20
 TOPICS = ("batched", "single")

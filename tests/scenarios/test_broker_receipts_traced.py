@@ -17,12 +17,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from broker_process import BrokerProcess
 from meridian_broker.gateway.client import PulsarClientConnection
 from meridian_broker.gateway.roles import Producer
 from meridian_broker.wire.proto import pulsar_pb2 as pb
 from meridian_broker.wire.pulsar.commands import Command
 from meridian_broker.wire.pulsar.frames import FrameDecoder
+from support.brokers.broker_process import BrokerProcess
 
 TOPICS = 3
 ROUNDS = 12

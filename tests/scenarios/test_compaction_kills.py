@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pulsar
-from broker_process import BrokerProcess, wait_until
-from compaction_steps import (
+from meridian_broker.engines.local.store import LocalLedgerStore
+from support.brokers.broker_process import BrokerProcess, wait_until
+from support.brokers.region_clients import connect
+from support.worlds.compaction_steps import (
     ADMIN,
     EARLIEST,
     SETTINGS,
@@ -25,8 +27,6 @@ from compaction_steps import (
     rows,
     status,
 )
-from meridian_broker.engines.local.store import LocalLedgerStore
-from region_clients import connect
 
 
 def test_what_was_trimmed_from_the_log_stays_readable_and_survives_a_restart(tmp_path: Path) -> None:

@@ -6,23 +6,22 @@ markers (acknowledgements travel by their origins, beside the topic), so where a
 asserts what its writer wanted. Some are said exactly by tests elsewhere:
 
 ======================================================  ==========================================================
-complaint                                               test
-======================================================  ==========================================================
-10054: the second cluster begins anew, or repeats much  test_replicated_subscription_switch: a_planned_switch_with_holes
-13230: acknowledgements out of order are not told       the same
-6464: a deleted subscription is made again              test_subscription_lives: those of R16
-8066: one that expired is made again                    test_topic_removal: what_may_be_used_in_other_regions_stays
-8066: messages expire in one place only                 test_drops_in_regions
-11382, 25266: a replicator that was removed stops all   test_regions_cut_and_changed: a_region_joins_...
-22452, 26234: transactions stop snapshots               there are none: NotAllowedError, tests/protocol_answers.txt
-26119: taken for replicated what was never published    stories of R10 and R19: peers confirm what is durable
-21793, 22381: no metric says that it does not work      test_admin_regions: metrics_count_what_clients_do
-23768, 23769, 23770: only clients can switch it on      test_subscription_status: policies_say_which_...
-23815: a consumer's flag switches what exists           test_switch_details: a_consumers_flag_is_for_new_subscriptions
-seek and reset-cursor stay local                        test_replicated_subscription_switch: a_rewind_takes_effect_...
-a backlog of replication holds progress up              test_replicated_subscription_loss: acknowledgements_come_...
-12601, 5274: each message once over all clusters        test_dispatch_scope: dispatch scope ``origin`` (R26)
-======================================================  ==========================================================
+complaint                                               test ======================================================
+========================================================== 10054: the second cluster begins anew, or repeats much
+test_replicated_subscription_switch: a_planned_switch_with_holes 13230: acknowledgements out of order are not told
+the same 6464: a deleted subscription is made again              test_subscription_lives: those of R16 8066: one that
+expired is made again                    test_topic_removal: what_may_be_used_in_other_regions_stays 8066: messages
+expire in one place only                 test_drops_in_regions 11382, 25266: a replicator that was removed stops all
+test_regions_cut_and_changed: a_region_joins_... 22452, 26234: transactions stop snapshots               there are none:
+NotAllowedError, tests/support/protocol/protocol_answers.txt 26119: taken for replicated what was never published
+stories of R10 and R19: peers confirm what is durable 21793, 22381: no metric says that it does not work
+test_admin_regions: metrics_count_what_clients_do 23768, 23769, 23770: only clients can switch it on
+test_subscription_status: policies_say_which_... 23815: a consumer's flag switches what exists
+test_switch_details: a_consumers_flag_is_for_new_subscriptions seek and reset-cursor stay local
+test_replicated_subscription_switch: a_rewind_takes_effect_... a backlog of replication holds progress up
+test_replicated_subscription_loss: acknowledgements_come_... 12601, 5274: each message once over all clusters
+test_dispatch_scope: dispatch scope ``origin`` (R26) ======================================================
+==========================================================
 """
 
 from __future__ import annotations
@@ -31,9 +30,8 @@ import re
 
 import pulsar
 import pytest
-from admin_paths import subscription_path, topic_path
-from broker_process import RegionsProcess, wait_until
-from region_clients import (
+from support.brokers.broker_process import RegionsProcess, wait_until
+from support.brokers.region_clients import (
     CENTRAL,
     EAST,
     FAILOVER,
@@ -52,6 +50,7 @@ from region_clients import (
     take_numbers,
     wait_for_backlog,
 )
+from support.protocol.admin_paths import subscription_path, topic_path
 
 REGIONS = (EAST, WEST, CENTRAL)
 HOUR_MS = 3_600_000

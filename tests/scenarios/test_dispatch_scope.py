@@ -9,9 +9,8 @@ from collections import Counter
 from typing import Any
 
 import pulsar
-from admin_paths import subscription_path
-from broker_process import RegionsProcess, wait_until
-from region_clients import (
+from support.brokers.broker_process import RegionsProcess, wait_until
+from support.brokers.region_clients import (
     CENTRAL,
     EAST,
     PATIENCE_MS,
@@ -23,6 +22,7 @@ from region_clients import (
     subscribe,
     wait_for_backlog,
 )
+from support.protocol.admin_paths import subscription_path
 
 REGIONS = (EAST, WEST, CENTRAL)
 

@@ -7,9 +7,8 @@ from typing import Any
 
 import pulsar
 import pytest
-from admin_paths import topic_path
-from broker_process import RegionsProcess, wait_until
-from region_clients import (
+from support.brokers.broker_process import RegionsProcess, wait_until
+from support.brokers.region_clients import (
     EAST,
     EXCLUSIVE,
     WEST,
@@ -25,7 +24,8 @@ from region_clients import (
     take_numbers,
     wait_for_backlog,
 )
-from verifier_live import live_findings
+from support.protocol.admin_paths import topic_path
+from support.verifier.verifier_live import live_findings
 
 SETTINGS = {
     "backlogQuotaCheckIntervalInSeconds": "1",

@@ -9,8 +9,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from broker_process import RegionsProcess
-from region_clients import CENTRAL, EAST, WEST
+from support.brokers.broker_process import RegionsProcess
+from support.brokers.region_clients import CENTRAL, EAST, WEST
 
 ROOT = Path(__file__).parents[2]
 REGIONS = (EAST, WEST, CENTRAL)

@@ -10,8 +10,6 @@ from typing import Any
 import pulsar
 import pytest
 import pytest_asyncio
-from admin_paths import topic_path
-from broker_process import RegionsProcess, wait_until
 from meridian_broker.gateway.client import PulsarClientConnection
 from meridian_broker.gateway.client_errors import ConnectFailed, RequestRefused
 from meridian_broker.gateway.roles import Consumer
@@ -20,8 +18,9 @@ from meridian_broker.positions.position import Position
 from meridian_broker.wire.proto import peer_pb2
 from meridian_broker.wire.proto import pulsar_pb2 as pb
 from meridian_broker.wire.pulsar import encode, metadata
-from peers import as_region
-from region_clients import (
+from support.brokers.broker_process import RegionsProcess, wait_until
+from support.brokers.peers import as_region
+from support.brokers.region_clients import (
     CENTRAL,
     EAST,
     EXCLUSIVE,
@@ -37,6 +36,7 @@ from region_clients import (
     take_numbers,
     wait_for_backlog,
 )
+from support.protocol.admin_paths import topic_path
 
 REGIONS = (EAST, WEST, CENTRAL)
 STRANGER = "ap-south"

@@ -9,9 +9,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pulsar
 import pytest
-from broker_process import wait_until
-from linked_regions import LinkedRegions
-from region_clients import PATIENCE_MS, connected
+from support.brokers.broker_process import wait_until
+from support.brokers.linked_regions import LinkedRegions
+from support.brokers.region_clients import PATIENCE_MS, connected
 
 REGIONS = ("us", "eu")
 TOPICS = "/admin/v2/persistent/public/default"

@@ -15,8 +15,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from broker_process import MERIDIAN, RegionsProcess, wait_until
-from region_clients import CENTRAL, EAST, WEST
+from support.brokers.broker_process import MERIDIAN, RegionsProcess, wait_until
+from support.brokers.region_clients import CENTRAL, EAST, WEST
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -29,7 +29,7 @@ ELSEWHERE = {
     "make demo": "tests/fresh runs it",
     "make test": "this is it",
     "python3 -m venv broker-venv": "tests/fresh installs with plain pip",
-    "broker-venv/bin/pip install ./broker": "tests/unit/test_packaging.py builds it, tests/fresh installs it",
+    "broker-venv/bin/pip install ./broker": "tests/unit/house/test_packaging.py builds it, tests/fresh installs it",
     "broker-venv/bin/meridian up": "the fixture `regions`",
     f"{COMMAND}up --regions us-east,us-west,eu-central": "the fixture `regions`",
     f"{COMMAND}verify --regions-file data/regions.json --report-dir reports": "test_verified_regions.py",

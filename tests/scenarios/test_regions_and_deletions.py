@@ -5,9 +5,8 @@ set aside where it holds messages that nobody else ever got (R8). And where a to
 from __future__ import annotations
 
 import pytest
-from admin_paths import topic_path
-from broker_process import RegionsProcess, wait_until
-from region_clients import (
+from support.brokers.broker_process import RegionsProcess, wait_until
+from support.brokers.region_clients import (
     CENTRAL,
     EAST,
     WEST,
@@ -20,6 +19,7 @@ from region_clients import (
     subscribe,
     take_numbers,
 )
+from support.protocol.admin_paths import topic_path
 
 REGIONS = (EAST, WEST, CENTRAL)
 

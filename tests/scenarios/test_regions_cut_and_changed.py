@@ -10,10 +10,9 @@ from typing import Any
 
 import pyarrow.ipc
 import pytest
-from admin_paths import topic_path
-from broker_process import wait_until
-from linked_regions import LinkedRegions
-from region_clients import (
+from support.brokers.broker_process import wait_until
+from support.brokers.linked_regions import LinkedRegions
+from support.brokers.region_clients import (
     CENTRAL,
     EAST,
     WEST,
@@ -28,7 +27,8 @@ from region_clients import (
     take,
     take_numbers,
 )
-from region_clients import wait_for_backlog as wait_for
+from support.brokers.region_clients import wait_for_backlog as wait_for
+from support.protocol.admin_paths import topic_path
 
 REGIONS = (EAST, WEST, CENTRAL)
 

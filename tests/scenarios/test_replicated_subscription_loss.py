@@ -13,12 +13,11 @@ from typing import Any
 
 import pulsar
 import pytest
-from admin_paths import subscription_path, topic_path
-from broker_process import MERIDIAN, RegionsProcess, wait_until
 from meridian_broker.gateway.client import PulsarClientConnection
 from meridian_broker.gateway.client_errors import ConnectFailed
 from meridian_broker.gateway.roles import Consumer
-from region_clients import (
+from support.brokers.broker_process import MERIDIAN, RegionsProcess, wait_until
+from support.brokers.region_clients import (
     CENTRAL,
     EAST,
     PATIENCE_MS,
@@ -34,6 +33,7 @@ from region_clients import (
     take_numbers,
     wait_for_backlog,
 )
+from support.protocol.admin_paths import subscription_path, topic_path
 
 REGIONS = (EAST, WEST, CENTRAL)
 

@@ -7,11 +7,11 @@ import asyncio
 
 import pulsar
 import pytest
-from broker_process import RegionsProcess, wait_until
 from meridian_broker.gateway.client import PulsarClientConnection
 from meridian_broker.gateway.client_errors import ConnectionLost
 from meridian_broker.gateway.roles import Consumer
-from region_clients import (
+from support.brokers.broker_process import RegionsProcess, wait_until
+from support.brokers.region_clients import (
     CENTRAL,
     EAST,
     EXCLUSIVE,

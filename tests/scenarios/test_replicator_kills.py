@@ -11,15 +11,15 @@ import subprocess
 import sys
 from pathlib import Path
 
-from broker_regions import until
-from free_ports import free_port
 from meridian_broker.gateway.client import PulsarClientConnection
 from meridian_broker.gateway.client_errors import ClientError
 from meridian_broker.gateway.roles import Consumer, Producer
 from meridian_broker.positions.position import Position
+from support.brokers.broker_regions import until
+from support.brokers.free_ports import free_port
 
 TOPIC = "persistent://public/default/killed"
-PROGRAM = Path(__file__).parents[1] / "broker_program.py"
+PROGRAM = Path(__file__).parents[1] / "support/brokers/broker_program.py"
 KILLS = 8
 SEED = 20131101
 

@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from broker_process import BrokerProcess, HttpAnswer, wait_until
-from etcd_server import EtcdServer, etcd_missing
-from free_ports import free_port
-from region_clients import (
+from support.brokers.broker_process import BrokerProcess, HttpAnswer, wait_until
+from support.brokers.etcd_server import EtcdServer, etcd_missing
+from support.brokers.free_ports import free_port
+from support.brokers.region_clients import (
     EAST,
     WEST,
     client,

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pulsar
 import pytest
-from broker_process import RegionsProcess
-from region_clients import (
+from support.brokers.broker_process import RegionsProcess
+from support.brokers.region_clients import (
     CENTRAL,
     EAST,
     WEST,

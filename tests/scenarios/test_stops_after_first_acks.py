@@ -8,9 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from broker_process import BrokerProcess
 from meridian_broker.wire.proto import pulsar_pb2 as pb
-from raw_connection import RawConnection, T
+from support.brokers.broker_process import BrokerProcess
+from support.protocol.raw_connection import RawConnection, T
 
 TOPICS = [f"persistent://public/default/orders-{number}" for number in range(40)]
 """So many that their progress ledgers are not all made before the stop begins."""

@@ -5,9 +5,8 @@ from __future__ import annotations
 
 import pulsar
 import pytest
-from admin_paths import topic_path
-from broker_process import HttpAnswer, RegionsProcess, wait_until
-from region_clients import (
+from support.brokers.broker_process import HttpAnswer, RegionsProcess, wait_until
+from support.brokers.region_clients import (
     EARLIEST,
     EAST,
     LATEST,
@@ -23,6 +22,7 @@ from region_clients import (
     take_numbers,
     wait_for_backlog,
 )
+from support.protocol.admin_paths import topic_path
 
 REGIONS = (EAST, WEST)
 

@@ -10,8 +10,19 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from broker_process import MERIDIAN, RegionsProcess, wait_until
-from region_clients import CENTRAL, EARLIEST, EAST, WEST, client, new_topic, numbered, publish, stored, take
+from support.brokers.broker_process import MERIDIAN, RegionsProcess, wait_until
+from support.brokers.region_clients import (
+    CENTRAL,
+    EARLIEST,
+    EAST,
+    WEST,
+    client,
+    new_topic,
+    numbered,
+    publish,
+    stored,
+    take,
+)
 
 REGIONS = (EAST, WEST, CENTRAL)
 

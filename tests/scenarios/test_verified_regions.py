@@ -4,13 +4,10 @@
 from __future__ import annotations
 
 import pytest
-from admin_paths import topic_path
-from broker_process import RegionsProcess, wait_until
-from compaction_steps import Door, compact
-from compaction_steps import publish as publish_rows
 from meridian_verifier.align.findings import Reason
 from meridian_verifier.align.verdicts import State
-from region_clients import (
+from support.brokers.broker_process import RegionsProcess, wait_until
+from support.brokers.region_clients import (
     CENTRAL,
     EAST,
     EXCLUSIVE,
@@ -26,7 +23,10 @@ from region_clients import (
     take_numbers,
     wait_for_backlog,
 )
-from verifier_live import live_verdict
+from support.protocol.admin_paths import topic_path
+from support.verifier.verifier_live import live_verdict
+from support.worlds.compaction_steps import Door, compact
+from support.worlds.compaction_steps import publish as publish_rows
 
 REGIONS = (EAST, WEST, CENTRAL)
 SETTINGS = {

@@ -11,7 +11,7 @@ from meridian_broker.topics.errors import TopicError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from meridian_broker.topics.gaps import Gap
+    from meridian_broker.topics.backfill.gaps import Gap
     from meridian_broker.topics.topic import Topic
     from simulation.broker import SimBroker
     from simulation.world import World

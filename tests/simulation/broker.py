@@ -22,16 +22,16 @@ from meridian_broker.metadata.records import ClusterRecord, TopicRecord, decode
 from meridian_broker.metadata.rules import Rules
 from meridian_broker.metadata.store import MetadataError
 from meridian_broker.positions import HybridClock, Position, Stamp
-from meridian_broker.replication.exchange import ProgressExchange
-from meridian_broker.replication.exchange_messages import PROTOCOL_VERSION
-from meridian_broker.replication.lease_desk import LeaseDesk
-from meridian_broker.topics.cooling import Cooling
+from meridian_broker.replication.leases.manager import LeaseDesk
+from meridian_broker.replication.progress.exchange import ProgressExchange
+from meridian_broker.replication.progress.messages import PROTOCOL_VERSION
 from meridian_broker.topics.errors import NotAllowed, TopicError, TopicNotFound
 from meridian_broker.topics.limits import TopicLimits
-from meridian_broker.topics.missing import StoredEnds
-from meridian_broker.topics.service import TopicService
-from meridian_broker.topics.sharing import SharedStreams
-from meridian_broker.topics.subscription import Subscription
+from meridian_broker.topics.service.backfill_rounds import StoredEnds
+from meridian_broker.topics.service.cold_encoding import Cooling
+from meridian_broker.topics.service.leased_topics import SharedStreams
+from meridian_broker.topics.service.service import TopicService
+from meridian_broker.topics.subscriptions.subscription import Subscription
 from meridian_broker.topics.topic import Topic
 from meridian_broker.wire.pulsar import topic_name
 from meridian_broker.wire.pulsar.errors import WireError

@@ -33,11 +33,11 @@ from meridian_broker.ledgers.store import LedgerError
 from meridian_broker.metadata.store import MetadataError
 from meridian_broker.positions import ZERO, Progress, Stamp
 from meridian_broker.positions.position import EARLIEST, LATEST, Position
-from meridian_broker.topics import administration
-from meridian_broker.topics.consumer import Consumer
+from meridian_broker.topics.dispatch.consumer import Consumer
 from meridian_broker.topics.errors import TopicError
-from meridian_broker.topics.producer import Producer
-from meridian_broker.topics.subscription import SubscriptionType
+from meridian_broker.topics.publishing.producer import Producer
+from meridian_broker.topics.subscriptions import administration
+from meridian_broker.topics.subscriptions.subscription import SubscriptionType
 from meridian_broker.wire.proto import pulsar_pb2 as pb
 from meridian_broker.wire.pulsar import metadata
 from meridian_broker.wire.pulsar.frames import Send

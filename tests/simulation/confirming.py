@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from meridian_broker.ledgers.store import LedgerError
-from meridian_broker.replication.exchange_waits import WaitResult
+from meridian_broker.replication.progress.waits import WaitResult
 from simulation.facts import Acked, Key, Rewound, SubscriptionFacts, incarnation_of
 from simulation.names import HEARD_US
 

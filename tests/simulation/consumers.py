@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from meridian_broker.positions import Stamp
 from meridian_broker.positions.position import EARLIEST, Position
-from meridian_broker.topics.subscription import SubscriptionType
+from meridian_broker.topics.subscriptions.subscription import SubscriptionType
 from simulation.consuming import ConsumerServer, Held
 from simulation.names import RETRY_US
 

@@ -14,8 +14,8 @@ from meridian_broker.ledgers.entry import MARKER
 from meridian_broker.ledgers.store import LedgerError
 from meridian_broker.positions import ZERO, Stamp
 from meridian_broker.positions.position import EARLIEST, Position
-from meridian_broker.topics.consumer import Consumer
-from meridian_broker.topics.leaving import leave
+from meridian_broker.topics.dispatch.consumer import Consumer
+from meridian_broker.topics.subscriptions.closing import leave
 from simulation.broker import REFUSALS, SimBroker
 from simulation.facts import rewinds_of, subscription_of
 from simulation.network import Connection

@@ -11,7 +11,7 @@ from collections import defaultdict
 from typing import TYPE_CHECKING
 
 from meridian_broker.positions.position import EARLIEST, LATEST, Origin, Position
-from meridian_broker.topics.subscription import Subscription
+from meridian_broker.topics.subscriptions.subscription import Subscription
 from simulation.facts import SubscriptionFacts
 
 if TYPE_CHECKING:

@@ -17,7 +17,6 @@ from collections.abc import Callable, Coroutine
 from random import Random
 from typing import Any, Final, TypeVar
 
-from ledger_disks import READS, FaultyDisk, Loss
 from meridian_broker.engines.local.committer import Committer
 from meridian_broker.engines.local.files import FilePort
 from meridian_broker.engines.local.index import LENGTH_MASK, Ledger
@@ -34,6 +33,7 @@ from simulation.disk_faults import DiskFaults
 from simulation.engine_files import SimFiles
 from simulation.engine_loop import EngineLoop
 from simulation.loop import Loop, Owner, Timer
+from support.contracts.ledger_disks import READS, FaultyDisk, Loss
 
 T = TypeVar("T")
 

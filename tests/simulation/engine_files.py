@@ -7,8 +7,8 @@ import errno
 from collections.abc import Callable, Iterable
 from random import Random
 
-from ledger_disks import Loss, RecordingDisk
 from meridian_broker.engines.local.checkpoint import checkpoint_name, checkpoint_number, unpack_checkpoint
+from support.contracts.ledger_disks import Loss, RecordingDisk
 
 
 class SimFiles(RecordingDisk):

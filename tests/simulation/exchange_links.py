@@ -6,11 +6,11 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Final
 
+from meridian_broker.ledgers.store import WhenDurable
 from meridian_broker.positions import Progress
-from meridian_broker.replication.exchange import ProgressExchange
-from meridian_broker.replication.exchange_messages import Hello, PeerMessage
-from meridian_broker.replication.exchange_waits import WaitResult
-from meridian_broker.topics.progress_log import WhenDurable
+from meridian_broker.replication.progress.exchange import ProgressExchange
+from meridian_broker.replication.progress.messages import Hello, PeerMessage
+from meridian_broker.replication.progress.waits import WaitResult
 from simulation import versions
 from simulation.loop import Timer
 from simulation.network import Connection

@@ -15,12 +15,12 @@ from meridian_broker.metadata import keys, records
 from meridian_broker.metadata.records import TopicRecord
 from meridian_broker.positions import ZERO, Beginning, Progress, Stamp
 from meridian_broker.positions.position import EARLIEST, Origin, Position
-from meridian_broker.topics import progress_log
-from meridian_broker.topics.consumer import Consumer
-from meridian_broker.topics.progress_log import Kind
-from meridian_broker.topics.subscription import Subscription
-from meridian_broker.topics.subscription_record import decode_record
-from meridian_broker.topics.whole import Whole
+from meridian_broker.topics.dispatch.consumer import Consumer
+from meridian_broker.topics.journal import progress_log
+from meridian_broker.topics.journal.progress_log import Kind
+from meridian_broker.topics.journal.subscription_record import decode_record
+from meridian_broker.topics.journal.subscription_snapshot import Whole
+from meridian_broker.topics.subscriptions.subscription import Subscription
 from meridian_broker.wire.pulsar import topic_name
 from simulation.names import full_name
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from meridian_broker.positions.position import EARLIEST, Origin, Position
-from meridian_broker.topics.subscription import Subscription
+from meridian_broker.topics.subscriptions.subscription import Subscription
 from simulation.facts import SubscriptionFacts, later
 
 if TYPE_CHECKING:

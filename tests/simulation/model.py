@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING
 from meridian_broker.ledgers.store import LedgerError
 from meridian_broker.positions import ZERO, Progress, Stamp
 from meridian_broker.positions.position import EARLIEST, Origin, Position
-from meridian_broker.topics.consumer import Consumer
-from meridian_broker.topics.subscription import Subscription
+from meridian_broker.topics.dispatch.consumer import Consumer
+from meridian_broker.topics.subscriptions.subscription import Subscription
 from simulation import passing
 from simulation.confirming import Confirming
 from simulation.crashes import Crashes
@@ -48,7 +48,7 @@ from simulation.told import Told
 
 if TYPE_CHECKING:
     from meridian_broker.metadata.records import TopicRecord
-    from meridian_broker.topics.gaps import Gap
+    from meridian_broker.topics.backfill.gaps import Gap
     from meridian_broker.topics.topic import Topic
     from simulation.broker import SimRegion
     from simulation.world import World

@@ -7,11 +7,11 @@ from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 from meridian_broker.positions.position import Origin
-from meridian_broker.topics.gaps import NOBODY, Accepted
+from meridian_broker.topics.backfill.gaps import NOBODY, Accepted
 from simulation.facts import Rewound
 
 if TYPE_CHECKING:
-    from meridian_broker.topics.subscription import Subscription
+    from meridian_broker.topics.subscriptions.subscription import Subscription
     from meridian_broker.topics.topic import Topic
     from simulation.broker import SimRegion
     from simulation.world import World

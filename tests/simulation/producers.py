@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 
 from meridian_broker.bounds.clients import BATCHED_MESSAGE_BYTES
 from meridian_broker.positions.position import Position
-from meridian_broker.topics import quotas
 from meridian_broker.topics.errors import TopicTerminated
-from meridian_broker.topics.producer import Producer
+from meridian_broker.topics.publishing.producer import Producer
+from meridian_broker.topics.retention import backlog_quotas
 from meridian_broker.wire.proto import pulsar_pb2 as pb
 from meridian_broker.wire.pulsar import metadata
 from meridian_broker.wire.pulsar.frames import Send
@@ -143,7 +143,7 @@ class ProducerServer:
             made = Producer(
                 topic, self, 1, f"p-{self._client.region}", name_is_given=False, epoch=self._epoch, connected_since_ms=0
             )
-            await quotas.check_producer(topic)
+            await backlog_quotas.check_producer(topic)
             topic.add_producer(made)
         except (TopicTerminated, NoPartition):
             self._connection.send(1, lambda: self._client.ended(self))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from meridian_broker.topics.subscription import Subscription, SubscriptionType
+from meridian_broker.topics.subscriptions.subscription import Subscription, SubscriptionType
 from simulation import passing
 from simulation.acceptance import accept_all
 from simulation.consumers import SimConsumer

@@ -15,7 +15,7 @@ from meridian_broker.ledgers.store import LedgerError
 from meridian_broker.metadata import policy_table
 from meridian_broker.metadata.policy_values import QUOTA_KINDS, QUOTA_POLICIES, BacklogQuota
 from meridian_broker.positions.position import EARLIEST, Position
-from meridian_broker.topics import quotas
+from meridian_broker.topics.retention import backlog_quotas
 from meridian_broker.wire.pulsar import topic_name
 from simulation.names import full_name
 
@@ -87,7 +87,7 @@ class QuotaWatch:
         limit = hold.limit_bytes if hold is not None and hold.policy == HOLD else -1
         waiting = _waiting(topic)
         is_full = [0 <= limit <= topic.log.bytes_after(min(places)) for places in _slowest(topic)]
-        await quotas.enforce(topic)
+        await backlog_quotas.enforce(topic)
         if not any(is_full):
             return
         with contextlib.suppress(LedgerError):
@@ -113,13 +113,13 @@ class QuotaWatch:
         some = [one for one in topic.subscriptions.values() if one.durable]
         slowest = min(_slowest(topic)[0])
         if kind == SIZE and 0 <= quota.limit_bytes <= topic.log.bytes_after(slowest):
-            upto = topic.log.place_before_last(int(quota.limit_bytes * quotas.EVICT_TO))
+            upto = topic.log.place_before_last(int(quota.limit_bytes * backlog_quotas.EVICT_TO))
             self._model.evicting(home, short, some, upto)
         elif kind == AGE:
             now, published = home.wall_ms(), self._model.logs.published
             waiting = [origin for place, origin, _ in self._model.logs.of_topic(home, topic) if place > slowest]
             if waiting and now - published[waiting[0]] >= quota.limit_seconds * 1000:
-                self._model.expiring(home, some, now - int(quota.limit_seconds * quotas.EVICT_TO * 1000))
+                self._model.expiring(home, some, now - int(quota.limit_seconds * backlog_quotas.EVICT_TO * 1000))
 
 
 def _waiting(topic: Topic) -> tuple[list[Position], list[Position]]:

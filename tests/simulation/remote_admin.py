@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Another region's admin REST, as replicators ask it for partitions: the real asking end, and an answering one that
-does what ``admin/topics.py`` does with these requests."""
+does what ``admin/pulsar/topics.py`` does with these requests."""
 
 from __future__ import annotations
 
@@ -9,20 +9,21 @@ from asyncio import Lock as AsyncioLock
 from typing import TYPE_CHECKING, Final, cast
 from urllib.parse import unquote
 
-from meridian_broker.admin.errors import STATUSES
+from meridian_broker.admin.http.errors import STATUSES
 from meridian_broker.gateway.remote_admin import DELETED_LATER, RemoteAdmin, RemoteAdminFailed
 from meridian_broker.ledgers.store import LedgerError
 from meridian_broker.metadata.store import MetadataError
 from meridian_broker.positions import Stamp
-from meridian_broker.topics import incarnations, kinds
 from meridian_broker.topics.errors import TopicError
+from meridian_broker.topics.lifecycle import incarnations
+from meridian_broker.topics.service import kinds
 from meridian_broker.wire.pulsar import topic_name
 from simulation.loop import Future, Lock
 from yarl import URL
 
 if TYPE_CHECKING:
     from meridian_broker.gateway.region_calls import RegionCalls
-    from meridian_broker.topics.service import TopicService
+    from meridian_broker.topics.service.service import TopicService
     from simulation.broker import SimBroker
 
 ANSWER_US: Final = 10_000_000

@@ -15,13 +15,13 @@ from meridian_broker.metadata.store import MetadataError
 from meridian_broker.positions import Stamp
 from meridian_broker.positions.position import EARLIEST, Position
 from meridian_broker.positions.skipped import Skipped
-from meridian_broker.replication.replication_source import ReplicationSource, last_own_durable
-from meridian_broker.replication.replicator import RemotePlace, Replicator
-from meridian_broker.replication.replicator_status import Hold, ReplicatorStatus, State
-from meridian_broker.topics import incarnations
+from meridian_broker.replication.entries.replicator import RemotePlace, Replicator
+from meridian_broker.replication.entries.replicator_status import Hold, ReplicatorStatus, State
+from meridian_broker.replication.entries.source import ReplicationSource, last_own_durable
+from meridian_broker.topics.backfill.questions import Feed, Found, NotWanted, PeerAway, Want
 from meridian_broker.topics.errors import NotAllowed, OtherKind, TopicError, TopicFenced
-from meridian_broker.topics.producer import Producer
-from meridian_broker.topics.recalled import Feed, Found, NotWanted, PeerAway, Want
+from meridian_broker.topics.lifecycle import incarnations
+from meridian_broker.topics.publishing.producer import Producer
 from meridian_broker.topics.topic import Topic
 from meridian_broker.wire.proto import pulsar_pb2 as pb
 from meridian_broker.wire.pulsar import topic_name

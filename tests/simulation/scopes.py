@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Final
 
 from meridian_broker.positions import ZERO
 from meridian_broker.positions.position import Origin
-from meridian_broker.topics.subscription import Subscription, SubscriptionType
-from meridian_broker.topics.subscription_record import LOCAL, ORIGIN
+from meridian_broker.topics.journal.subscription_record import LOCAL, ORIGIN
+from meridian_broker.topics.subscriptions.subscription import Subscription, SubscriptionType
 from simulation.consumers import SimConsumer
 from simulation.sharing import holders
 from simulation.teller import Teller
@@ -75,7 +75,7 @@ class ScopeSteps(Teller):
 
 
 def _refusal(broker: SimBroker | None, subscription: Subscription) -> str:
-    """As ``admin/scoping.py`` says it."""
+    """As ``admin/meridian/scoping.py`` says it."""
     if not subscription.replicated:
         return "it is not replicated"
     assert broker is not None

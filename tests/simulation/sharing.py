@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
 from meridian_broker.positions.position import Origin, Position
-from meridian_broker.topics.consumer import Consumer
-from meridian_broker.topics.subscription import Subscription
+from meridian_broker.topics.dispatch.consumer import Consumer
+from meridian_broker.topics.subscriptions.subscription import Subscription
 from simulation.facts import subscription_of
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from meridian_broker.positions.position import Origin
-from meridian_broker.topics.subscription import Subscription
+from meridian_broker.topics.subscriptions.subscription import Subscription
 from meridian_broker.topics.topic import Topic
 
 if TYPE_CHECKING:

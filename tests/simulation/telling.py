@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from meridian_broker.positions import Progress
-from meridian_broker.replication.exchange_messages import (
+from meridian_broker.replication.progress.messages import (
     Barrier,
     BarrierDone,
     Delta,

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from meridian_broker.positions import Progress
-from meridian_broker.replication.exchange_messages import Barrier, BarrierDone, Delta, PeerMessage, State
+from meridian_broker.replication.progress.messages import Barrier, BarrierDone, Delta, PeerMessage, State
 from simulation.facts import Key, durable_progress, incarnation_of
 
 if TYPE_CHECKING:

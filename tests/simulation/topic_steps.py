@@ -14,8 +14,8 @@ from __future__ import annotations
 from meridian_broker.ledgers.store import LedgerError
 from meridian_broker.metadata.store import MetadataError
 from meridian_broker.positions.position import Origin
-from meridian_broker.topics import termination
 from meridian_broker.topics.errors import TopicError
+from meridian_broker.topics.lifecycle import termination
 from simulation.quotas import set_quota
 from simulation.teller import Teller
 

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from meridian_broker.replication.exchange_messages import (
+from meridian_broker.replication.leases.messages import LeaseRenewal, LeaseRenewed
+from meridian_broker.replication.progress.messages import (
     PARTS_VERSION,
     RENEWAL_VERSION,
     SUMMARY_VERSION,
@@ -20,7 +21,6 @@ from meridian_broker.replication.exchange_messages import (
     PeerMessage,
     State,
 )
-from meridian_broker.replication.lease_messages import LeaseRenewal, LeaseRenewed
 
 
 def spoken(message: PeerMessage, version: int) -> PeerMessage:

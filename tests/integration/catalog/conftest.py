@@ -8,10 +8,10 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
-from catalog_world import CLUSTERS, Clock
 from meridian_broker.engines.sqlite.metadata import SqliteMetadataStore
 from meridian_broker.metadata.catalog import Catalog
 from meridian_broker.positions.clock import HybridClock
+from support.worlds.catalog_world import CLUSTERS, Clock
 
 
 @pytest.fixture

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from catalog_world import CLUSTERS, ORDERS, Interrupted
 from meridian_broker.engines.sqlite.metadata import SqliteMetadataStore
 from meridian_broker.metadata import keys
 from meridian_broker.metadata.catalog import Catalog
@@ -16,6 +15,7 @@ from meridian_broker.metadata.errors import AlreadyExists, Invalid, NotEmpty, No
 from meridian_broker.metadata.policies import NamespaceRecord
 from meridian_broker.metadata.records import ClusterRecord, TenantRecord
 from meridian_broker.wire.pulsar.topic_name import parse
+from support.worlds.catalog_world import CLUSTERS, ORDERS, Interrupted
 
 
 class TestBootstrap:

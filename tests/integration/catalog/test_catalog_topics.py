@@ -9,7 +9,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from catalog_world import NOW_MS, ORDERS, Clock
 from meridian_broker.engines.sqlite.metadata import SqliteMetadataStore
 from meridian_broker.metadata import keys
 from meridian_broker.metadata.catalog import Catalog
@@ -20,6 +19,7 @@ from meridian_broker.metadata.store import VersionConflict
 from meridian_broker.positions.clock import Stamp
 from meridian_broker.positions.position import Position
 from meridian_broker.wire.pulsar.topic_name import TopicName, parse
+from support.worlds.catalog_world import NOW_MS, ORDERS, Clock
 
 
 class TestTopics:

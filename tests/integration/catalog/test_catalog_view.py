@@ -9,7 +9,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from catalog_world import CLUSTERS, NOW_MS, ORDERS, Clock, Interrupted, running
 from meridian_broker.engines.sqlite.metadata import SqliteMetadataStore
 from meridian_broker.metadata import counters, keys
 from meridian_broker.metadata.catalog import Catalog
@@ -18,7 +17,8 @@ from meridian_broker.metadata.records import ClusterRecord, SchemaRecord, Tenant
 from meridian_broker.metadata.store import MetadataError, MetadataUnavailable, Put
 from meridian_broker.metadata.view import Changed
 from meridian_broker.positions.clock import HybridClock, Stamp
-from metadata_contract import wait_until
+from support.contracts.metadata_contract import wait_until
+from support.worlds.catalog_world import CLUSTERS, NOW_MS, ORDERS, Clock, Interrupted, running
 
 
 class TestLedgerIds:

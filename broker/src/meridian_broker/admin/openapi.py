@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from meridian_broker.admin.health import software_version
+from meridian_broker.admin.pulsar.health import software_version
 
 if TYPE_CHECKING:
     from meridian_broker.admin.routes import Route

@@ -8,32 +8,27 @@ from typing import Final
 
 from aiohttp import web
 
-from meridian_broker.admin import (
+from meridian_broker.admin import metrics
+from meridian_broker.admin.export import requests
+from meridian_broker.admin.export.export import CONTENT_TYPE
+from meridian_broker.admin.http.errors import Handler
+from meridian_broker.admin.http.requests import answer
+from meridian_broker.admin.meridian import gaps, regions, scoping, syncing, translating, uniting
+from meridian_broker.admin.openapi import document
+from meridian_broker.admin.pulsar import (
     clusters,
     compacting,
     expiring,
-    exporting,
-    gaps,
     health,
     lookups,
-    metrics,
     namespaces,
     policies,
-    regions,
     schemas,
-    scoping,
     stats,
     subscriptions,
-    syncing,
     tenants,
     topics,
-    translating,
-    uniting,
 )
-from meridian_broker.admin.errors import Handler
-from meridian_broker.admin.export import CONTENT_TYPE
-from meridian_broker.admin.openapi import document
-from meridian_broker.admin.requests import answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,8 +173,8 @@ ROUTES: Final[tuple[Route, ...]] = (
     _get("/status.html", health.status_page, "text/plain"),
     _get("/metrics", metrics.metrics, "text/plain"),
     _get("/metrics/", metrics.metrics, "text/plain"),
-    Route("POST", f"{_OWN}/export", exporting.take, exports=True),
-    Route("GET", f"{_OWN}/export/{{snapshot}}/{{table}}", exporting.table, content=CONTENT_TYPE, exports=True),
+    Route("POST", f"{_OWN}/export", requests.take, exports=True),
+    Route("GET", f"{_OWN}/export/{{snapshot}}/{{table}}", requests.table, content=CONTENT_TYPE, exports=True),
     _get(f"{_OWN}/regions", regions.regions),
     _get(f"{_OWN}/health", health.inside),
     _get(f"{_OWN_TOPIC}/messageid/translate", translating.translate, peers=""),

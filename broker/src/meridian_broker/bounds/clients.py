@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a client may say over the Pulsar protocol.
 
-`topics/door.py` compares each command with these before anything comes of it.
+`topics/validation.py` compares each command with these before anything comes of it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What compaction opens. A batch beyond one of these stays whole: none of its messages is compacted away.
 
-`wire/pulsar/batches.py` and `topics/compactor.py` compare with these.
+`wire/pulsar/batches.py` and `topics/compaction/compactor.py` compare with these.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a connection may take before anybody knows whose it is: of an HTTP port, and of every port that encrypts.
 
-`admin/connections.py`, `admin/requests.py` and `gateway/tls_listeners.py` compare with these.
+`admin/http/connections.py`, `admin/http/requests.py` and `gateway/tls_listeners.py` compare with these.
 """
 
 from __future__ import annotations

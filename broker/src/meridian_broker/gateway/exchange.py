@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 from meridian_broker.gateway.client_errors import ConnectionLost
 from meridian_broker.gateway.links import PeerLinks, Resolver, Send
+from meridian_broker.ledgers.store import WhenDurable
 from meridian_broker.positions import Progress
-from meridian_broker.replication.exchange import PeerStatus, ProgressExchange
-from meridian_broker.replication.exchange_codec import command, decode, encode
-from meridian_broker.replication.exchange_messages import Hello, PeerMessage
-from meridian_broker.replication.exchange_waits import BarrierResult
-from meridian_broker.topics.progress_log import WhenDurable
+from meridian_broker.replication.progress.codec import command, decode, encode
+from meridian_broker.replication.progress.exchange import PeerStatus, ProgressExchange
+from meridian_broker.replication.progress.messages import Hello, PeerMessage
+from meridian_broker.replication.progress.waits import BarrierResult
 
 if TYPE_CHECKING:
     from meridian_broker.gateway.client_options import ClientOptions

@@ -20,17 +20,17 @@ from meridian_broker.gateway.remote_brokers import RemoteBrokers
 from meridian_broker.gateway.replicator_run import ReplicatorRun, partitioned_topic
 from meridian_broker.positions import Stamp
 from meridian_broker.positions.position import EARLIEST, LATEST, Position
-from meridian_broker.replication.replicator import QUEUE_SIZE, Replicator
+from meridian_broker.replication.entries.replicator import QUEUE_SIZE, Replicator
+from meridian_broker.topics.backfill.questions import Feed, Found, HasOtherKind, NotWanted, PeerAway, Want
 from meridian_broker.topics.errors import OtherKind
-from meridian_broker.topics.recalled import Feed, Found, HasOtherKind, NotWanted, PeerAway, Want
 from meridian_broker.wire.proto import peer_pb2
 from meridian_broker.wire.proto import pulsar_pb2 as pb
 
 if TYPE_CHECKING:
     from meridian_broker.gateway.client_options import ClientOptions
     from meridian_broker.positions.skipped import Skipped
-    from meridian_broker.replication.replication_source import ReplicationSource
-    from meridian_broker.replication.replicator_status import ReplicatorStatus
+    from meridian_broker.replication.entries.replicator_status import ReplicatorStatus
+    from meridian_broker.replication.entries.source import ReplicationSource
 
 REFUSED: Final[dict[int, type[PeerAway]]] = {pb.NotAllowedError: NotWanted, pb.TopicNotFound: HasOtherKind}
 """What a region means that refuses entries."""

@@ -13,12 +13,11 @@ from meridian_broker.gateway.client_errors import ClientError, RequestRefused, c
 from meridian_broker.gateway.links import STEADY, Backoff
 from meridian_broker.gateway.remote_admin import OtherDeletion
 from meridian_broker.ledgers.store import LedgerError
+from meridian_broker.ledgers.throttling import Throttle
 from meridian_broker.positions.position import EARLIEST, Position
-from meridian_broker.replication.replication_source import last_own_durable
-from meridian_broker.replication.replicator import QUEUE_SIZE, RemotePlace
-from meridian_broker.replication.replicator_status import Hold, State
-from meridian_broker.topics.incarnations import Told
-from meridian_broker.topics.throttling import Throttle
+from meridian_broker.replication.entries.replicator import QUEUE_SIZE, RemotePlace
+from meridian_broker.replication.entries.replicator_status import Hold, State
+from meridian_broker.replication.entries.source import DeletionNotice, last_own_durable
 from meridian_broker.wire.proto import peer_pb2
 from meridian_broker.wire.proto import pulsar_pb2 as pb
 
@@ -27,9 +26,9 @@ if TYPE_CHECKING:
     from meridian_broker.gateway.remote_admin import RemoteAdmin
     from meridian_broker.gateway.remote_brokers import RemoteBrokers
     from meridian_broker.positions.skipped import Skipped
-    from meridian_broker.replication.replication_source import ReplicationSource
-    from meridian_broker.replication.replicator import Replicator
-    from meridian_broker.replication.replicator_status import ReplicatorStatus
+    from meridian_broker.replication.entries.replicator import Replicator
+    from meridian_broker.replication.entries.replicator_status import ReplicatorStatus
+    from meridian_broker.replication.entries.source import ReplicationSource
 
 logger = logging.getLogger(__name__)
 
@@ -308,5 +307,5 @@ def _place(state: peer_pb2.ReplicationState | None, url: str) -> RemotePlace:
         )
     last = Position(state.last_origin_ledger, state.last_origin_entry)
     ends = {end.region: Position(end.ledger, end.entry) for end in state.ends}
-    told = Told(state.incarnation, ends, state.with_base)
+    told = DeletionNotice(state.incarnation, ends, state.with_base)
     return RemotePlace(last if last.ledger >= 0 else EARLIEST, state.incarnation, told)

@@ -3,8 +3,8 @@
 
 The metadata list a topic's ledgers. Metadata that were restored from an older copy do not name those that were made
 since, and entries do not say which topic they are of. So each ledger is made with a *label*, by which whoever opens the
-topic finds what the metadata forgot (``topics/adoption.py``). Everything that the metadata say of a ledger when it is
-made is in its label; what they say later (how many entries, when it was sealed) the ledger itself knows.
+topic finds what the metadata forgot (``topics/lifecycle/orphans.py``). Everything that the metadata say of a ledger
+when it is made is in its label; what they say later (how many entries, when it was sealed) the ledger itself knows.
 
 Layout, big-endian: ``u8 version | u8 kind | u16 length | topic | u16 length | incarnation``, then of messages, and
 then of a compacted view::

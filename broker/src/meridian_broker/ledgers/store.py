@@ -29,6 +29,12 @@ class LedgerError(Exception):
     """A ledger operation failed. The message names the ledger, the situation and what to do."""
 
 
+Done = Callable[[LedgerError | None], None]
+"""Told once that something is durable, or why it never will be."""
+WhenDurable = Callable[[Done], None]
+"""Calls back once everything written before is on disk, or with why it never will be."""
+
+
 class LedgerFenced(LedgerError):
     """Another owner took the ledger over: this writer must stop and let go of its topic."""
 

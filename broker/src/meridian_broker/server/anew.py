@@ -3,9 +3,9 @@
 
 When its metadata were restored from an older copy while it ran, what it has in memory and what they say do not go
 together any more, and each write could bury what only the volume knows. A broker that starts on older metadata adopts
-that (``topics/adoption.py``). So the process becomes a broker that starts, at once: nothing is drained, for draining
-writes; whatever was promised is on the disk, as with any crash. Sockets and files are closed by becoming another
-program, and the process keeps its number, so whoever watches it need not know.
+that (``topics/lifecycle/orphans.py``). So the process becomes a broker that starts, at once: nothing is drained, for
+draining writes; whatever was promised is on the disk, as with any crash. Sockets and files are closed by becoming
+another program, and the process keeps its number, so whoever watches it need not know.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """How far other regions are behind, over restarts: who looks at that figure does so while a region is away.
 
-What a region lacks is counted in memory (``replication/exchange_lag.py``). On record is one number per region: since
+What a region lacks is counted in memory (``replication/progress/lag.py``). On record is one number per region: since
 when it may lack anything, written when its link breaks and when it was found to have all again, so twice an outage
 whatever is acknowledged meanwhile. The next life counts what the progress logs hold since then
-(``topics/unconfirmed.py``).
+(``topics/lifecycle/unconfirmed.py``).
 """
 
 from __future__ import annotations

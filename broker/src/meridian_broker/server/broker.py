@@ -23,8 +23,8 @@ from typing import Any, Final
 
 import uvloop
 
-from meridian_broker.admin.state import AdminState
-from meridian_broker.admin.users import objections, used_elsewhere
+from meridian_broker.admin.elsewhere.users import objections, used_elsewhere
+from meridian_broker.admin.http.state import AdminState
 from meridian_broker.engines.held import HeldLedgers
 from meridian_broker.engines.local.files import FilePort, VolumeInUse, make_directory
 from meridian_broker.engines.local.store import LocalLedgerStore
@@ -40,6 +40,7 @@ from meridian_broker.gateway.region_calls import RegionCalls
 from meridian_broker.gateway.replication import ReplicatorRunner
 from meridian_broker.ledgers.chapters import CacheBudget, LogLimits
 from meridian_broker.ledgers.store import LedgerError
+from meridian_broker.ledgers.throttling import Rate, Throttle
 from meridian_broker.metadata.catalog import Catalog
 from meridian_broker.metadata.noting import NotingStore
 from meridian_broker.metadata.policy_values import (
@@ -56,9 +57,9 @@ from meridian_broker.metadata.records import ClusterRecord
 from meridian_broker.metadata.rules import Rules
 from meridian_broker.metadata.store import MetadataError, MetadataStore, MetadataUnavailable
 from meridian_broker.positions import HybridClock
-from meridian_broker.replication.exchange import ProgressExchange
-from meridian_broker.replication.lease_desk import LeaseDesk
-from meridian_broker.replication.leases import LeaseTimes
+from meridian_broker.replication.leases.leases import LeaseTimes
+from meridian_broker.replication.leases.manager import LeaseDesk
+from meridian_broker.replication.progress.exchange import ProgressExchange
 from meridian_broker.server.anew import begin_anew
 from meridian_broker.server.behind import BehindBook
 from meridian_broker.server.chores import Chores
@@ -72,14 +73,13 @@ from meridian_broker.server.regions_file import listed_regions
 from meridian_broker.server.settings import Settings
 from meridian_broker.server.settings_backlog import BacklogSettings
 from meridian_broker.server.waiting import StartFailed, once_there
-from meridian_broker.topics import quotas
-from meridian_broker.topics.compactor import CompactionLimits
+from meridian_broker.topics.compaction.compactor import CompactionLimits
 from meridian_broker.topics.limits import TopicLimits
-from meridian_broker.topics.missing import StoredEnds
-from meridian_broker.topics.ruling import UNLIMITED
-from meridian_broker.topics.service import TopicService
-from meridian_broker.topics.sharing import SharedStreams
-from meridian_broker.topics.throttling import Rate, Throttle
+from meridian_broker.topics.policies import UNLIMITED
+from meridian_broker.topics.retention import backlog_quotas
+from meridian_broker.topics.service.backfill_rounds import StoredEnds
+from meridian_broker.topics.service.leased_topics import SharedStreams
+from meridian_broker.topics.service.service import TopicService
 from meridian_broker.wire.peer_proof import NONCE_BYTES
 from meridian_broker.wire.peer_requests import Guard
 
@@ -508,7 +508,7 @@ def _defaults(settings: Settings) -> Rules:
 def _quotas(backlog: BacklogSettings) -> dict[str, BacklogQuota]:
     policy, found = backlog.backlog_quota_default_retention_policy, {}
     if backlog.backlog_quota_default_limit_bytes >= 0:
-        found[quotas.SIZE] = BacklogQuota(backlog.backlog_quota_default_limit_bytes, -1, policy)
+        found[backlog_quotas.SIZE] = BacklogQuota(backlog.backlog_quota_default_limit_bytes, -1, policy)
     if backlog.backlog_quota_default_limit_second > 0:
-        found[quotas.AGE] = BacklogQuota(-1, backlog.backlog_quota_default_limit_second, policy)
+        found[backlog_quotas.AGE] = BacklogQuota(-1, backlog.backlog_quota_default_limit_second, policy)
     return found

@@ -14,8 +14,8 @@ from contextlib import AsyncExitStack
 from dataclasses import astuple, replace
 from urllib.parse import urlsplit
 
+from meridian_broker.admin.http.state import AdminState
 from meridian_broker.admin.server import AdminServer
-from meridian_broker.admin.state import AdminState
 from meridian_broker.gateway import tls
 from meridian_broker.gateway.addresses import Addresses, parse_bind_addresses, parse_listeners, url
 from meridian_broker.gateway.places import Places

@@ -8,7 +8,7 @@ for a while. A topic that stays open long enough is well again: its next failure
 One that cannot be opened because the disk cannot be read, its messages or its acknowledgements, pauses likewise. It is
 tried again without anybody asking. It is not opened without its acknowledgements: all of them would come again.
 
-A subscription that cannot be read waits by the same rule, and its topic goes on (``dispatch.py``).
+A subscription that cannot be read waits by the same rule, and its topic goes on (``dispatch/dispatcher.py``).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from meridian_broker.topics.errors import TopicFenced
 from meridian_broker.wire.pulsar import topic_name
 
 if TYPE_CHECKING:
-    from meridian_broker.topics.service import TopicService
+    from meridian_broker.topics.service.service import TopicService
     from meridian_broker.topics.topic import Topic
 
 FIRST_MS: Final = 100

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A topic, or one partition of it, in this region: its log, its producers, its subscriptions.
 
-How messages get into its log is told in ``publishing.py``. Everything that cannot go on - a failed disk, a lost
+How messages get into its log is told in ``publishing/storing.py``. Everything that cannot go on - a failed disk, a lost
 ledger - fences the topic: clients are told to look it up again, and it is opened anew from what is durable.
 """
 
@@ -15,19 +15,27 @@ from meridian_broker.ledgers.entry import unpack
 from meridian_broker.ledgers.log import TopicLog
 from meridian_broker.ledgers.reading import Stored
 from meridian_broker.ledgers.scheduling import Scheduler
-from meridian_broker.ledgers.store import LedgerError
+from meridian_broker.ledgers.store import Done, LedgerError, WhenDurable
+from meridian_broker.ledgers.throttling import Rate
 from meridian_broker.ledgers.times import first_since
 from meridian_broker.ledgers.under_way import UnderWay, all_over
 from meridian_broker.metadata.rules import Rules
 from meridian_broker.metadata.store import MetadataError
 from meridian_broker.positions import Beginning, HybridClock, Progress, Stamp
 from meridian_broker.positions.position import EARLIEST, LATEST, Position
-from meridian_broker.topics import door, placing, ruling
-from meridian_broker.topics.admission import Admission
-from meridian_broker.topics.claims import Confirmed
-from meridian_broker.topics.compaction import COMPACTION_SUBSCRIPTION, Compaction
-from meridian_broker.topics.consumer import Consumer, ConsumerPort
-from meridian_broker.topics.dedup import Deduplication
+from meridian_broker.topics import policies, validation
+from meridian_broker.topics.backfill.gaps import Gaps
+from meridian_broker.topics.backfill.holds import Holding
+from meridian_broker.topics.backfill.intake import Intake
+from meridian_broker.topics.backfill.repair import Mending
+from meridian_broker.topics.backfill.schema_numbers import AddSchema
+from meridian_broker.topics.compaction.compaction import COMPACTION_SUBSCRIPTION, Compaction
+from meridian_broker.topics.cursors import seeking
+from meridian_broker.topics.cursors.retired_indexes import Late
+from meridian_broker.topics.dispatch.consumer import Consumer, ConsumerPort
+from meridian_broker.topics.dispatch.key_ranges import KeySharedPolicy
+from meridian_broker.topics.dispatch.rates import Pacing
+from meridian_broker.topics.dispatch_scope.shares import Leasing
 from meridian_broker.topics.errors import (
     NotAllowed,
     SubscriptionExists,
@@ -35,33 +43,25 @@ from meridian_broker.topics.errors import (
     TopicError,
     TopicFenced,
 )
-from meridian_broker.topics.gaps import Gaps
-from meridian_broker.topics.holding import Holding
-from meridian_broker.topics.intake import Intake
-from meridian_broker.topics.key_ranges import KeySharedPolicy
-from meridian_broker.topics.late import Late
+from meridian_broker.topics.journal.progress_log import ProgressLog
+from meridian_broker.topics.journal.topic_record import SET_ASIDE
 from meridian_broker.topics.limits import TopicLimits
-from meridian_broker.topics.lives import Lives
-from meridian_broker.topics.lost_records import LostRecords
-from meridian_broker.topics.mending import Mending
-from meridian_broker.topics.ownership import SET_ASIDE
-from meridian_broker.topics.pacing import Pacing
-from meridian_broker.topics.producer import Producer
-from meridian_broker.topics.progress_log import ProgressLog, WhenDurable
-from meridian_broker.topics.publishing import store_foreign, store_own
+from meridian_broker.topics.publishing.admission import Admission
+from meridian_broker.topics.publishing.deduplication import Deduplication
+from meridian_broker.topics.publishing.producer import Producer
+from meridian_broker.topics.publishing.storing import store_foreign, store_own
 from meridian_broker.topics.reopening import Failing
-from meridian_broker.topics.schema_numbers import AddSchema
-from meridian_broker.topics.scope import Leasing
-from meridian_broker.topics.subscription import Subscription, SubscriptionType
-from meridian_broker.topics.throttling import Rate
+from meridian_broker.topics.subscriptions.damaged_records import LostRecords
+from meridian_broker.topics.subscriptions.registry import Lives
+from meridian_broker.topics.subscriptions.subscription import Subscription, SubscriptionType
 from meridian_broker.wire.proto import pulsar_pb2 as pb
 from meridian_broker.wire.pulsar.frames import Send
 
 if TYPE_CHECKING:
     from meridian_broker.positions.skipped import Skipped
-    from meridian_broker.topics.incarnations import Told
-    from meridian_broker.topics.ownership import TopicMetadata
-    from meridian_broker.topics.recall import Recall
+    from meridian_broker.replication.entries.source import DeletionNotice
+    from meridian_broker.topics.backfill.backfill import Recall
+    from meridian_broker.topics.journal.topic_record import TopicMetadata
 
 log = logging.getLogger(__name__)
 
@@ -135,7 +135,7 @@ class Topic:
         self.late = Late()
         self.rules = Rules()
         """What holds for it: its own policies, its namespace's, the broker's settings."""
-        self.bounds = ruling.bounds(limits, self.rules)
+        self.bounds = policies.bounds(limits, self.rules)
         self.producers: dict[str, Producer] = {}
         self.admission = Admission(self)
         self.deduplication = Deduplication(self)
@@ -152,7 +152,8 @@ class Topic:
         self.regions: Callable[[], frozenset[str]] = lambda: frozenset((region,))
         """Where it lives, this region included."""
         self.followed: frozenset[str] = frozenset()
-        """Where it lived when that was looked at last (``sharing.py``): the same object as long as it is the same."""
+        """Where it lived when that was looked at last (``service/leased_topics.py``): the same object as long as it is
+        the same."""
         self.leasing: Leasing | None = None
         self.votes: dict[str, dict[str, tuple[str, int, int]]] = {}
         """Subscription -> origin -> what this region voted: holder, term, milliseconds (R26)."""
@@ -169,7 +170,7 @@ class Topic:
         self.recall: Recall | None = None
         self.rolled_back: Callable[[str], None] = lambda _: None
         self.came_back: Callable[[str, Position, Position], bool] = lambda *_: False
-        self.deleted_elsewhere: Callable[[Told], None] = lambda _: None
+        self.deleted_elsewhere: Callable[[DeletionNotice], None] = lambda _: None
         self.own_before = log.own_before
         self.partitions: int | None = None
         """Of the partitioned topic this is a partition of; None for other topics."""
@@ -318,7 +319,7 @@ class Topic:
             return
         try:
             self.lives.check_open(name)
-            ruling.check_new_subscription(self, name)
+            policies.check_new_subscription(self, name)
         except TopicError as error:
             ready(error)
             return
@@ -348,7 +349,7 @@ class Topic:
         properties: dict[str, str] | None = None,
         places: Mapping[str, Position] | None = None,
         read_compacted: bool = False,
-        done: Confirmed | None = None,
+        done: Done | None = None,
     ) -> Subscription:
         """Make a subscription whose next entry is ``initial`` (``EARLIEST``, ``LATEST`` or an entry).
 
@@ -359,15 +360,15 @@ class Topic:
         """
         if name in self.subscriptions:
             raise SubscriptionExists(f"subscription {name!r} exists already")
-        door.subscription(name, (properties or {}).items())
+        validation.subscription(name, (properties or {}).items())
         record = self.lives.begun(name, replicated=replicated, properties=properties or {})
         subscription = Subscription(self, record, Progress(), durable)
         self.subscriptions[name] = subscription
         if not durable:
-            placing.begin_reader(subscription, initial, read_compacted=read_compacted)
+            seeking.begin_reader(subscription, initial, read_compacted=read_compacted)
             return subscription
         if initial == LATEST:
-            places = placing.latest(self.log, self.region)
+            places = seeking.latest(self.log, self.region)
             subscription.mark_delete = self.log.last_confirmed
         subscription.progress.begin(Beginning(record.deleted, record.created, places or _NOWHERE))
         if initial != LATEST:
@@ -395,7 +396,7 @@ class Topic:
         """
         self.check_open()
         subscription.check_open()
-        ruling.check_new_consumer(subscription, kind)
+        policies.check_new_consumer(subscription, kind)
         if read_compacted and subscription.share is not None:
             raise NotAllowed(f"subscription {subscription.name!r} has dispatch scope origin: it reads the whole log")
         now_ms = self.scheduler.now_ms()

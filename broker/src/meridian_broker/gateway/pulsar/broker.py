@@ -17,7 +17,7 @@ from meridian_broker.gateway.pulsar.expiry import Expiries
 from meridian_broker.gateway.pulsar.flow import BYTES, WRITE_BYTES, turn_bytes
 from meridian_broker.gateway.tls_listeners import TlsListener, TlsListeners
 from meridian_broker.ledgers.telling import tell_each
-from meridian_broker.topics.service import TopicService
+from meridian_broker.topics.service.service import TopicService
 
 BACKLOG: Final = 1024
 """Connections that the system takes before this process does."""

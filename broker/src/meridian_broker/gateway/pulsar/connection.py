@@ -31,10 +31,10 @@ from meridian_broker.gateway.pulsar.flow import (
 from meridian_broker.gateway.pulsar.refusals import code_of
 from meridian_broker.gateway.pulsar.sent_away import SentAway
 from meridian_broker.positions.position import Position
-from meridian_broker.topics.consumer import Consumer
+from meridian_broker.topics.directory.watching import Watcher
+from meridian_broker.topics.dispatch.consumer import Consumer
 from meridian_broker.topics.errors import TopicError
-from meridian_broker.topics.producer import Producer
-from meridian_broker.topics.watching import Watcher
+from meridian_broker.topics.publishing.producer import Producer
 from meridian_broker.wire.peer_proof import Answering
 from meridian_broker.wire.proto import pulsar_pb2 as pb
 from meridian_broker.wire.pulsar import encode

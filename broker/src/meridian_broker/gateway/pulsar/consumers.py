@@ -13,14 +13,14 @@ from meridian_broker.gateway.pulsar.refusals import REFUSALS, code_of
 from meridian_broker.ledgers.entry import BATCH, unpack
 from meridian_broker.ledgers.store import LedgerError
 from meridian_broker.positions.position import EARLIEST, LATEST, Position
-from meridian_broker.topics import door
-from meridian_broker.topics.administration import move_subscription, move_subscription_to_time
-from meridian_broker.topics.consumer import Consumer
+from meridian_broker.topics import validation
+from meridian_broker.topics.dispatch.consumer import Consumer
+from meridian_broker.topics.dispatch.key_ranges import KeySharedPolicy
 from meridian_broker.topics.errors import NO_TRANSACTIONS, NotAllowed
-from meridian_broker.topics.key_ranges import KeySharedPolicy
-from meridian_broker.topics.leaving import leave
-from meridian_broker.topics.non_persistent import NonPersistentTopic
-from meridian_broker.topics.subscription import Subscription, SubscriptionType
+from meridian_broker.topics.nonpersistent.topic import NonPersistentTopic
+from meridian_broker.topics.subscriptions.administration import move_subscription, move_subscription_to_time
+from meridian_broker.topics.subscriptions.closing import leave
+from meridian_broker.topics.subscriptions.subscription import Subscription, SubscriptionType
 from meridian_broker.topics.topic import Topic
 from meridian_broker.wire.proto import pulsar_pb2 as pb
 from meridian_broker.wire.pulsar import encode, topic_name
@@ -57,7 +57,7 @@ def subscribe(connection: Connection, command: Any) -> None:
 
 async def _subscribe(connection: Connection, asked: pb.CommandSubscribe) -> None:
     try:
-        door.consumer(asked, connection.clients - 1)
+        validation.consumer(asked, connection.clients - 1)
         name = topic_name.parse(asked.topic)
         if asked.read_compacted and not (name.is_persistent and SubscriptionType(asked.subType) in _ONE_READS):
             raise NotAllowed("read_compacted is for readers, Exclusive and Failover consumers of persistent topics")
@@ -127,7 +127,7 @@ async def _first_position(topic: Topic, asked: pb.CommandSubscribe) -> Position:
         since = topic.scheduler.now_ms() - 1000 * asked.start_message_rollback_duration_sec
         return await topic.position_at(since, read_compacted=asked.read_compacted)
     if asked.HasField("start_message_id"):
-        start = door.position(asked.start_message_id)
+        start = validation.position(asked.start_message_id)
         # The id may be trimmed; a compacted view may have it all the same.
         return start if start in (EARLIEST, LATEST) or asked.read_compacted else max(start, topic.log.first)
     return LATEST if asked.initialPosition == pb.CommandSubscribe.Latest else EARLIEST
@@ -182,7 +182,7 @@ def ack(connection: Connection, command: Ack) -> None:
 
     if consumer is None:
         if command.ack_type == CUMULATIVE and command.ids:
-            connection.sent_away.acknowledged(command.consumer_id, door.end(*command.ids[0]))
+            connection.sent_away.acknowledged(command.consumer_id, validation.end(*command.ids[0]))
         if confirmed is not None:
             confirmed(ConsumerNotFoundError("this connection has no such consumer (any more): it is not acknowledged"))
         return
@@ -191,7 +191,7 @@ def ack(connection: Connection, command: Ack) -> None:
             confirmed(NotAllowed(NO_TRANSACTIONS))
         return
     try:
-        parts = {} if command.detail is None else door.unacked_parts(command.detail)
+        parts = {} if command.detail is None else validation.unacked_parts(command.detail)
     except NotAllowed as refusal:
         if command.request_id is None:  # nobody waits for an answer, and its messages would never come again
             connection.end(f"a bad ACK: {refusal}")
@@ -201,7 +201,7 @@ def ack(connection: Connection, command: Ack) -> None:
     subscription = consumer.subscription
     if command.ack_type == CUMULATIVE:
         if len(command.ids) == 1:
-            position = door.end(*command.ids[0])
+            position = validation.end(*command.ids[0])
             subscription.acknowledge_cumulative(consumer, position, parts.get(position), confirmed)
         elif confirmed is not None:
             confirmed(None)
@@ -216,7 +216,7 @@ def redeliver(connection: Connection, command: Any) -> None:
     if consumer is not None and len(asked.message_ids) > ACK_IDS:
         connection.run(_redeliver_many(connection, asked, consumer))
     elif consumer is not None:
-        positions = [door.position(wire) for wire in asked.message_ids] or None
+        positions = [validation.position(wire) for wire in asked.message_ids] or None
         consumer.subscription.send_again(consumer, positions, asked.consumer_epoch)
 
 
@@ -227,7 +227,7 @@ async def _redeliver_many(
     for first in range(0, len(asked.message_ids), ACK_IDS):
         if _consumer(connection, asked.consumer_id) is not consumer:
             return
-        positions = [door.position(wire) for wire in asked.message_ids[first : first + ACK_IDS]]
+        positions = [validation.position(wire) for wire in asked.message_ids[first : first + ACK_IDS]]
         consumer.subscription.send_again(consumer, positions, asked.consumer_epoch)
         await asyncio.sleep(0)
 
@@ -322,7 +322,7 @@ def seek(connection: Connection, command: Any) -> None:
 async def _seek(connection: Connection, asked: pb.CommandSeek, subscription: Subscription) -> None:
     try:
         if asked.HasField("message_id"):
-            await move_subscription(subscription, door.position(asked.message_id))
+            await move_subscription(subscription, validation.position(asked.message_id))
         else:
             await move_subscription_to_time(subscription, asked.message_publish_time)
     except REFUSALS as error:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from meridian_broker.gateway.pulsar.refusals import REFUSALS
 from meridian_broker.positions.position import LATEST, Position
-from meridian_broker.topics.recalled import Want
+from meridian_broker.topics.backfill.questions import Want
 from meridian_broker.wire.proto import peer_pb2
 from meridian_broker.wire.proto import pulsar_pb2 as pb
 from meridian_broker.wire.pulsar import encode

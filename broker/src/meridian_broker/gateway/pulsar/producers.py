@@ -9,14 +9,17 @@ from meridian_broker.gateway.pulsar.refusals import REFUSALS
 from meridian_broker.ledgers.store import LedgerError
 from meridian_broker.positions import Stamp
 from meridian_broker.positions.position import EARLIEST, Position
-from meridian_broker.topics import door, incarnations, kinds, quotas
-from meridian_broker.topics.access import AccessMode
-from meridian_broker.topics.admission import Admitted
+from meridian_broker.replication.entries.source import DeletionNotice
+from meridian_broker.topics import validation
 from meridian_broker.topics.errors import NotAllowed, TopicFenced
-from meridian_broker.topics.incarnations import Told
-from meridian_broker.topics.kinds import Kind
-from meridian_broker.topics.non_persistent import NonPersistentTopic
-from meridian_broker.topics.producer import Producer
+from meridian_broker.topics.lifecycle import incarnations
+from meridian_broker.topics.nonpersistent.topic import NonPersistentTopic
+from meridian_broker.topics.publishing.access_modes import AccessMode
+from meridian_broker.topics.publishing.admission import Admitted
+from meridian_broker.topics.publishing.producer import Producer
+from meridian_broker.topics.retention import backlog_quotas
+from meridian_broker.topics.service import kinds
+from meridian_broker.topics.service.kinds import Kind
 from meridian_broker.topics.topic import REPLICATION_PREFIX, Topic
 from meridian_broker.wire.proto import peer_pb2
 from meridian_broker.wire.proto import pulsar_pb2 as pb
@@ -62,7 +65,7 @@ async def _make(connection: Connection, asked: pb.CommandProducer) -> None:
     made: Producer | None = None
     try:
         if not connection.is_peer:  # whose replicators have a producer for each topic
-            door.producer(asked, connection.clients - 1)
+            validation.producer(asked, connection.clients - 1)
         remote = asked.replication_source.region if asked.HasField("replication_source") else None
         is_replicator = asked.producer_name.startswith(REPLICATION_PREFIX)
         if (remote is not None or is_replicator) and not connection.is_peer:
@@ -84,7 +87,7 @@ async def _make(connection: Connection, asked: pb.CommandProducer) -> None:
         if isinstance(topic, Topic) and topic.recall is not None:
             await topic.scheduler.answer(topic.recall.ready)
         if isinstance(topic, Topic):
-            await (quotas.check_producer(topic) if remote is None else topic.intake.enter(remote))
+            await (backlog_quotas.check_producer(topic) if remote is None else topic.intake.enter(remote))
         if topic.rules.encryption_required and not asked.encrypted and remote is None:
             raise MetadataError(
                 f"{topic.name} takes encrypted messages only (encryptionRequired): give the producer keys"
@@ -211,7 +214,7 @@ def _answer(
     connection.write(encode.simple(17, answer))
 
 
-def _answer_other(connection: Connection, asked: pb.CommandProducer, told: Told) -> None:
+def _answer_other(connection: Connection, asked: pb.CommandProducer, told: DeletionNotice) -> None:
     """To a replicator that knows of another deletion of the topic: what we know of it, and no producer (R8)."""
     answer = pb.CommandProducerSuccess(request_id=asked.request_id, producer_name=asked.producer_name)
     state = answer.replication

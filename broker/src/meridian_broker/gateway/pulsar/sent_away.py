@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Final
 
 from meridian_broker.positions.position import EARLIEST, Position
-from meridian_broker.topics.consumer import Consumer
+from meridian_broker.topics.dispatch.consumer import Consumer
 
 SENT_AWAY_MAX: Final = 1000
 """Consumers of one connection; clients come again within a second or two. Beyond it the first ones are forgotten."""

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from meridian_broker.gateway.pulsar.lookups import long_answer
 from meridian_broker.gateway.pulsar.refusals import REFUSALS
-from meridian_broker.topics.patterns import BadPattern, TopicPattern, digest
-from meridian_broker.topics.watching import Watcher, select
+from meridian_broker.topics.directory.patterns import BadPattern, TopicPattern, digest
+from meridian_broker.topics.directory.watching import Watcher, select
 from meridian_broker.wire.proto import pulsar_pb2 as pb
 from meridian_broker.wire.pulsar import encode, topic_name
 from meridian_broker.wire.pulsar.errors import NotAllowedError

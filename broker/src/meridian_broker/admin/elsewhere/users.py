@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who uses a topic or a subscription in the other regions: what may go only when nobody does asks here first (R16)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection, Mapping
+from functools import partial
+from typing import Any, Final
+from urllib.parse import quote
+
+from meridian_broker.admin.elsewhere.everywhere import ask
+from meridian_broker.admin.http.requests import Refused
+from meridian_broker.admin.http.state import AdminState
+from meridian_broker.wire.pulsar.topic_name import in_path, parse
+
+SECONDS: Final = 5.0
+"""A region that takes longer to answer cannot be asked."""
+
+
+async def objections(admin: AdminState, topic: str, subscription: str) -> str | None:
+    """Why a replicated subscription may not go: consumers in other regions, or regions that cannot be asked."""
+    reasons = await _reasons(admin, topic, subscription, _consumers)
+    stays = f"subscription {subscription!r} of {topic} stays"
+    return f"{stays}: {reasons}. Close what uses it, or force" if reasons else None
+
+
+async def used_elsewhere(admin: AdminState, topic: str, subscription: str, within_ms: int) -> str | None:
+    """Why it may not expire: it was used in another region within so long, or one cannot be asked (R16)."""
+    return await _reasons(admin, topic, subscription, partial(_recent_users, within_ms=within_ms)) or None
+
+
+async def _reasons(admin: AdminState, topic: str, subscription: str, count: Callable[[Mapping[str, Any]], int]) -> str:
+    path = f"/meridian/v1/subscriptions/{in_path(topic)}/{quote(subscription, safe='')}/status"
+    others = sorted(admin.service.regions_of(topic) - {admin.region})
+    said = await asyncio.gather(*(_asked(admin, region, path, count, "consumers") for region in others))
+    return "; ".join(one for one in said if one)
+
+
+async def topic_objections(admin: AdminState, topic: str, others: Collection[str], path: str) -> str | None:
+    """Why a topic may not go: clients in other regions, or regions that cannot be asked. ``path``: of its deletion."""
+    base = path.removesuffix("/partitions")
+    stats = f"{base}/stats" if base == path else f"{base}/partitioned-stats"
+    said = await asyncio.gather(*(_asked(admin, region, stats, _clients, "clients") for region in sorted(others)))
+    reasons = [one for one in said if one]
+    return f"{topic} stays: {'; '.join(reasons)}. Close what uses it, or force" if reasons else None
+
+
+async def split_objections(admin: AdminState, topic: str, others: Collection[str], path: str) -> str | None:
+    """Why a topic may not go: other regions have the name for a topic of the other kind. ``path``: of its deletion."""
+    base = path.removesuffix("/partitions")
+    if parse(topic).partition >= 0:
+        return None
+    said = await asyncio.gather(*(_of_other_kind(admin, region, base, base != path) for region in sorted(others)))
+    having = ", ".join(one for one in said if one)
+    kind = "without" if base != path else "with"
+    return (
+        f"{topic} stays: {having} has the name for a topic {kind} partitions, which the regions have not settled yet. "
+        "Wait until they reach each other; or force: what another region has is set aside there under another name"
+        if having
+        else None
+    )
+
+
+async def _of_other_kind(admin: AdminState, region: str, base: str, partitioned: bool) -> str:
+    """The region, if it has a topic of the other kind. One that cannot be asked is for ``topic_objections`` to name."""
+    try:
+        async with asyncio.timeout(SECONDS):
+            status, said = await ask(admin, region, "GET", f"{base}/partitions")
+    except (Refused, TimeoutError):
+        return ""
+    if status != 200 or not isinstance(said, Mapping):
+        return ""
+    return region if (said.get("partitions", 0) > 0) != partitioned else ""
+
+
+async def _asked(
+    admin: AdminState, region: str, path: str, count: Callable[[Mapping[str, Any]], int], what: str
+) -> str:
+    """Why a region objects; empty when it does not."""
+    try:
+        async with asyncio.timeout(SECONDS):
+            status, said = await ask(admin, region, "GET", path)
+    except Refused as refused:
+        return str(refused)
+    except TimeoutError:
+        return f"{region} cannot be asked: it does not answer"
+    if status == 404:
+        return ""
+    if status != 200 or not isinstance(said, Mapping):
+        return f"{region} cannot be asked: it answered {status}"
+    using = count(said)
+    return f"{region} has {using} {what} of it" if using else ""
+
+
+def _consumers(said: Mapping[str, Any]) -> int:
+    parts = said.get("partitions")
+    return sum(map(_consumers, parts.values())) if isinstance(parts, Mapping) else int(said.get("consumers", 0))
+
+
+def _recent_users(said: Mapping[str, Any], within_ms: int) -> int:
+    parts = said.get("partitions")
+    if isinstance(parts, Mapping):
+        return sum(_recent_users(part, within_ms) for part in parts.values())
+    return max(_consumers(said), int(said.get("idle_ms", 0) < within_ms))
+
+
+def _clients(said: Mapping[str, Any]) -> int:
+    parts = said.get("partitions")
+    if isinstance(parts, Mapping) and parts:
+        return sum(map(_clients, parts.values()))
+    subscriptions = said.get("subscriptions", {}).values()
+    return len(said.get("publishers", ())) + sum(len(one.get("consumers", ())) for one in subscriptions)

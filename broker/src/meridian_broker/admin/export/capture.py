@@ -1,0 +1,260 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From live topics to the lines of a snapshot file (``docs/export.md``).
+
+What changes with every message is copied on the loop: a topic's ends at one moment, then each subscription at one
+moment, so a cursor always fits its progress. Between them the loop goes on with its work. Everything else - encoding,
+writing - happens in a thread.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from base64 import b64encode
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any, Final
+
+from meridian_broker.admin.export.plan import Planner
+from meridian_broker.admin.figures.backlogs import Standing, standing
+from meridian_broker.admin.http.state import AdminState
+from meridian_broker.ledgers.log import TopicLog
+from meridian_broker.metadata.records import TopicRecord
+from meridian_broker.positions.clock import ZERO, Stamp
+from meridian_broker.positions.position import EARLIEST, LATEST, Position
+from meridian_broker.positions.skipped import stretches
+from meridian_broker.topics.cursors.compacted_cursor import CompactedReading
+from meridian_broker.topics.journal.progress_log import Change, Kind
+from meridian_broker.topics.journal.subscription_record import decode_record
+from meridian_broker.topics.subscriptions.subscription import Subscription
+from meridian_broker.topics.topic import Topic
+
+Json = dict[str, Any]
+HOLES_KEPT: Final = 10_000
+"""Ranges of one cursor; those beyond are not shown, which hides no loss that another region's evidence would show."""
+
+
+@dataclass(slots=True)
+class Captured:
+    """One topic, as its line needs it. Progress is encoded already, for it goes on changing."""
+
+    line: Json
+    subscriptions: list[Json] = field(default_factory=list)
+    replicated: set[str] = field(default_factory=set)
+    ledgers: list[int] = field(default_factory=list)
+
+
+def capture_topic(state: AdminState, topic: Topic) -> Captured:
+    """What the log holds and how far it goes, durable entries only. Subscriptions are added one by one."""
+    log = topic.log
+    record = topic.metadata.record if topic.metadata is not None else TopicRecord()
+    last_own, last_origins = durable_ends(log, record)
+    spans = log.spans()
+    counts = log.counts()
+    return Captured(
+        {
+            "topic": topic.name,
+            "region": state.region,
+            "incarnation": topic.incarnation,
+            "ledgers": [
+                {"id": ledger, "entries": entries, "size": size, "sealed": span.entries >= 0}
+                for (ledger, entries, size), span in zip(counts, spans, strict=True)
+            ],
+            "last_own": str(last_own),
+            "last_origin": {region: str(position) for region, position in last_origins.items()},
+            "joined": {region: str(place) for region, place in log.joined.items()},
+            "trimmed_to": str(trimmed_to(log)),
+            "trimmed_origins": {region: str(place) for region, place in trimmed_origins(state.region, log).items()},
+            "holes": [
+                [region, str(after), str(before)] for region, some in log.holes.ranges.items() for after, before in some
+            ],
+            "skipped": [
+                [remote, str(after), str(upto)]
+                for remote, after, upto in stretches(record.skipped, record.skipped_before)
+            ],
+            "links": _links(state, topic),
+            "copies": [[str(damaged), str(copy)] for damaged, copy in sorted(log.damage.copies.items())],
+            "given_up": [[one.origin, str(one.after), str(one.upto)] for one in topic.gaps.accepted],
+        },
+        ledgers=[ledger for ledger, _, _ in counts],
+    )
+
+
+async def capture_subscription(captured: Captured, subscription: Subscription) -> None:
+    """Add a subscription as it stands at one moment, this turn's acknowledgements included.
+
+    Looking ahead of its cursor takes turns; what it finds acked is in the progress that is copied right after.
+    """
+    reading, stands = await _stands(subscription)
+    subscription.claims.flush_pending()
+    log = subscription.topic.log
+    dispatcher = subscription.dispatcher
+    read = stands.mark_delete if dispatcher is None else max(dispatcher.read, stands.mark_delete)
+    progress = subscription.progress.encode()
+    line: Json = {
+        "name": subscription.name,
+        "replicated": subscription.replicated and subscription.durable,
+        "durable": subscription.durable,
+        "type": "" if subscription.type is None else subscription.type.name.title(),
+        "mark_delete": str(stands.mark_delete),
+        "read_position": str(log.after(read) or Position(read.ledger, read.entry + 1)),
+        "individually_deleted": [[str(after), str(upto)] for after, upto in stands.holes],
+        "backlog": stands.backlog,
+        "progress": progress,
+    }
+    if subscription.dropped is not None:
+        line["dropped"] = subscription.dropped.encode()
+    if not subscription.replicated:
+        line["firsthand"] = progress  # nobody else can have acked anything of it
+    elif subscription.first_hand is not None:
+        line["firsthand"] = subscription.first_hand.encode()
+    if reading is not None:
+        line["thinned"] = reading.thinned_done
+    if line["replicated"]:
+        captured.replicated.add(subscription.name)
+    captured.subscriptions.append(line)
+
+
+async def _stands(subscription: Subscription) -> tuple[CompactedReading | None, Standing]:
+    """Where a subscription stands, and how it has read for as long as it took to find out."""
+    while True:
+        reading = subscription.compacted
+        stands = await standing(subscription, HOLES_KEPT)
+        if subscription.compacted is reading:
+            return reading, stands
+
+
+def capture_view(captured: Captured, topic: Topic) -> None:
+    """Add the compacted view, after the subscriptions: what their cursors passed for it, no later view has again."""
+    view = topic.compaction.view
+    if view is None:
+        return
+    captured.line["view"] = {"horizon": str(view.horizon)}
+    if view.is_loaded and any("thinned" in one for one in captured.subscriptions):
+        ledgers = [ledger for ledger in captured.ledgers if ledger <= view.horizon.ledger]
+        captured.line["view"]["kept"] = {ledger: view.kept(ledger) for ledger in ledgers}
+
+
+def durable_ends(log: TopicLog, record: TopicRecord) -> tuple[Position, Mapping[str, Position]]:
+    """The last own entry and the last entry of every other region, of those that are durable here.
+
+    The log's own numbers run ahead of the disk by what is being written.
+    """
+    spans = log.spans()
+    if not spans:
+        return record.last_own, record.last_origins
+    last = spans[-1]
+    origins = dict(last.origins_before)
+    index = log.index(last.ledger_id)
+    if index is None:
+        return log.last_own, log.last_origin
+    for code, region in enumerate(index.codes.names):
+        at = index.kinds.rfind(bytes((code,))) if code else -1
+        place = index.place(at) if at >= 0 else None
+        if place is not None:
+            origins[region] = place.origin
+    return max(last.own_before, index.last_own() or EARLIEST), origins
+
+
+def trimmed_to(log: TopicLog) -> Position:
+    """Everything up to here was given back; ``EARLIEST`` when nothing ever was."""
+    spans = log.spans()
+    if not spans and (log.last_own != EARLIEST or log.last_origin):
+        return LATEST  # nothing is left
+    if not spans or (spans[0].own_before == EARLIEST and not spans[0].origins_before):
+        return EARLIEST
+    return Position(spans[0].ledger_id, -1)
+
+
+def trimmed_origins(region: str, log: TopicLog) -> dict[str, Position]:
+    """Per origin, its last entry that stood in what was given back. Earlier ones may be here: they came late."""
+    spans = log.spans()
+    if spans:
+        ends = {region: spans[0].own_before, **spans[0].origins_before}
+    else:
+        ends = {region: log.last_own, **log.last_origin}
+    return {origin: place for origin, place in ends.items() if place != EARLIEST}
+
+
+def _links(state: AdminState, topic: Topic) -> list[Json]:
+    now = topic.scheduler.now_ms()
+    exchange = state.exchange.links.status()
+    links = []
+    for remote, status in sorted(state.replication.status(topic.name).items()):
+        link = exchange.get(remote)
+        reached = status.connected or status.entries_out > 0
+        links.append(
+            {
+                "remote": remote,
+                "connected": status.connected and link is not None and link.connected,
+                "backlog": status.backlog,
+                "last_ack_ms": now - status.delay_ms if reached else 0,
+            }
+        )
+    return links
+
+
+class SnapshotWriter:
+    """Writes a snapshot file line by line and counts its partitions. Every method is called in a thread."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "wb")
+        self._planner = Planner()
+
+    def add(self, captured: Captured, changes: Iterable[Change]) -> None:
+        """One topic; topics come in the order of their names."""
+        subscriptions = [
+            {key: _text(value) if isinstance(value, bytes) else _bits(value) for key, value in one.items()}
+            for one in captured.subscriptions
+        ]
+        view = {key: _bits(value) for key, value in captured.line.get("view", {}).items()}
+        record = (
+            captured.line
+            | ({"view": view} if view else {})
+            | {
+                "subscriptions": subscriptions,
+                "ack_log": _ack_log(changes, captured.replicated),
+            }
+        )
+        line = json.dumps(record, separators=(",", ":")).encode() + b"\n"
+        self._planner.add(record, len(line))
+        self._file.write(line)
+
+    def finish(self, metadata: Iterable[tuple[str, Any, Stamp | None]]) -> dict[str, int]:
+        """The trailing line. Says how many partitions each table has."""
+        listed = []
+        for path, value, stamp in metadata:
+            digest = blake2b(json.dumps(value, sort_keys=True).encode(), digest_size=16).hexdigest()
+            listed.append({"path": path, "stamp": list(stamp or ZERO), "digest": digest})
+        self._file.write(json.dumps({"metadata": listed}, separators=(",", ":")).encode() + b"\n")
+        self.close()
+        return self._planner.partitions()
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def _ack_log(changes: Iterable[Change], wanted: set[str]) -> list[Json]:
+    """The acks of replicated subscriptions as they were received; those of an earlier subscription of that name not."""
+    log: dict[str, list[Json]] = {}
+    for kind, name, time_ms, payload in changes:
+        if kind is Kind.REMOVED or (kind is Kind.SUBSCRIPTION and decode_record(payload).is_gone):
+            log.pop(name, None)
+        elif name in wanted and kind in (Kind.ACKED, Kind.MERGED):
+            first_hand = kind is Kind.ACKED
+            entry = {"subscription": name, "received_ms": time_ms, "progress": _text(payload), "firsthand": first_hand}
+            log.setdefault(name, []).append(entry | ({"cause": "ack"} if first_hand else {}))
+    return [entry for entries in log.values() for entry in entries]
+
+
+def _bits(value: Any) -> Any:
+    """Entries per ledger as JSON has them; everything else as it is."""
+    if not isinstance(value, dict):
+        return value
+    return {str(ledger): _text(entries.serialize()) for ledger, entries in value.items()}
+
+
+def _text(data: bytes) -> str:
+    return b64encode(data).decode()

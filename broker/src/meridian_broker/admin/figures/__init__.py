@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Figures that several answers share: backlogs, lag, filling, rates."""

@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Exact backlogs and holes: what lies ahead of a cursor, entry by entry, without holding up the loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from meridian_broker.ledgers.index import LedgerIndex
+from meridian_broker.ledgers.store import LedgerNotFound
+from meridian_broker.positions.position import Position
+from meridian_broker.topics.subscriptions.subscription import Subscription
+
+WALK: Final = 100_000
+"""Entries looked at one by one. Of what lies farther ahead, all counts as backlog."""
+CHUNK: Final = 500
+"""Entries looked at before others run; no more than ``times.BLOCK``."""
+HOLES_KEPT: Final = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """Where a subscription stands."""
+
+    mark_delete: Position
+    backlog: int
+    """Entries neither acked nor dropped."""
+    holes: list[tuple[Position, Position]]
+    """Ranges ``(after, upto]`` acked or dropped beyond mark-delete, in this region's positions; the first ones."""
+
+
+async def standing(subscription: Subscription, holes_kept: int = HOLES_KEPT) -> Standing:
+    """Look ahead of the cursor. What is acked meanwhile may count or not; a rewind makes the look begin anew.
+
+    :raises LedgerError: a ledger cannot be read.
+    """
+    while True:
+        epoch = subscription.progress.epoch
+        found = await _look(subscription, holes_kept)
+        if subscription.progress.epoch == epoch:
+            return found
+
+
+async def _look(subscription: Subscription, holes_kept: int) -> Standing:
+    log = subscription.topic.log
+    mark_delete = subscription.mark_delete
+    end = log.last_confirmed
+    if not subscription.durable:
+        return Standing(mark_delete, log.distance(mark_delete, end), [])
+    holes: list[tuple[Position, Position]] = []
+    backlog = walked = 0
+    unacked = last = mark_delete
+    for ledger, entries, _ in log.counts():
+        if ledger < mark_delete.ledger or not entries or walked >= WALK:
+            continue
+        first = mark_delete.entry + 1 if ledger == mark_delete.ledger else 0
+        while first < entries and walked < WALK:
+            upto = min(first + CHUNK, entries)
+            try:
+                index = log.index(ledger) or await log.load_index(ledger)
+            except LedgerNotFound:
+                break  # trimmed meanwhile
+            if subscription.times is not None:
+                for entry in (first, upto - 1):  # a chunk lies in two blocks at most
+                    await subscription.times.load(Position(ledger, entry))
+            for entry in _owed(subscription, index, first, upto):
+                backlog += 1
+                before = Position(ledger, entry - 1) if entry else last
+                if before != unacked and len(holes) < holes_kept:
+                    holes.append((unacked, before))
+                unacked = Position(ledger, entry)
+            walked += upto - first
+            first = upto
+            last = Position(ledger, upto - 1)
+            await asyncio.sleep(0)
+    if last != unacked and len(holes) < holes_kept:
+        holes.append((unacked, last))
+    if holes and holes[0][0] == mark_delete:  # the cursor is still on its way, as after the topic was opened
+        mark_delete = holes.pop(0)[1]
+    return Standing(mark_delete, backlog + log.distance(last, end), holes)
+
+
+def _owed(subscription: Subscription, index: LedgerIndex, first: int, upto: int) -> Iterator[int]:
+    is_settled = subscription.is_settled
+    ledger = index.ledger_id
+    return (
+        entry
+        for entry, region, origin in index.origins(first, upto - 1)
+        if not is_settled(region, origin, Position(ledger, entry))
+    )

@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who may use the HTTP port, once authentication is on.
+
+Everybody may ask whether the broker is ready, and read metrics, as probes do. Every role may look up what its client
+needs to connect. All else is for super-users.
+
+A token may be narrowed to the export. Then its role has to be a super-user's, and the routes that the table marks are
+all that it opens: a new route is closed to it.
+
+Brokers of other regions are no users: they may make the few calls that regions make to each other, which the table of
+routes marks, and nothing else.
+"""
+
+from __future__ import annotations
+
+import re
+import ssl
+from collections.abc import Collection, Mapping
+from typing import Final
+
+from aiohttp import web
+
+from meridian_broker.admin.http.errors import Handler
+from meridian_broker.admin.http.requests import STATE, Refused, read_body
+from meridian_broker.bounds.http import LARGE_BODY_BYTES
+from meridian_broker.gateway.authentication import EXPORT_SCOPE, NotAuthenticated
+from meridian_broker.gateway.tls import channel_binding
+from meridian_broker.wire.peer_proof import NotProven
+from meridian_broker.wire.peer_requests import PROOF_HEADER, SCHEME, Admitted, Call
+
+PROBES: Final = re.compile(r"/admin/v2/brokers/(ready|health)|/status\.html")
+"""Their answers say nothing but yes or no."""
+OPEN: Final = re.compile(PROBES.pattern + r"|/metrics/?")
+FOR_CLIENTS: Final = re.compile(
+    r"/lookup/v2/.*"
+    r"|/admin/v2/(persistent|non-persistent)/[^/]+/[^/]+/[^/]+/partitions"
+    r"|/admin/v2/namespaces/[^/]+/[^/]+/topics"
+    r"|/admin/v2/schemas/[^/]+/[^/]+/[^/]+/schema(/[^/]+)?"
+)
+ROLE: Final = web.RequestKey("role", str)
+"""Where handlers find who asks, when that is known."""
+ADMITTED: Final = web.RequestKey("admitted", Admitted)
+"""Where the proof of another region's call is kept for its answer."""
+PEER_CALLS: Final = web.AppKey("peer_calls", Mapping[Handler, str])
+"""What brokers of other regions may call: handler -> the query parameter that the call must have; empty: none."""
+EXPORT_CALLS: Final = web.AppKey("export_calls", Collection[Handler])
+"""What a token for the export opens."""
+_BEARER: Final = "Bearer "
+
+
+@web.middleware
+async def proven_answers(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Prove to another region whose answer it gets. It stands before ``refusals``, which are answers too."""
+    response = await handler(request)
+    admitted = request.get(ADMITTED)
+    if admitted is not None and isinstance(response, web.Response):
+        body = response.body if isinstance(response.body, bytes) else b""
+        response.headers[PROOF_HEADER] = request.app[STATE].guard.answer(admitted, response.status, body)
+    return response
+
+
+@web.middleware
+async def gatekeeper(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Let the request through, or refuse it with 401 (who are you?) or 403 (not you)."""
+    header = request.headers.get("Authorization", "")
+    if header.startswith(SCHEME):
+        challenge = await _admit(request, header)
+        return await handler(request) if challenge is None else challenge
+    authentication = request.app[STATE].gateway.authentication
+    if not authentication.required or OPEN.fullmatch(request.path):
+        return await handler(request)
+    if not header.startswith(_BEARER):
+        raise Refused(401, "this region asks for a token: send Authorization: Bearer TOKEN")
+    try:
+        granted = authentication.check(header.removeprefix(_BEARER).strip().encode())
+    except NotAuthenticated as error:
+        raise Refused(401, str(error)) from None
+    request[ROLE] = role = granted.role
+    if granted.scope == EXPORT_SCOPE and request.match_info.handler not in request.app[EXPORT_CALLS]:
+        raise Refused(403, f"this token is for the export only, and opens no {request.method} {request.path}")
+    if authentication.is_super_user(role):
+        return await handler(request)
+    if request.method in ("GET", "HEAD") and FOR_CLIENTS.fullmatch(request.path):
+        return await handler(request)
+    raise Refused(403, f"role {role} is not one of superUserRoles, and only those may use the admin API")
+
+
+async def _admit(request: web.Request, header: str) -> web.Response | None:
+    """Let a call of another region in, or greet it with a challenge.
+
+    :raises Refused: it proves nothing, or brokers of other regions do not ask for that.
+    """
+    state = request.app[STATE]
+    now_ms = state.service.scheduler.monotonic_ms()
+    try:
+        if request.transport is None:
+            raise NotProven("the connection is gone")
+        binding = channel_binding(request.transport)
+        asked = state.guard.read(header)
+        if not state.guard.is_current(asked, now_ms):
+            challenge = state.guard.challenge(asked, binding, now_ms)
+            return web.json_response({"reason": "prove it"}, status=401, headers={"WWW-Authenticate": challenge})
+        call = Call(request.method, request.raw_path, await read_body(request, LARGE_BODY_BYTES))
+        request[ADMITTED] = state.guard.admit(asked, call, binding, state.service.scheduler.monotonic_ms())
+    except (NotProven, ssl.SSLError) as error:
+        raise Refused(401, str(error)) from None
+    parameter = request.app[PEER_CALLS].get(request.match_info.handler)
+    if parameter is None or (parameter and parameter not in request.query):
+        raise Refused(403, f"{request.method} {request.path} is not for brokers of other regions")
+    return None

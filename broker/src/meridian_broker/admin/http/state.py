@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the admin API sees of the broker."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from meridian_broker.engines.held import HeldLedgers
+from meridian_broker.engines.local.store import LocalLedgerStore
+from meridian_broker.gateway.exchange import ExchangeShell
+from meridian_broker.gateway.pulsar.broker import Broker
+from meridian_broker.gateway.region_calls import RegionCalls
+from meridian_broker.gateway.replication import ReplicatorRunner
+from meridian_broker.ledgers.periodic import WorkState
+from meridian_broker.metadata.catalog import Catalog
+from meridian_broker.replication.leases.manager import LeaseDesk
+from meridian_broker.topics.service.service import TopicService
+from meridian_broker.wire.peer_requests import Guard
+
+
+@dataclass
+class AdminState:
+    """The parts of one broker process, for those who watch and set it up."""
+
+    region: str
+    work: Callable[[], list[WorkState]]
+    """How each kind of periodic work is doing."""
+    metadata_full: Callable[[], str | None]
+    """Why the metadata store has no room for anything; None: it has."""
+    service: TopicService
+    catalog: Catalog
+    leases: LeaseDesk
+    """Who dispatches what of subscriptions with dispatch scope origin."""
+    exchange: ExchangeShell
+    replication: ReplicatorRunner
+    ledgers: LocalLedgerStore
+    held: HeldLedgers
+    """The same ledgers, for those who must keep some from being deleted."""
+    gateway: Broker
+    settings: dict[str, Any]
+    """The settings in force, by key."""
+    data_directory: Path
+    admin_url: Callable[[], str]
+    calls: RegionCalls
+    """To the admin APIs of other regions."""
+    guard: Guard
+    """Knows the calls of other regions."""
+    faults: bool = False
+    """This broker is under test and may lose messages when told to."""
+    sync_metrics: bool = False
+    """Metrics also say how far each region is behind with each subscription."""
+    ready: bool = False
+    """Everything is open: the health check says ok."""

@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``/meridian/v1/regions``: the other regions as this one sees them."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from aiohttp import web
+
+from meridian_broker.admin.figures.filling import fill
+from meridian_broker.admin.http.requests import answer, state
+from meridian_broker.admin.http.state import AdminState
+
+SHOWN: Final = 100
+"""Topics named of those that are not open."""
+
+
+async def regions(request: web.Request) -> web.Response:
+    """Every region, its addresses, and how the links to it are."""
+    admin = state(request)
+    now, apart = admin.service.scheduler.now_ms(), admin.exchange.apart()
+    listed = [_region(admin, name, apart.get(name, {})) for name in sorted(admin.catalog.known_clusters())]
+    return answer({"region": admin.region, "clock_ms": now, "regions": listed})
+
+
+def _region(admin: AdminState, name: str, apart: dict[str, str]) -> dict[str, Any]:
+    cluster = admin.catalog.cluster(name)
+    shown: dict[str, Any] = {
+        "name": name,
+        "service_url": "" if cluster is None else cluster.broker_service_url,
+        "admin_url": "" if cluster is None else cluster.service_url,
+        "local": name == admin.region,
+    }
+    link = admin.exchange.links.status().get(name)
+    if name == admin.region:
+        shown["not_ready"] = _not_ready(admin)
+        shown["not_open"] = _not_open(admin)
+    if link is not None:
+        shown["progress"] = {
+            "connected": link.connected,
+            "problem": None if link.connected else link.problem,
+            "connections": link.connections,
+            "apart": apart,
+        }
+        shown["replication"] = _replication(admin, name)
+    return shown
+
+
+def _not_ready(admin: AdminState) -> dict[str, str]:
+    """Topics whose copies here are not filled, each with the reason (R21)."""
+    fills = {topic.name: fill(topic) for topic in admin.service.topics.values()}
+    return {name: one["reason"] for name, one in sorted(fills.items()) if not one["ready"]}
+
+
+def _not_open(admin: AdminState) -> dict[str, Any]:
+    """Topics on record that are not served: what is stored of their subscriptions is not known yet."""
+    unopened = admin.service.unopened()
+    if unopened is None:
+        return {"topics": None, "first": []}
+    return {"topics": len(unopened), "first": sorted(unopened)[:SHOWN]}
+
+
+def _replication(admin: AdminState, remote: str) -> dict[str, Any]:
+    found = [(topic, admin.replication.status(topic).get(remote)) for topic in admin.replication.topics()]
+    every = [(topic, status) for topic, status in found if status is not None]
+    return {
+        "topics": len(every),
+        "connected": sum(status.connected for _, status in every),
+        "backlog": sum(status.backlog for _, status in every),
+        "delay_ms": max((status.delay_ms for _, status in every), default=0),
+        "held": {topic: status.hold.value for topic, status in every if status.hold is not None},
+    }

@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``/admin/v2/clusters``: the regions, in Pulsar's words."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from aiohttp import web
+
+from meridian_broker.admin.http.requests import Refused, answer, body, done, part, state
+from meridian_broker.admin.http.state import AdminState
+from meridian_broker.metadata.errors import NotEmpty
+from meridian_broker.metadata.records import ClusterRecord
+
+
+async def listed(request: web.Request) -> web.Response:
+    """Names of all clusters."""
+    return answer(sorted(await state(request).catalog.clusters.names()))
+
+
+async def get(request: web.Request) -> web.Response:
+    """Addresses of one cluster."""
+    return answer((await state(request).catalog.clusters.get(part(request, "cluster"))).to_json())
+
+
+async def create(request: web.Request) -> web.Response:
+    """Make a cluster known."""
+    record = ClusterRecord.from_json(await body(request))
+    await state(request).catalog.clusters.create(part(request, "cluster"), record)
+    return done()
+
+
+async def update(request: web.Request) -> web.Response:
+    """Change a cluster's addresses."""
+    record = ClusterRecord.from_json(await body(request))
+    await state(request).catalog.clusters.update(part(request, "cluster"), record)
+    return done()
+
+
+async def delete(request: web.Request) -> web.Response:
+    """Forget a cluster that no tenant and no namespace names."""
+    name = part(request, "cluster")
+    if name == state(request).region:
+        raise Refused(412, f"{name} is the cluster of this broker")
+    try:
+        await state(request).catalog.clusters.delete(name)
+    except NotEmpty as used:
+        raise Refused(412, str(used)) from None
+    return done()
+
+
+async def check_allowed(admin: AdminState, tenant: str, wanted: Collection[str]) -> None:
+    """:raises Refused: a cluster is not known, or not allowed to the tenant."""
+    allowed = (await admin.catalog.tenants.get(tenant)).allowed_clusters
+    known = set(await admin.catalog.clusters.names())
+    for cluster in sorted(wanted):
+        if cluster not in known:
+            raise Refused(403, f"cluster {cluster} is not known here: create it first")
+        if cluster not in allowed:
+            raise Refused(403, f"cluster {cluster} is not among the tenant's allowed clusters: allow it there first")

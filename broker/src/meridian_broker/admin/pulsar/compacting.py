@@ -1,0 +1,30 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``/admin/v2/persistent/.../compaction``: compact a topic, or all partitions of one, and see how it goes."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from aiohttp import web
+
+from meridian_broker.admin.http.requests import answer, done
+from meridian_broker.admin.pulsar.topics import opened
+from meridian_broker.topics.compaction.compaction import Status
+
+
+async def start(request: web.Request) -> web.Response:
+    """Begin to compact the topic; it goes on by itself."""
+    compactions = [topic.compaction for topic in await opened(request)]
+    idle = [one for one in compactions if one.status is not Status.RUNNING]
+    for compaction in idle or compactions:  # with none idle, the first refuses
+        compaction.start()
+    return done()
+
+
+async def status(request: web.Request) -> web.Response:
+    """How the last compaction went since the topic was opened; of several partitions, what needs attention most."""
+    worst = max((topic.compaction for topic in await opened(request)), key=lambda one: _ORDER.index(one.status))
+    return answer({"status": worst.status.value, "lastError": worst.last_error})
+
+
+_ORDER: Final = (Status.SUCCESS, Status.NOT_RUN, Status.RUNNING, Status.ERROR)

@@ -1,0 +1,200 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``/admin/v2/brokers``: is this broker alive and ready, which brokers are there, how are they set; and
+``/meridian/v1/health``: what is wrong inside one that is alive.
+
+A broker whose background work fails goes on serving, so probes do not see it: a restart would mend nothing.
+"""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+from aiohttp import web
+
+from meridian_broker.admin.http.requests import Refused, answer, part, state
+from meridian_broker.admin.http.state import AdminState
+from meridian_broker.metadata.errors import NotFound
+
+SHOWN: Final = 100
+"""Topics that are named."""
+
+
+async def health(request: web.Request) -> web.Response:
+    """``ok`` once everything is open."""
+    check_ready(request)
+    return web.Response(text="ok")
+
+
+async def ready(request: web.Request) -> web.Response:
+    """``ok`` once everything is open, and until the broker begins to shut down."""
+    check_ready(request)
+    return web.Response(text="ok")
+
+
+async def live(_: web.Request) -> web.Response:
+    """``ok`` as long as the event loop runs: a metadata store or region that is away is no reason for a restart."""
+    return web.Response(text="ok")
+
+
+async def status_page(request: web.Request) -> web.Response:
+    """``OK`` for load balancers, once everything is open."""
+    check_ready(request)
+    return web.Response(text="OK")
+
+
+async def inside(request: web.Request) -> web.Response:
+    """Health of the metadata store, periodic work, files, and topics that keep failing or wait for a person."""
+    admin = state(request)
+    works = [
+        {
+            "name": work.name,
+            "turns": work.turns,
+            "failures": work.failures,
+            "secondsSinceSuccess": round(work.seconds_since_success, 3),
+            "problem": work.problem,
+        }
+        for work in admin.work()
+    ]
+    failing = any(work["problem"] is not None for work in works)
+    damages = list(admin.ledgers.damages)
+    topics = _failing_topics(admin)
+    damaged = _damaged_topics(admin)
+    lost = _lost_records(admin)
+    unread = _unread_subscriptions(admin)
+    some = (topics["topics"], damaged["topics"], lost["topics"], unread["subscriptions"])
+    full = admin.ledgers.full
+    no_room = admin.metadata_full()
+    healthy = not (failing or damages or full or no_room or any(some))
+    return answer(
+        {
+            "healthy": healthy,
+            "work": works,
+            "damages": damages,
+            "full": full,
+            "metadataFull": no_room,
+            "failingTopics": topics,
+            "damagedTopics": damaged,
+            "lostRecords": lost,
+            "unreadSubscriptions": unread,
+        }
+    )
+
+
+def _damaged_topics(admin: AdminState) -> dict[str, Any]:
+    """Topics with damaged entries that no region has, and how a person accepts their loss."""
+    gaps = {topic.name: topic.mending.for_a_person() for topic in admin.service.topics.values()}
+    shown = [(name, gap) for name, some in sorted(gaps.items()) for gap in some[:SHOWN]][:SHOWN]
+    first = [
+        {"topic": name, "command": f"meridian topics accept-gap {name} --origin {gap.origin} --up-to {gap.upto}"}
+        for name, gap in shown
+    ]
+    return {"topics": sum(map(bool, gaps.values())), "first": first}
+
+
+def _lost_records(admin: AdminState) -> dict[str, Any]:
+    """Topics whose progress log lost records to the disk within the last day."""
+    topics = [(topic.name, topic.lost_records.recent()) for topic in admin.service.topics.values()]
+    losses = [(name, loss) for name, some in sorted(topics, key=lambda one: one[0]) for loss in some]
+    first = [
+        {
+            "topic": name,
+            "records": loss.records,
+            "subscriptions": loss.subscriptions,
+            "isSubscriptionMissing": loss.in_doubt,
+            "foundMs": loss.at_ms,
+        }
+        for name, loss in losses[:SHOWN]
+    ]
+    return {"topics": sum(bool(some) for _, some in topics), "first": first}
+
+
+def _unread_subscriptions(admin: AdminState) -> dict[str, Any]:
+    """Subscriptions whose consumers wait because the storage fails a read; others of the topic are served."""
+    now_ms = admin.service.scheduler.monotonic_ms()
+    runs = [(topic.name, run) for topic in admin.service.topics.values() for run in topic.unread.all(now_ms)]
+    first = [
+        {
+            "topic": name,
+            "subscription": run.name,
+            "failures": run.failures,
+            "reason": run.reason,
+            "readAgainInSeconds": round(max(run.opens_ms - now_ms, 0) / 1000, 3),
+        }
+        for name, run in runs[:SHOWN]
+    ]
+    return {"subscriptions": len(runs), "first": first}
+
+
+def _failing_topics(admin: AdminState) -> dict[str, Any]:
+    """Topics that fail soon after they are opened, and stay closed for a while each time."""
+    now_ms = admin.service.scheduler.monotonic_ms()
+    runs = admin.service.failing.all(now_ms)
+    first = [
+        {
+            "topic": run.name,
+            "failures": run.failures,
+            "reason": run.reason,
+            "opensInSeconds": round(max(run.opens_ms - now_ms, 0) / 1000, 3),
+        }
+        for run in runs[-SHOWN:]
+    ]
+    return {"topics": len(runs), "first": first}
+
+
+def check_ready(request: web.Request) -> None:
+    """:raises Refused: the broker starts, or shuts down."""
+    if not state(request).ready:
+        raise Refused(503, "this broker is starting: ask again in a moment")
+    if state(request).gateway.draining:
+        raise Refused(503, "this broker is shutting down")
+
+
+async def broker_version(_: web.Request) -> web.Response:
+    """Version of the software."""
+    return web.Response(text=software_version())
+
+
+def software_version() -> str:
+    """Version of this distribution."""
+    return version("meridian-broker")
+
+
+async def brokers(request: web.Request) -> web.Response:
+    """Brokers of this region, as ``host:port`` of their admin API."""
+    return answer([_broker_id(request)])
+
+
+async def brokers_of(request: web.Request) -> web.Response:
+    """Brokers of one cluster; only this region's are known."""
+    cluster = part(request, "cluster")
+    if cluster != state(request).region:
+        if state(request).catalog.cluster(cluster) is None:
+            raise NotFound(f"cluster {cluster} is not known here")
+        raise Refused(412, f"{cluster} is another region: ask a broker there")
+    return answer([_broker_id(request)])
+
+
+async def leader(request: web.Request) -> web.Response:
+    """The region's leading broker: its only one."""
+    return answer({"brokerId": _broker_id(request), "serviceUrl": state(request).admin_url()})
+
+
+async def changeable_settings(_: web.Request) -> web.Response:
+    """Names of settings that can be changed while the broker runs: none."""
+    return answer([])
+
+
+async def changed_settings(_: web.Request) -> web.Response:
+    """Settings that were changed while the broker runs: none."""
+    return answer({})
+
+
+async def settings(request: web.Request) -> web.Response:
+    """The settings in force."""
+    return answer(state(request).settings)
+
+
+def _broker_id(request: web.Request) -> str:
+    return urlsplit(state(request).admin_url()).netloc

@@ -1,0 +1,46 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``/lookup/v2``: which broker serves a topic. One broker serves all topics of its region."""
+
+from __future__ import annotations
+
+from binascii import crc32
+from typing import Final
+
+from aiohttp import web
+
+from meridian_broker.admin.http.requests import Refused, answer, any_topic_of, state
+from meridian_broker.metadata.policies import boundaries
+from meridian_broker.topics.errors import TopicNotFound
+
+LISTENER_HEADER: Final = "X-Pulsar-ListenerName"
+
+
+async def topic(request: web.Request) -> web.Response:
+    """Addresses of the broker that serves the topic, as the listener that the client names knows them."""
+    admin = state(request)
+    await admin.service.check_lives_here(any_topic_of(request))
+    listener = request.headers.get(LISTENER_HEADER) or request.query.get("listenerName", "")
+    addresses = admin.gateway.addresses(listener)
+    if addresses is None:
+        raise Refused(503, f"this broker advertises no listener {listener!r}: see advertisedListeners")
+    return answer(
+        {
+            "brokerUrl": addresses.service_url,
+            "brokerUrlTls": addresses.service_url_tls,
+            "httpUrl": addresses.admin_url,
+            "httpUrlTls": addresses.admin_url_tls,
+            "nativeUrl": addresses.service_url,
+        }
+    )
+
+
+async def bundle(request: web.Request) -> web.Response:
+    """The part of the hash range that the topic falls into."""
+    name = any_topic_of(request)
+    namespace = state(request).catalog.namespace(name.namespace_name)
+    if namespace is None:
+        raise TopicNotFound(f"namespace {name.namespace_name} does not exist")
+    borders = boundaries(namespace.bundles)
+    place = crc32(str(name).encode())
+    upper = next(border for border in borders[1:] if place < int(border, 16) or border == borders[-1])
+    return web.Response(text=f"{borders[borders.index(upper) - 1]}_{upper}")

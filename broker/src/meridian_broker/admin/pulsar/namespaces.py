@@ -1,0 +1,186 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``/admin/v2/namespaces``: namespaces, their policies, and what is done to all their topics at once."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from aiohttp import web
+
+from meridian_broker.admin.http.requests import (
+    Refused,
+    answer,
+    body,
+    done,
+    flag,
+    names,
+    namespace_of,
+    part,
+    state,
+)
+from meridian_broker.admin.http.state import AdminState
+from meridian_broker.admin.pulsar.clusters import check_allowed
+from meridian_broker.admin.pulsar.subscriptions import check_elsewhere
+from meridian_broker.metadata import policies
+from meridian_broker.metadata.errors import NotFound
+from meridian_broker.metadata.policies import NamespaceRecord
+from meridian_broker.topics.errors import TopicNotFound
+from meridian_broker.topics.subscriptions.administration import remove_subscriptions, skip
+from meridian_broker.topics.topic import Topic
+from meridian_broker.wire.pulsar import topic_name
+from meridian_broker.wire.pulsar.topic_name import NON_PERSISTENT
+
+PERMISSIONS_OFF: Final = "there is no authorization yet, so no permissions can be given"
+
+
+async def listed(request: web.Request) -> web.Response:
+    """Namespaces of a tenant."""
+    return answer(sorted(await state(request).catalog.namespaces.names(part(request, "tenant"))))
+
+
+async def get(request: web.Request) -> web.Response:
+    """All policies of a namespace."""
+    return answer((await state(request).catalog.namespaces.get(namespace_of(request))).to_json())
+
+
+async def create(request: web.Request) -> web.Response:
+    """Make a namespace; the body holds its first policies."""
+    given = await body(request, default=None)
+    record = NamespaceRecord.from_json({} if given is None else given)
+    await check_allowed(state(request), part(request, "tenant"), record.replication_clusters)
+    await state(request).catalog.namespaces.create(namespace_of(request), record)
+    return done()
+
+
+async def delete(request: web.Request) -> web.Response:
+    """Delete an empty namespace; ``?force=true`` with its topics."""
+    await delete_namespace(state(request), namespace_of(request), force=flag(request, "force"))
+    return done()
+
+
+async def delete_namespace(admin: AdminState, name: str, *, force: bool) -> None:
+    """:raises NotFound: there is none. :raises NotEmpty: it has topics, and ``force`` is not given."""
+    catalog = admin.catalog
+    await catalog.namespaces.get(name)
+    if force:
+        parted = [*await catalog.partitioned.names(name), *await catalog.partitioned.names(name, NON_PERSISTENT)]
+        plain = [topic_name.parse(one) for one in admin.service.non_persistent.names(name)]
+        for topic in [*parted, *plain, *await catalog.topics.names(name)]:
+            try:
+                await admin.service.delete_topic(topic, force=True)
+            except (NotFound, TopicNotFound):
+                continue  # a partition went with its topic
+    await catalog.namespaces.delete(name)
+
+
+# -- policies ------------------------------------------------------------------------------------------------------
+
+
+async def get_replication(request: web.Request) -> web.Response:
+    """Clusters that the namespace's topics live in."""
+    return answer(sorted((await _record(request)).replication_clusters))
+
+
+async def set_replication(request: web.Request) -> web.Response:
+    """Let the namespace's topics live in exactly these clusters."""
+    wanted = await names(request, "replication clusters")
+    await check_allowed(state(request), part(request, "tenant"), wanted)
+    return await _set(request, policies.REPLICATION_CLUSTERS, wanted)
+
+
+async def get_allowed_clusters(request: web.Request) -> web.Response:
+    """Clusters that the namespace may be replicated to."""
+    return answer(sorted((await _record(request)).allowed_clusters))
+
+
+async def set_allowed_clusters(request: web.Request) -> web.Response:
+    """Set the clusters that the namespace may be replicated to."""
+    wanted = await names(request, "allowed clusters")
+    await check_allowed(state(request), part(request, "tenant"), wanted)
+    return await _set(request, policies.ALLOWED_CLUSTERS, wanted)
+
+
+async def get_bundles(request: web.Request) -> web.Response:
+    """Into which parts of the hash range the namespace's topics are dealt."""
+    return answer((await _record(request)).to_json()[policies.BUNDLES])
+
+
+async def get_permissions(request: web.Request) -> web.Response:
+    """Permissions by role: none, for there is no authorization yet."""
+    await _record(request)
+    return answer({})
+
+
+async def change_permissions(request: web.Request) -> web.Response:
+    """Refused: there is no authorization yet."""
+    await _record(request)
+    raise Refused(501, PERMISSIONS_OFF)
+
+
+# -- all topics at once --------------------------------------------------------------------------------------------
+
+
+async def get_topics(request: web.Request) -> web.Response:
+    """Names of the namespace's topics, partitions each by its own."""
+    await _record(request)
+    mode = request.query.get("mode", "PERSISTENT").upper()
+    namespace, service = namespace_of(request), state(request).service
+    names = [] if mode == "NON_PERSISTENT" else await service.topic_names(namespace)
+    return answer(names if mode == "PERSISTENT" else names + service.non_persistent.names(namespace))
+
+
+async def unload(request: web.Request) -> web.Response:
+    """Close all topics of the namespace; each is opened again for whoever asks."""
+    for topic in await _open_topics(request):
+        try:
+            await state(request).service.unload(topic_name.parse(topic.name))
+        except TopicNotFound:
+            continue  # deleted meanwhile
+    return done()
+
+
+async def clear_backlog(request: web.Request) -> web.Response:
+    """Acknowledge everything of all subscriptions, or of the named one, in all topics of the namespace."""
+    wanted = request.match_info.get("subscription")
+    for topic in await _all_topics(request):
+        for subscription in list(topic.subscriptions.values()):
+            if subscription.durable and wanted in (None, subscription.name):
+                await skip(subscription, None)
+    return done()
+
+
+async def unsubscribe(request: web.Request) -> web.Response:
+    """Delete a subscription from all topics of the namespace."""
+    name = part(request, "subscription")
+    found = [topic.subscriptions[name] for topic in await _all_topics(request) if name in topic.subscriptions]
+    for subscription in found:
+        subscription.topic.lives.check_unused(name)
+    for subscription in found:
+        await check_elsewhere(request, [subscription])
+    await remove_subscriptions(found)
+    return done()
+
+
+# -- shared --------------------------------------------------------------------------------------------------------
+
+
+async def _record(request: web.Request) -> NamespaceRecord:
+    return await state(request).catalog.namespaces.get(namespace_of(request))
+
+
+async def _set(request: web.Request, policy: str, value: Any) -> web.Response:
+    await state(request).catalog.namespaces.set_policy(namespace_of(request), policy, value)
+    return done()
+
+
+async def _open_topics(request: web.Request) -> list[Topic]:
+    await _record(request)
+    prefix = f"persistent://{namespace_of(request)}/"
+    return [topic for name, topic in state(request).service.topics.items() if name.startswith(prefix)]
+
+
+async def _all_topics(request: web.Request) -> list[Topic]:
+    await _record(request)
+    service = state(request).service
+    found = await service.topic_names(namespace_of(request))
+    return [await service.topic(topic_name.parse(name), create=False) for name in found]

@@ -1,0 +1,339 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Policies of namespaces and of topics, each at a path of its own: read, set, taken away.
+
+One table says which there are; the handlers are made from it. What a topic sets goes before what its namespace sets,
+and that before the broker's settings; ``?applied=true`` on a topic shows what holds in the end. Policies belong to a
+partitioned topic, not to its partitions.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+from aiohttp import web
+
+from meridian_broker.admin.elsewhere.everywhere import ask_all
+from meridian_broker.admin.elsewhere.partition_counts import check_counts
+from meridian_broker.admin.http.errors import Handler
+from meridian_broker.admin.http.requests import Refused, answer, body, done, flag, namespace_of, number, state, topic_of
+from meridian_broker.admin.pulsar.clusters import check_allowed
+from meridian_broker.metadata import policy_table as policies
+from meridian_broker.metadata.policy_table import TABLE, Level
+from meridian_broker.metadata.policy_values import QUOTA_KINDS
+from meridian_broker.topics.errors import TopicNotFound
+from meridian_broker.wire.pulsar.topic_name import TopicName
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """Where one policy is read and set. An empty path: not at that level."""
+
+    policy: str
+    namespace: str
+    topic: str
+    what: str
+    """It holds ..."""
+    everywhere: bool = False
+    """What is set in one region is set in all of them, unless ``?region=`` names that one alone."""
+
+
+ENDPOINTS: Final = (
+    Endpoint(policies.RETENTION, "retention", "retention", "how long acknowledged messages stay"),
+    Endpoint(policies.MESSAGE_TTL, "messageTTL", "messageTTL", "the seconds after which messages expire"),
+    Endpoint(policies.DEDUPLICATION, "deduplication", "deduplicationEnabled", "whether producers' repeats are dropped"),
+    Endpoint(policies.ENCRYPTION_REQUIRED, "encryptionRequired", "", "whether only producers that encrypt may come in"),
+    Endpoint(
+        policies.REPLICATE_SUBSCRIPTIONS,
+        "replicateSubscriptionState",
+        "replicateSubscriptionState",
+        "whether subscriptions made from now on are replicated, unless their creator says otherwise",
+        everywhere=True,
+    ),
+    Endpoint(policies.MAX_PRODUCERS, "maxProducersPerTopic", "maxProducers", "how many producers a topic may have"),
+    Endpoint(policies.PUBLISH_RATE, "publishRate", "publishRate", "what may be published a second, in this region"),
+    Endpoint(
+        policies.DISPATCH_RATE, "dispatchRate", "dispatchRate", "what may be sent to all consumers, in this region"
+    ),
+    Endpoint(
+        policies.SUBSCRIPTION_DISPATCH_RATE,
+        "subscriptionDispatchRate",
+        "subscriptionDispatchRate",
+        "what may be sent to the consumers of each subscription, in this region",
+    ),
+    Endpoint(
+        policies.REPLICATOR_DISPATCH_RATE,
+        "replicatorDispatchRate",
+        "replicatorDispatchRate",
+        "what may be sent to each other region, from this one",
+    ),
+    Endpoint(
+        policies.DELAYED_DELIVERY, "delayedDelivery", "delayedDelivery", "whether and how much messages may be delayed"
+    ),
+    Endpoint(
+        policies.INACTIVE_TOPICS, "inactiveTopicPolicies", "inactiveTopicPolicies", "when unused topics are removed"
+    ),
+    Endpoint(
+        policies.COMPACTION_THRESHOLD,
+        "compactionThreshold",
+        "compactionThreshold",
+        "the bytes not compacted yet at which a topic is compacted",
+    ),
+    Endpoint(policies.MAX_CONSUMERS, "maxConsumersPerTopic", "maxConsumers", "how many consumers a topic may have"),
+    Endpoint(
+        policies.MAX_CONSUMERS_PER_SUBSCRIPTION,
+        "maxConsumersPerSubscription",
+        "maxConsumersPerSubscription",
+        "how many consumers a subscription may have",
+    ),
+    Endpoint(
+        policies.MAX_SUBSCRIPTIONS,
+        "maxSubscriptionsPerTopic",
+        "maxSubscriptionsPerTopic",
+        "how many subscriptions a topic may have",
+    ),
+    Endpoint(policies.MAX_TOPICS, "maxTopicsPerNamespace", "", "how many topics the namespace may have"),
+    Endpoint(
+        policies.MAX_UNACKED_PER_CONSUMER,
+        "maxUnackedMessagesPerConsumer",
+        "maxUnackedMessagesOnConsumer",
+        "how many messages a consumer may have without acknowledging them",
+    ),
+    Endpoint(
+        policies.MAX_UNACKED_PER_SUBSCRIPTION,
+        "maxUnackedMessagesPerSubscription",
+        "maxUnackedMessagesOnSubscription",
+        "how many messages all consumers of a subscription may have without acknowledging them",
+    ),
+    Endpoint(policies.MAX_MESSAGE_SIZE, "", "maxMessageSize", "the bytes a message may have, its metadata included"),
+    Endpoint(
+        policies.ENABLED_TYPES,
+        "subscriptionTypesEnabled",
+        "subscriptionTypesEnabled",
+        "which types subscriptions may have",
+    ),
+    Endpoint(
+        policies.SUBSCRIPTION_EXPIRATION,
+        "subscriptionExpirationTime",
+        "",
+        "the minutes without a consumer after which a subscription is deleted",
+    ),
+    Endpoint(policies.AUTO_TOPICS, "autoTopicCreation", "", "whether clients make topics by naming them, and which"),
+    Endpoint(
+        policies.AUTO_SUBSCRIPTIONS,
+        "autoSubscriptionCreation",
+        "autoSubscriptionCreation",
+        "whether consumers make subscriptions by naming them",
+    ),
+)
+
+
+class _OfNamespace:
+    """The policies of the namespace in the path."""
+
+    @staticmethod
+    async def own(request: web.Request) -> Level:
+        """:raises NotFound: there is no such namespace."""
+        return (await state(request).catalog.namespaces.get(namespace_of(request))).own
+
+    @staticmethod
+    async def set(request: web.Request, policy: str, value: Any, element: str | None) -> None:
+        await state(request).catalog.namespaces.set_policy(namespace_of(request), policy, value, element)
+
+
+class _OfTopic:
+    """The policies of the topic in the path."""
+
+    @staticmethod
+    async def own(request: web.Request) -> Level:
+        """:raises TopicNotFound: there is no such topic."""
+        return (await state(request).catalog.topic_policies.get(await _existing(request))).own
+
+    @staticmethod
+    async def set(request: web.Request, policy: str, value: Any, element: str | None) -> None:
+        await state(request).catalog.topic_policies.set_policy(await _existing(request), policy, value, element)
+
+
+_Place = type[_OfNamespace] | type[_OfTopic]
+
+
+async def _existing(request: web.Request) -> TopicName:
+    """:raises TopicNotFound: there is no such topic. :raises Refused: it is a partition."""
+    name, catalog = topic_of(request), state(request).catalog
+    if name.partition >= 0:
+        raise Refused(412, f"policies belong to the whole topic, {name.base}, not to its partitions")
+    if await catalog.partitioned.find(name) is None and await catalog.topics.find(name) is None:
+        raise TopicNotFound(f"topic {name} does not exist")
+    return name
+
+
+def _applied(request: web.Request, policy: str) -> Any:
+    """What holds for the topic in the path."""
+    rules = state(request).service.rules(topic_of(request))
+    return getattr(rules, TABLE[policy].attribute)
+
+
+def _element(request: web.Request, policy: str) -> str | None:
+    """Which part of the policy this request is about, where it is made of several."""
+    return state(request).region if TABLE[policy].each == "region" else None
+
+
+_WHERE: Final = {False: "", True: ", in all regions; with ``?region=``, in the one asked alone"}
+
+
+async def _others(request: web.Request, place: _Place) -> frozenset[str]:
+    """The other regions of the namespace or topic, unless the request is about this one alone.
+
+    :raises Refused: it is about another one.
+    """
+    admin = state(request)
+    only = request.query.get("region")
+    if only is not None:
+        if only != admin.region:
+            raise Refused(412, f"this is {admin.region}: what is about {only} alone is asked there")
+        return frozenset()
+    if place is _OfTopic:
+        return frozenset(admin.service.regions_of(str(await _existing(request)))) - {admin.region}
+    return (await admin.catalog.namespaces.get(namespace_of(request))).replication_clusters - {admin.region}
+
+
+def reading(place: _Place, endpoint: Endpoint) -> Handler:
+    """How the policy is read."""
+
+    async def read(request: web.Request) -> web.Response:
+        own = await place.own(request)
+        if place is _OfTopic and flag(request, "applied"):
+            return answer(TABLE[endpoint.policy].show(_applied(request, endpoint.policy)))
+        value = own.get(endpoint.policy)
+        element = _element(request, endpoint.policy)
+        if value is not None and element is not None:
+            value = value.get(element)
+        return done() if value is None else answer(TABLE[endpoint.policy].show(value))
+
+    read.__doc__ = f"Read {endpoint.what}; empty when that is not set here."
+    return read
+
+
+def setting(place: _Place, endpoint: Endpoint) -> Handler:
+    """How the policy is set."""
+
+    async def set_it(request: web.Request) -> web.Response:
+        if place is _OfTopic and endpoint.policy == policies.MESSAGE_TTL and "messageTTL" in request.query:
+            value: Any = number(request.query["messageTTL"], "?messageTTL")
+        else:
+            value = await body(request)
+        largest = state(request).service.topic_limits.message_bytes
+        if endpoint.policy == policies.MAX_MESSAGE_SIZE and isinstance(value, int) and value > largest:
+            raise Refused(412, f"{value} bytes: this broker takes messages of at most {largest} bytes")
+        others = await _others(request, place) if endpoint.everywhere else frozenset()
+        await place.set(request, endpoint.policy, value, _element(request, endpoint.policy))
+        await ask_all(state(request), others, "POST", f"{request.rel_url.raw_path}?region={{region}}", value)
+        return done()
+
+    set_it.__doc__ = f"Set {endpoint.what}{_WHERE[endpoint.everywhere]}."
+    return set_it
+
+
+def removing(place: _Place, endpoint: Endpoint) -> Handler:
+    """How the policy is taken away."""
+
+    async def remove(request: web.Request) -> web.Response:
+        others = await _others(request, place) if endpoint.everywhere else frozenset()
+        await place.set(request, endpoint.policy, None, _element(request, endpoint.policy))
+        await ask_all(state(request), others, "DELETE", f"{request.rel_url.raw_path}?region={{region}}")
+        return done()
+
+    remove.__doc__ = f"Do not set here any more {endpoint.what}{_WHERE[endpoint.everywhere]}."
+    return remove
+
+
+def quotas(place: _Place) -> Handler:
+    """How backlog quotas are read."""
+
+    async def read(request: web.Request) -> web.Response:
+        """Backlog quotas by kind."""
+        own = (await place.own(request)).get(policies.BACKLOG_QUOTAS, {})
+        if place is _OfTopic and flag(request, "applied"):
+            own = _applied(request, policies.BACKLOG_QUOTAS)
+        return answer(policies.show(policies.BACKLOG_QUOTAS, own))
+
+    return read
+
+
+async def topic_regions(request: web.Request) -> web.Response:
+    """Regions that the topic has chosen for itself; empty when it lives where its namespace does."""
+    if flag(request, "applied"):
+        return answer(sorted(state(request).service.regions_of(str(await _existing(request)))))
+    own = (await _OfTopic.own(request)).get(policies.REPLICATION)
+    return done() if own is None else answer(sorted(own))
+
+
+async def set_topic_regions(request: web.Request) -> web.Response:
+    """Choose the topic's regions; the body is a list of clusters, this one among them.
+
+    Those that are new to the topic are asked how many partitions it has there."""
+    admin, name = state(request), await _existing(request)
+    given = await body(request)
+    if not isinstance(given, list) or not given or not all(isinstance(one, str) for one in given):
+        raise Refused(412, 'the body is a list of clusters, for example ["us-east", "us-west"]')
+    if admin.region not in given:
+        raise Refused(
+            412, f"{admin.region}, where you ask, is not among {', '.join(given)}: delete the topic there instead"
+        )
+    await check_allowed(admin, name.tenant, given)
+    await check_counts(admin, name, set(given) - admin.service.regions_of(str(name)))
+    await admin.catalog.topic_policies.set_policy(name, policies.REPLICATION, dict.fromkeys(given, True))
+    return done()
+
+
+async def remove_topic_regions(request: web.Request) -> web.Response:
+    """Let the topic live where its namespace does."""
+    await _OfTopic.set(request, policies.REPLICATION, None, None)
+    return done()
+
+
+def _quota_kind(request: web.Request) -> str:
+    return request.query.get("backlogQuotaType", QUOTA_KINDS[0])
+
+
+def setting_quota(place: _Place) -> Handler:
+    """How a backlog quota is set."""
+
+    async def set_it(request: web.Request) -> web.Response:
+        """Set the backlog quota of one kind (``?backlogQuotaType=``)."""
+        await place.set(request, policies.BACKLOG_QUOTAS, await body(request), _quota_kind(request))
+        return done()
+
+    return set_it
+
+
+def removing_quota(place: _Place) -> Handler:
+    """How a backlog quota is taken away."""
+
+    async def remove(request: web.Request) -> web.Response:
+        """Remove the backlog quota of one kind."""
+        await place.set(request, policies.BACKLOG_QUOTAS, None, _quota_kind(request))
+        return done()
+
+    return remove
+
+
+def handlers() -> list[tuple[str, str, str, Handler, bool]]:
+    """``namespace`` or ``topic``, verb, last part of the path, who answers, and whether it passes the change on to the
+    other regions."""
+    found: list[tuple[str, str, str, Handler, bool]] = []
+    for level, place in (("namespace", _OfNamespace), ("topic", _OfTopic)):
+        for endpoint in ENDPOINTS:
+            path = endpoint.namespace if place is _OfNamespace else endpoint.topic
+            if path:
+                found.append((level, "GET", path, reading(place, endpoint), False))
+                found.append((level, "POST", path, setting(place, endpoint), endpoint.everywhere))
+                found.append((level, "DELETE", path, removing(place, endpoint), endpoint.everywhere))
+        if place is _OfTopic:
+            found.append((level, "GET", "replication", topic_regions, False))
+            found.append((level, "POST", "replication", set_topic_regions, False))
+            found.append((level, "DELETE", "replication", remove_topic_regions, False))
+        found.append((level, "GET", "backlogQuotaMap", quotas(place), False))
+        found.append((level, "POST", "backlogQuota", setting_quota(place), False))
+        found.append((level, "DELETE", "backlogQuota", removing_quota(place), False))
+    return found

@@ -1,0 +1,499 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The holder's side of leases: who may read a stream, now, while nobody else does (R26).
+
+Several want a stream; one may have it. Whoever wants it asks all voters, and holds it once enough of them promised it.
+No time of one clock is ever compared with another's: the holder counts from the moment *before* it asked, each voter
+from the moment it was asked, both for the same length, and the holder a little less, because clocks run at different
+rates (``CLOCK_RATE``). So the holder stops before the first of its promises ends, whatever the messages' delay, and
+whoever is next starts after that.
+
+*Enough* is a majority, so that two holders would need a voter in common. With two voters a majority is both, and a
+failure of either would stop everything: there the *home* of the stream needs its own vote alone, everybody else both.
+Any two of those sets meet, too, but nobody can take a dead home's stream over; only naming another home does, and that
+is for a person to say, because it takes knowing that the old home is dead. While the voters are being changed several
+lists of them count, and it takes enough of each (``replication/leases/quorums.py``).
+
+What was granted is renewed without being named, by the rolls that both ends keep (``grant_digests.py``), and by name
+with whoever does not know it so.
+
+The home goes first. Others wait a moment for it, each another one, so that they do not split the votes; who holds a
+stream whose home asks for it is told to hand it over. Who holds one and does not want it any more gives it back.
+
+Groups within a region can use this as it is: their leader is then the only voter. Nothing here knows of topics.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Final, Protocol, TypeAlias
+
+from meridian_broker.positions import ZERO
+from meridian_broker.replication.leases.messages import (
+    ITEMS_MAX,
+    PAST,
+    AnswerItem,
+    AskItem,
+    LeaseAnswer,
+    LeaseAsk,
+    LeaseMessage,
+    LeaseRelease,
+    LeaseRenewed,
+    Stream,
+)
+from meridian_broker.replication.leases.quorums import Electorates, Voters, home_among
+from meridian_broker.replication.leases.renewals import Renewals
+
+CLOCK_RATE: Final = 0.01
+"""Clocks may run faster or slower than true time by this share. Oscillators are a hundred times better."""
+TICK_MS: Final = 2
+"""Both ends count whole milliseconds."""
+FOREVER: Final = 1 << 62
+AGAIN_MS: Final = 20
+"""So long after a change of voters, or of the term, they are asked anew; other streams change in the same moment."""
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseTimes:
+    """How long things take, in milliseconds."""
+
+    duration: int = 6000
+    """A promise holds so long."""
+    step: int = 400
+    """The first who is not home waits so long for the home, the second twice as long, and so on."""
+    linger: int = 1000
+    """A stream that is not wanted any more is kept so long: its consumers may only be connecting again."""
+
+    @property
+    def beat(self) -> int:
+        """Between renewals: one may be lost."""
+        return max(self.duration // 3, 1)
+
+    @property
+    def usable(self) -> int:
+        """Of the duration, what is left to the holder."""
+        return int(self.duration * (1 - CLOCK_RATE) / (1 + CLOCK_RATE)) - TICK_MS
+
+    @property
+    def attempt(self) -> int:
+        """How long the answers to one attempt are waited for."""
+        return max(self.duration // 4, 1)
+
+
+Quorums: TypeAlias = tuple[tuple[Voters, int], ...]
+
+
+class State(Enum):
+    IDLE = "idle"
+    ASKING = "asking"
+    HELD = "held"
+    YIELDING = "yielding"
+    """Held, and being handed over: it is not renewed."""
+
+
+@dataclass(slots=True)
+class Claim:
+    """What this holder has of one stream."""
+
+    stream: Stream
+    electorates: Electorates
+    home: str
+    voters: Voters = ()
+    """All who are asked."""
+    quorums: Quorums = ()
+    """Of which voters it takes how many; of each of these."""
+    by_name: set[str] = field(default_factory=set)
+    """Voters who did not promise what is asked for now, as far as is known: they are asked by name."""
+    state: State = State.IDLE
+    until_ms: int = 0
+    """It may be read before this, by the holder's clock; 0: not at all."""
+    term: int = 0
+    known_term: int = 0
+    """The highest heard of."""
+    asked_ms: dict[str, int] = field(default_factory=dict)
+    """Voter -> when it was asked for what it promised."""
+    refusals: dict[str, AnswerItem] = field(default_factory=dict)
+    """What voters said who did not, in this attempt."""
+    next_ms: int = 0
+    """The next attempt; while one is under way, its end; while it is held, when it is renewed before the others."""
+    tries: int = 0
+    unwanted_ms: int | None = None
+    """Since when it is not wanted any more."""
+
+    @property
+    def is_held(self) -> bool:
+        return self.until_ms > 0
+
+    @property
+    def item(self) -> AskItem:
+        """What is asked for."""
+        return AskItem(self.stream, self.term, self.electorates.mark, self.home)
+
+
+class LeaseHost(Protocol):
+    """What claims belong to."""
+
+    def can_ask(self, voter: str) -> bool:
+        """There is a way to it."""
+
+    def can_renew(self, voter: str) -> bool:
+        """It understands renewals without names."""
+
+    def send(self, voter: str, message: LeaseMessage) -> None: ...
+
+    def promised_ms(self, stream: Stream) -> int:
+        """How long this region's own vote is somebody else's."""
+
+    def won(self, claim: Claim) -> None:
+        """It is ours until ``claim.until_ms``, which grows as long as it is renewed."""
+
+    def lost(self, claim: Claim) -> None:
+        """It is not ours any more. Who looks at ``until_ms`` has stopped by itself."""
+
+    def wanted_back(self, claim: Claim) -> None:
+        """Its home asks for it: stop, and then ``release`` it. It ends by itself otherwise."""
+
+
+class Leases:
+    """All claims of one holder."""
+
+    def __init__(self, host: LeaseHost, me: str, holder: str, times: LeaseTimes | None = None) -> None:
+        """
+        :param me: this voter's name.
+        :param holder: this life of it: no two may ever be called the same.
+        """
+        self._host = host
+        self._me = me
+        self.holder = holder
+        self.times = times or LeaseTimes()
+        self.claims: dict[Stream, Claim] = {}
+        self._usable = self.times.usable
+        self._quorums: dict[Quorums, Quorums] = {}
+        """Those of the claims, each once."""
+        self._renewals = Renewals(holder)
+        self._used_term = 0
+        """The highest of the streams that are forgotten. One that is wanted again asks with a higher one, or what was
+        said before it was given back, and comes late, would count for it."""
+        self._number = 0
+        self._asked_ms: dict[int, int] = {}
+        """When each number was asked, as far back as it may still count."""
+        self._beat_ms = FOREVER
+        self._next_ms = FOREVER
+
+    # -- what is wanted
+
+    def want(self, stream: Stream, electorates: Electorates, home: str, now_ms: int) -> Claim:
+        """Hold the stream as soon as possible, until ``unwant``. Voters and home may be others than before."""
+        claim = self.claims.get(stream)
+        if claim is None:
+            claim = self.claims[stream] = Claim(stream, electorates, home, term=self._used_term)
+            self._let_vote(claim, electorates, home)
+            claim.next_ms = now_ms + self._patience(claim)
+        claim.unwanted_ms = None
+        if (claim.electorates, claim.home) != (electorates, home):
+            if claim.home != home:
+                claim.next_ms = min(claim.next_ms, now_ms) if home == self._me else claim.next_ms
+            self._let_vote(claim, electorates, home)
+            claim.asked_ms = {voter: asked for voter, asked in claim.asked_ms.items() if voter in claim.voters}
+            claim.refusals.clear()
+            self._reckon(claim, now_ms)
+            if claim.state == State.HELD:  # voters go by what they were asked last
+                claim.next_ms = now_ms + AGAIN_MS
+                self._wake(claim.next_ms)
+        self._wake(claim.next_ms)
+        return claim
+
+    def _let_vote(self, claim: Claim, electorates: Electorates, home: str) -> None:
+        """These are the voters, and this is the home."""
+        self._renewals.left(claim)
+        claim.electorates, claim.home, claim.voters = electorates, home, electorates.voters
+        claim.by_name = set(claim.voters)
+        is_first = electorates.settled == ZERO
+        quorums = tuple(
+            ((self._me,), 1)
+            if len(voters) == 2 and not is_first and home_among(voters, home) == self._me
+            else (voters, electorates.enough(voters))
+            for _, voters in electorates.lists
+        )
+        claim.quorums = self._quorums.setdefault(quorums, quorums)
+
+    def unwant(self, stream: Stream, now_ms: int) -> None:
+        """It is given back in a moment, unless it is wanted again until then."""
+        claim = self.claims.get(stream)
+        if claim is not None and claim.unwanted_ms is None:
+            claim.unwanted_ms = now_ms
+            self._wake(now_ms + self.times.linger)
+
+    def release(self, stream: Stream, now_ms: int) -> None:
+        """Nobody reads the stream here any more: let others have it at once."""
+        claim = self.claims.get(stream)
+        if claim is None:
+            return
+        self._let_go(claim)
+        if claim.unwanted_ms is not None:
+            del self.claims[stream]
+            self._used_term = max(self._used_term, claim.term)
+        else:
+            claim.next_ms = now_ms + self.times.step + self._patience(claim)
+            self._wake(claim.next_ms)
+
+    def release_unwanted(self, now_ms: int) -> None:
+        """Give back what nobody wants here, without waiting whether somebody will."""
+        for claim in list(self.claims.values()):
+            if claim.unwanted_ms is not None:
+                self.release(claim.stream, now_ms)
+
+    # -- time
+
+    def next_deadline(self) -> int | None:
+        return self._next_ms if self._next_ms < FOREVER else None
+
+    def tick(self, now_ms: int) -> None:
+        """Do what is due: attempts, renewals, ends."""
+        if now_ms < self._next_ms:
+            return
+        is_beat = now_ms >= self._beat_ms
+        asking: dict[str, list[Claim]] = {}
+        for claim in list(self.claims.values()):
+            if claim.is_held and now_ms >= claim.until_ms:
+                self._lose(claim, now_ms)
+            if claim.unwanted_ms is not None:
+                if now_ms >= claim.unwanted_ms + self.times.linger and claim.state != State.YIELDING:
+                    self.release(claim.stream, now_ms)
+            elif claim.state == State.HELD:
+                if now_ms >= claim.next_ms:
+                    claim.next_ms = FOREVER
+                    _add(asking, claim, claim.voters)
+                elif is_beat and claim.by_name:
+                    _add(asking, claim, claim.by_name)
+            elif claim.state == State.ASKING and now_ms >= claim.next_ms:
+                self._give_up(claim, now_ms)
+            elif claim.state == State.IDLE and now_ms >= claim.next_ms and self._begin(claim, now_ms):
+                _add(asking, claim, claim.voters)
+        if asking or is_beat:
+            number = self._next_number(now_ms)
+            self._ask(number, asking)
+            if is_beat:
+                self._renew(number)
+        self._plan(now_ms, is_beat)
+
+    def _plan(self, now_ms: int, is_beat: bool) -> None:
+        if is_beat or self._beat_ms == FOREVER:
+            has_any = any(claim.state in (State.HELD, State.ASKING) for claim in self.claims.values())
+            self._beat_ms = now_ms + self.times.beat if has_any else FOREVER
+        self._next_ms = min(map(self._due_ms, self.claims.values()), default=FOREVER)
+
+    def _due_ms(self, claim: Claim) -> int:
+        due = claim.until_ms if claim.is_held else FOREVER
+        if claim.unwanted_ms is not None:
+            return min(due, claim.unwanted_ms + self.times.linger) if claim.state != State.YIELDING else due
+        if claim.state == State.HELD:
+            return min(due, self._beat_ms, claim.next_ms)
+        return min(due, claim.next_ms) if claim.state != State.YIELDING else due
+
+    def _wake(self, at_ms: int) -> None:
+        self._next_ms = min(self._next_ms, at_ms)
+
+    # -- attempts
+
+    def _patience(self, claim: Claim) -> int:
+        """How long to wait for others who go first."""
+        if claim.home == self._me:
+            return 0
+        return self.times.step * (1 + sum(voter < self._me for voter in claim.voters if voter != claim.home))
+
+    def _begin(self, claim: Claim, now_ms: int) -> bool:
+        """Begin an attempt, when it may succeed. Only the home begins one while this region's own vote is promised to
+        somebody: the holder is to hear of it."""
+        patience, is_home = self._patience(claim), claim.home == self._me
+        if not is_home and (left := self._host.promised_ms(claim.stream)) > 0:
+            claim.next_ms = now_ms + left + patience
+            return False
+        reachable = dict.fromkeys((voter for voter in claim.voters if self._host.can_ask(voter)), now_ms)
+        if self._until(claim, reachable) is None:
+            claim.next_ms = now_ms + self.times.step
+            return False
+        claim.state = State.ASKING
+        claim.term = claim.known_term = max(claim.term, claim.known_term) + 1
+        claim.asked_ms.clear()
+        claim.refusals.clear()
+        claim.next_ms = now_ms + self.times.attempt
+        return True
+
+    def _next_number(self, now_ms: int) -> int:
+        """Of a question that is put now."""
+        self._number += 1
+        self._asked_ms[self._number] = now_ms
+        while len(self._asked_ms) > 1 and now_ms - next(iter(self._asked_ms.values())) > self.times.duration:
+            del self._asked_ms[next(iter(self._asked_ms))]
+        return self._number
+
+    def _ask(self, number: int, asking: dict[str, list[Claim]]) -> None:
+        """Ask voters for claims by name."""
+        for voter, claims in sorted(asking.items()):
+            if not self._host.can_ask(voter):
+                continue
+            for some in range(0, len(claims), ITEMS_MAX):
+                part = tuple(claim.item for claim in claims[some : some + ITEMS_MAX])
+                self._host.send(voter, LeaseAsk(number, self.holder, self.times.duration, part))
+
+    def _renew(self, number: int) -> None:
+        """Ask voters for all they promised, without names."""
+        for voter, renewal in self._renewals.questions(number, self._host.can_renew):
+            self._host.send(voter, renewal)
+
+    def renewed(self, voter: str, answer: LeaseRenewed, now_ms: int) -> None:
+        """A voter promised again what it had promised, as far as both know the same of it."""
+        asked_ms = self._asked_ms.get(answer.number)
+        if asked_ms is None:
+            return
+        renewed, unknown = self._renewals.answered(voter, answer)
+        quorums: Quorums = ()
+        like: dict[str, int] = {}
+        until: int | None = None
+        for claim in renewed:
+            asked = claim.asked_ms
+            if asked_ms <= asked.get(voter, 0):
+                continue
+            asked[voter] = asked_ms
+            if claim.until_ms >= asked_ms + self._usable:  # enough others answered before
+                continue
+            if claim.quorums is not quorums or asked != like:  # nearly all are the same in this
+                quorums, like, until = claim.quorums, asked, self._until(claim, asked)
+            if until is None or claim.state != State.HELD or now_ms >= claim.until_ms:
+                self._reckon(claim, now_ms)
+            else:
+                claim.until_ms = until + self._usable
+        if unknown:
+            self._ask(self._next_number(now_ms), {voter: unknown})
+
+    def answered(self, voter: str, answer: LeaseAnswer, now_ms: int) -> None:
+        """A voter said to whom it gave its votes."""
+        asked_ms = self._asked_ms.get(answer.number)
+        if asked_ms is None:
+            return
+        for item in answer.items:
+            claim = self.claims.get(item.stream)
+            if claim is None or voter not in claim.voters:
+                continue
+            claim.known_term = max(claim.known_term, item.known_term)
+            if item.term != claim.term or claim.state == State.IDLE:
+                continue
+            if item.granted:
+                claim.asked_ms[voter] = max(claim.asked_ms.get(voter, 0), asked_ms)
+                claim.refusals.pop(voter, None)
+                if self._host.can_renew(voter):
+                    self._renewals.granted(voter, claim, self._number)
+            else:
+                claim.refusals[voter] = item
+                self._renewals.refused(voter, claim)
+                if item.reason == PAST and claim.state == State.HELD:
+                    self._raise(claim, now_ms)
+            self._reckon(claim, now_ms)
+
+    def _raise(self, claim: Claim, now_ms: int) -> None:
+        """Somebody else's attempt, which came to nothing, used higher terms with a voter that has not voted for us: it
+        may again, once we ask with one that is higher yet. What was promised holds as long as it did."""
+        self._renewals.left(claim)
+        claim.term = claim.known_term = claim.known_term + 1
+        claim.next_ms = now_ms + AGAIN_MS
+        self._wake(claim.next_ms)
+
+    def _reckon(self, claim: Claim, now_ms: int) -> None:
+        """Work out anew until when it is ours."""
+        until = self._until(claim, claim.asked_ms)
+        is_ours = until is not None and until + self._usable > now_ms
+        if claim.state == State.ASKING:
+            if is_ours and until is not None:
+                claim.state, claim.until_ms, claim.tries = State.HELD, until + self._usable, 0
+                claim.next_ms = FOREVER
+                self._beat_ms = min(self._beat_ms, now_ms + self.times.beat)
+                self._wake(self._due_ms(claim))
+                self._host.won(claim)
+            elif not self._may_succeed(claim):
+                self._give_up(claim, now_ms)
+        elif claim.is_held:
+            if now_ms >= claim.until_ms:  # whoever looked since then was told so: it has to be won anew
+                self._lose(claim, now_ms)
+            elif is_ours and until is not None:
+                claim.until_ms = until + self._usable
+                self._wake(claim.until_ms)
+            else:
+                self._lose(claim, now_ms)
+
+    def _until(self, claim: Claim, asked_ms: dict[str, int]) -> int | None:
+        """From which moment on the promises of enough voters of each list count; None: they are not enough."""
+        first = FOREVER
+        for voters, enough in claim.quorums:
+            asked = sorted([asked_ms[voter] for voter in voters if voter in asked_ms])
+            if len(asked) < enough:
+                return None
+            first = min(first, asked[-enough])
+        return first if first < FOREVER else None
+
+    def _may_succeed(self, claim: Claim) -> bool:
+        """Not when too many refused, or cannot be reached and did not promise before."""
+        possible = [
+            voter
+            for voter in claim.voters
+            if voter in claim.asked_ms or (voter not in claim.refusals and self._host.can_ask(voter))
+        ]
+        return self._until(claim, dict.fromkeys(possible, 1)) is not None
+
+    def freed(self, release: LeaseRelease, now_ms: int) -> None:
+        """Somebody gave streams back: there is no longer a reason to wait for the end of its lease."""
+        for stream, _ in release.items:
+            claim = self.claims.get(stream)
+            if claim is not None and claim.state == State.IDLE and release.holder != self.holder:
+                claim.next_ms = min(claim.next_ms, now_ms + self._patience(claim))
+                self._wake(claim.next_ms)
+
+    # -- ends
+
+    def _give_up(self, claim: Claim, now_ms: int) -> None:
+        """This attempt comes to nothing. The home soon tries again: whoever holds the stream was told."""
+        left = max((item.left_ms for item in claim.refusals.values()), default=0)
+        is_late = bool(claim.refusals) and all(item.reason == PAST for item in claim.refusals.values())
+        self._let_go(claim)
+        if is_late:  # only the term was too low
+            claim.next_ms = now_ms + 1
+            self._wake(claim.next_ms)
+            return
+        claim.tries = min(claim.tries + 1, 8)
+        patience = self._patience(claim)
+        claim.next_ms = now_ms + (self.times.step if patience == 0 else left + patience * claim.tries)
+        self._wake(claim.next_ms)
+
+    def _lose(self, claim: Claim, now_ms: int) -> None:
+        self._let_go(claim)
+        claim.next_ms = now_ms + self.times.step + self._patience(claim)
+        self._wake(claim.next_ms)
+        self._host.lost(claim)
+
+    def _let_go(self, claim: Claim) -> None:
+        if claim.state != State.IDLE:
+            for voter in claim.voters:
+                self._host.send(voter, LeaseRelease(self.holder, ((claim.stream, claim.term),)))
+        claim.state, claim.until_ms = State.IDLE, 0
+        self._renewals.left(claim)
+        claim.asked_ms.clear()
+        claim.refusals.clear()
+
+    def others_asked(self, region: str, ask: LeaseAsk, now_ms: int) -> None:
+        """Somebody asks this voter: hand over what its home wants, and make way for who goes first."""
+        for item in ask.items:
+            claim = self.claims.get(item.stream)
+            if claim is None or region == self._me or claim.home == self._me:
+                continue
+            if claim.state == State.HELD and region == claim.home:
+                claim.state = State.YIELDING
+                self._renewals.left(claim)
+                self._host.wanted_back(claim)
+            elif claim.state == State.ASKING and (region == claim.home or region < self._me):
+                self._give_up(claim, now_ms)
+
+
+def _add(asking: dict[str, list[Claim]], claim: Claim, voters: Iterable[str]) -> None:
+    for voter in voters:
+        asking.setdefault(voter, []).append(claim)

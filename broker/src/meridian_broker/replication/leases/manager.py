@@ -1,0 +1,319 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Leases between regions: this region as one that wants streams and as one that votes on them, on the exchange's links.
+
+The two halves know nothing of each other but what their messages say: this region's own vote is asked for like any
+other. A region of an older version knows nothing of leases; nothing is sent to it, and ``objection`` says so.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import Final, Protocol
+
+from meridian_broker.replication.leases.leases import Claim, Leases, LeaseTimes
+from meridian_broker.replication.leases.messages import (
+    ITEMS_MAX,
+    NOT_SERVED,
+    OTHER_VOTERS,
+    LeaseAnswer,
+    LeaseAsk,
+    LeaseMessage,
+    LeaseRelease,
+    LeaseRenewal,
+    LeaseRenewed,
+    Stream,
+    VotersAnswer,
+    VotersAsk,
+)
+from meridian_broker.replication.leases.quorums import Electorates, home_among
+from meridian_broker.replication.leases.reconfiguration import Electing, Known, Subject
+from meridian_broker.replication.leases.voter import Ground, Vote, Voter
+
+TURNS: Final = 4
+TIDY_MS: Final = 60_000
+"""How often votes on what is gone are let go of."""
+
+
+class LeasedTopics(Known, Protocol):
+    """The topics whose streams these are."""
+
+    @property
+    def region(self) -> str: ...
+
+    def electorates(self, stream: Stream) -> tuple[Electorates, str] | None:
+        """See ``Ballots.electorates``."""
+
+    def write_votes(
+        self, votes: list[tuple[Stream, tuple[str, int, int]]], durable: Callable[[list[Stream]], None]
+    ) -> None:
+        """Write down (holder, term, duration) of each; see ``Ballots.write``."""
+
+    def has_vote(self, stream: Stream, ballot: tuple[str, int, int]) -> bool:
+        """See ``Ballots.has``."""
+
+    def ground(self, stream: Stream) -> Ground | None:
+        """See ``Ballots.ground``."""
+
+    def confirm(self, confirmed: Callable[[], None]) -> None:
+        """See ``Ballots.confirm``."""
+
+    def won(self, claim: Claim) -> None: ...
+
+    def lost(self, claim: Claim) -> None: ...
+
+    def wanted_back(self, claim: Claim) -> None: ...
+
+    def follow_regions(self) -> None:
+        """Whether leases can be had may have changed."""
+
+
+class Roads(Protocol):
+    """The links to other regions."""
+
+    def send_lease(self, region: str, message: LeaseMessage) -> None:
+        """Of no effect while there is no link."""
+
+    def is_up(self, region: str) -> bool: ...
+
+
+class LeaseDesk:
+    """See the module's text. It is the host of both halves."""
+
+    def __init__(
+        self, topics: LeasedTopics, holder: str, now_ms: Callable[[], int], times: LeaseTimes | None = None
+    ) -> None:
+        """
+        :param holder: this life of the broker; its region's name, ``#`` and something that no other life has.
+        :param now_ms: a monotone clock that goes on while the machine sleeps.
+        """
+        self._topics = topics
+        self.now_ms = now_ms
+        self.leases = Leases(self, topics.region, holder, times)
+        self.voter = Voter(self)
+        self.electing = Electing(topics, topics.region, now_ms, self._is_clean, self.can_ask, self.send)
+        self.roads: Roads | None = None
+        self.wake: Callable[[], None] = lambda: None
+        """Asks for a ``tick`` soon."""
+        self.is_foreign: Callable[[str], bool] = lambda _: False
+        """Is this region no Meridian at all?"""
+        self._speaks: dict[str, bool] = {}
+        """Region -> does it know of leases? Those that were not heard yet are not in."""
+        self._renews = {topics.region}
+        """Those who renew without names."""
+        self._own: deque[LeaseMessage] = deque()
+        self._tidy_ms = 0
+        self._releases: dict[str, list[tuple[Stream, int]]] = {}
+
+    # -- from topics ---------------------------------------------------------------------------------------------
+
+    @property
+    def promise_ms(self) -> int:
+        """How long a vote binds, by this region's settings."""
+        return self.leases.times.duration
+
+    def objection(self, regions: Iterable[str], *, sure: bool = False) -> str:
+        """Why streams of topics of these regions cannot be leased; empty: nothing is known that speaks against it.
+
+        :param sure: regions that were not heard yet speak against it.
+        """
+        for region in sorted(regions):
+            if region == self._topics.region:
+                continue
+            if self.is_foreign(region):
+                return f"{region} is not a Meridian region"
+            if not self._speaks.get(region, not sure):
+                heard = region in self._speaks
+                return f"{region} {'runs a version without leases' if heard else 'was not reached yet'}"
+        return ""
+
+    def want(self, stream: Stream, electorates: Electorates, home: str) -> Claim:
+        claim = self.leases.want(stream, electorates, home, self.now_ms())
+        self.wake()
+        return claim
+
+    def agree(self, topic: str, subscription: str) -> None:
+        """It is to be agreed who votes."""
+        self.electing.ask((topic, subscription))
+        self.wake()
+
+    def unwant(self, stream: Stream) -> None:
+        self.leases.unwant(stream, self.now_ms())
+        self.wake()
+
+    def release(self, stream: Stream) -> None:
+        self.leases.release(stream, self.now_ms())
+        self.wake()
+
+    def release_unwanted(self) -> None:
+        """Nobody will come any more: this broker ends."""
+        self.leases.release_unwanted(self.now_ms())
+        self._drain()
+
+    def found(self, stream: Stream, holder: str, term: int, duration_ms: int) -> None:
+        """A vote was found on the disk; what is in memory is newer."""
+        self.voter.found(stream, holder, term, duration_ms, self.now_ms())
+
+    def holder_of(self, stream: Stream) -> tuple[str, int, str]:
+        """``(region, milliseconds left, why nobody)`` as far as this region knows."""
+        now, claim = self.now_ms(), self.leases.claims.get(stream)
+        if claim is not None and claim.until_ms > now:
+            return self._topics.region, claim.until_ms - now, ""
+        vote = self.voter.promised(stream, now)
+        if vote is not None and vote.holder != self.leases.holder:
+            return vote.holder.partition("#")[0], vote.until_ms - now, ""
+        return "", 0, self._why_not(claim)
+
+    def _why_not(self, claim: Claim | None) -> str:
+        if claim is None or claim.unwanted_ms is not None:
+            return "no consumer is connected here, and this region has not voted"
+        known = claim.electorates
+        if away := [voter for voter in claim.voters if not self.can_ask(voter)]:
+            for _, voters in known.lists:
+                gone = ", ".join(voter for voter in voters if voter in away)
+                if gone and len(voters) == 2 and known.is_settled:
+                    if home_among(voters, claim.home) != self._topics.region:
+                        return f"{gone} cannot be reached: of two regions, one takes over for the other by command only"
+                elif len([voter for voter in voters if voter not in away]) < known.enough(voters):
+                    return f"no majority of {', '.join(voters)}: {gone} cannot be reached"
+        if lacking := self.electing.lacking(claim.stream[:2]):
+            return f"the voters are being agreed on: {', '.join(lacking)} did not confirm yet"
+        refusals = sorted(f"{voter}: {item.reason} {item.holder}".strip() for voter, item in claim.refusals.items())
+        return f"votes are asked for; {'; '.join(refusals)}" if refusals else "votes are asked for"
+
+    # -- from links ----------------------------------------------------------------------------------------------
+
+    def greeted(self, region: str, *, leases: bool, renewals: bool) -> None:
+        """A region said whether it knows of leases, and of renewals without names."""
+        if renewals:
+            self._renews.add(region)
+        else:
+            self._renews.discard(region)
+        if self._speaks.get(region) != leases:
+            self._speaks[region] = leases
+            self._topics.follow_regions()
+
+    def received(self, region: str, message: LeaseMessage, reply: Callable[[LeaseMessage], None]) -> None:
+        now = self.now_ms()
+        match message:
+            case LeaseAsk():
+                self.leases.others_asked(region, message, now)
+                self._drain()
+                self.voter.asked(message, reply, now)
+            case LeaseRenewal():
+                self.voter.renew(message, reply, now)
+            case LeaseRenewed():
+                self.leases.renewed(region, message, now)
+            case LeaseRelease():
+                self.voter.released(message)
+                self.leases.freed(message, now)
+            case LeaseAnswer():
+                self.leases.answered(region, message, now)
+                unknown = {item.stream[:2] for item in message.items if item.reason in (OTHER_VOTERS, NOT_SERVED)}
+                self.electing.tell(region, unknown)
+            case VotersAsk():
+                self.electing.asked(message, reply)
+            case VotersAnswer():
+                self.electing.answered(region, message)
+        self._drain()
+
+    def tick(self) -> None:
+        if self.now_ms() >= self._tidy_ms:
+            self._tidy_ms = self.now_ms() + TIDY_MS
+            self.voter.tidy(self.now_ms())
+        for _ in range(TURNS):  # what this region's own vote says may be the end of one attempt and allow the next
+            self.leases.tick(self.now_ms())
+            self._drain()
+            deadline = self.leases.next_deadline()
+            if deadline is None or deadline > self.now_ms():
+                return
+
+    def next_deadline(self) -> int | None:
+        times = (self.leases.next_deadline(), self.electing.next_deadline())
+        return min((time for time in times if time is not None), default=None)
+
+    # -- the host of claims --------------------------------------------------------------------------------------
+
+    def can_ask(self, voter: str) -> bool:
+        if voter == self._topics.region:
+            return True
+        return self._speaks.get(voter, False) and self.roads is not None and self.roads.is_up(voter)
+
+    def can_renew(self, voter: str) -> bool:
+        return voter in self._renews
+
+    def send(self, voter: str, message: LeaseMessage) -> None:
+        if isinstance(message, LeaseRelease):
+            self._releases.setdefault(voter, []).extend(message.items)
+            return
+        self._say_released(voter)  # first, for what follows goes by it
+        if voter == self._topics.region:
+            self._own.append(message)
+        elif self.roads is not None and self.can_ask(voter):
+            self.roads.send_lease(voter, message)
+
+    def promised_ms(self, stream: Stream) -> int:
+        now = self.now_ms()
+        vote = self.voter.promised(stream, now)
+        return 0 if vote is None or vote.holder == self.leases.holder else vote.until_ms - now
+
+    def won(self, claim: Claim) -> None:
+        self._topics.won(claim)
+
+    def lost(self, claim: Claim) -> None:
+        self._topics.lost(claim)
+
+    def wanted_back(self, claim: Claim) -> None:
+        self._topics.wanted_back(claim)
+
+    def _drain(self) -> None:
+        """Say what was released, in as few messages as may be, and hear what was said to this region's own vote."""
+        while self._own or self._releases:
+            while self._own:
+                self._hear_own(self._own.popleft())
+            for voter in list(self._releases):
+                self._say_released(voter)
+
+    def _say_released(self, voter: str) -> None:
+        items = self._releases.pop(voter, [])
+        for some in range(0, len(items), ITEMS_MAX):
+            release = LeaseRelease(self.leases.holder, tuple(items[some : some + ITEMS_MAX]))
+            if voter == self._topics.region:
+                self.voter.released(release)
+            elif self.roads is not None and self.can_ask(voter):
+                self.roads.send_lease(voter, release)
+
+    def _hear_own(self, message: LeaseMessage) -> None:
+        def answered(answer: LeaseAnswer | LeaseRenewed) -> None:
+            self._own.append(answer)
+            self.wake()
+
+        match message:
+            case LeaseAsk():
+                self.voter.asked(message, answered, self.now_ms())
+            case LeaseRenewal():
+                self.voter.renew(message, answered, self.now_ms())
+            case LeaseAnswer():
+                self.leases.answered(self._topics.region, message, self.now_ms())
+            case LeaseRenewed():
+                self.leases.renewed(self._topics.region, message, self.now_ms())
+
+    # -- the voter's ballots -------------------------------------------------------------------------------------
+
+    def electorates(self, stream: Stream) -> tuple[Electorates, str] | None:
+        return self._topics.electorates(stream)
+
+    def has(self, stream: Stream, vote: Vote) -> bool:
+        return self._topics.has_vote(stream, vote.ballot)
+
+    def ground(self, stream: Stream) -> Ground | None:
+        return self._topics.ground(stream)
+
+    def confirm(self, confirmed: Callable[[], None]) -> None:
+        self._topics.confirm(confirmed)
+
+    def _is_clean(self, subject: Subject, mark: int) -> bool:
+        return self.voter.is_clean(*subject, mark, self.now_ms())
+
+    def write(self, votes: list[tuple[Stream, Vote]], durable: Callable[[list[Stream]], None]) -> None:
+        self._topics.write_votes([(stream, vote.ballot) for stream, vote in votes], durable)

@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What those who want a lease and those who vote on it say to each other (R26).
+
+A *stream* is whatever only one may read at a time; nothing in these modules looks into its name. One message speaks of
+many streams that its two ends have in common, and what both know already is renewed without being named.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+from meridian_broker.replication.leases.quorums import Electorates, Voters
+
+Stream: TypeAlias = tuple[str, str, str]
+"""Between regions: topic or partition, subscription, origin region."""
+
+ITEMS_MAX: Final = 256
+"""Streams in one message; more take several."""
+
+OTHER_VOTERS: Final = "OtherVoters"
+"""Asker and voter do not know the same of who votes, or of two voters on who is home: first they are to agree."""
+NOT_SERVED: Final = "NotServed"
+"""The voter has not read its earlier votes yet, so it does not know whom it promised the stream."""
+HELD: Final = "Held"
+"""The vote is somebody else's."""
+PAST: Final = "Past"
+"""The term is over, or another's."""
+
+
+@dataclass(frozen=True, slots=True)
+class AskItem:
+    """One stream that the asker wants to hold, or to go on holding."""
+
+    stream: Stream
+    term: int
+    """Grows with each attempt at a stream, whoever makes it; renewals keep it."""
+    mark: int
+    """Of what the asker knows of who votes (``Electorates.mark``)."""
+    home: str
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseAsk:
+    """Vote for me, for this long."""
+
+    number: int
+    """Names the moment at which the asker asked; only the asker knows which."""
+    holder: str
+    """One life of a broker: another one of the same region is another holder."""
+    duration_ms: int
+    items: tuple[AskItem, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerItem:
+    """A vote, durable, or why there is none."""
+
+    stream: Stream
+    term: int
+    granted: bool
+    known_term: int = 0
+    """The highest the voter knows: an attempt needs a higher one."""
+    left_ms: int = 0
+    """How long the vote is somebody else's."""
+    holder: str = ""
+    """Whose it is."""
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseAnswer:
+    """Answer to a :class:`LeaseAsk`, or to a part of it."""
+
+    number: int
+    items: tuple[AnswerItem, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseRenewal:
+    """Go on voting for me for all that you granted me, and that I know of (``grant_digests.py``)."""
+
+    number: int
+    """As in :class:`LeaseAsk`, of which this is one."""
+    holder: str
+    parts: tuple[tuple[int, int], ...]
+    """Each part in which there is something, and its digest."""
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseRenewed:
+    """Answer to a :class:`LeaseRenewal`: all of it is granted again, for as long as before."""
+
+    number: int
+    differing: tuple[int, ...] = ()
+    """But for these parts, which the voter knows differently: they are to be asked for by name."""
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseRelease:
+    """The holder has stopped: its votes for these streams, of these terms, are free again."""
+
+    holder: str
+    items: tuple[tuple[Stream, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class VotersItem:
+    """What somebody knows of who votes on the streams of one subscription, on disk."""
+
+    topic: str
+    subscription: str
+    known: Electorates
+    wanted: Voters = ()
+    """Who is to vote, as far as the sender's own settings go; empty: it has none about this."""
+    is_clean: bool = False
+    """Nothing that it promised while it knew less is still binding."""
+
+
+@dataclass(frozen=True, slots=True)
+class VotersAsk:
+    """Do you know this?"""
+
+    items: tuple[VotersItem, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class VotersAnswer:
+    """What the asked voter knows now, what the asker told it included."""
+
+    items: tuple[VotersItem, ...]
+
+
+LeaseMessage: TypeAlias = LeaseAsk | LeaseAnswer | LeaseRenewal | LeaseRenewed | LeaseRelease | VotersAsk | VotersAnswer

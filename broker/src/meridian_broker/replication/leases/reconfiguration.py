@@ -1,0 +1,178 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Agreeing who votes on the shares of a subscription (R26, ``replication/leases/quorums.py``).
+
+A region that knows of a list of voters that does not count alone yet asks all who are on any of its lists whether they
+know of them, until so many said yes that one list is enough. It tells what it knows with the question, so that voters
+hear of it who have no record of the subscription, and hears what they know.
+
+All regions of the topic ask, each on its own, and each may settle it: what is settled joins. They settle on the list
+that their own settings say, and on none while a region that can be reached wants another one: who changes the regions
+of a topic tells one region after the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final, Protocol
+
+from meridian_broker.replication.leases.messages import ITEMS_MAX, VotersAnswer, VotersAsk, VotersItem
+from meridian_broker.replication.leases.quorums import Electorates, Voters
+
+FIRST_MS: Final = 20
+"""What was said in one region reaches the others in its record first."""
+AGAIN_MS: Final = 500
+"""Between questions to one who did not say yes."""
+ROUNDS_MS: Final = 10_000
+"""The longest between questions: they come ever later."""
+
+Subject = tuple[str, str]
+"""Topic, subscription."""
+Heard = Callable[[Electorates, Voters], None]
+
+
+class Known(Protocol):
+    """What is known here of who votes."""
+
+    def known(self, subject: Subject) -> tuple[Electorates, Voters] | None:
+        """And what this region's settings say; None: it has no such record, or asks for nothing of it now."""
+
+    def hear(self, subject: Subject, told: Electorates, heard: Heard) -> None:
+        """Join it to what is known. ``heard`` what that is then, once it is on disk; never where none of it is known
+        here, or can be written."""
+
+    def settle(self, subject: Subject, heard: frozenset[str]) -> None:
+        """These know all that is known here: one list may be enough now."""
+
+
+class Electing:
+    """See the module's text. One per broker."""
+
+    def __init__(
+        self,
+        known: Known,
+        me: str,
+        now_ms: Callable[[], int],
+        is_clean: Callable[[Subject, int], bool],
+        can_ask: Callable[[str], bool],
+        send: Callable[[str, VotersAsk | VotersAnswer], None],
+    ) -> None:
+        """:param is_clean: has this voter promised nothing that binds, since it knows what has this mark?"""
+        self._known = known
+        self._me = me
+        self._now_ms = now_ms
+        self._is_clean = is_clean
+        self._can_ask = can_ask
+        self._send = send
+        self._open: dict[Subject, _Question] = {}
+        self._next_ms: int | None = None
+
+    def ask(self, subject: Subject) -> None:
+        """Who votes on it is to be agreed; of no effect while it is asked for already."""
+        if subject not in self._open:
+            self._open[subject] = _Question(self._now_ms() + FIRST_MS)
+            self._wake(self._open[subject].next_ms)
+
+    def lacking(self, subject: Subject) -> list[str]:
+        """Who did not say yet that it knows; empty: nothing is asked for."""
+        question, known = self._open.get(subject), self._known.known(subject)
+        return [] if question is None or known is None else [v for v in known[0].voters if v not in question.heard]
+
+    def next_deadline(self) -> int | None:
+        return self._next_ms
+
+    def _wake(self, at_ms: int) -> None:
+        self._next_ms = at_ms if self._next_ms is None else min(self._next_ms, at_ms)
+
+    def tick(self) -> None:
+        """Ask what is due."""
+        now = self._now_ms()
+        if self._next_ms is None or now < self._next_ms:
+            return
+        items: dict[str, list[VotersItem]] = {}
+        for subject, question in list(self._open.items()):
+            known = self._known.known(subject)
+            if known is None or known[0].is_settled:
+                del self._open[subject]
+            elif now >= question.next_ms:
+                question.follow(known[0])
+                question.again(now)
+                for voter in known[0].voters:
+                    agrees = voter in question.heard and question.wanted.get(voter) in ((), known[1])
+                    if not agrees or voter == self._me:  # at the latest its own answer tells that all agree
+                        items.setdefault(voter, []).append(VotersItem(*subject, known[0], known[1]))
+        self._next_ms = min((question.next_ms for question in self._open.values()), default=None)
+        for voter, wanted in items.items():
+            for some in range(0, len(wanted), ITEMS_MAX):
+                ask = VotersAsk(tuple(wanted[some : some + ITEMS_MAX]))
+                if voter == self._me:
+                    self.asked(ask, self.answered_by_me)
+                elif self._can_ask(voter):
+                    self._send(voter, ask)
+
+    def tell(self, voter: str, subjects: set[Subject]) -> None:
+        """A voter does not know what is known here, or knows more."""
+        items = [VotersItem(*one, *known) for one in sorted(subjects) if (known := self._known.known(one)) is not None]
+        if items and voter != self._me and self._can_ask(voter):
+            self._send(voter, VotersAsk(tuple(items)))
+
+    def asked(self, ask: VotersAsk, reply: Callable[[VotersAnswer], None]) -> None:
+        """Somebody wants to know what is known here."""
+
+        def answer(item: VotersItem) -> Heard:
+            def heard(known: Electorates, wanted: Voters) -> None:
+                is_clean = self._is_clean((item.topic, item.subscription), known.mark)
+                reply(VotersAnswer((VotersItem(item.topic, item.subscription, known, wanted, is_clean),)))
+
+            return heard
+
+        for item in ask.items:
+            self._known.hear((item.topic, item.subscription), item.known, answer(item))
+
+    def answered_by_me(self, answer: VotersAnswer) -> None:
+        self.answered(self._me, answer)
+
+    def answered(self, voter: str, answer: VotersAnswer) -> None:
+        """A voter said what it knows."""
+        for item in answer.items:
+            subject = (item.topic, item.subscription)
+            question, known = self._open.get(subject), self._known.known(subject)
+            if known is None:
+                continue
+            electorates, wanted = known
+            if not electorates.knows(item.known):
+                self._known.hear(subject, item.known, lambda *_: None)
+                continue
+            if question is None:
+                continue
+            question.follow(electorates)
+            question.wanted[voter] = item.wanted
+            if item.known != electorates:
+                continue
+            if item.is_clean:
+                question.heard.add(voter)
+            missing = [v for v in electorates.voters if v not in question.heard and (v == self._me or self._can_ask(v))]
+            others = [v for v, theirs in question.wanted.items() if theirs not in ((), wanted) and self._can_ask(v)]
+            if not missing and not others:
+                self._known.settle(subject, frozenset(question.heard))
+
+
+@dataclass(slots=True)
+class _Question:
+    next_ms: int
+    wait_ms: int = AGAIN_MS
+    mark: int = 0
+    """Of what was asked."""
+    heard: set[str] = field(default_factory=set)
+    wanted: dict[str, Voters] = field(default_factory=dict)
+    """Voter -> what its own settings say, or nothing."""
+
+    def follow(self, known: Electorates) -> None:
+        if self.mark != known.mark:
+            self.mark, self.wait_ms = known.mark, AGAIN_MS
+            self.heard.clear()
+            self.wanted.clear()
+
+    def again(self, now_ms: int) -> None:
+        self.next_ms = now_ms + self.wait_ms
+        self.wait_ms = min(self.wait_ms * 3 // 2, ROUNDS_MS)

@@ -1,0 +1,255 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The voter's side of leases: to whom this voter promised a stream, and until when by its own clock (R26).
+
+A vote is a promise not to vote for anybody else before its time is over. It is durable before it is given. A voter that
+comes back does not know how long ago it gave what it finds on its disk, so it counts every vote for its whole length
+from then. So a renewal has nothing new to say there; but a voter that was replaced meanwhile must find out that it was
+before it renews what its successor may have given to somebody else. One record for all that is renewed together does.
+
+The term of a stream only grows. It keeps what was said in an earlier attempt, and arrives late, from counting in a
+later one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Protocol, TypeAlias
+
+from meridian_broker.replication.leases.grant_digests import Roll
+from meridian_broker.replication.leases.messages import (
+    HELD,
+    NOT_SERVED,
+    OTHER_VOTERS,
+    PAST,
+    AnswerItem,
+    AskItem,
+    LeaseAnswer,
+    LeaseAsk,
+    LeaseRelease,
+    LeaseRenewal,
+    LeaseRenewed,
+    Stream,
+)
+from meridian_broker.replication.leases.quorums import Electorates
+
+Reply: TypeAlias = Callable[[LeaseAnswer | LeaseRenewed], None]
+
+
+class Ground(Protocol):
+    """What a vote was given on: to see cheaply that it would be given again."""
+
+    def bears(self) -> bool:
+        """Would ``Ballots.electorates`` say the same as it did then, and is the stream kept where it was then?"""
+
+
+@dataclass(slots=True)
+class Vote:
+    """A promise."""
+
+    holder: str
+    term: int
+    duration_ms: int
+    """0: its holder stopped before its time, and the vote is free."""
+    until_ms: int = 0
+    """By this voter's monotone clock; not kept on disk."""
+    mark: int = 0
+    """Of what voters were known when it was given or renewed; 0: in an earlier life, nobody remembers."""
+    home: str = ""
+    """Of the stream, as its holder said when it asked."""
+    is_written: bool = False
+    ground: Ground | None = None
+    """None: it is renewed by name only."""
+
+    @property
+    def is_released(self) -> bool:
+        return self.duration_ms == 0
+
+    @property
+    def ballot(self) -> tuple[str, int, int]:
+        """What is on the disk of it."""
+        return self.holder, self.term, self.duration_ms
+
+
+class Ballots(Protocol):
+    """Where a voter writes."""
+
+    def electorates(self, stream: Stream) -> tuple[Electorates, str] | None:
+        """Who votes on the stream, and its home, empty where that does not matter; None: it is not known or not served
+        here."""
+
+    def has(self, stream: Stream, vote: Vote) -> bool:
+        """Is this what was written last, where the stream is kept now? It may have been made anew since."""
+
+    def ground(self, stream: Stream) -> Ground | None:
+        """What ``electorates`` and ``has`` rest on now; None: it cannot be said."""
+
+    def confirm(self, confirmed: Callable[[], None]) -> None:
+        """``confirmed`` once it is sure that no later broker has begun to vote for this voter."""
+
+    def write(self, votes: list[tuple[Stream, Vote]], durable: Callable[[list[Stream]], None]) -> None:
+        """Write votes down. ``durable`` hears, once or several times, of which streams that is done; never of those
+        that could not be written."""
+
+
+class Voter:
+    """One voter's votes on all streams."""
+
+    def __init__(self, ballots: Ballots) -> None:
+        self._ballots = ballots
+        self.votes: dict[Stream, Vote] = {}
+        self._origins: dict[tuple[str, str], set[str]] = {}
+        self._rolls: dict[str, Roll[Vote]] = {}
+        """By holder: what it was promised by name, is on the disk, and has not changed since (``grant_digests.py``)."""
+
+    def _put(self, stream: Stream, vote: Vote) -> None:
+        self._strike(stream)
+        self.votes[stream] = vote
+        self._origins.setdefault(stream[:2], set()).add(stream[2])
+
+    def _strike(self, stream: Stream) -> None:
+        """Whatever was promised of the stream is not renewed without its name any more."""
+        vote = self.votes.get(stream)
+        roll = None if vote is None else self._rolls.get(vote.holder)
+        if vote is not None and roll is not None:
+            roll.drop(stream)
+            if not roll:
+                del self._rolls[vote.holder]
+
+    def _enroll(self, stream: Stream, vote: Vote) -> None:
+        """Its holder is being told that it is promised, and on the disk."""
+        if vote.ground is not None:
+            item = AskItem(stream, vote.term, vote.mark, vote.home)
+            self._rolls.setdefault(vote.holder, Roll(vote.holder)).put(item, vote)
+
+    def found(self, stream: Stream, holder: str, term: int, duration_ms: int, now_ms: int) -> None:
+        """A vote on disk: it counts for its whole length from now on. Of several the one of the highest term counts."""
+        before = self.votes.get(stream)
+        if before is None or (before.term < term and before.mark == 0):
+            self._put(stream, Vote(holder, term, duration_ms, now_ms + duration_ms, is_written=True))
+
+    def is_clean(self, topic: str, subscription: str, mark: int, now_ms: int) -> bool:
+        """Is nothing binding that was promised when less was known of who votes?"""
+        streams = ((topic, subscription, origin) for origin in self._origins.get((topic, subscription), ()))
+        return all(vote.mark == mark for stream in streams if (vote := self.promised(stream, now_ms)) is not None)
+
+    def tidy(self, now_ms: int) -> None:
+        """Let go of votes that bind nobody and whose streams are not served here; those on disk are found again."""
+        for stream, vote in list(self.votes.items()):
+            if not vote.is_released and now_ms < vote.until_ms:
+                continue
+            self._strike(stream)
+            if self._ballots.electorates(stream) is None:
+                del self.votes[stream]
+                origins = self._origins[stream[:2]]
+                origins.discard(stream[2])
+                if not origins:
+                    del self._origins[stream[:2]]
+
+    def promised(self, stream: Stream, now_ms: int) -> Vote | None:
+        """The vote that binds this voter now."""
+        vote = self.votes.get(stream)
+        return vote if vote is not None and not vote.is_released and now_ms < vote.until_ms else None
+
+    def asked(self, ask: LeaseAsk, reply: Reply, now_ms: int) -> None:
+        """Somebody wants streams. What is refused is answered at once, what is granted once it is durable."""
+        refused: list[AnswerItem] = []
+        renewed: list[tuple[Stream, Vote]] = []
+        granted: list[tuple[Stream, Vote]] = []
+        for item in ask.items:
+            refusal = self._refusal(ask, item, now_ms)
+            if refusal is not None:
+                refused.append(refusal)
+                continue
+            vote = Vote(ask.holder, item.term, ask.duration_ms, now_ms + ask.duration_ms, item.mark, item.home)
+            vote.ground = self._ballots.ground(item.stream)
+            before = self.votes.get(item.stream)
+            if before is not None and before.holder == ask.holder:
+                vote.until_ms = max(vote.until_ms, before.until_ms)
+                is_known = (before.term, before.duration_ms) == (vote.term, vote.duration_ms)
+                vote.is_written = is_known and before.is_written
+            self._put(item.stream, vote)
+            vote.is_written = vote.is_written and self._ballots.has(item.stream, vote)
+            if vote.is_written:
+                renewed.append((item.stream, vote))
+            else:
+                granted.append((item.stream, vote))
+        if refused:
+            reply(LeaseAnswer(ask.number, tuple(refused)))
+        if renewed:
+            self._ballots.confirm(lambda: self._grant(ask.number, renewed, reply))
+        if granted:
+            given = dict(granted)
+            self._ballots.write(
+                granted, lambda streams: self._grant(ask.number, [(one, given[one]) for one in streams], reply)
+            )
+
+    def _grant(self, number: int, votes: list[tuple[Stream, Vote]], reply: Reply) -> None:
+        """These are on the disk, and no later broker votes for this voter."""
+        for stream, vote in votes:
+            now = self.votes.get(stream)
+            if now is not None and now.ballot == vote.ballot:
+                now.is_written = True
+                self._enroll(stream, now)
+        if votes:
+            reply(LeaseAnswer(number, tuple(AnswerItem(stream, vote.term, True) for stream, vote in votes)))
+
+    def renew(self, renewal: LeaseRenewal, reply: Reply, now_ms: int) -> None:
+        """Somebody wants all that it was promised to be promised again (``grant_digests.py``)."""
+        roll = self._rolls.get(renewal.holder)
+        differing: list[int] = []
+        for index, digest in renewal.parts:
+            part = None if roll is None else roll.parts.get(index)
+            if part is not None and part.digest == digest and _stand(part.grants.values(), now_ms):
+                for vote in part.grants.values():
+                    vote.until_ms = now_ms + vote.duration_ms
+            else:
+                differing.append(index)
+                if roll is not None:
+                    roll.empty(index)
+        if roll is not None and not roll:
+            del self._rolls[renewal.holder]
+        answer = LeaseRenewed(renewal.number, tuple(differing))
+        if len(differing) == len(renewal.parts):
+            reply(answer)
+        else:
+            self._ballots.confirm(lambda: reply(answer))
+
+    def _refusal(self, ask: LeaseAsk, item: AskItem, now_ms: int) -> AnswerItem | None:
+        stream, term = item.stream, item.term
+        known = self._ballots.electorates(stream)
+        if known is None:
+            return AnswerItem(stream, term, False, reason=NOT_SERVED)
+        electorates, home = known
+        if electorates.mark != item.mark or home not in ("", item.home):
+            return AnswerItem(stream, term, False, reason=OTHER_VOTERS)
+        vote = self.votes.get(stream)
+        if vote is None:
+            return None
+        if vote.holder != ask.holder and not vote.is_released and now_ms < vote.until_ms:
+            return AnswerItem(stream, term, False, vote.term, vote.until_ms - now_ms, vote.holder, HELD)
+        is_same_attempt = term == vote.term and vote.holder == ask.holder and not vote.is_released
+        if term <= vote.term and not is_same_attempt:
+            return AnswerItem(stream, term, False, vote.term, 0, "", PAST)
+        return None
+
+    def released(self, release: LeaseRelease) -> None:
+        """A holder stopped. That is written as well, so that a voter that comes back does not wait for nothing."""
+        freed: list[tuple[Stream, Vote]] = []
+        for stream, term in release.items:
+            vote = self.votes.get(stream)
+            if vote is not None and vote.holder == release.holder and vote.term <= term and not vote.is_released:
+                vote = Vote(vote.holder, term, 0)
+                self._put(stream, vote)
+                freed.append((stream, vote))
+        if freed:
+            self._ballots.write(freed, lambda _: None)
+
+
+def _stand(votes: Iterable[Vote], now_ms: int) -> bool:
+    """Would each of them be promised again by name, as it is, and without being written?"""
+    for vote in votes:
+        ground = vote.ground
+        if ground is None or now_ms >= vote.until_ms or not ground.bears():
+            return False
+    return True

@@ -1,0 +1,301 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the parts of the progress exchange share: the host, the peers' books, the digests, counters and the time."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import partial
+from typing import Final, Protocol, TypeAlias
+
+from meridian_broker.ledgers.store import Done, LedgerError, WhenDurable
+from meridian_broker.positions.progress import Progress
+from meridian_broker.replication.progress.digests import DigestBook
+from meridian_broker.replication.progress.lag import Why
+from meridian_broker.replication.progress.messages import (
+    NOT_A_REGION,
+    OTHER_INCARNATION,
+    REFUSED,
+    UNDECODABLE,
+    UNKNOWN_SUBSCRIPTION,
+    ExchangeLimits,
+    PeerMessage,
+    SubscriptionKey,
+)
+from meridian_broker.replication.progress.peer import Peer
+
+Reply: TypeAlias = Callable[[PeerMessage], None]
+"""Answers on the link a message came on. On a link that is gone it does nothing."""
+
+SETTLE_MS: Final = 1000
+"""How long after a merge from a third region a difference is taken for a race with that region."""
+
+
+class ProgressHost(Protocol):
+    """Where progress lives: the broker's topics."""
+
+    @property
+    def region(self) -> str: ...
+
+    def is_served(self, topic: str) -> bool:
+        """Whether ``progress`` is all that this region knows: false while a topic on record is not open."""
+
+    def open_soon(self, topic: str) -> None:
+        """Open a topic that is on record and not open yet, before others: another region waits for it."""
+
+    def progress(self, topic: str, subscription: str) -> Progress | None:
+        """All this region knows to be acked; None: no such subscription."""
+
+    def record(self, topic: str, subscription: str) -> bytes | None:
+        """The subscription's encoded record: equal bytes for equal records, on every region."""
+
+    def when_durable(self, topic: str, done: Done) -> None:
+        """``done(None)`` once all that is known now of an open topic is on disk, at once when it is; ``done(error)``
+        when it never will be."""
+
+    def incarnation(self, topic: str) -> str:
+        """Stamp of the topic's last deletion, empty when it never was deleted; for topics not known here too (R8)."""
+
+    def replicated_topics(self) -> Iterable[str]:
+        """The topics this broker owns that have replicated subscriptions."""
+
+    def replicated_in(self, topic: str) -> Iterable[str]:
+        """The replicated subscriptions of one of them, each once; none when it is owned no more."""
+
+    def regions_of(self, topic: str) -> frozenset[str]:
+        """The topic's regions, ours included; empty for a topic not known here.
+
+        :raises ValueError: this cannot be a topic's name.
+        """
+
+    def merge(
+        self,
+        topic: str,
+        subscription: str,
+        incarnation: str,
+        delta: Progress,
+        record: bytes | None,
+        done: Callable[[str | None], None],
+    ) -> None:
+        """Join the delta and make it durable; topic and subscription are made when absent.
+
+        ``done(None)`` once durable, ``done(reason)`` when refused; exactly one of them, now or later.
+
+        :raises ValueError: instead of ``done``: the two cannot be joined.
+        """
+
+
+@dataclass(slots=True)
+class ExchangeCounters:
+    """Since start, for metrics."""
+
+    deltas_sent: int = 0
+    deltas_received: int = 0
+    items_passed_on: int = 0
+    refused_here: int = 0
+    """Items of peers that were not merged."""
+    refused_there: int = 0
+    """Items of ours that a peer did not merge."""
+    given_up: int = 0
+    """DELTA without a confirmation."""
+    digests_sent: int = 0
+    topics_equal: int = 0
+    topics_differing: int = 0
+    states_sent: int = 0
+    states_merged: int = 0
+    barriers: int = 0
+    flushes: int = 0
+
+
+Settled: TypeAlias = Callable[[str, str, Progress | None], None]
+"""``(code, reason, delta)``. Code and reason empty: the delta is merged and durable."""
+
+
+_WHY: Final = {
+    UNKNOWN_SUBSCRIPTION: Why.UNKNOWN_SUBSCRIPTION,
+    OTHER_INCARNATION: Why.OTHER_INCARNATION,
+    NOT_A_REGION: Why.NOT_A_REGION,
+    UNDECODABLE: Why.UNDECODABLE,
+}
+
+
+def why_of(code: str) -> Why:
+    """The reason that a refusal's code names; those of newer versions are refusals like any other."""
+    return _WHY.get(code, Why.REFUSED)
+
+
+class ExchangeContext:
+    """Books and rules common to sending, receiving and comparing."""
+
+    def __init__(self, host: ProgressHost, limits: ExchangeLimits) -> None:
+        self.host = host
+        self.limits = limits
+        self.book = DigestBook(host, limits)
+        self.counters = ExchangeCounters()
+        self.peers: dict[str, Peer] = {}
+        self.now_ms = 0
+        self._merged_at: dict[str, dict[str, int]] = {}
+        """Topic -> region -> when something from there was last merged."""
+        self._undurable: Counter[str] = Counter()
+        """Topic -> changes that the host holds and a crash would still lose."""
+        self.wake: Callable[[], None] = lambda: None
+        """Asks for a ``tick`` soon: things become durable in nobody's turn."""
+
+    def others_of(self, topic: str) -> list[str]:
+        """The topic's other regions, in a fixed order."""
+        return sorted(self.host.regions_of(topic) - {self.host.region})
+
+    def is_up(self, region: str) -> bool:
+        peer = self.peers.get(region)
+        return peer is not None and peer.up
+
+    def objection(self, region: str, topic: str, incarnation: str) -> tuple[str, str] | None:
+        """Why nothing about this topic may be taken from the region; None: it may."""
+        try:
+            regions = self.host.regions_of(topic)
+        except ValueError as error:
+            return UNDECODABLE, str(error)
+        if regions and region not in regions:
+            return NOT_A_REGION, f"region {region} is not among the regions of {topic} in {self.host.region}"
+        ours = self.host.incarnation(topic)
+        if ours != incarnation:
+            here, there = ours or "never", incarnation or "never"
+            return OTHER_INCARNATION, (
+                f"{topic} was last deleted: {here} in {self.host.region}, {there} in {region}; "
+                "nothing is merged until both know of the same deletion"
+            )
+        return None
+
+    def held(self, peer: Peer, topic: str) -> str:
+        """Why nothing of the topic is offered to the peer now; empty: it may be.
+
+        What the peer showed of the topic, or refused, is judged by what is known here now: this region may have learned
+        of the same deletion meanwhile.
+        """
+        held = peer.waiting.get(topic)
+        if held is None:
+            return ""
+        if held.is_ours:
+            is_over = not self.is_now(topic, held.incarnation)
+        else:
+            is_over = self.objection(peer.region, topic, held.incarnation) is None
+        if is_over:
+            peer.release(topic)
+            return ""
+        return held.trouble.text
+
+    # -- what may be told (R10, R60)
+
+    def is_now(self, topic: str, incarnation: str) -> bool:
+        """Whether this is the topic's incarnation still. What was said of one that was deleted is told nobody (R8)."""
+        return self.host.incarnation(topic) == incarnation
+
+    def told_once_durable(self, durable: WhenDurable, tell: Callable[[str], None]) -> None:
+        """The one gate before whatever leaves: state that was taken from memory is told once it is on disk.
+
+        A broker that is killed in between, or was replaced and cannot write any more, would otherwise have told what
+        is on record nowhere, as acknowledged by a region that knows nothing of it. Where nothing is on its way to the
+        disk, and that is nearly always, it is told at once.
+
+        :param tell: called with why it never will be durable; with nothing when it is.
+        """
+
+        def settled(error: LedgerError | None) -> None:
+            tell("" if error is None else f"{self.host.region} cannot store it: {error}")
+            self.wake()
+
+        durable(settled)
+
+    def show(self, topic: str, tell: Callable[[str], None]) -> None:
+        """The same of what the host has just said about a topic."""
+        self.told_once_durable(partial(self.host.when_durable, topic), tell)
+
+    def changed(self, key: SubscriptionKey, durable: WhenDurable, tell: Callable[[], None]) -> None:
+        """The host changed something: ``tell`` it once it is durable. Until then the topic's digest is not the last
+        word."""
+        topic = key[0]
+        self._undurable[topic] += 1
+        self.book.mark(*key)
+
+        def settled(reason: str) -> None:
+            self._settled(topic)
+            if not reason:
+                tell()
+
+        self.told_once_durable(durable, settled)
+
+    def _settled(self, topic: str) -> None:
+        self._undurable[topic] -= 1
+        if not self._undurable[topic]:
+            del self._undurable[topic]
+
+    # -- what a region told
+
+    def merge(
+        self,
+        region: str,
+        key: SubscriptionKey,
+        incarnation: str,
+        encoded: bytes,
+        record: bytes | None,
+        settled: Settled,
+    ) -> None:
+        """Judge what a region sent and merge it; ``settled`` is told how it ended, now or later."""
+        topic, subscription = key
+        objection = self.objection(region, topic, incarnation)
+        if objection is None and record is None and self.host.progress(topic, subscription) is None:
+            objection = UNKNOWN_SUBSCRIPTION, f"{self.host.region} has no subscription {subscription} on {topic}"
+        delta: Progress | None = None
+        if objection is None:
+            try:
+                delta = Progress.decode(encoded)
+            except ValueError as error:
+                objection = UNDECODABLE, f"progress of {subscription} on {topic} from {region}: {error}"
+        if objection is not None or delta is None:
+            self.counters.refused_here += 1
+            settled(*(objection or (UNDECODABLE, "no progress")), None)
+            return
+
+        def durable(reason: str | None) -> None:
+            self._settled(topic)
+            self.book.mark(topic, subscription)
+            if reason is None:
+                settled("", "", delta)
+                return
+            self.counters.refused_here += 1
+            settled(REFUSED, reason, None)
+
+        self._merged_at.setdefault(topic, {})[region] = self.now_ms
+        for other in self.peers.values():
+            if other.region != region:  # it may not have heard of this, and not learn of it from whoever acked
+                other.even.discard(topic)
+        self._undurable[topic] += 1
+        self.book.mark(topic, subscription)
+        try:
+            self.host.merge(topic, subscription, incarnation, delta, record, durable)
+        except ValueError as error:
+            durable(str(error))
+
+    def unsettled(self, topic: str, peer: str) -> bool:
+        """The topic's digest is not the last word: something is not durable yet, or a third region that is still
+        reachable told us something a moment ago, and is telling the peer too."""
+        if topic in self._undurable:
+            return True
+        since = self.now_ms - SETTLE_MS
+        return any(
+            at > since and region != peer and self.is_up(region)
+            for region, at in self._merged_at.get(topic, {}).items()
+        )
+
+    def unsettled_topics(self, peer: str) -> set[str]:
+        """All topics of which that is so."""
+        topics = self._undurable.keys() | self._merged_at.keys()
+        return {topic for topic in topics if self.unsettled(topic, peer)}
+
+    def forget_settled(self) -> None:
+        """Keep the book of recent merges as small as what is recent."""
+        since = self.now_ms - SETTLE_MS
+        self._merged_at = {
+            topic: regions for topic, regions in self._merged_at.items() if max(regions.values()) > since
+        }

@@ -1,0 +1,465 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The progress exchange: how an ack made in one region becomes known, durably, in all others (R10, R13, R15, R18-R20).
+
+One per broker, without sockets and without a clock: messages come in by ``received``, time by ``tick``, and what is to
+be sent goes out through the callables given to ``connected`` and ``received``. Three ways lead from region to region:
+
+* **Deltas**, for speed. Each change of progress goes to each peer at once, or joined with its neighbours a few
+  milliseconds later. A peer confirms what it made durable.
+* **Digests**, for certainty. On connect and every few seconds regions compare what they hold; only what differs
+  travels. Whatever deltas missed (a link that was down, a full queue, a crash) is healed here, and only here.
+* **Barriers and flushes**, for the moment of a switch: pull everything before the first dispatch, push everything
+  before a close is answered.
+
+Progress is a join-semilattice, so none of the three has to happen exactly once or in order, and none can take back an
+ack. Nothing here adds to progress either: what is sent is what the host holds, or a part of it.
+
+Links: per remote region one outgoing link, ours, carries our requests and their answers; the region's own link carries
+its requests, and ``received`` gets the way to answer them. Numbers of DELTA grow over all links to a region, so answers
+that outlive their link cannot be mistaken.
+
+Nothing is told that is not on disk here: deltas, states and answers to barriers are taken from memory, where they are
+newest, and leave once the topic's log has them (``ExchangeContext.told_once_durable``). Digests say of what they are
+not sure (``unsettled``).
+
+Duties of the caller: call ``tick`` soon after ``wake`` (once per turn of the event loop is best: all acks that became
+durable together become one DELTA) and at ``next_deadline``; call ``merge``'s ``done`` only once durable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+
+from meridian_broker.ledgers.store import WhenDurable
+from meridian_broker.positions.progress import Progress
+from meridian_broker.replication.leases.manager import LeaseDesk
+from meridian_broker.replication.leases.messages import LeaseMessage
+from meridian_broker.replication.progress.anti_entropy import Comparing
+from meridian_broker.replication.progress.barrier import Barriers
+from meridian_broker.replication.progress.barrier_refusals import Refusals
+from meridian_broker.replication.progress.context import ExchangeContext, ExchangeCounters, ProgressHost, Reply
+from meridian_broker.replication.progress.deltas import Deltas
+from meridian_broker.replication.progress.divergence import apart_from
+from meridian_broker.replication.progress.high_watermarks import Ends, EndsSource
+from meridian_broker.replication.progress.lag import Behind, Trouble, Why
+from meridian_broker.replication.progress.messages import (
+    OLDEST_VERSION,
+    PROTOCOL_VERSION,
+    RENEWAL_VERSION,
+    Barrier,
+    BarrierDone,
+    Delta,
+    DeltaAck,
+    Digest,
+    EndsSlice,
+    ExchangeLimits,
+    Fetch,
+    Hello,
+    PeerMessage,
+    State,
+    SubscriptionKey,
+)
+from meridian_broker.replication.progress.peer import Peer
+from meridian_broker.replication.progress.waits import BarrierResult, FlushResult, Waits
+
+
+@dataclass(frozen=True, slots=True)
+class PeerStatus:
+    """How one subscription's progress stands with one region."""
+
+    region: str
+    connected: bool
+    last_sent: int
+    """Number of the last DELTA sent to the region, over all subscriptions."""
+    last_applied: int
+    """The highest one it confirmed as durable."""
+    pending: int
+    """DELTA with this subscription's progress that are queued or unconfirmed."""
+    lag_entries: int = 0
+    """Entries acknowledged here that the region has not confirmed as durable; of those before this broker started at
+    least so many (``topics/lifecycle/unconfirmed.py``)."""
+    lag_ms: int = 0
+    """Age of the oldest change that it has not confirmed."""
+    reason: str = ""
+    """Why the subscription does not sync with the region, one of ``Why``; empty when it does."""
+    detail: str = ""
+    """The same in a sentence, when there is more to say."""
+    for_ms: int | None = None
+    """For how long the reason holds; None: since this broker started."""
+    sent_ms_ago: int | None = None
+    """When the last delta of the subscription was sent to the region; None: none since this broker started."""
+    confirmed_ms_ago: int | None = None
+    """When the region last confirmed one."""
+    applied_ms_ago: int | None = None
+    """When progress of the subscription last came from the region and was taken."""
+
+
+class ProgressExchange:
+    """All of a broker's exchange of progress with the other regions."""
+
+    def __init__(
+        self,
+        host: ProgressHost,
+        *,
+        coalesce_ms: int = 10,
+        digest_interval_ms: int = 5000,
+        barrier_ms: int = 250,
+        limits: ExchangeLimits | None = None,
+        leases: LeaseDesk | None = None,
+        ends: EndsSource | None = None,
+    ) -> None:
+        """
+        :param ends: how far this region has the entries of others; without, it is not compared.
+        :param leases: who speaks with other regions about leases, over the same links.
+        :param coalesce_ms: the longest an ack waits for its neighbours while a DELTA is unconfirmed.
+        :param digest_interval_ms: between comparisons; also how long a DELTA may stay unconfirmed before it is given
+            up.
+        :param barrier_ms: the longest a barrier or a flush takes.
+        """
+        self._limits = limits or ExchangeLimits()
+        self._host = host
+        self._coalesce_ms = coalesce_ms
+        self._digest_interval_ms = digest_interval_ms
+        self._barrier_ms = barrier_ms
+        self._context = ExchangeContext(host, self._limits)
+        self._peers = self._context.peers
+        self._waits = Waits(wait_ms=barrier_ms, most=self._limits.waiters)
+        self._comparing = Comparing(self._context)
+        self._deltas = Deltas(self._context, self._waits, self._comparing)
+        self._barriers = Barriers(self._context, self._waits, self._deltas)
+        self._refusals = Refusals(self._context, self._waits, self._barriers.pull)
+        self._ends = None if ends is None else Ends(self._context, ends)
+        self.leases = leases
+        if leases is not None:
+            leases.roads = self
+
+    def set_wake(self, wake: Callable[[], None]) -> None:
+        """:param wake: asks for a ``tick`` soon, when something became durable in nobody's turn."""
+        self._context.wake = wake
+
+    @property
+    def counters(self) -> ExchangeCounters:
+        return self._context.counters
+
+    # -- links
+
+    def add_peer(self, region: str) -> None:
+        """A region that may be spoken to; of no effect when known."""
+        if region != self._host.region and region not in self._peers:
+            self._peers[region] = Peer(region, coalesce_ms=self._coalesce_ms, limits=self._limits)
+
+    def remove_peer(self, region: str) -> None:
+        """The region is no longer spoken to, and its messages are ignored."""
+        if region in self._peers:
+            self.disconnected(region, self._context.now_ms)
+            del self._peers[region]
+            self._context.book.forget_summary(region)
+
+    def connected(self, region: str, send: Callable[[PeerMessage], None], now_ms: int) -> None:
+        """Our link to the region is up; ``send`` puts a message on it, and does nothing once the link is gone.
+
+        :raises KeyError: no such peer.
+        """
+        peer = self._peers[region]
+        if peer.send is not None:
+            self.disconnected(region, now_ms)
+        self._context.now_ms = now_ms
+        peer.send, peer.incompatible = send, ""
+        peer.up_since_ms = now_ms
+        peer.catching.begin(now_ms, self._digest_interval_ms)
+        peer.even.clear()  # the region may have crashed, or been restored, since
+        peer.next_digest_ms = now_ms + self._digest_interval_ms
+        send(Hello(PROTOCOL_VERSION, self._host.region, peer.next_number, leases=self.leases is not None))
+
+    def disconnected(self, region: str, now_ms: int) -> None:
+        """Our link to the region is down. What was on its way there is offered to the others, to be passed on."""
+        self._context.now_ms = now_ms
+        peer = self._peers.get(region)
+        if peer is None or peer.send is None:
+            return
+        peer.send = peer.next_digest_ms = None
+        peer.down_since_ms = now_ms
+        lost = peer.drop()
+        if peer.behind_since_ms is None:
+            peer.behind_since_ms = min((pending.since_ms for _, pending in lost), default=now_ms)
+        self._waits.region_gone(region)
+        self._deltas.offer_again(region, lost)
+        for other in self._peers.values():
+            if other.next_digest_ms is not None:
+                # The lost region may have told some of us what it did not tell others.
+                other.next_digest_ms = min(other.next_digest_ms, now_ms + self._barrier_ms)
+
+    # -- what happens here, and time
+
+    def local_ack(
+        self,
+        topic: str,
+        subscription: str,
+        delta: Progress,
+        now_ms: int,
+        durable: WhenDurable,
+        *,
+        record_changed: bool = False,
+        entries: int = 0,
+    ) -> None:
+        """Progress changed here: acks, a rewind, a new subscription. It leaves with the first ``tick`` after it is
+        durable.
+
+        :param delta: what changed; kept, so it is not to be changed afterwards.
+        :param durable: asked when it is on disk: the log that it was written to says so.
+        :param record_changed: the subscription's record changed too; new subscriptions are recognized without it.
+        :param entries: how many entries were acknowledged, for those who ask how far another region is behind.
+        """
+        self._context.now_ms = now_ms
+        key = (topic, subscription)
+        is_new = key not in self._context.book
+        record = self._host.record(*key) if record_changed or is_new else None
+        said_of = self._host.incarnation(topic)
+        self._context.changed(
+            key, durable, lambda: self._deltas.offer(key, delta, said_of, record=record, entries=entries)
+        )
+
+    def send_pending(self, now_ms: int) -> None:
+        """Send what waits for its neighbours, as far as windows allow: somebody is about to be told that it is done."""
+        self._context.now_ms = now_ms
+        for peer in self._peers.values():
+            if peer.up:
+                self._deltas.send_due(peer, at_once=True)
+
+    def tick(self, now_ms: int) -> None:
+        """Do what is due."""
+        self._context.now_ms = now_ms
+        if self.leases is not None:  # first, for what is agreed upon is told below
+            self.leases.electing.tick()
+        for peer in list(self._peers.values()):
+            if peer.next_count_ms is not None and peer.next_count_ms <= now_ms:
+                if peer.up:  # a digest is to hold nothing that was not sent before it
+                    self._deltas.send_due(peer, at_once=True)
+                self._comparing.count_some(peer)
+            if not peer.up:
+                continue
+            self._deltas.expire(peer, now_ms - self._digest_interval_ms)
+            round_due = peer.next_digest_ms is not None and peer.next_digest_ms <= now_ms and not peer.to_announce
+            more_due = peer.next_announce_ms is not None and peer.next_announce_ms <= now_ms
+            # A digest is to hold nothing that was not sent before it.
+            self._deltas.send_due(peer, at_once=round_due or more_due)
+            if more_due:
+                self._comparing.announce_some(peer)
+            elif round_due:
+                peer.next_digest_ms = now_ms + self._digest_interval_ms
+                peer.expire_questions(now_ms - self._digest_interval_ms)
+                self._comparing.announce(peer)
+        self._waits.expire(now_ms)
+        self._refusals.tick()
+        if self.leases is not None:  # last, for whoever waited may want some now
+            self.leases.tick()
+
+    def next_deadline(self) -> int | None:
+        """When ``tick`` has something to do, in ``now_ms``'s clock; None: not before something else happens."""
+        times = [self._waits.next_deadline(), self._refusals.next_deadline()]
+        times.append(None if self.leases is None else self.leases.next_deadline())
+        for peer in self._peers.values():
+            times.append(peer.next_count_ms)
+            if peer.up:
+                oldest = peer.oldest_flight_ms()
+                times += [peer.due_ms(), peer.next_announce_ms if peer.to_announce else peer.next_digest_ms]
+                times.append(None if oldest is None else oldest + self._digest_interval_ms + 1)
+        return min((time for time in times if time is not None), default=None)
+
+    # -- what comes from the peer
+
+    def received(self, region: str, message: PeerMessage, reply: Reply, now_ms: int) -> None:
+        """A message of the region came, on its link or ours. Whatever it says, this does not raise."""
+        self._context.now_ms = now_ms
+        peer = self._peers.get(region)
+        if peer is None:
+            return
+        peer.back, peer.heard_ms = reply, now_ms
+        match message:
+            case Hello():
+                self._greeted(peer, message, reply)
+            case _ if peer.incompatible:
+                pass
+            case Delta():
+                self._deltas.merge(peer, message, reply)
+            case DeltaAck():
+                self._deltas.confirmed(peer, message)
+            case Digest(ends=EndsSlice() as ends):
+                if self._ends is not None:
+                    self._ends.answer(peer, ends, reply)
+            case Digest():
+                self._comparing.compare(peer, message, reply)
+            case Fetch():
+                self._comparing.answer(peer, message, reply)
+            case State():
+                self._comparing.take(peer, message)
+                if message.ends is not None and self._ends is not None:
+                    self._ends.take(peer, message.ends)
+            case Barrier():
+                self._barriers.answer(peer, message, reply)
+            case BarrierDone():
+                self._barriers.answered(peer, message)
+            case _:
+                if self.leases is not None:
+                    self.leases.received(region, message, reply)
+
+    def _greeted(self, peer: Peer, hello: Hello, reply: Reply) -> None:
+        if hello.version < OLDEST_VERSION:
+            peer.incompatible = (
+                f"region {peer.region} speaks version {hello.version} of the peer protocol, this broker "
+                f"{OLDEST_VERSION} to {PROTOCOL_VERSION}: upgrade {peer.region}"
+            )
+            peer.drop()
+            peer.down_since_ms = self._context.now_ms
+            self._waits.region_gone(peer.region)
+        else:
+            peer.incompatible = ""
+            peer.version = hello.version
+            if hello.answer and peer.send is not None:
+                self._comparing.announce(peer, is_new=True)
+        if not hello.answer:
+            peer.early = None
+            peer.incoming.restarted(hello.next_delta)
+            leases = self.leases is not None
+            reply(Hello(PROTOCOL_VERSION, self._host.region, peer.next_number, answer=True, leases=leases))
+        if self.leases is not None:
+            self.leases.greeted(
+                peer.region,
+                leases=hello.leases and not peer.incompatible,
+                renewals=hello.version >= RENEWAL_VERSION,
+            )
+
+    # -- entries that their origin does not bring (R6)
+
+    def compare_ends(self, origins: Collection[str], now_ms: int) -> None:
+        """Called every second. :param origins: regions that do not bring their entries themselves."""
+        self._context.now_ms = now_ms
+        if self._ends is not None:
+            self._ends.look(origins)
+
+    def compares_ends_with(self, region: str) -> bool:
+        """Whether ``compare_ends`` asks that region."""
+        return self._ends is not None and self._ends.compares_with(region)
+
+    # -- leases' roads
+
+    def send_lease(self, region: str, message: LeaseMessage) -> None:
+        peer = self._peers.get(region)
+        if peer is not None and peer.up and peer.send is not None:
+            peer.send(message)
+
+    def is_up(self, region: str) -> bool:
+        return self._context.is_up(region)
+
+    # -- the moment of a switch (R20)
+
+    def barrier(self, topic: str, subscription: str, now_ms: int, done: Callable[[BarrierResult], None]) -> None:
+        """Pull the newest progress of every reachable region.
+
+        ``done`` is called once all of it is joined here, or after ``barrier_ms``, or at once when nobody can be asked.
+        A region that refuses to answer is asked again, and dispatch waits longer for it (``barrier_refusals.py``).
+        What the answers brought is durable then; what came in a delta just before may still be on its way to the disk.
+        """
+        self._context.now_ms = now_ms
+        self.counters.barriers += 1
+        self._refusals.begin((topic, subscription), done)
+
+    def flush(self, topic: str, subscription: str, now_ms: int, done: Callable[[FlushResult], None]) -> None:
+        """Wait until every reachable region confirmed all that was offered so far for the subscription.
+
+        ``done`` is called then, or after ``barrier_ms``, or at once when nothing is on its way.
+        """
+        self._context.now_ms = now_ms
+        self.counters.flushes += 1
+        self._barriers.push((topic, subscription), done)
+
+    def status(self, topic: str, subscription: str, now_ms: int) -> tuple[PeerStatus, ...]:
+        """How the subscription stands with each other region of its topic."""
+        key = (topic, subscription)
+        return tuple(self._status(region, key, now_ms) for region in self._context.others_of(topic))
+
+    def lags(self, now_ms: int) -> dict[tuple[str, str], tuple[int, int]]:
+        """``(topic, region)`` -> entries and milliseconds that the region is behind, over all subscriptions."""
+        found: dict[tuple[str, str], tuple[int, int]] = {}
+        for region, peer in self._peers.items():
+            for (topic, _), book in peer.lag.behind():
+                entries, oldest = found.get((topic, region), (0, 0))
+                found[topic, region] = entries + book.entries, max(oldest, now_ms - (book.since() or now_ms))
+        return found
+
+    def apart(self, now_ms: int) -> dict[str, dict[str, str]]:
+        """Region -> why it and this region do not know the same, by what that is about: a topic, a subscription of one,
+        or, when it is empty, everything. A link that is down is not told here."""
+        self._context.now_ms = now_ms
+        return {region: apart_from(self._context, peer) for region, peer in self._peers.items()}
+
+    # -- how far others were behind before this broker started
+
+    def behind_for(self, now_ms: int) -> dict[str, int]:
+        """Region -> for how long it may lack something that was acknowledged here. Called every second."""
+        found = {region: peer.look_behind(now_ms) for region, peer in self._peers.items()}
+        return {region: now_ms - since for region, since in found.items() if since is not None}
+
+    def was_away(self, region: str, since_ms: int) -> None:
+        """The region went at that time and was not back before this broker started."""
+        self.add_peer(region)
+        if (peer := self._peers.get(region)) is not None:
+            peer.behind_since_ms = peer.down_since_ms = since_ms
+
+    def was_behind(self, region: str, key: SubscriptionKey, entries: int, since_ms: int) -> None:
+        """It lacks what was acknowledged before this broker started. Of no effect when that is known, or when the
+        region is back: then what it lacks is found by comparison."""
+        peer = self._peers.get(region)
+        if peer is None or peer.up:
+            return
+        book = peer.lag.get(key)
+        if book is None or book.missed_since_ms is None:
+            peer.lag.missed(key, entries, since_ms)
+
+    def _status(self, region: str, key: SubscriptionKey, now_ms: int) -> PeerStatus:
+        peer = self._peers.get(region)
+        if peer is None:
+            return PeerStatus(region, False, 0, 0, 0, reason=Why.LINK_DOWN)
+        book = peer.lag.get(key) or Behind()
+        since = book.since()
+        trouble = self._trouble(peer, key, book, now_ms)
+        numbers, queued = peer.carries(key)
+
+        def ago(at_ms: int | None) -> int | None:
+            return None if at_ms is None else max(0, now_ms - at_ms)
+
+        return PeerStatus(
+            region,
+            peer.up,
+            peer.next_number - 1,
+            peer.confirmed,
+            len(numbers) + queued,
+            book.entries,
+            ago(since) or 0,
+            "" if trouble is None else trouble.why,
+            "" if trouble is None else trouble.text,
+            None if trouble is None or trouble.since_ms < 0 else ago(trouble.since_ms),
+            ago(book.sent_ms),
+            ago(book.confirmed_ms),
+            ago(book.applied_ms),
+        )
+
+    def _trouble(self, peer: Peer, key: SubscriptionKey, book: Behind, now_ms: int) -> Trouble | None:
+        """Why the two are not in step; None: they are, or will be in a moment."""
+        if not peer.up:
+            down = -1 if peer.down_since_ms is None else peer.down_since_ms
+            return Trouble(Why.OTHER_VERSION if peer.incompatible else Why.LINK_DOWN, peer.incompatible, down)
+        if (refused := self._refusals.trouble(key, peer.region)) is not None:
+            return refused
+        held = peer.waiting.get(key[0])
+        known = peer.troubles.get(key) if held is None else held.trouble
+        since = book.since()
+        if known is not None or since is None:
+            return known
+        late_ms = 2 * self._digest_interval_ms
+        if book.missed_since_ms is None:
+            return Trouble(Why.NOT_CONFIRMED, "", since) if now_ms - since > late_ms else None
+        if now_ms - max(peer.heard_ms, peer.up_since_ms) > late_ms:
+            return Trouble(Why.NOT_CONFIRMED, "", max(peer.heard_ms, peer.up_since_ms))
+        return Trouble(Why.CATCHING_UP, "", peer.up_since_ms)

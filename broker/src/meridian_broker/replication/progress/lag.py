@@ -1,0 +1,220 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How far each region is behind this one: what it has not confirmed as durable, since when, and why.
+
+What counts is what was acknowledged here (or passed on by us) and offered to the peer, from the moment of the offer:
+waiting to be sent, on its way, or *missed*, because the link was down or the peer did not answer. The first two end
+with the peer's confirmation. What was missed is healed by digests, which name no deltas; so it counts until a digest of
+the peer equals ours, or until the peer, having been sent the state it asked for, confirms a delta that is newer.
+
+The price is a few attribute writes per delta and peer, not per acknowledgement, and a record per subscription of which
+anything was ever sent. What was missed before the broker started is said by ``topics/lifecycle/unconfirmed.py``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Set
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TYPE_CHECKING, Final
+
+from meridian_broker.replication.progress.messages import SubscriptionKey
+
+if TYPE_CHECKING:
+    from meridian_broker.replication.progress.peer import Pending
+
+
+class Why(StrEnum):
+    """Why a subscription is not in step with a region. The values are what status, stats and metrics say."""
+
+    LINK_DOWN = "LinkDown"
+    """Our link to the region's broker is down."""
+    OTHER_VERSION = "OtherVersion"
+    """The link is up, but the region speaks no version of the peer protocol that we know."""
+    OTHER_INCARNATION = "OtherIncarnation"
+    """One side has deleted the topic and the other not yet, or differently (R8)."""
+    NOT_A_REGION = "NotARegionOfTheTopic"
+    """Only one of the two sides counts the other among the topic's regions."""
+    UNKNOWN_SUBSCRIPTION = "UnknownSubscription"
+    """The region lacks the subscription and does not take it over."""
+    UNDECODABLE = "Undecodable"
+    """One side cannot read the progress of the other."""
+    REFUSED = "Refused"
+    """The region could not merge or store it."""
+    TOO_LARGE = "TooLarge"
+    """The progress does not fit a message."""
+    NOT_CONFIRMED = "NotConfirmed"
+    """The link is up, and the region does not answer."""
+    DISPATCH_WAITS = "DispatchWaits"
+    """The region can be reached and refuses to say what was acknowledged there, so nothing is dispatched here yet."""
+    CATCHING_UP = "CatchingUp"
+    """The link is up again, and what was missed meanwhile is being compared."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trouble:
+    """One reason, since when, in a sentence."""
+
+    why: Why
+    text: str
+    since_ms: int
+
+
+@dataclass(slots=True)
+class Behind:
+    """What one peer lacks of one subscription, as far as we know."""
+
+    outstanding: list[Pending] = field(default_factory=list)
+    """Waiting or on its way, oldest first."""
+    missed_entries: int = 0
+    missed_since_ms: int | None = None
+    """None: nothing was missed."""
+    told_ms: int | None = None
+    """When the peer was sent the state it asked for, after the last thing it missed."""
+    sent_ms: int | None = None
+    """When a delta of the subscription left for the peer last, ..."""
+    confirmed_ms: int | None = None
+    """... was confirmed as durable by it last, ..."""
+    applied_ms: int | None = None
+    """... and when progress of the peer that was taken here came last."""
+
+    @property
+    def is_idle(self) -> bool:
+        return not self.outstanding and self.missed_since_ms is None
+
+    @property
+    def entries(self) -> int:
+        """Entries acknowledged here that the peer has not confirmed; a batch acknowledged in part counts as one."""
+        return self.missed_entries + sum(pending.entries for pending in self.outstanding)
+
+    def since(self) -> int | None:
+        """When the oldest of it was offered; None: the peer has all of it."""
+        times = [] if self.missed_since_ms is None else [self.missed_since_ms]
+        times += [self.outstanding[0].since_ms] if self.outstanding else []
+        return min(times, default=None)
+
+    def missed(self, entries: int, since_ms: int) -> None:
+        """Something that was offered will not be confirmed."""
+        self.missed_entries += entries
+        self.missed_since_ms = since_ms if self.missed_since_ms is None else min(self.missed_since_ms, since_ms)
+        self.told_ms = None
+
+    def has_all(self) -> None:
+        """Whatever was missed has arrived by another way."""
+        self.missed_entries = 0
+        self.missed_since_ms = self.told_ms = None
+
+
+class Lag:
+    """Everything one peer is behind with."""
+
+    def __init__(self, most: int) -> None:
+        """:param most: subscriptions remembered; beyond it those that are in step are forgotten, then new ones."""
+        self._most = most
+        self._count = 0
+        self._books: dict[str, dict[str, Behind]] = {}
+        """By topic and subscription."""
+        self._missed: dict[str, set[str]] = {}
+        """Topic -> subscriptions of which something was missed."""
+
+    def __len__(self) -> int:
+        return self._count
+
+    def get(self, key: SubscriptionKey) -> Behind | None:
+        return self._books.get(key[0], _NONE).get(key[1])
+
+    def of(self, key: SubscriptionKey) -> Behind:
+        """The subscription's book; one that is thrown away when there are too many."""
+        topic, name = key
+        book = self._books.get(topic, _NONE).get(name)
+        if book is None:
+            book = Behind()
+            if self._count >= self._most:
+                self._forget_idle()
+            if self._count < self._most:
+                self._books.setdefault(topic, {})[name] = book
+                self._count += 1
+        return book
+
+    def behind(self) -> Iterator[tuple[SubscriptionKey, Behind]]:
+        """Subscriptions with which the peer is behind."""
+        for topic, books in self._books.items():
+            for name, book in books.items():
+                if not book.is_idle:
+                    yield (topic, name), book
+
+    def _forget_idle(self) -> None:
+        kept = {
+            topic: {name: book for name, book in books.items() if not book.is_idle}
+            for topic, books in self._books.items()
+        }
+        self._books = {topic: books for topic, books in kept.items() if books}
+        self._count = sum(map(len, self._books.values()))
+
+    # -- what happens to a delta
+
+    def missed(self, key: SubscriptionKey, entries: int, since_ms: int) -> None:
+        """It was offered, and the peer will not confirm it."""
+        self.of(key).missed(entries, since_ms)
+        self._missed.setdefault(key[0], set()).add(key[1])
+
+    def given_up(self, key: SubscriptionKey, pending: Pending) -> None:
+        """It waited or was on its way, and the peer will not confirm it."""
+        self._over(key, pending)
+        self.missed(key, pending.entries, pending.since_ms)
+
+    def confirmed(self, key: SubscriptionKey, pending: Pending, now_ms: int) -> None:
+        """The peer has it on disk."""
+        book = self._over(key, pending)
+        book.confirmed_ms = now_ms
+        if book.told_ms is not None and pending.since_ms >= book.told_ms:
+            book.has_all()
+
+    def taken_back(self, key: SubscriptionKey, pending: Pending) -> None:
+        """It is offered anew in another form."""
+        self._over(key, pending)
+
+    def _over(self, key: SubscriptionKey, pending: Pending) -> Behind:
+        book = self.of(key)
+        waiting = book.outstanding
+        if waiting and waiting[0] is pending:
+            del waiting[0]  # confirmations come in order, nearly always
+        else:
+            book.outstanding = [one for one in waiting if one is not pending]
+        return book
+
+    # -- what digests say
+
+    def told(self, key: SubscriptionKey, now_ms: int) -> None:
+        """The peer was sent the state it asked for."""
+        book = self.get(key)
+        if book is not None and book.missed_since_ms is not None:
+            book.told_ms = now_ms
+
+    def same_topic(self, topic: str) -> None:
+        """The peer's digest of the topic equals ours."""
+        for name in self._missed.pop(topic, ()):
+            self.same((topic, name))
+
+    @property
+    def has_missed(self) -> bool:
+        return bool(self._missed)
+
+    def same_topics(self, topics: Set[str]) -> None:
+        """The same of many."""
+        for topic in self._missed.keys() & topics:
+            self.same_topic(topic)
+
+    def same(self, key: SubscriptionKey) -> None:
+        """The peer's digest of the subscription equals ours."""
+        book = self.get(key)
+        if book is not None:
+            book.has_all()
+
+    def forget(self, is_known: Callable[[str], bool]) -> None:
+        """Let go of topics that are gone."""
+        for topic in [topic for topic in self._books if not is_known(topic)]:
+            self._count -= len(self._books.pop(topic))
+            self._missed.pop(topic, None)
+
+
+_NONE: Final[Mapping[str, Behind]] = {}

@@ -1,0 +1,319 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What two regions say to each other about progress: one value per peer command, and the limits of the exchange.
+
+The exchange speaks in these values only. ``exchange_codec`` turns them into commands of the wire and back, so the
+exchange itself never sees protobuf and tests read like transcripts. Progress and subscription records travel as the
+bytes their owners encoded; only the receiver decodes them, and decides there whether to believe them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+from meridian_broker.positions.position import Position
+from meridian_broker.positions.progress import DigestKey
+from meridian_broker.replication.leases.messages import LeaseMessage
+
+PROTOCOL_VERSION: Final = 4
+"""Version of the peer commands. Versions N and N-1 interwork (DESIGN section 8)."""
+OLDEST_VERSION: Final = 1
+SUMMARY_VERSION: Final = 2
+"""From this version on a peer understands a ``Summary``."""
+PARTS_VERSION: Final = 3
+"""From this version on it divides buckets of topics into parts, says in which of them something is unsettled, and
+compares how far it has the entries of a region that is away."""
+RENEWAL_VERSION: Final = 4
+"""From this version on leases are renewed without their names; to a peer before it, by name (R26)."""
+
+SubscriptionKey: TypeAlias = tuple[str, str]
+"""``(topic, subscription)``."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExchangeLimits:
+    """Every queue of the exchange has its bound here; beyond it detail is dropped and healed by digests."""
+
+    in_flight: int = 64
+    """Unconfirmed DELTA per peer. Beyond it acks are joined into the pending one: at 25 ms of round trip and 10 ms of
+    coalescing three are in flight, so 64 also covers a peer whose disk stalls for half a second."""
+    pending_subscriptions: int = 10_000
+    """Subscriptions with unsent progress per peer. One more is left to digests."""
+    items_per_message: int = 256
+    """Subscriptions in one DELTA or STATE, topics in one DIGEST."""
+    message_bytes: int = 1 << 20
+    """Progress and records in one message; a single larger item travels alone."""
+    item_bytes: int = 4 << 20
+    """Progress of one subscription that fits a frame (5 MiB); a larger one is not sent and status says so."""
+    record_bytes: int = 512 << 10
+    """Record of one subscription, beside its progress, likewise. Properties have 64 KiB, of which JSON may make six
+    times as much; earlier versions let in more."""
+    subscriptions_at_once: int = 20_000
+    """Subscriptions looked at for one DIGEST of a round, so that the round holds nobody up: a few milliseconds. The
+    topic with which it is passed is the last one."""
+    subscriptions_per_digest: int = 4096
+    """Subscriptions listed in one DIGEST; a topic with more is listed over several."""
+    keys_inline: int = 256
+    """Ledger digests that travel beside the subscription digests before asking costs less than sending."""
+    keys_per_question: int = 1024
+    """Ledger digests in one DIGEST, FETCH or BARRIER; more than that and the whole progress is asked for."""
+    fetching: int = 64
+    """Subscriptions asked for and not yet merged, per peer."""
+    wanted: int = 10_000
+    """Subscriptions known to differ and not yet asked for, per peer. One more waits for the next digest."""
+    held_digests: int = 8
+    """DIGEST that wait until the deltas sent before them are durable here, per peer."""
+    waiters: int = 10_000
+    """Barriers and flushes under way. One more flush is answered at once, as incomplete; one more barrier waits."""
+    topics_apart: int = 10_000
+    """Topics held back because the peer has another incarnation, and topics whose comparison is put off, per peer."""
+    books: int = 200_000
+    """Subscriptions of which is known how far the peer is behind with them."""
+    troubles: int = 1000
+    """Subscriptions whose reason for not syncing is remembered, per peer."""
+    digest_skips: int = 3
+    """Comparisons in a row that may be put off because a topic is in motion."""
+
+    def objection(self, progress: bytes, record: bytes | None) -> str | None:
+        """Why these cannot be sent in any message; a frame that the peer does not take would tear the link, and tear it
+        again each time it is made."""
+        if len(progress) > self.item_bytes:
+            return f"progress of {len(progress)} bytes does not fit a message"
+        if record is not None and len(record) > self.record_bytes:
+            return f"a record of {len(record)} bytes does not fit a message: its properties are too large"
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """First on every link, answered on it."""
+
+    version: int
+    region: str
+    next_delta: int
+    """The number the sender's next DELTA will carry. Numbers only grow while the sender lives."""
+    answer: bool = False
+    leases: bool = False
+    """The sender knows of leases: it votes on them."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeltaItem:
+    """Progress of one subscription that the receiver may not have."""
+
+    topic: str
+    subscription: str
+    incarnation: str
+    """Stamp of the topic's last deletion; another one at the receiver waits there (R8)."""
+    progress: bytes
+    record: bytes | None = None
+    """The subscription's record where the receiver may lack it: first delta, change of the record, creation (R15)."""
+    unreached: tuple[str, ...] = ()
+    """Regions of the topic the sender has no link to: the receiver passes the item on to those (R19)."""
+    passed_on: bool = False
+    """Came from a third region and is not passed on again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """Progress offered; confirmed by a :class:`DeltaAck` once durable."""
+
+    number: int
+    items: tuple[DeltaItem, ...]
+
+
+UNKNOWN_SUBSCRIPTION: Final = "UnknownSubscription"
+"""The receiver lacks it and got no record: the sender answers with the record and the whole progress."""
+OTHER_INCARNATION: Final = "OtherIncarnation"
+"""One side has deleted the topic and the other not yet, or differently: nothing is merged until they agree (R8)."""
+NOT_A_REGION: Final = "NotARegionOfTheTopic"
+"""The sender is not among the topic's regions, as far as the receiver knows."""
+UNDECODABLE: Final = "Undecodable"
+"""The bytes are no progress this version reads."""
+REFUSED: Final = "Refused"
+"""The receiver could not merge or store it; the reason says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """One item of a DELTA that was not merged."""
+
+    index: int
+    code: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class DeltaAck:
+    """Every item of the DELTA is durable at the receiver, save the refused ones."""
+
+    number: int
+    refusals: tuple[Refusal, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class KeyDigest:
+    """What one ledger's share of a progress hashes to."""
+
+    key: DigestKey
+    digest: int
+
+
+@dataclass(frozen=True, slots=True)
+class SubscriptionDigest:
+    subscription: str
+    digest: int
+    """Over record and progress together."""
+    record: int
+    """Over the record alone."""
+    keys: tuple[KeyDigest, ...] | None = None
+    """Per ledger; None: not listed, ask for them."""
+
+
+@dataclass(frozen=True, slots=True)
+class TopicDigest:
+    topic: str
+    incarnation: str
+    digest: int
+    """Over all replicated subscriptions of the topic."""
+    unsettled: bool = False
+    """Something is not durable yet, or came from a third region a moment ago: a difference may be a race, and equality
+    does not mean that the sender has all of it on disk."""
+    forced: bool = False
+    """The sender knows of progress it could not deliver: compare now, whatever is in motion."""
+    subscriptions: tuple[SubscriptionDigest, ...] | None = None
+    """None: not listed, ask for them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """All topics that are shared with the receiver, in one number: what a region at rest says."""
+
+    digest: int
+    unsettled: bool = False
+    """Of some of them an equal number does not mean that the sender has all on disk, see ``TopicDigest``."""
+    unsettled_buckets: tuple[int, ...] = ()
+    """In which buckets those are."""
+
+
+@dataclass(frozen=True, slots=True)
+class EndsSlice:
+    """How far the sender has the entries of one origin, in some buckets of topics (``exchange_ends``)."""
+
+    origin: str
+    bits: int
+    """There are two to the power of this many buckets: the first bits of the hash of a topic's name."""
+    first: int
+    numbers: tuple[int, ...]
+    """Of the first bucket, and of those that follow."""
+
+
+@dataclass(frozen=True, slots=True)
+class TopicEnd:
+    topic: str
+    incarnation: str
+    end: Position
+    """The last entry of the origin that was ever stored."""
+
+
+@dataclass(frozen=True, slots=True)
+class OriginEnds:
+    """The sender's, in buckets that differ."""
+
+    origin: str
+    topics: tuple[TopicEnd, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Digest:
+    """State of the sender at a cut: all its deltas up to ``sent`` and the receiver's up to ``applied`` are in it."""
+
+    sent: int
+    applied: int
+    topics: tuple[TopicDigest, ...]
+    answer: bool = False
+    """Sent because a digest came that differs, by a region without a link of its own: not answered again."""
+    summary: Summary | None = None
+    """Of all topics, at the beginning of a round."""
+    differing: tuple[int, ...] = ()
+    """In answer to the numbers of buckets: those that differ, and have so many topics that the numbers of their parts
+    are to be said first."""
+    ends: EndsSlice | None = None
+    """Has nothing to do with progress, and is not held for any."""
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What the receiver of a DIGEST wants to see next."""
+
+    topic: str
+    subscription: str | None = None
+    """None: list the topic's subscriptions."""
+    state: bool = False
+    """False: list the subscription's ledger digests. True: send the state."""
+    keys: tuple[DigestKey, ...] | None = None
+    """Only these ledgers (none of them: the record alone); None: everything."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """The asker's numbers of the parts of one bucket."""
+
+    bucket: int
+    numbers: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Fetch:
+    questions: tuple[Question, ...]
+    buckets: tuple[int, ...] = ()
+    """The asker's numbers of all buckets of topics: digests of those topics are wanted whose buckets differ."""
+    parts: tuple[Parts, ...] = ()
+    """The same of parts of buckets."""
+    unsettled_buckets: tuple[int, ...] = ()
+    """Buckets of which an equal number does not mean that the asker has all on disk."""
+
+
+@dataclass(frozen=True, slots=True)
+class StateItem:
+    topic: str
+    subscription: str
+    incarnation: str
+    record: bytes
+    progress: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """Answer to a FETCH."""
+
+    items: tuple[StateItem, ...]
+    ends: OriginEnds | None = None
+    """Answer to an ``EndsSlice``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Barrier:
+    """Send me what you know about this subscription and I do not, now (R20)."""
+
+    number: int
+    topic: str
+    subscription: str
+    incarnation: str
+    keys: tuple[KeyDigest, ...] | None
+    """What the sender has, per ledger; None: too much to list, send everything."""
+    wants_record: bool = False
+    """The sender does not have the subscription at all."""
+
+
+@dataclass(frozen=True, slots=True)
+class BarrierDone:
+    number: int
+    progress: bytes = b""
+    """Empty: nothing the asker lacks."""
+    record: bytes | None = None
+    reason: str = ""
+    """Not empty: could not be answered, and why."""
+
+
+PeerMessage: TypeAlias = Hello | Delta | DeltaAck | Digest | Fetch | State | Barrier | BarrierDone | LeaseMessage

@@ -1,0 +1,527 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Entries that other regions hold and this one lacks: asked for, checked, stored under their own origin (R5, R6).
+
+A region that was restored from an older copy of its volume has lost entries that it had acknowledged to producers and
+replicated. So before the first producer of a topic is let in, every region that can be reached is asked for entries of
+ours beyond our end, and what they have is taken back. A region that cannot be asked holds nobody up: publishing goes
+on, but the first entry then claims no predecessor (``ledgers/holes.py``), and it is asked as soon as it is there.
+Regions that are none of the topic's are asked as well: one may have been taken out of it with what we lost, or the copy
+that we were restored from may not know that it is in it. Those of them that cannot be reached are not waited for.
+
+In the same way, while a region cannot be reached, or is gone for good, the others ask each other for its entries.
+
+Only an unbroken chain is taken: the first entry must follow the last one stored, as its ``prev`` says (R3). Where the
+chain is broken for everybody, what is missing is lost; that is accepted only once every region of the topic was asked.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import replace
+from enum import Enum
+from typing import TYPE_CHECKING, Final
+
+from meridian_broker.ledgers.damage import is_damaged
+from meridian_broker.ledgers.entry import EntryFormatError, EntryHeader, pack_foreign, unpack
+from meridian_broker.ledgers.finding import origins_between, stored_at
+from meridian_broker.ledgers.holes import Hole, is_break
+from meridian_broker.ledgers.store import LedgerError
+from meridian_broker.ledgers.telling import tell_each
+from meridian_broker.metadata.store import MetadataError
+from meridian_broker.positions.position import EARLIEST, LATEST, Position
+from meridian_broker.topics.backfill.intake import Offered
+from meridian_broker.topics.backfill.joining import Joining
+from meridian_broker.topics.backfill.questions import Found, PeerAway, Peers, Want
+from meridian_broker.topics.backfill.schema_numbers import SchemaNumbers
+from meridian_broker.topics.errors import NotAllowed, OriginConflict, TopicError
+from meridian_broker.wire.pulsar import metadata as message_metadata
+from meridian_broker.wire.pulsar.metadata import BodyError
+
+if TYPE_CHECKING:
+    from meridian_broker.topics.backfill.gaps import Gap
+    from meridian_broker.topics.topic import Topic
+
+log = logging.getLogger(__name__)
+
+ANSWER_ENTRIES: Final = 1000
+ANSWER_BYTES: Final = 1 << 20
+"""Most of one answer. One entry is always given, however large."""
+FORMER_MAX: Final = 100
+"""So many former regions of a topic are remembered."""
+UNFED_MS: Final = 3000
+"""A region whose replicator has not been here for so long is not waited for any more: it may be unable to dial us."""
+
+
+async def find(topic: Topic, asker: str, want: Want) -> Found:
+    """Answer another region. The longest chained run, or the first entry there is when not even that one follows.
+
+    :raises LedgerError: the entries cannot be read.
+    """
+    is_own = want.origin == topic.region
+    if topic.recall is not None and want.origin not in topic.remotes:
+        topic.recall.left(want.origin)  # who asks has entries of it
+    is_authority = is_own and want.before != LATEST  # of a hole: what its origin gave back is missed by nobody
+    end = topic.log.last_own if is_own else topic.log.last_origin.get(want.origin, EARLIEST)
+    after, skipped = want.after, topic.skipped_for(asker) if is_own else None
+    if skipped is not None and skipped.applies_to(after):
+        after = skipped.own  # as the replicator goes on
+    await topic.scheduler.answer(topic.log.when_durable)  # what is not stored below the end counts as given back
+    settled = is_own and topic.recall is not None and topic.recall.is_settled
+    if after >= min(end, want.before):  # of nearly all that ask, and no ledger is looked into
+        return Found((), is_chained=True, is_settled=settled, last=end)
+    last, entries, size, is_chained = after, list[bytes](), 0, True
+    spans = topic.log.spans()
+    given_back = spans[0].origins_before.get(want.origin, EARLIEST) if spans else EARLIEST
+    places = await origins_between(topic.log, want.origin, after, want.before, ANSWER_ENTRIES)
+    async for origin, (place, stored) in stored_at(topic.log, places):
+        header = unpack(stored)
+        if is_damaged(stored):
+            if place in topic.log.damage.lost:
+                continue  # as if it had been given back
+            if not entries:
+                return Found((), is_chained=False, is_settled=False, last=end)
+            settled = False
+            break
+        # A break claims no predecessor; only who gave nothing back in between can say that there was none.
+        before = topic.log.own_before(place.ledger) if is_own else given_back
+        follows = header.prev == last or (is_break(header.prev, origin) and before <= last)
+        if not (is_authority or follows):
+            if entries:
+                break
+            is_chained = False
+        last = origin
+        if asker != want.origin and header.replicate_to is not None and asker not in header.replicate_to:
+            continue
+        entries.append(_as_foreign(stored, header, topic.region, origin))
+        size += len(stored)
+        if size >= ANSWER_BYTES or len(entries) >= ANSWER_ENTRIES:
+            break
+    return Found(tuple(entries), is_chained or not entries, settled, end)
+
+
+def _as_foreign(stored: bytes, header: EntryHeader, region: str, origin: Position) -> bytes:
+    """An entry as another region stores it, whether it was first stored here or not."""
+    body = stored[header.body_offset :]
+    if header.region is not None and header.region != region:
+        return stored
+    appended, _ = message_metadata.append_replication(body, region, origin.ledger, origin.entry)
+    return pack_foreign(header._replace(region=region, origin=origin)) + appended
+
+
+def checked(entry: bytes, want: Want, after: Position) -> tuple[EntryHeader, bytes]:
+    """Header and body of an entry that was asked for.
+
+    :raises NotAllowed: it was not asked for, or cannot be read.
+    :raises OriginConflict: its bytes are not those its origin stored (R7).
+    """
+    try:
+        header = unpack(entry)
+        if header.region != want.origin or header.origin is None or not after < header.origin < want.before:
+            raise NotAllowed(f"asked for {want.origin} after {after}, given {header.region}/{header.origin}")
+        body = entry[header.body_offset :]
+        appended = message_metadata.appended_bytes(body, want.origin, *header.origin)
+        if message_metadata.origin_checksum(body, appended) != header.origin_checksum:
+            raise OriginConflict(f"entry {want.origin}/{header.origin} came with other bytes than its origin stored")
+    except (EntryFormatError, BodyError) as error:
+        raise NotAllowed(f"an entry of {want.origin} after {after} cannot be read: {error}") from error
+    return header, body
+
+
+class Due(Enum):
+    """Whether other regions should be asked."""
+
+    NOT = 0
+    POLL = 1
+    """Some region does not bring its entries itself: perhaps another one has more of it."""
+    NOW = 2
+    """Something is known to be missing, or somebody was not asked for it yet."""
+
+
+class Recall:
+    """What one topic asks of the other regions."""
+
+    def __init__(
+        self, topic: Topic, peers: Peers, regions: Callable[[], Collection[str]], *, is_joining: bool = False
+    ) -> None:
+        """
+        :param regions: of the topic, now.
+        :param is_joining: the copy here is not known to be filled (R21).
+        """
+        self.joining = Joining(topic, peers, self.others, is_joining=is_joining)
+        self.schema_numbers = SchemaNumbers(topic, peers)
+        self._topic = topic
+        self._peers = peers
+        self._regions = regions
+        self._asked: set[str] = set()
+        """Regions that gave back all they had of our own entries."""
+        self._is_running = False
+        self._is_tried = False
+        self._waiting: list[Callable[[None], None]] = []
+        self._published_over: dict[str, Hole] = {}
+        """Regions that have entries of ours, where our log says that there are none."""
+        self._taken_back: set[tuple[str, Position]] = set()
+        """What was fetched back of that since the topic was opened, by the entry behind it."""
+        self._former: set[str] = set()
+        """Regions that are none of the topic's any more, and of which others may have entries all the same."""
+        self._unfed_since_ms: dict[str, int] = {}
+        """Regions that have no replicator here, and since when, by the monotonic clock."""
+        self.returned = 0
+        """Own entries that were fetched back since the topic was opened."""
+        self.problem = ""
+        """Why something that is missing cannot be fetched now."""
+
+    @property
+    def is_settled(self) -> bool:
+        """Every region of the topic was asked for our own entries."""
+        return self.others() <= self._asked and (self._is_tried or not self._outsiders())
+
+    def others(self) -> set[str]:
+        """The topic's other regions, now."""
+        return set(self._regions()) - {self._topic.region}
+
+    def _outsiders(self) -> set[str]:
+        """Regions that are none of the topic's and may have entries of ours all the same.
+
+        Of a topic that never had another region, as far as is known here, nobody is asked.
+        """
+        others = self.others()
+        if not others and not self._topic.log.last_origin:
+            return set()
+        return set(self._peers.regions()) - {self._topic.region} - others
+
+    def sources(self) -> set[str]:
+        """Regions that may have entries of this topic, those of the topic or not."""
+        return self.others() | self._outsiders()
+
+    async def ask(self, region: str, want: Want) -> Found:
+        """:raises PeerAway: there is no answer, or the region cannot say."""
+        return await self._peers.ask(region, want)
+
+    def ready(self, told: Callable[[None], None]) -> None:
+        """``told`` once every region that can be reached was asked: producers may come in."""
+        if self._is_tried or self.is_settled or self._topic.failure is not None:
+            told(None)
+        else:
+            self._waiting.append(told)
+            self.start()  # nothing else does where the regions were others when the topic was opened
+
+    def left(self, region: str) -> None:
+        """It is no region of the topic any more, or another region has entries of it: who has more gives them (R6)."""
+        if region != self._topic.region and len(self._former) < FORMER_MAX:
+            self._former.add(region)
+
+    def _gone(self, others: set[str]) -> set[str]:
+        """Regions that are none of the topic's, and may have been."""
+        return (self._topic.log.last_origin.keys() | self._former) - others
+
+    def doubt(self, region: str) -> None:
+        """The region named an entry of ours that is not here: ask it again."""
+        self._asked.discard(region)
+        self.start()
+
+    def came_back(self, region: str, after: Position, before: Position) -> bool:
+        """Whether everything was fetched back that the region has of ours between two that stand side by side here.
+
+        It was none of the topic's and could not be reached when we lost it, so we published over it. What was
+        acknowledged since, of those behind, counts for it as well: nobody can tell that from here any more (R3).
+        """
+        if (region, before) in self._taken_back:
+            return True
+        self._published_over[region] = (after, before)
+        self.start()
+        return False
+
+    def start(self) -> None:
+        """Ask whoever should be asked now, unless that is going on."""
+        if not self._is_running and self._topic.failure is None:
+            self._is_running = True
+            self._topic.scheduler.spawn(self._run(), f"fetch what {self._topic.name} lacks")
+
+    def due(self) -> Due:
+        """Whether there is anything to ask for. Asked of every topic each second, of a thousand when there are more."""
+        others = self._topic.remotes
+        if not others:
+            return Due.NOW if self.joining.is_due else Due.NOT
+        if self._topic.is_ended and others <= self._asked and not self.joining.is_due:
+            return Due.NOT
+        absent, sources = self.absent(others)
+        is_waiting = self.joining.is_due or self._topic.gaps.open()
+        if not sources <= self._asked or self._foreign_holes() or is_waiting:
+            return Due.NOW
+        return Due.POLL if absent and sources else Due.NOT
+
+    def absent(self, others: set[str]) -> tuple[set[str], set[str]]:
+        """The regions that do not bring their entries themselves, and those that can be asked for them."""
+        away = {region for region in others if not self._peers.is_reachable(region)}
+        return away | self._gone(others) | self._unfed(others), others - away
+
+    def _unfed(self, others: Collection[str]) -> set[str]:
+        """Regions that have not brought their entries themselves for a while."""
+        now = self._topic.scheduler.monotonic_ms()
+        fed = {producer.remote_region for producer in self._topic.producers.values()}
+        known = self._unfed_since_ms
+        fed |= self._topic.intake.refusals().keys()  # what it may not bring is not fetched either
+        self._unfed_since_ms = {region: known.get(region, now) for region in others if region not in fed}
+        return {region for region, since in self._unfed_since_ms.items() if now - since >= UNFED_MS}
+
+    async def _run(self) -> None:
+        self.problem = ""
+        try:
+            await self._ask_for_own()
+            self._told_ready()
+            await self._take_back()
+            await self._ask_for_others()
+            await self.joining.look()
+        except (LedgerError, TopicError, MetadataError) as error:
+            self.problem = str(error)
+            log.warning("%s: what other regions have cannot be taken over: %s", self._topic.name, error)
+        finally:
+            self._is_running = False
+            self._told_ready()
+
+    def _told_ready(self) -> None:
+        self._is_tried = True
+        waiting, self._waiting = self._waiting, []
+        tell_each(waiting, None)
+
+    # -- our own entries (R5)
+
+    async def _ask_for_own(self) -> None:
+        topic, others = self._topic, self.others()
+        if self.is_settled:
+            return
+        asked, away = others | self._outsiders(), set[str]()
+        for after, before in ((topic.log.last_own, LATEST), *topic.log.holes.of(topic.region)):
+            away |= await self._fetch(topic.region, (after, before), asked, may_skip=True)
+        self._asked = others - away
+        if not away:
+            topic.log.join()
+
+    async def _take_back(self) -> None:
+        """Entries that we published over are stored behind what was published, as those of any hole."""
+        topic = self._topic
+        for region, (after, before) in list(self._published_over.items()):
+            stored = await origins_between(topic.log, topic.region, after, before, ANSWER_ENTRIES)
+            hole = (max((origin for origin, _ in stored), default=after), before)
+            topic.log.holes.open(topic.region, *hole)
+            returned = self.returned
+            away = await self._fetch(topic.region, hole, {region}, may_skip=True)
+            topic.log.holes.close(topic.region, before)
+            if not away:
+                del self._published_over[region]
+                self._taken_back.add((region, before))
+                log.warning(
+                    "%s: %d entries before %s came back from %s: who acknowledged that one passes over them, perhaps",
+                    *(topic.name, self.returned - returned, before, region),
+                )
+
+    # -- entries of regions that do not bring them themselves (R6)
+
+    def _foreign_holes(self) -> list[tuple[str, Hole]]:
+        holes = self._topic.log.holes
+        return [(region, hole) for region in holes.ranges if region != self._topic.region for hole in holes.of(region)]
+
+    async def _ask_for_others(self) -> None:
+        topic, others = self._topic, self.others()
+        if why := await topic.intake.closed():
+            self.problem = why
+            return
+        for region, hole in self._foreign_holes():
+            await self._fill(region, hole, others)
+        for gap in topic.gaps.open():
+            await self._bridge(gap, others - {gap.origin})
+        unfed = self._unfed(others)
+        self.joining.drained.clear()
+        for region in sorted((others | self._gone(others) | self.joining.origins) - {topic.region}):
+            is_away = region in others and not self._peers.is_reachable(region)
+            if region not in others or is_away or region in unfed:
+                last = topic.log.last_origin.get(region, EARLIEST)
+                asked = others - {region} if is_away else others
+                await self._fetch(region, (last, LATEST), asked, may_skip=region not in others)
+
+    async def _bridge(self, gap: Gap, others: set[str]) -> None:
+        """Take what an origin can no longer send from whoever has it, and learn what nobody has (R4)."""
+        topic, before = self._topic, Position(gap.upto.ledger, gap.upto.entry + 1)
+        await self._fetch(gap.origin, (gap.after, before), others, may_skip=False)
+        after = topic.log.last_origin.get(gap.origin, EARLIEST)
+        if after >= gap.upto:
+            return
+        want = Want(topic.name, topic.incarnation, gap.origin, after, before)
+        answers = {region: await self._answer(region, want) for region in sorted(others)}
+        lost_upto = gap.upto
+        for found in answers.values():
+            if found is not None and found.entries:
+                lost_upto = min(lost_upto, max(unpack(found.entries[0]).prev, after))
+        # A damaged copy may be whole again, or given up there: until then it is not known what its region can give.
+        away = tuple(region for region, found in answers.items() if found is None or found.is_damaged)
+        topic.gaps.judged(replace(gap, after=after), lost_upto, away)
+        if topic.gaps.concerns_nobody(gap.origin):
+            if gap.origin in self.others():
+                origin = answers[gap.origin] = await self._answer(gap.origin, want)
+                if origin is not None and (origin.entries or not origin.is_settled):
+                    return  # what was damaged there, or lost, is back, or may be in a while
+            if self._knows_all_of(answers.values()) and topic.gaps.concerns_nobody(gap.origin):
+                await topic.gaps.pass_over(gap.origin)
+
+    async def _answer(self, region: str, want: Want) -> Found | None:
+        """None: there is none."""
+        try:
+            return await self._peers.ask(region, want)
+        except PeerAway:
+            return None
+
+    def _knows_all_of(self, answers: Iterable[Found | None]) -> bool:
+        """Whether every region answered, and none has more replicated subscriptions than are known here."""
+        known = sum(one.durable and one.replicated for one in self._topic.subscriptions.values())
+        return all(one is not None and (one.feed is None or one.feed.subscriptions <= known) for one in answers)
+
+    async def _fill(self, region: str, hole: Hole, others: set[str]) -> None:
+        """What may be missing before an entry: its origin knows; when that one is gone for good, nobody does better."""
+        asked = {region} & others or others
+        away = await self._fetch(region, hole, asked, may_skip=region not in others)
+        if not away:
+            self._topic.log.holes.close(region, hole[1])
+
+    # -- fetching
+
+    async def _fetch(self, origin: str, hole: Hole, regions: Iterable[str], *, may_skip: bool) -> set[str]:
+        """Take what lies there, from whoever has it. Says which regions of the topic could not give all they have.
+
+        :param may_skip: when nobody has the next entry, go on with the first one that somebody has. A region that joins
+            begins with that in any case (R21); should somebody who is away have earlier ones, they find a hole.
+        """
+        topic, (after, before) = self._topic, hole
+        asking, others = sorted(regions), self.others()
+        source: str | None = None  # asked alone for the next ones while it has any: the others would give the same
+        while topic.failure is None:
+            found: dict[str, Found] = {}
+            away: set[str] = set()
+            joins = self.joining.is_joining and after == EARLIEST and before == LATEST and origin != topic.region
+            want = Want(topic.name, topic.incarnation, origin, after, before)
+            for region in asking if source is None else (source,):
+                try:
+                    found[region] = await self._peers.ask(region, want)
+                except PeerAway as error:
+                    if region in others:
+                        away.add(region)
+                        self.problem = str(error)
+            if origin in found and origin != topic.region and not found[origin].is_settled:
+                away.add(origin)  # it may yet get more back itself
+            damaged = {region for region, one in found.items() if one.is_damaged}
+            if damaged:
+                away |= damaged & others
+                self.problem = f"{', '.join(sorted(damaged))}: the next entry of {origin} is damaged there"
+            having = {region: one for region, one in found.items() if one.entries}
+            chained = {region: one for region, one in having.items() if one.is_chained}
+            if source is not None and source not in chained:
+                source = None
+                continue
+            if not chained and having and (joins or (may_skip and not away)):
+                first = min(having, key=lambda region: _first(having[region]))
+                if joins and (away or (origin not in found and origin in self.others())):
+                    topic.log.holes.open(origin, after, _first(having[first]))
+                if not joins:
+                    log.warning(
+                        "%s: entries of %s between %s and %s are in no region any more",
+                        *(topic.name, origin, after, _first(having[first])),
+                    )
+                chained = {first: having[first]}
+            is_drained = bool(found) and not having and not damaged and before == LATEST
+            if is_drained and (origin not in asking or origin in found):
+                self.joining.drained.add(origin)
+            if not chained:
+                if origin == topic.region and is_drained and not away:
+                    await self._follow_end(max((one.last for one in found.values()), default=EARLIEST))
+                return away | having.keys()
+            best = max(chained, key=lambda region: len(chained[region].entries))
+            try:
+                stored = await self._store(best, want, chained[best].entries)
+            except PeerAway as error:
+                self.problem = str(error)
+                return away | {best}
+            if stored is None:  # something else was stored meanwhile, or it may not come in: next time, if ever
+                return away if topic.terminated is not None else away | {best}
+            after, source = stored, best
+        return set(asking)
+
+    async def _follow_end(self, end: Position) -> None:
+        """What lies up to there is in no region any more, as all that had it gave it back: go on behind it."""
+        topic = self._topic
+        if end > topic.log.last_own:
+            if topic.metadata is not None:
+                await topic.metadata.never_below(end.ledger)
+            topic.log.follow(end)
+
+    async def _store(self, source: str, want: Want, entries: Iterable[bytes]) -> Position | None:
+        """Store what came, unless something else did meanwhile. Durable when it returns; says the last one.
+
+        :raises PeerAway: its source cannot be asked for a schema.
+        """
+        topic, after = self._topic, want.after
+        taken: list[tuple[EntryHeader, bytes]] = []
+        for entry in entries:
+            header, body = checked(entry, want, after)
+            assert header.origin is not None
+            after = header.origin
+            if want.origin == topic.region:
+                body = message_metadata.strip_appended(
+                    body, message_metadata.appended_bytes(body, want.origin, *header.origin)
+                )
+            else:
+                body = await self.schema_numbers.renumbered(source, header, body)
+            taken.append((header, body))
+        if want.origin == topic.region and topic.metadata is not None:
+            await topic.metadata.never_below(after.ledger)
+        end = self._room(want, taken[0][0].origin)
+        taken = self._let_in(want, [one for one in taken if one[0].origin is not None and one[0].origin < end])
+        if not taken:
+            return None
+        now = topic.scheduler.now_ms()
+        for header, body in taken:
+            topic.log.append_foreign(header._replace(stored_time_ms=now), body, self._stored, None)
+        await topic.scheduler.answer(topic.log.when_durable)
+        for header, _ in taken:
+            assert header.origin is not None
+            after = header.origin
+            topic.log.holes.fill(want.origin, after)
+            if want.origin == topic.region:
+                topic.deduplication.given_back(pack_foreign(header._replace(stored_time_ms=now)) + body)
+        if want.origin == topic.region:
+            self.returned += len(taken)
+        return after
+
+    def _let_in(self, want: Want, taken: list[tuple[EntryHeader, bytes]]) -> list[tuple[EntryHeader, bytes]]:
+        """Those before the first one that may not be stored: what follows it is chained to it."""
+        intake, is_own = self._topic.intake, want.origin == self._topic.region
+        for count, (header, body) in enumerate(taken):
+            assert header.origin is not None
+            size = len(body) - message_metadata.appended_bytes(body, want.origin, *header.origin)
+            try:
+                intake.check(Offered(size, header.origin if is_own else None))
+            except TopicError as refusal:
+                self.problem = str(refusal)
+                return taken[:count]
+        return taken
+
+    def _room(self, want: Want, first: Position | None) -> Position:
+        """Before which position entries from ``first`` on may be stored; ``EARLIEST``: nothing of it fits any more.
+
+        What was published, or came, while the others were asked ends it: they may give that back as well.
+        """
+        held, is_own = self._topic.log, want.origin == self._topic.region
+        last = held.last_own if is_own else held.last_origin.get(want.origin, EARLIEST)
+        if first is not None and want.after == last and first > last:
+            return LATEST
+        ends = [b for a, b in held.holes.of(want.origin) if a == want.after and first is not None and first < b]
+        return min(ends, default=EARLIEST)
+
+    def _stored(self, _: list[None], result: Position | LedgerError) -> None:
+        if isinstance(result, LedgerError):
+            self._topic.fence(str(result))
+
+
+def _first(found: Found) -> Position:
+    origin = unpack(found.entries[0]).origin
+    assert origin is not None
+    return origin

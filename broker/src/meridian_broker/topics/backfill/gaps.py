@@ -1,0 +1,252 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Entries of another region that it can no longer send, because it does not store them any more (R4).
+
+That region says so when its replicator connects. Then all others are asked, and who has them gives them. Where some are
+in no region any more, replication from there stands still, and status says which are missing: nothing is skipped in
+silence. A person accepts the loss, by name: the missing entries are recorded as dropped with cause *lost* (R14) for
+every subscription here, and replication goes on behind them.
+
+No person is asked where nobody is owed them. That is so when
+
+* no region of the topic stores them: each was asked, and each answered. The origin itself knows of nothing that it may
+  get back, such as an entry that its disk damaged;
+* every durable subscription here has them acknowledged, all of them, in whatever region that was. A region that stores
+  nothing of them delivers nothing of them either, so nothing is skipped that would have come;
+* no subscription is known to another region that is not known here: it might be owed them. The origin is asked, too;
+* the topic is not compacted here, for a compacted view is owed what everybody acknowledged.
+
+A subscription elsewhere that is still owed some keeps them stored there, and so they are fetched from there. What is
+acknowledged stays so unless somebody seeks back, and a seek brings again what is stored. So the gap is passed over, and
+that is written down as if a person had said so (``NOBODY``). It is how it goes with a disk that comes back after the
+others gave everything back, and with a region that was out of a topic for a while.
+
+What was accepted is kept in the topic's progress log for as long as it is the end of what is stored from that region.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final
+
+from meridian_broker.metadata.errors import NotFound
+from meridian_broker.positions import Cause, Dropped
+from meridian_broker.positions.position import EARLIEST, Position
+from meridian_broker.topics.cursors import drops
+from meridian_broker.topics.errors import GapNotAcceptable
+from meridian_broker.topics.journal.progress_log import Kind
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from meridian_broker.topics.topic import Topic
+
+log = logging.getLogger(__name__)
+
+ACCEPTED_MAX: Final = 100
+"""Accepted gaps that a topic remembers."""
+NOBODY: Final = "nobody is owed them"
+"""Who accepted a gap that concerns nobody."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """What is missing of one origin."""
+
+    origin: str
+    after: Position
+    """The last of its entries that is stored here, ..."""
+    upto: Position
+    """... and the last one that it can no longer send."""
+    since_ms: int
+    is_judged: bool = False
+    """The other regions were asked."""
+    lost_upto: Position = EARLIEST
+    """Up to here nobody who was asked has them; behind it, somebody does."""
+    away: tuple[str, ...] = ()
+    """Regions that may have them: they could not be asked, or their copy is damaged now."""
+    is_damage: bool = False
+    """They were stored here, and the disk damaged them (``repair.py``)."""
+
+    @property
+    def entries_at_most(self) -> int | None:
+        """How many are missing, at most: entries of other regions may lie between. None: it cannot be told."""
+        same = self.after.ledger == self.upto.ledger
+        return self.upto.entry - self.after.entry if same else None
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """A gap that somebody accepted."""
+
+    origin: str
+    after: Position
+    upto: Position
+    at_ms: int
+    by: str
+
+    def encode(self) -> bytes:
+        """As JSON: there are few."""
+        fields = {"after": self.after, "upto": self.upto, "at_ms": self.at_ms, "by": self.by}
+        return json.dumps(fields, separators=(",", ":")).encode()
+
+    @classmethod
+    def decode(cls, origin: str, data: bytes) -> Accepted:
+        """:raises ValueError: no such record."""
+        try:
+            fields = json.loads(data)
+            after, upto = Position(*fields["after"]), Position(*fields["upto"])
+            return cls(origin, after, upto, int(fields["at_ms"]), str(fields["by"]))
+        except (KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"{data[:80]!r} is not a record of an accepted gap: {error}") from error
+
+
+class Gaps:
+    """See the module's text. Each topic has one."""
+
+    def __init__(self, topic: Topic) -> None:
+        self._topic = topic
+        self._open: dict[str, Gap] = {}
+        self.accepted: list[Accepted] = []
+        """Oldest first."""
+
+    def open(self) -> list[Gap]:
+        """What is missing now."""
+        found = []
+        for origin, gap in sorted(self._open.items()):
+            last = self._last(origin)
+            if last >= gap.upto:
+                del self._open[origin]
+            else:
+                found.append(gap if last == gap.after else replace(gap, after=last, is_judged=False))
+        return found
+
+    def all(self) -> list[Gap]:
+        """What is missing now, and what is damaged."""
+        return [*self.open(), *self._topic.mending.gaps()]
+
+    def told(self, origin: str, upto: Position) -> None:
+        """The region cannot send its entries up to this one any more: ask the others."""
+        after = self._last(origin)
+        if upto <= after:
+            self._open.pop(origin, None)
+            return
+        known = self._open.get(origin)
+        if known is None:
+            log.warning("%s: %s no longer has its entries after %s up to %s", self._topic.name, origin, after, upto)
+        if known is None or (known.after, known.upto) != (after, upto):
+            since_ms = self._topic.scheduler.now_ms() if known is None else known.since_ms
+            self._open[origin] = Gap(origin, after, upto, since_ms)
+        if self._topic.recall is not None:
+            self._topic.recall.start()
+
+    def judged(self, gap: Gap, lost_upto: Position, away: tuple[str, ...]) -> None:
+        """The others were asked for what is missing after ``gap.after``. That says nothing of a gap that grew since."""
+        known = self._open.get(gap.origin)
+        if known is not None and known.upto == gap.upto:
+            self._open[gap.origin] = replace(gap, is_judged=True, lost_upto=lost_upto, away=away)
+
+    def owed_to(self, gap: Gap, upto: Position) -> list[str]:
+        """Names of durable subscriptions here that may be owed some of what is missing up to a place."""
+        durable = [one for one in self._topic.subscriptions.values() if one.durable]
+        return sorted(one.name for one in durable if not one.progress.all_acked(gap.origin, gap.after, upto))
+
+    def concerns_nobody(self, origin: str) -> bool:
+        """What is missing of the origin is in no region any more, and nobody here is owed it."""
+        gap = self._open.get(origin)
+        if gap is None or not gap.is_judged or gap.away or gap.lost_upto <= gap.after:
+            return False
+        return not self.is_compacted and not self.owed_to(gap, gap.lost_upto)
+
+    @property
+    def is_compacted(self) -> bool:
+        """A compacted view is owed what everybody acknowledged."""
+        rules = self._topic.rules
+        return self._topic.compaction.holds_from() is not None or rules.compaction_threshold_bytes > 0
+
+    async def pass_over(self, origin: str) -> None:
+        """Go on behind what ``concerns_nobody``. :raises TopicFenced: the topic was closed meanwhile."""
+        gap = self._open[origin]
+        await self._accept(Accepted(origin, gap.after, gap.lost_upto, self._topic.scheduler.now_ms(), NOBODY))
+
+    async def pass_over_damaged(self, gap: Gap) -> None:
+        """Go on behind damaged entries that no region has and nobody is owed.
+
+        :raises TopicFenced: the topic was closed meanwhile.
+        :raises MetadataError: it is not on record; they are asked for again.
+        """
+        await self._accept(Accepted(gap.origin, gap.after, gap.upto, self._topic.scheduler.now_ms(), NOBODY))
+        await self._topic.mending.give_up(gap)
+
+    def _last(self, origin: str) -> Position:
+        return self._topic.log.last_origin.get(origin, EARLIEST)
+
+    async def accept(self, origin: str, upto: Position, by: str, *, forced: bool) -> tuple[Accepted, list[str]]:
+        """Give up what is missing of an origin. Says what that was, and for which subscriptions it is recorded.
+
+        :param upto: as ``open`` shows it, so that nobody accepts another gap than the one that was seen (R64).
+        :param by: who asked.
+        :param forced: although a region that may have the entries could not be asked.
+        :raises NotFound: nothing of that origin is missing here.
+        :raises GapNotAcceptable: another gap is there now, or somebody may have the entries.
+        :raises TopicFenced: the topic was closed meanwhile; ask again.
+        :raises MetadataError: of damaged entries: it is recorded, and they are not passed over yet; ask again.
+        """
+        topic = self._topic
+        topic.check_open()
+        gaps = [one for one in self.all() if one.origin == origin]
+        gap = next((one for one in gaps if one.upto == upto), gaps[0] if gaps else None)
+        if gap is None:
+            raise NotFound(f"nothing of {origin} is known to be missing on {topic.name} in {topic.region}")
+        if gap.upto != upto:
+            raise GapNotAcceptable(
+                f"missing of {origin} are its entries after {gap.after} up to {gap.upto}, not {upto}"
+            )
+        if not gap.is_judged:
+            raise GapNotAcceptable(f"the other regions are being asked for {origin}'s entries after {gap.after}: wait")
+        if gap.away and not forced:
+            raise GapNotAcceptable(
+                f"{', '.join(gap.away)} cannot be asked, or has a damaged copy, and may have {origin}'s entries after "
+                f"{gap.after}: wait until it is back, or force"
+            )
+        accepted = Accepted(origin, gap.after, gap.lost_upto, topic.scheduler.now_ms(), by)
+        lost = Dropped()
+        lost.add(Cause.LOST, origin, accepted.after, accepted.upto)
+        names = [one.name for one in topic.subscriptions.values() if one.durable]
+        # All in one turn: nothing of the origin is stored in between. The drops come first, so that a crash leaves
+        # either nothing, or a gap that is asked about again.
+        for name in names:
+            drops.record(topic.subscriptions[name], lost)
+        await self._accept(accepted)
+        if gap.is_damage:
+            await topic.mending.give_up(gap)
+        return accepted, names
+
+    async def _accept(self, accepted: Accepted) -> None:
+        """Go on behind it. What the caller appended to the progress log in the same turn is durable with it."""
+        topic, one = self._topic, accepted
+        topic.progress_log.append(Kind.GAP, one.origin, one.encode())
+        self._take(one)
+        log.warning("%s: the loss of %s (%s..%s] is accepted: %s", topic.name, one.origin, one.after, one.upto, one.by)
+        await drops.durable(topic)
+
+    # -- what is on record
+
+    def recall(self, origin: str, payload: bytes) -> None:
+        """A record of the progress log."""
+        self._take(Accepted.decode(origin, payload))
+
+    def snapshot(self) -> Iterator[tuple[Kind, str, bytes]]:
+        """What a new ledger of the progress log begins with."""
+        return ((Kind.GAP, one.origin, one.encode()) for one in list(self.accepted))
+
+    def _take(self, accepted: Accepted) -> None:
+        if accepted not in self.accepted:  # a new ledger of the log repeats it
+            self.accepted.append(accepted)
+        del self.accepted[:-ACCEPTED_MAX]
+        if accepted.origin != self._topic.region:
+            self._topic.log.pass_over(accepted.origin, accepted.after, accepted.upto)
+        gap = self._open.get(accepted.origin)
+        if gap is not None and accepted.upto >= gap.upto:
+            del self._open[accepted.origin]

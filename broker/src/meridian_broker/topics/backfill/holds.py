@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Space is given back only of entries that all regions have, or do not need from here (R6).
+
+While an origin cannot reach a region, or is gone for good, another one forwards its entries, as long as it has them. So
+before a ledger with entries of another region goes, every third region is asked how far it has that origin. What it
+lacks, and what is meant for it, is held back: bounded by ``entries_held_minutes`` since the ledger was sealed, for a
+region that never comes back must not fill the disk. Then it goes, which is told in the log and counted.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from meridian_broker.positions.position import EARLIEST, Position
+from meridian_broker.topics.backfill.backfill import Recall, find
+from meridian_broker.topics.backfill.questions import PeerAway, Want
+
+if TYPE_CHECKING:
+    from meridian_broker.ledgers.chapters import Chapter
+    from meridian_broker.topics.topic import Topic
+
+log = logging.getLogger(__name__)
+
+
+class Holding:
+    """What one topic holds back for others."""
+
+    def __init__(self, topic: Topic) -> None:
+        self._topic = topic
+        self._known: dict[tuple[str, str], Position] = {}
+        """``(region, origin)``: how far the region was known to have the origin."""
+        self.reason = ""
+        """Why something is held back now; empty when nothing is."""
+        self.bytes_held = 0
+        self.entries_let_go = 0
+        """Entries that went at the end of their time although some region may lack them, since the topic was opened."""
+
+    async def upto(self, below: Position, keep_bytes: int | None, keep_since_ms: int | None) -> Position:
+        """Up to where entries may be given back, of those at or before ``below``.
+
+        :raises LedgerError: an entry cannot be read.
+        :raises TopicFenced: the topic was closed or deleted while another region was asked.
+        """
+        topic, recall = self._topic, self._topic.recall
+        self.reason, self.bytes_held = "", 0
+        if recall is None or not recall.others():
+            return below
+        going = topic.log.trimmable(below, keep_bytes, keep_since_ms)
+        asked: set[tuple[str, str]] = set()
+        upto = below
+        for chapter in going:
+            topic.check_open()
+            reason = self.reason or await self._needed_by(chapter, recall, asked)
+            if not reason:
+                continue
+            age_ms = topic.scheduler.now_ms() - chapter.sealed_ms
+            if age_ms > topic.limits.entries_held_minutes * 60_000:
+                self.entries_let_go += chapter.entries
+                log.warning("%s: ledger %d goes after its time: %s", topic.name, chapter.ledger_id, reason)
+                continue
+            if not self.reason:
+                upto = min(below, topic.log.before(Position(chapter.ledger_id, 0)))
+            self.reason = reason
+            self.bytes_held += chapter.size
+        return upto
+
+    async def _needed_by(self, chapter: Chapter, recall: Recall, asked: set[tuple[str, str]]) -> str:
+        """Who lacks entries of a ledger that are another region's; empty: nobody."""
+        others = recall.others()
+        for origin, last in self._topic.log.origins_through(chapter).items():
+            if last <= chapter.origins_before.get(origin, EARLIEST):
+                continue
+            for region in sorted(others - {origin}):
+                reason = await self._lacks(region, origin, last, recall, asked)
+                if reason:
+                    return reason
+        return ""
+
+    async def _lacks(
+        self, region: str, origin: str, last: Position, recall: Recall, asked: set[tuple[str, str]]
+    ) -> str:
+        topic, key = self._topic, (region, origin)
+        end = Position(last.ledger, last.entry + 1)
+        if self._known.get(key, EARLIEST) < last and key not in asked:
+            asked.add(key)
+            try:
+                said = await recall.ask(region, Want(topic.name, topic.incarnation, origin, last, end))
+            except PeerAway as away:
+                return f"held for {region}: {away}"
+            self._known[key] = max(said.last, self._known.get(key, EARLIEST))
+        known = self._known.get(key, EARLIEST)
+        if known >= last:
+            return ""
+        found = await find(topic, region, Want(topic.name, topic.incarnation, origin, known, end))
+        if not found.entries:
+            return ""  # what it has not is not meant for it, or gone here, too
+        return f"held for {region}, which has entries of {origin} up to {known} only, not to {last}"

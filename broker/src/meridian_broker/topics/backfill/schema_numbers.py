@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Another region's number of a schema, as this region numbers it (R41).
+
+Regions number the schemas of a topic each in its own order, and an entry names its schema by number. A replicator
+rewrites the number before it sends an entry. An entry that is fetched (``backfill.py``) comes as the region that gave
+it stores it, with that number: that region is asked for the schema, which is added here when it is new, and the number
+is rewritten before the entry is stored. So whatever a region stores has its own numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Final
+
+from meridian_broker.ledgers.entry import EntryHeader
+from meridian_broker.topics.backfill.questions import Peers
+from meridian_broker.wire.proto import pulsar_pb2 as pb
+from meridian_broker.wire.pulsar import metadata as message_metadata
+
+if TYPE_CHECKING:
+    from meridian_broker.topics.topic import Topic
+
+KNOWN_MAX: Final = 1000
+"""Numbers remembered of one topic."""
+_VERSION_TAG: Final = b"\x82\x01"
+"""With which the field begins in a message's metadata."""
+
+AddSchema = Callable[[pb.Schema], Awaitable[bytes]]
+"""Our number of a schema of the topic, which is added when it is new."""
+
+
+class SchemaNumbers:
+    """Of one topic."""
+
+    def __init__(self, topic: Topic, peers: Peers) -> None:
+        self._topic = topic
+        self._peers = peers
+        self._known: dict[tuple[str, bytes], bytes] = {}
+
+    async def renumbered(self, region: str, header: EntryHeader, body: bytes) -> bytes:
+        """The body of an entry of another region, with our number of its schema.
+
+        :param region: which gave the entry.
+        :raises PeerAway: it cannot be asked for the schema.
+        :raises MetadataError, TopicError: the schema cannot be added here.
+        """
+        start, end = message_metadata.metadata_bounds(body)
+        if body.find(_VERSION_TAG, start, end) < 0:
+            return body  # the usual case, settled without parsing
+        theirs = message_metadata.scan(body).schema_version
+        assert header.region is not None and header.origin is not None
+        if not theirs or (ours := await self._ours(region, theirs)) == theirs:
+            return body
+        origin = header.origin
+        appended = message_metadata.appended_bytes(body, header.region, *origin)
+        original = message_metadata.strip_appended(body, appended)
+        override = ours if message_metadata.scan(original).schema_version != ours else None
+        return message_metadata.append_replication(original, header.region, *origin, override)[0]
+
+    async def _ours(self, region: str, theirs: bytes) -> bytes:
+        known = self._known.get((region, theirs))
+        if known is None:
+            schema, add = await self._peers.schema(region, self._topic.name, theirs), self._topic.add_schema
+            # One that nobody there knows: the number means nothing, so it stays as it is.
+            known = theirs if schema is None or add is None else await add(schema)
+            if len(self._known) >= KNOWN_MAX:
+                self._known.clear()
+            self._known[region, theirs] = known
+        return known

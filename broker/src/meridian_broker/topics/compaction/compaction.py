@@ -1,0 +1,405 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The compaction of one topic: when it runs, what it leaves, and what survives when it is interrupted.
+
+The topic's record in the metadata names the view in force and the *scraps*: ledgers that compaction may have begun or
+left behind. A ledger is a scrap before it is made; one write makes the new view the one in force and the old one a
+scrap; only then is the old one deleted. So whenever the broker ends, the next one finds one whole view and knows what
+to delete.
+
+A view that the disk damaged is made anew. If the log still holds all that the view covers, the view is dropped, and
+readers get the log until the next one is in force. Otherwise the view may be all there is of old entries: a damaged one
+that still stands in the log is read there, and compaction puts it into the new view. One that stands nowhere else is
+not passed over: who reads it waits, and the health page says so.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, Final
+
+from meridian_broker.ledgers.entry import BATCH, MARKER, unpack
+from meridian_broker.ledgers.labels import Kind, Label
+from meridian_broker.ledgers.reading import Stored
+from meridian_broker.ledgers.store import (
+    LedgerCorrupt,
+    LedgerDeleted,
+    LedgerError,
+    LedgerNotFound,
+    LedgerStore,
+    LedgerUnreadable,
+)
+from meridian_broker.ledgers.telling import tell_each
+from meridian_broker.metadata.store import MetadataError
+from meridian_broker.positions.position import EARLIEST, Position
+from meridian_broker.topics.compaction.compactor import CompactionLimits, Compactor
+from meridian_broker.topics.compaction.view import CompactedView, survey
+from meridian_broker.topics.errors import CompactionRunning, TopicError, TopicFenced
+
+if TYPE_CHECKING:
+    from meridian_broker.topics.journal.topic_record import TopicMetadata
+    from meridian_broker.topics.topic import Topic
+
+log = logging.getLogger(__name__)
+
+READ_ENTRIES: Final = 1000
+READ_BYTES: Final = 1 << 20
+COMPACTION_SUBSCRIPTION: Final = "__compaction"
+"""The name under which Pulsar's tools see that a topic is compacted: what the view does not cover yet stays."""
+
+
+class Status(StrEnum):
+    """How the last compaction went, since the topic was opened."""
+
+    NOT_RUN = "NOT_RUN"
+    RUNNING = "RUNNING"
+    SUCCESS = "SUCCESS"
+    ERROR = "ERROR"
+
+
+@dataclass(frozen=True, slots=True)
+class Workshop:
+    """What compactions of all topics share."""
+
+    store: LedgerStore
+    fence: int
+    turn: AbstractAsyncContextManager[Any]
+    """One at a time."""
+    limits: CompactionLimits
+
+
+class Compaction:
+    """See the module's text. ``await open`` before anything else."""
+
+    def __init__(self, topic: Topic) -> None:
+        self.view: CompactedView | None = None
+        self.status = Status.NOT_RUN
+        self.last_error = ""
+        self._topic = topic
+        self._workshop: Workshop | None = None
+        self._metadata: TopicMetadata | None = None
+        self._is_indexed = False
+        self._is_damaged = False
+        self._from: Position | None = None
+        """The first compaction runs: nothing behind this may be trimmed until its view is in force."""
+        self._stopping = False
+        self._forgetting = False
+        self._at_work = False
+        self._waiting: list[Callable[[None], None]] = []
+
+    async def open(
+        self, metadata: TopicMetadata, workshop: Workshop, unnamed: Sequence[tuple[int, Position]] = ()
+    ) -> None:
+        """Take over what an earlier owner left.
+
+        :param unnamed: ledgers of views that are not on record, with their horizons: newer than the metadata, perhaps.
+        :raises LedgerError: a ledger that compaction left behind cannot be deleted.
+        """
+        self._metadata, self._workshop = metadata, workshop
+        await self._find_newest(metadata, workshop, unnamed)
+        if metadata.record.compacted is not None:
+            self.view = CompactedView(metadata.record.compacted, workshop.store, self._in_log)
+        await self._clear_scraps()
+
+    async def _find_newest(
+        self, metadata: TopicMetadata, workshop: Workshop, unnamed: Sequence[tuple[int, Position]]
+    ) -> None:
+        """Metadata that are older than the volume name a view that is gone, and not the one in its place (R5)."""
+        record, scraps = metadata.record.compacted, metadata.record.compaction_scraps
+        newest = record
+        for ledger_id, horizon in sorted(unnamed):
+            if newest is not None and ledger_id <= newest.ledger_id:
+                continue
+            found = await survey(workshop.store, ledger_id, horizon, workshop.fence)
+            old = ledger_id if found is None else -1 if newest is None else newest.ledger_id
+            scraps = (*scraps, *(() if old < 0 else (old,)))
+            newest = newest if found is None else found
+        if newest is not None and newest is record:
+            try:
+                await workshop.store.open(newest.ledger_id)
+            except LedgerDeleted:
+                newest = None
+            except LedgerNotFound:
+                pass  # damage: whoever reads it says so
+        if newest is not record or scraps != metadata.record.compaction_scraps:
+            await metadata.save_compaction(newest, scraps)
+
+    async def close(self) -> None:
+        """Stop at the next slice, and wait for it."""
+        self._stopping = True
+        if self._at_work:
+            await self._topic.scheduler.answer(self._waiting.append)
+
+    async def delete(self) -> None:
+        """The topic is deleted: its view goes, too."""
+        await self.close()
+        if self._workshop is not None:
+            for ledger in (*self._scraps(), *(() if self.view is None else (self.view.record.ledger_id,))):
+                await self._workshop.store.delete(ledger)
+        self.view = None
+
+    def holds_from(self) -> Position | None:
+        """What lies behind this is kept for the next compaction; None: nothing is.
+
+        While the view is being forgotten all is kept: what its readers passed over unacknowledged is owed again then.
+        """
+        if self._forgetting:
+            return EARLIEST
+        return self._from if self.view is None else self.view.horizon
+
+    def bytes_to_do(self) -> int:
+        """Bytes of the log that the view does not cover, about."""
+        return self._topic.log.bytes_after(EARLIEST if self.view is None else self.view.horizon)
+
+    # -- compacting ----------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Begin a compaction. :raises CompactionRunning: one is under way, or the view is being deleted."""
+        self._check_idle()
+        self.status, self.last_error = Status.RUNNING, ""
+        self._topic.scheduler.spawn(self._run(), "compact a topic")
+
+    async def _run(self) -> None:
+        error: Exception | None = None
+        try:
+            workshop, metadata = self._ready()
+            async with workshop.turn:
+                self._check()
+                self._at_work = True
+                await self._compact(workshop, metadata)
+        except (LedgerError, MetadataError, TopicError) as refused:
+            error = refused
+            log.warning("%s is not compacted: %s", self._topic.name, refused)
+        except Exception as unexpected:
+            error = unexpected
+            raise
+        finally:
+            self._from = None
+            self._at_work = False
+            self.last_error = "" if error is None else f"{error}" or type(error).__name__
+            self.status = Status.SUCCESS if error is None else Status.ERROR
+            waiting, self._waiting = self._waiting, []
+            tell_each(waiting, None)
+
+    def _ready(self) -> tuple[Workshop, TopicMetadata]:
+        if self._workshop is None or self._metadata is None:
+            raise TopicFenced(f"{self._topic.name} is not open")
+        return self._workshop, self._metadata
+
+    def _check(self) -> None:
+        self._topic.check_open()
+        if self._stopping:
+            raise TopicFenced(f"{self._topic.name} was closed meanwhile: compact it again")
+
+    async def _compact(self, workshop: Workshop, metadata: TopicMetadata) -> None:
+        topic, old = self._topic, self.view
+        await self.prepare()
+        await self._clear_scraps()
+        is_all_in_view = old is not None and old.horizon >= topic.log.last_confirmed and not self._is_damaged
+        if not topic.log.entries or is_all_in_view:
+            return
+        self._from = topic.log.before(topic.log.first)
+        compactor = Compactor(
+            topic.log,
+            old,
+            topic.region,
+            workshop.limits,
+            topic.scheduler,
+            self._check,
+            by_time=bool(topic.remotes or topic.log.last_origin),
+        )
+        ledger_id = await metadata.allocate_ledger_id()
+        in_force = None if old is None else old.record
+        await metadata.save_compaction(in_force, (ledger_id,))
+        label = Label(Kind.COMPACTED, metadata.belonging, horizon=compactor.horizon).encode()
+        writer = await workshop.store.create(ledger_id, workshop.fence, label)
+        try:
+            record = await compactor.run(writer)
+        except (LedgerError, TopicError):
+            await writer.seal()  # its ledger is a scrap: nothing is under way any more when it is deleted
+            raise
+        self._check()
+        await metadata.save_compaction(record, () if old is None else (old.record.ledger_id,))
+        view = CompactedView(record, workshop.store, self._in_log)
+        view.index(compactor.kept)
+        self.view, self._is_indexed, self._is_damaged = view, True, False
+        for subscription in topic.subscriptions.values():
+            if subscription.compacted is not None:
+                subscription.compacted.compare(view)
+                subscription.advance()
+        await self._clear_scraps()
+
+    def _scraps(self) -> tuple[int, ...]:
+        return () if self._metadata is None else self._metadata.record.compaction_scraps
+
+    async def _clear_scraps(self) -> None:
+        workshop, metadata = self._ready()
+        if scraps := metadata.record.compaction_scraps:
+            for ledger in scraps:
+                await workshop.store.delete(ledger)
+            await metadata.save_compaction(metadata.record.compacted, ())
+
+    async def forget(self) -> None:
+        """Be a topic that was never compacted: readers get the log as it is, and nothing is kept for the view.
+
+        While the view is on record it holds back the log behind its horizon. So the record goes first.
+
+        :raises CompactionRunning: a compaction is under way, or the view is being deleted.
+        :raises MetadataError: the view is still on record, and in force.
+        """
+        self._check_idle()
+        _, metadata = self._ready()
+        if self.view is None:
+            return
+        self._forgetting = True
+        try:
+            await metadata.save_compaction(None, (self.view.record.ledger_id,))
+            self.view, self._is_indexed = None, False
+            for subscription in self._topic.subscriptions.values():
+                if subscription.durable and subscription.compacted is not None:
+                    subscription.read_anew()
+            await self._clear_scraps()
+        finally:
+            self._forgetting = False
+
+    def _check_idle(self) -> None:
+        """:raises CompactionRunning: the view is about to change."""
+        if self.status is Status.RUNNING:
+            raise CompactionRunning(f"{self._topic.name} is being compacted: wait until it is done")
+        if self._forgetting:
+            raise CompactionRunning(f"the compacted view of {self._topic.name} is being deleted: wait until it is gone")
+
+    # -- damage --------------------------------------------------------------------------------------------------
+
+    async def _dropped(self, error: LedgerCorrupt) -> bool:
+        """Let go of a damaged view and make another one, if the log still holds all that it covers."""
+        topic = self._topic
+        if self.view is None or self.status is Status.RUNNING or self._forgetting or not _is_whole(topic):
+            return False
+        log.error(
+            "%s: the compacted view is damaged and is rebuilt; readers get the log until then: %s", topic.name, error
+        )
+        try:
+            await self.forget()
+        except MetadataError as refused:
+            raise LedgerUnreadable(
+                f"the damaged compacted view of {topic.name} stays on record: {refused}"
+            ) from refused
+        self.start()
+        return True
+
+    async def _in_log(self, position: Position) -> bytes | None:
+        """What stands in the log where the view is damaged. Of a batch the view may hold a part only: nothing then."""
+        topic = self._topic
+        if _is_whole(topic) and self.status is not Status.RUNNING:
+            return None  # there is a better way
+        if not topic.log.holds(position) or position in topic.log.damage.damaged:
+            return None
+        entry = await topic.log.read_one(position)
+        if unpack(entry).flags & (BATCH | MARKER):
+            return None
+        if not self._is_damaged:
+            self._is_damaged = True
+            log.error("%s: entry %s of the compacted view is damaged, and read from the log", topic.name, position)
+            topic.scheduler.defer(self._make_anew)
+        return entry
+
+    def _make_anew(self) -> None:
+        if self.status is not Status.RUNNING and not self._forgetting and self._topic.failure is None:
+            self.start()
+
+    # -- reading -------------------------------------------------------------------------------------------------
+
+    async def prepare(self) -> None:
+        """Have in memory which entries the view has: a consumer is about to read it.
+
+        :raises LedgerError: its ledger cannot be read.
+        """
+        if self.view is not None and not self._is_indexed:
+            try:
+                await self.view.load()
+            except LedgerCorrupt as error:
+                if not await self._dropped(error):
+                    raise
+                return
+            self._is_indexed = True
+
+    def covers(self, position: Position) -> bool:
+        """Is there a view, and does it take account of this entry?"""
+        return self.view is not None and position <= self.view.horizon
+
+    def tail_after(self, position: Position, max_entries: int, max_bytes: int) -> list[Stored] | None:
+        """As ``TopicLog.tail_after``, through the view."""
+        view = self.view
+        if view is not None and position < view.horizon:
+            if view.after(position) is not None:
+                return None
+            position = view.horizon
+        return self._topic.log.tail_after(position, max_entries, max_bytes)
+
+    async def read_after(self, position: Position, max_entries: int, max_bytes: int) -> list[Stored]:
+        """As ``TopicLog.read_after``, through the view. :raises LedgerError: the store cannot give them."""
+        if self.view is not None and position < self.view.horizon:
+            entries = await self.read_view(position, max_entries, max_bytes)
+            if entries:
+                return entries
+            position = max(position, EARLIEST if self.view is None else self.view.horizon)
+        return await self._topic.log.read_after(position, max_entries, max_bytes)
+
+    async def read_view(self, position: Position, max_entries: int, max_bytes: int) -> list[Stored]:
+        """Entries of the view after ``position``; none at its end, or when there is no view.
+
+        :raises LedgerError: the store cannot give them.
+        """
+        while (view := self.view) is not None:
+            try:
+                return await view.read_after(position, max_entries, max_bytes)
+            except LedgerNotFound:
+                if view is self.view:
+                    raise  # else a newer view took its place meanwhile
+            except LedgerCorrupt as error:
+                if view is self.view and not await self._dropped(error):
+                    raise
+        return []
+
+    async def first_at(self, time_ms: int) -> Position | None:
+        """The first entry published at or after ``time_ms`` among those that only the view has; None: none is.
+
+        :raises LedgerError: they cannot be read.
+        """
+        position, first = EARLIEST, self._topic.log.first
+        while entries := await self.read_view(position, READ_ENTRIES, READ_BYTES):
+            for position, entry in entries:
+                if position >= first:
+                    return None
+                if unpack(entry).publish_time_ms >= time_ms:
+                    return position
+        return None
+
+    async def last_message(self) -> tuple[Position, int] | None:
+        """The last message that a reader of the view gets, with its index in its batch, -1 for none.
+
+        None: it is the log's. Position -1:-1: there is no message at all.
+
+        :raises LedgerError: it cannot be read.
+        """
+        view = self.view
+        if view is None or await self._topic.last_message() > view.horizon:
+            return None
+        if view.last is None:
+            return Position(-1, -1), -1
+        entry = await view.read_one(view.last)
+        assert entry is not None
+        header = unpack(entry)
+        if not header.flags & BATCH:
+            return view.last, -1
+        return view.last, header.messages - 1 if header.kept is None else header.kept.bit_length() - 1
+
+
+def _is_whole(topic: Topic) -> bool:
+    """Whether the log was never given back any of: it holds all that a view of it may cover."""
+    spans = topic.log.spans()
+    return bool(spans) and spans[0].own_before == EARLIEST and not spans[0].origins_before and not topic.log.joined

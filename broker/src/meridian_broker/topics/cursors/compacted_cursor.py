@@ -1,0 +1,364 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A durable subscription, or a reader's, that reads the topic's compacted view.
+
+The cursor passes what compaction took out, and that is all that happens to it: it is not claimed as acknowledged. What
+was taken out here may still be unread by the same subscription in another region, or by a later consumer that wants
+the whole log (*never over-claim*). So mark-delete is the image of the progress *and* of the view, worked out anew and
+written nowhere; and an acknowledgement, single or cumulative, claims of what the view covers only what the view holds:
+of a batch that lost messages, those that are left. Therefore such acknowledgements look their entries up in the view.
+What the consumer was sent before compaction took it out is claimed as well (``view_deliveries.py``).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from pyroaring import BitMap
+
+from meridian_broker.ledgers.entry import NO_ORIGIN, EntryHeader, unpack
+from meridian_broker.ledgers.index import Place
+from meridian_broker.ledgers.scheduling import next_turn
+from meridian_broker.ledgers.store import LedgerNotFound
+from meridian_broker.positions import ZERO, AckSet
+from meridian_broker.positions.position import EARLIEST, Position
+from meridian_broker.topics.cursors import acknowledging, log_walks
+from meridian_broker.topics.cursors.view_acks import Claim, Epochs, LookUps, UpTo, note
+from meridian_broker.topics.cursors.view_deliveries import Held
+
+if TYPE_CHECKING:
+    from meridian_broker.ledgers.store import Done
+    from meridian_broker.positions import Progress
+    from meridian_broker.topics.compaction.view import CompactedView
+    from meridian_broker.topics.dispatch.consumer import Consumer
+    from meridian_broker.topics.subscriptions.subscription import Subscription
+
+SLICE_ENTRIES: Final = 500
+SLICE_BYTES: Final = 1 << 20
+"""What is looked up at a time."""
+SENT_MAX: Final = 10_000
+"""Batches of which it is remembered what was sent. Of older ones that compaction takes out an ack says nothing."""
+Ranges = dict[str, tuple[Position, Position]]
+
+
+class CompactedReading:
+    """Lives as long as the subscription's consumers ask for the view."""
+
+    def __init__(self, subscription: Subscription) -> None:
+        self._subscription = subscription
+        self._compaction = subscription.topic.compaction
+        self._settled = EARLIEST
+        """Everything in the view up to here is acknowledged."""
+        self._claimed = EARLIEST
+        """Everything in the view up to here was claimed by cumulative acknowledgements of this time."""
+        self._thinned_done: dict[int, BitMap] = {}
+        """Batches that lost messages to compaction and whose others are acknowledged: ledger -> entries."""
+        self._sent: dict[Position, int] = {}
+        """Which messages of a batch were delivered; compaction may remove some before the ack arrives."""
+        self._ids_sent = AckSet()
+        """Which entries were sent and may be owed: compaction and trimming may take one out before it is acked."""
+        self._held = Held()
+        self._look_ups = LookUps(subscription)
+
+    def reset(self) -> None:
+        """The subscription was rewound: what was acknowledged may not be any more."""
+        self._settled = self._claimed = EARLIEST
+        self._ids_sent = AckSet()
+        self._held = Held()
+        self._thinned_done.clear()
+
+    def begin_anew(self) -> None:
+        """What is not acknowledged is about to be sent again, as far as the view has it."""
+        self._held = Held()
+
+    def compare(self, view: CompactedView) -> None:
+        """A new view is in force. What it took out and a consumer holds may be given back before it is acknowledged."""
+        topic = self._subscription.topic
+        for ledger in self._held.compare(view):
+            index = topic.log.index(ledger)
+            if index is not None:
+                topic.late.note(index)
+
+    @property
+    def horizon(self) -> Position:
+        """What is at or before this is read from the view."""
+        return EARLIEST if self._compaction.view is None else self._compaction.view.horizon
+
+    @property
+    def thinned_done(self) -> dict[int, BitMap]:
+        """Batches that lost messages to compaction and whose others are acknowledged: ledger -> entries. A copy."""
+        return {ledger: entries.copy() for ledger, entries in self._thinned_done.items()}
+
+    def start(self) -> Position:
+        """Behind which position reading begins: before mark-delete, when the view has more than the log holds."""
+        subscription, view = self._subscription, self._compaction.view
+        if view is not None and subscription.durable:
+            first = view.after(self._settled)
+            if first is not None and first < subscription.topic.log.first:
+                return self._settled
+        return subscription.mark_delete
+
+    def passes(self, position: Position) -> bool:
+        """May mark-delete go over this entry of the log although it is not acknowledged?"""
+        view = self._compaction.view
+        if view is None or position > view.horizon:
+            return False
+        done = self._thinned_done.get(position.ledger)
+        return not view.holds(position) or (done is not None and position.entry in done)
+
+    def knows(self, position: Position) -> bool:
+        """Is this the id of an entry of the view, or of one that was sent and then compacted away?"""
+        view = self._compaction.view
+        return (view is not None and view.holds(position)) or self._ids_sent.contains(position)
+
+    # -- dispatch ------------------------------------------------------------------------------------------------
+
+    def note_sent(self, consumer: Consumer, position: Position) -> None:
+        """The entry, of the view or of the log behind it, was sent."""
+        self._ids_sent.claim_point(position)
+        if self._held.consumer is not consumer:
+            self._held = Held(consumer)
+        self._held.note(position, self._compaction.view)
+        if not position.entry % SLICE_ENTRIES:
+            start = self.start()
+            self._ids_sent.raise_floor(start)
+            self._held.forget_settled(start)
+
+    def note_batch(self, position: Position, messages: int, remaining: int | None) -> None:
+        """These messages of a batch, as bits, are sent; None: all."""
+        self._sent[position] = (1 << messages) - 1 if remaining is None else remaining
+        if len(self._sent) > SENT_MAX:
+            del self._sent[next(iter(self._sent))]
+
+    def is_done(self, position: Position, entry: bytes) -> bool:
+        """Is this entry of the view acknowledged, as far as there is anything left of it?"""
+        subscription, header = self._subscription, unpack(entry)
+        if header.flags & NO_ORIGIN:
+            return subscription.topic.log.holds(position) and position <= subscription.mark_delete
+        if not self._is_settled(position, header):
+            return False
+        self._note_done(position, header)
+        return True
+
+    def _is_settled(self, position: Position, header: EntryHeader) -> bool:
+        progress = self._subscription.progress
+        region, origin = self._origin(position, header)
+        if self._is_dropped(position, header):
+            return True
+        if header.kept is None:
+            return progress.is_acked(region, origin, header.publish_time_ms)
+        remaining = progress.remaining(region, origin, header.messages, header.publish_time_ms)
+        return remaining is not None and not remaining & header.kept
+
+    def _is_dropped(self, position: Position, header: EntryHeader) -> bool:
+        dropped = self._subscription.dropped
+        return dropped is not None and dropped.contains(*self._origin(position, header))
+
+    def _note_done(self, position: Position, header: EntryHeader) -> None:
+        if header.kept is not None:
+            self._thinned_done.setdefault(position.ledger, BitMap()).add(position.entry)
+        view = self._compaction.view
+        if view is not None and view.after(self._settled) == position:
+            self._settled = position
+
+    def remaining(self, position: Position, entry: bytes) -> int | None:
+        """The messages of a batch that are to be delivered, as bits; None: all."""
+        header = unpack(entry)
+        remaining: int | None = None
+        if self._subscription.durable and not header.flags & NO_ORIGIN:
+            region, origin = self._origin(position, header)
+            progress = self._subscription.progress
+            remaining = progress.remaining(region, origin, header.messages, header.publish_time_ms)
+        if header.kept is not None:
+            remaining = header.kept if remaining is None else header.kept & remaining
+        return remaining
+
+    def _origin(self, position: Position, header: EntryHeader) -> tuple[str, Position]:
+        return header.region or self._subscription.topic.region, header.origin or position
+
+    # -- acknowledgements ----------------------------------------------------------------------------------------
+
+    def acknowledge(
+        self,
+        consumer: Consumer,
+        positions: list[Position],
+        stale: frozenset[Position],
+        batches: dict[Position, int] | None,
+        confirmed: Done | None,
+    ) -> list[Position]:
+        """Single acknowledgements. Returns those of entries behind the horizon, which are not looked up here.
+
+        ``confirmed`` hears of the ones that are, when there are no others.
+        """
+        covered = [position for position in positions if position <= self.horizon]
+        others = [position for position in positions if position > self.horizon]
+        if covered:
+            told = None if others else confirmed
+            epoch = consumer.epoch
+            job = self._acknowledge(lambda place: ZERO if place in stale else epoch, covered, batches or {}, told)
+            self._look_ups.add(job, told)
+        return others
+
+    def acknowledge_up_to(
+        self, consumer: Consumer, behind: Position, position: Position, part: int | None, confirmed: Done | None
+    ) -> bool:
+        """A cumulative acknowledgement, see ``acknowledging.up_to``. False: neither the view nor what was taken out of
+        it has anything of it that is not claimed already."""
+        view = self._compaction.view
+        following = None if view is None else view.after(self._claimed)
+        held = self._held if self._held.consumer is consumer else Held()
+        if (following is None or following > position) and not held.taken_out(behind, position, 1):
+            return False
+        resent, pieces = self._subscription.resent, consumer.pieces
+        withheld = frozenset[Position]() if pieces is None else pieces.acknowledged(position)[0]
+        as_now = None if resent is None else resent.copy()
+        upto = UpTo(consumer, position, part, behind, as_now, held, withheld)
+        self._look_ups.add(self._acknowledge_up_to(upto, confirmed), confirmed)
+        return True
+
+    async def _acknowledge(
+        self, epochs: Epochs, positions: list[Position], batches: dict[Position, int], confirmed: Done | None
+    ) -> None:
+        claims: list[Claim] = []
+        for position in positions:
+            header, remaining = await self._header(position), batches.get(position, 0)
+            if header is None:
+                claim = await self._taken_out(position, remaining)
+            else:
+                claim = self._in_view(position, header, remaining, self._sent.get(position, 0))
+            if claim is not None:
+                claims.append(claim)
+        self._claim(epochs, claims, confirmed)
+        for position in positions:
+            if position not in batches:
+                self._sent.pop(position, None)
+                self._held.settle(position)
+
+    async def _acknowledge_up_to(self, ack: UpTo, confirmed: Done | None) -> None:
+        await self._acknowledge_view(ack)
+        await self._acknowledge_taken_out(ack)
+        rest = acknowledging.up_to(
+            self._subscription, ack.consumer, ack.behind, ack.position, ack.part, confirmed, ack.resent
+        )
+        if rest is not None:
+            await rest
+
+    async def _acknowledge_view(self, ack: UpTo) -> None:
+        """Claim what the view has up to a place. Withheld chunks are claimed by ``acknowledging.up_to`` once whole."""
+        upto = min(ack.position, self.horizon)
+        is_all, after = ack.behind <= self._claimed, max(ack.behind, self._claimed)
+        while entries := await self._compaction.read_view(after, SLICE_ENTRIES, SLICE_BYTES):
+            claims: list[Claim] = []
+            inside = [stored for stored in entries if stored[0] <= upto]
+            for position, entry in inside:
+                header = unpack(entry)
+                if position in ack.withheld or self._is_dropped(position, header):
+                    continue
+                sent = self._sent.get(position, 0) if ack.held.contains(position) else 0
+                claim = self._in_view(position, header, ack.remaining(position), sent)
+                if claim is not None:
+                    claims.append(claim)
+            self._claim(ack.epoch, claims, None)
+            if inside:
+                after = inside[-1][0]
+                is_whole = ack.part is None or after != ack.position
+                if is_all:
+                    self._claimed = after if is_whole else Position(after.ledger, after.entry - 1)
+                if not is_whole:
+                    return
+            if len(inside) < len(entries):
+                return
+
+    async def _acknowledge_taken_out(self, ack: UpTo) -> None:
+        """Claim what the consumer holds up to a place and the view does not have any more."""
+        behind = ack.behind
+        while positions := ack.held.taken_out(behind, ack.position, SLICE_ENTRIES):
+            claims: list[Claim] = []
+            for position in positions:
+                if position in ack.withheld:
+                    continue
+                claim = await self._taken_out(position, ack.remaining(position))
+                dropped = self._subscription.dropped
+                if claim is not None and (dropped is None or not dropped.contains(*claim.place[::2])):
+                    claims.append(claim)
+                if not ack.remaining(position):
+                    ack.held.settle(position)
+            behind = positions[-1]
+            self._claim(ack.epoch, claims, None)
+            await next_turn(self._subscription.topic.scheduler)
+
+    async def _header(self, position: Position) -> EntryHeader | None:
+        """Of an entry of the view; None: the view does not have it."""
+        while (view := self._compaction.view) is not None and view.holds(position):
+            try:
+                entry = await view.read_one(position)
+            except LedgerNotFound:
+                if view is self._compaction.view:
+                    raise
+                continue  # a newer view took its place meanwhile
+            return None if entry is None else unpack(entry)
+        return None
+
+    def _in_view(self, position: Position, header: EntryHeader, remaining: int = 0, sent: int = 0) -> Claim | None:
+        """The claim of an entry of the view, of which the consumer was perhaps ``sent`` more than is left."""
+        if header.flags & NO_ORIGIN:
+            return None
+        region, origin = self._origin(position, header)
+        having = None if header.kept is None else header.kept | sent
+        return Claim(position, Place(region, header.prev, origin), header.messages, having, remaining, header)
+
+    async def _taken_out(self, position: Position, remaining: int) -> Claim | None:
+        """The claim of an entry that is not in the view: what of it was sent. None: it is nowhere, or was not sent."""
+        topic = self._subscription.topic
+        if topic.log.holds(position):
+            await log_walks.load_index(topic.log, position.ledger)
+        index = topic.log.index(position.ledger) if topic.log.holds(position) else topic.late.index(position)
+        place = None if index is None else index.place(position.entry)
+        if index is None or place is None:
+            return None
+        messages = index.messages(position.entry)
+        having = None if messages == 1 else self._sent.get(position, 0)
+        return None if having == 0 else Claim(position, place, messages, having, remaining)
+
+    def _claim(self, epochs: Epochs, claims: list[Claim], confirmed: Done | None) -> None:
+        subscription = self._subscription
+        delta = subscription.claims.open()
+        for claim in claims:
+            note(delta, epochs(claim.position), claim)
+        subscription.claims.changed(confirmed, len(claims))
+        subscription.claims.flush()
+        for claim in claims:
+            if claim.header is not None and self._is_settled(claim.position, claim.header):
+                self._note_done(claim.position, claim.header)
+        subscription.advance()
+
+    # -- seeking -------------------------------------------------------------------------------------------------
+
+    async def move(self, delta: Progress, target: Position) -> Ranges:
+        """What a seek means for the entries that only the view has: claim in ``delta`` those before ``target``; tell
+        what a rewind to there rules: per origin ``(prev of its first entry, its last]``, none when nothing is acked.
+
+        :raises LedgerError: the view cannot be read.
+        """
+        subscription = self._subscription
+        epoch, first = subscription.progress.epoch, subscription.topic.log.first
+        ranges: Ranges = {}
+        is_anything_acked = False
+        position = EARLIEST
+        while entries := await self._compaction.read_view(position, SLICE_ENTRIES, SLICE_BYTES):
+            for position, entry in entries:
+                if position >= first:
+                    return ranges if is_anything_acked else {}
+                header = unpack(entry)
+                if header.flags & NO_ORIGIN:
+                    continue
+                if position < target:
+                    if (claim := self._in_view(position, header)) is not None:
+                        note(delta, epoch, claim)
+                    continue
+                region, origin = self._origin(position, header)
+                low, high = ranges.get(region, (header.prev, origin))
+                ranges[region] = (min(low, header.prev), max(high, origin))
+                time_ms = header.publish_time_ms
+                remaining = subscription.progress.remaining(region, origin, header.messages, time_ms)
+                is_anything_acked = is_anything_acked or remaining is not None
+        return ranges if is_anything_acked else {}

@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What acknowledgements of a compacted view's reader claim, and the queue in which their entries are looked up."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from meridian_broker.ledgers.entry import EntryHeader
+from meridian_broker.ledgers.index import Place
+from meridian_broker.ledgers.store import LedgerError
+from meridian_broker.ledgers.telling import tell_each
+from meridian_broker.positions import ZERO, Progress, Stamp
+from meridian_broker.positions.position import Position
+from meridian_broker.topics.cursors import acknowledging
+from meridian_broker.topics.cursors.view_deliveries import Held
+
+if TYPE_CHECKING:
+    from meridian_broker.ledgers.store import Done
+    from meridian_broker.topics.cursors.rewinding import Resent
+    from meridian_broker.topics.dispatch.consumer import Consumer
+    from meridian_broker.topics.subscriptions.subscription import Subscription
+
+Epochs = Callable[[Position], Stamp]
+"""In which epoch the acknowledgement of an entry counts."""
+
+
+class Claim(NamedTuple):
+    """One entry that is acknowledged."""
+
+    position: Position
+    place: Place
+    messages: int
+    having: int | None = None
+    """Those of its messages, as bits, that the view has, or that the consumer was sent; None: all."""
+    remaining: int = 0
+    """Messages that are not acknowledged, as bits."""
+    header: EntryHeader | None = None
+    """None: the view does not have it."""
+
+
+@dataclass(slots=True)
+class UpTo:
+    """A cumulative acknowledgement, and what it was about when it came."""
+
+    consumer: Consumer
+    position: Position
+    part: int | None
+    behind: Position
+    """It says nothing of what is at or before this."""
+    resent: Resent | None
+    held: Held
+    withheld: frozenset[Position]
+    """Chunks of messages that the consumer does not have whole (R18)."""
+
+    def epoch(self, position: Position) -> Stamp:
+        """In which epoch it counts for an entry (R13)."""
+        return self.consumer.epoch if self.resent is None or self.resent.holds(position) else ZERO
+
+    def remaining(self, position: Position) -> int:
+        """Messages of an entry that it does not cover, as bits."""
+        return self.part or 0 if position == self.position else 0
+
+
+def note(delta: Progress, epoch: Stamp, claim: Claim) -> None:
+    """Claim it in a piece of progress."""
+    region, prev, origin = claim.place
+    if claim.having is None and not claim.remaining:
+        delta.ack(epoch, region, prev, origin)
+        return
+    whole = (1 << claim.messages) - 1
+    acked = (whole if claim.having is None else claim.having) & ~claim.remaining & whole
+    if acked:
+        delta.ack_batch(epoch, region, origin, claim.messages, acked, prev)
+
+
+class LookUps:
+    """Acknowledgements of one subscription whose entries are looked up, one after the other."""
+
+    def __init__(self, subscription: Subscription) -> None:
+        self._subscription = subscription
+        self._jobs: deque[tuple[int, Coroutine[Any, Any, None], Done | None]] = deque()
+        self._working = False
+
+    def add(self, job: Coroutine[Any, Any, None], confirmed: Done | None) -> None:
+        self._jobs.append((acknowledging.look_ups(self._subscription).begin(), job, confirmed))
+        if not self._working:
+            self._working = True
+            self._subscription.topic.serve(self._work(), "look acknowledged entries up in a compacted view")
+
+    async def _work(self) -> None:
+        """Whoever waits hears of a failure; where nobody does the topic is fenced, so that the consumer comes back."""
+        look_ups, lost = acknowledging.look_ups(self._subscription), LedgerError("an acknowledgement was not looked up")
+        unheard: LedgerError | None = None
+        try:
+            while self._jobs:
+                number, job, confirmed = self._jobs.popleft()
+                failure: LedgerError | None = lost
+                try:
+                    await job
+                    failure = None
+                except LedgerError as error:
+                    failure = error
+                    if confirmed is not None:
+                        confirmed(error)
+                    else:
+                        unheard = error
+                except Exception:
+                    if confirmed is not None:
+                        confirmed(lost)
+                    raise
+                finally:
+                    look_ups.end(number, failure)
+        finally:
+            self._working = False
+            jobs, self._jobs = self._jobs, deque()
+            for number, job, _ in jobs:
+                job.close()
+                look_ups.end(number, lost)
+            tell_each([confirmed for _, _, confirmed in jobs if confirmed is not None], lost)
+        if unheard is not None:
+            raise unheard

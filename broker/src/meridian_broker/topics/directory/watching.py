@@ -1,0 +1,192 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Watchers of topic lists: clients that want to hear which topics of a namespace come and go (PIP-145).
+
+Nothing here keeps lists of topics. Watchers of one namespace with one pattern form a *group*; a topic that is made or
+deleted is noted in the groups it matches, and a moment later each group's watchers are told, all that happened in
+between at once. The hash that goes with it is worked out anew from the metadata, in slices, so that a namespace of a
+hundred thousand topics does not hold up the loop.
+
+What a client is told may name a topic that it knows already; clients expect that, for the list it was given at the
+beginning and what happens meanwhile cannot be told apart.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Final, Protocol
+
+from meridian_broker.ledgers.scheduling import Scheduler
+from meridian_broker.metadata.store import MetadataError
+from meridian_broker.topics.directory.patterns import TopicPattern, digest
+from meridian_broker.topics.errors import TooManyWatchers
+from meridian_broker.wire.pulsar.topic_name import TopicName
+
+log = logging.getLogger(__name__)
+
+WATCHERS_MAX: Final = 10_000
+"""Of one broker; about a kilobyte each, and a pattern's automaton for each group."""
+GATHER_SECONDS: Final = 0.05
+"""How long changes wait for others, so that a topic of a thousand partitions is not told a thousand times."""
+SLICE: Final = 500
+"""Names tried on a pattern in one turn of the loop: some five milliseconds."""
+MISSED_MAX: Final = 10_000
+"""Changes kept for one watcher that cannot be told now."""
+
+Names = Callable[[str], Awaitable[list[str]]]
+
+
+class WatcherPort(Protocol):
+    """A client connection, seen from a watcher."""
+
+    def writable(self) -> bool:
+        """False while the client reads too slowly: the connection calls ``TopicWatchers.resume`` when that ends."""
+        ...
+
+    def topics_changed(self, watcher: Watcher, new: list[str], deleted: list[str], digest: str) -> None: ...
+
+    def lost_watcher(self, watcher: Watcher) -> None:
+        """So much changed while nothing could be told that the client has to begin again."""
+        ...
+
+
+class Watcher:
+    """One WATCH_TOPIC_LIST."""
+
+    __slots__ = ("group", "missed", "port", "started", "watcher_id")
+
+    def __init__(self, port: WatcherPort, watcher_id: int, group: _Group) -> None:
+        self.port = port
+        self.watcher_id = watcher_id
+        self.group = group
+        self.started = False
+        """The client has its first list; before that it hears of no changes."""
+        self.missed: dict[str, bool] = {}
+        """What changed while it could not be told: is the topic there?"""
+
+
+class _Group:
+    """Watchers of one namespace and pattern."""
+
+    __slots__ = ("changes", "namespace", "pattern", "telling", "watchers")
+
+    def __init__(self, namespace: str, pattern: TopicPattern) -> None:
+        self.namespace = namespace
+        self.pattern = pattern
+        self.watchers: dict[Watcher, None] = {}
+        self.changes: dict[str, bool] = {}
+        self.telling = False
+
+
+class TopicWatchers:
+    """All watchers of a broker."""
+
+    def __init__(self, scheduler: Scheduler, names: Names, limit: int = WATCHERS_MAX) -> None:
+        """:param names: every persistent topic of a namespace, from the metadata."""
+        self._scheduler = scheduler
+        self._names = names
+        self._limit = limit
+        self._groups: dict[str, dict[str, _Group]] = {}
+        """By namespace and the pattern's text."""
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def add(self, port: WatcherPort, watcher_id: int, namespace: str, pattern: TopicPattern) -> Watcher:
+        """A watcher that notes changes from now on; ``start`` it when the client has its first list.
+
+        :raises TooManyWatchers: there are as many as the broker takes.
+        """
+        if self._count >= self._limit:
+            raise TooManyWatchers(
+                f"{self._limit} topic lists are watched here, the most: ask for the list now and then"
+            )
+        groups = self._groups.setdefault(namespace, {})
+        group = groups.get(pattern.text)
+        if group is None:
+            group = groups[pattern.text] = _Group(namespace, pattern)
+        watcher = Watcher(port, watcher_id, group)
+        group.watchers[watcher] = None
+        self._count += 1
+        return watcher
+
+    def remove(self, watcher: Watcher) -> None:
+        """It is not told any more. One that is gone already may be named again."""
+        group = watcher.group
+        if watcher not in group.watchers:
+            return
+        del group.watchers[watcher]
+        self._count -= 1
+        if not group.watchers:
+            groups = self._groups[group.namespace]
+            del groups[group.pattern.text]
+            if not groups:
+                del self._groups[group.namespace]
+
+    async def listed(self, watcher: Watcher) -> tuple[list[str], str]:
+        """What the watcher's pattern selects now, and the hash of that. :raises MetadataError: nobody knows."""
+        return await self._selected(watcher.group)
+
+    def start(self, watcher: Watcher) -> None:
+        """The client was given its first list."""
+        watcher.started = True
+        self.resume(watcher)
+
+    def resume(self, watcher: Watcher) -> None:
+        """The client can be told again."""
+        group = watcher.group
+        if watcher.missed and watcher in group.watchers:
+            self._tell_soon(group)
+
+    def changed(self, topic: TopicName, exists: bool) -> None:
+        """A topic was made or deleted here."""
+        groups = self._groups.get(topic.namespace_name) if topic.is_persistent else None
+        if groups is None:
+            return
+        name = str(topic)
+        for group in groups.values():
+            if group.pattern.matches(name):
+                group.changes[name] = exists
+                self._tell_soon(group)
+
+    def _tell_soon(self, group: _Group) -> None:
+        if not group.telling:
+            group.telling = True
+            work = self._tell
+            self._scheduler.later(GATHER_SECONDS, lambda: self._scheduler.spawn(work(group), "tell of topics"))
+
+    async def _tell(self, group: _Group) -> None:
+        try:
+            _, hashed = await self._selected(group)
+        except MetadataError as error:
+            log.warning("watchers of %s will be notified later: %s", group.namespace, error)
+            self._scheduler.later(1.0, lambda: self._scheduler.spawn(self._tell(group), "tell of topics"))
+            return
+        group.telling = False
+        changes, group.changes = group.changes, {}
+        for watcher in list(group.watchers):
+            watcher.missed.update(changes)
+            if not watcher.missed:
+                continue
+            if watcher.started and watcher.port.writable():
+                missed, watcher.missed = watcher.missed, {}
+                new = [name for name, exists in missed.items() if exists]
+                deleted = [name for name, exists in missed.items() if not exists]
+                watcher.port.topics_changed(watcher, new, deleted, hashed)
+            elif len(watcher.missed) > MISSED_MAX:
+                self.remove(watcher)
+                watcher.port.lost_watcher(watcher)
+
+    async def _selected(self, group: _Group) -> tuple[list[str], str]:
+        return await select(await self._names(group.namespace), group.pattern, self._scheduler)
+
+
+async def select(names: list[str], pattern: TopicPattern, scheduler: Scheduler) -> tuple[list[str], str]:
+    """Names that match, and their hash; lets others run in between."""
+    found: list[str] = []
+    for at in range(0, len(names), SLICE):
+        if at:
+            await scheduler.answer(lambda ready: scheduler.defer(lambda: ready(None)))
+        found.extend(name for name in names[at : at + SLICE] if pattern.matches(name))
+    return found, digest(found)

@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A consumer of a subscription, and the port through which it is reached."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+from meridian_broker.positions import ZERO, Stamp
+from meridian_broker.positions.position import EARLIEST, Position
+from meridian_broker.topics.dispatch.key_ranges import KeySharedPolicy
+
+if TYPE_CHECKING:
+    from meridian_broker.topics.dispatch.chunks import Pieces
+    from meridian_broker.topics.nonpersistent.topic import NonPersistentSubscription
+    from meridian_broker.topics.subscriptions.subscription import Subscription
+
+
+class ConsumerPort(Protocol):
+    """A client connection, seen from a consumer."""
+
+    def deliver(
+        self, consumer: Consumer, position: Position, entry: bytes, redeliveries: int, remaining: int | None
+    ) -> None:
+        """Send one stored entry. ``remaining``: bits of the batch indexes not yet acked, None for all."""
+        ...
+
+    def writable(self) -> bool:
+        """False while the client reads too slowly: the connection calls ``Consumer.resume`` when that ends."""
+        ...
+
+    def disconnect_consumer(self, consumer: Consumer) -> None:
+        """Tell the client to look up and subscribe again."""
+        ...
+
+    def active_consumer_changed(self, consumer: Consumer, active: bool) -> None:
+        """Tell a Failover consumer whether it is the one that gets messages."""
+        ...
+
+    def reached_end(self, consumer: Consumer) -> None:
+        """Tell the client that the topic is terminated and read to its end."""
+        ...
+
+
+class Consumer:
+    """One SUBSCRIBE. Permits count messages and may go below zero, for a batch is sent whole."""
+
+    __slots__ = (
+        "acked_to",
+        "blocked",
+        "bytes_out",
+        "connected_since_ms",
+        "consumer_epoch",
+        "consumer_id",
+        "epoch",
+        "key_shared",
+        "knows_end",
+        "messages_out",
+        "metadata",
+        "name",
+        "permits",
+        "pieces",
+        "port",
+        "priority",
+        "read_compacted",
+        "subscription",
+        "unacked",
+        "unacked_messages",
+    )
+
+    def __init__(
+        self,
+        subscription: Subscription | NonPersistentSubscription,
+        port: ConsumerPort,
+        consumer_id: int,
+        name: str,
+        priority: int,
+        connected_since_ms: int,
+        metadata: dict[str, str] | None,
+        key_shared: KeySharedPolicy | None = None,
+        epoch: Stamp = ZERO,
+        read_compacted: bool = False,
+    ) -> None:
+        self.subscription = subscription
+        self.port = port
+        self.consumer_id = consumer_id
+        self.name = name
+        self.priority = priority
+        self.connected_since_ms = connected_since_ms
+        self.metadata = metadata
+        self.key_shared = key_shared
+        """How it wants keys to be shared; None: in the usual way, or it is of another type."""
+        self.read_compacted = read_compacted
+        """It asks for the compacted view, as far as there is one."""
+        self.epoch = epoch
+        """Epoch under which its messages are dispatched: its acknowledgements count there (R13)."""
+        self.consumer_epoch = 0
+        self.acked_to: Position = EARLIEST
+        """Up to where it acknowledged cumulatively, also before it was sent away and came again."""
+        self.pieces: Pieces | None = None
+        """Exclusive, Failover: which entries it was sent are chunks, once there was one."""
+        self.permits = 0
+        self.unacked: dict[Position, int] | None = None
+        """Shared: messages of each entry sent and not yet acked."""
+        self.unacked_messages = 0
+        self.blocked = False
+        self.knows_end = False
+        """It was told that the topic is terminated and read to its end."""
+        self.messages_out = 0
+        self.bytes_out = 0
+
+    def flow(self, permits: int) -> None:
+        """The client has room for ``permits`` more messages."""
+        self.permits += permits
+        self.subscription.dispatch_soon()
+
+    def acknowledges_to(self, position: Position, *, in_part: bool) -> Position:
+        """It acknowledges everything up to ``position``; says behind which place that is about.
+
+        Official clients drop what they are sent up to their last cumulative acknowledgement: what comes again after a
+        rewind made elsewhere (R13), or of another region's share (R26). So the next one says nothing of that. A client
+        that goes back has it, and drops nothing.
+
+        :param in_part: the entry itself, a batch, is acknowledged in part.
+        """
+        before = self.acked_to
+        if position < before or (position == before and not in_part):
+            return EARLIEST
+        self.acked_to = position
+        return before
+
+    def resume(self) -> None:
+        """The connection can take more bytes again."""
+        self.subscription.dispatch_soon()
+
+    @property
+    def ready(self) -> bool:
+        """May an entry be sent to it now?"""
+        pace = self.subscription.pace
+        return self.permits > 0 and not self.blocked and (pace is None or not pace.held) and self.port.writable()

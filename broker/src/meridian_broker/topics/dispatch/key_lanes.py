@@ -1,0 +1,196 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The order of keys in a Key_Shared subscription, as arithmetic over slots and positions.
+
+Each slot that has anything going on has a *lane*: what of it is in flight (sent, not acknowledged), to whom, and what
+waits. Two rules make the promise "a key's messages go to one consumer at a time, in order":
+
+- An entry whose slot has something waiting waits behind it: nothing overtakes within a slot.
+- A slot with entries in flight at one consumer sends nothing to another. So a slot that moved, because a consumer
+  joined or left, waits until the old owner's entries are acknowledged or given back, and no longer (PIP-379).
+
+Entries of other slots flow. When a subscription allows delivery out of order, neither rule holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from heapq import heapify, heappop, heappush
+from typing import Generic
+
+from meridian_broker.positions.position import EARLIEST, Position
+from meridian_broker.topics.dispatch.key_ranges import C, Split
+
+
+class _Lane(Generic[C]):
+    """One slot that has entries waiting or in flight."""
+
+    __slots__ = ("holder", "in_flight", "last_sent", "waiting")
+
+    def __init__(self) -> None:
+        self.holder: C | None = None
+        """Who has the entries in flight."""
+        self.in_flight = 0
+        self.last_sent: Position = EARLIEST
+        self.waiting: list[Position] = []
+        """A heap."""
+
+
+class Lanes(Generic[C]):
+    """See the module's text. Every position is either waiting, or in flight, or unknown here."""
+
+    def __init__(self, split: Split[C], out_of_order: bool) -> None:
+        self.split = split
+        self.waiting = 0
+        """Positions that wait, in all slots."""
+        self._out_of_order = out_of_order
+        self._lanes: dict[int, _Lane[C]] = {}
+        self._heads: dict[C, list[tuple[Position, int]]] = {}
+        """Per consumer a heap of (first waiting position, slot) of its slots that may go on. May hold stale ones."""
+
+    # -- consumers -----------------------------------------------------------------------------------------------
+
+    def join(self, consumer: C, name: str, ranges: tuple[tuple[int, int], ...] = ()) -> None:
+        """:raises ConsumerAssignError: see ``Split.join``."""
+        self.split.join(consumer, name, ranges)
+        self._heads[consumer] = []
+        self._sort_anew()
+
+    def leave(self, consumer: C, unacked: Iterable[tuple[Position, int]]) -> None:
+        """``unacked``: what was in flight to it, with slots. It waits now, for whoever owns the slot."""
+        self.split.leave(consumer)
+        del self._heads[consumer]
+        for position, slot in unacked:
+            self._lower(self._lanes[slot])
+            self._wait(slot, position)
+        self._sort_anew()
+
+    def _sort_anew(self) -> None:
+        """Owners changed: who may go on with which slot is worked out again."""
+        for consumer in self._heads:
+            self._heads[consumer] = []
+        for slot, lane in self._lanes.items():
+            owner = self.split.owner(slot) if lane.waiting else None
+            if owner is not None and self._is_free(lane, owner):
+                self._heads[owner].append((lane.waiting[0], slot))
+        for heads in self._heads.values():
+            heapify(heads)
+
+    def _is_free(self, lane: _Lane[C], owner: C) -> bool:
+        return self._out_of_order or lane.holder is None or lane.holder is owner
+
+    # -- entries -------------------------------------------------------------------------------------------------
+
+    def consumer_for(self, slot: int) -> C | None:
+        """To whom an entry of this slot, newer than all known of it, may go now; None: it has to wait."""
+        lane = self._lanes.get(slot)
+        owner = self.split.owner(slot)
+        if lane is None or owner is None:
+            return owner
+        if not self._is_free(lane, owner) or (lane.waiting and not self._out_of_order):
+            return None
+        return owner
+
+    def hold(self, slot: int, position: Position) -> None:
+        """The entry has to wait: its consumer takes nothing, the slot drains, or earlier ones of it wait."""
+        self._wait(slot, position)
+        self._show(slot)
+
+    def sent(self, slot: int, position: Position, consumer: C) -> None:
+        """The entry, not waiting, is in flight."""
+        lane = self._lanes.get(slot)
+        if lane is None:
+            lane = self._lanes[slot] = _Lane()
+        lane.holder = consumer
+        lane.in_flight += 1
+        lane.last_sent = max(lane.last_sent, position)
+
+    def settled(self, slot: int) -> None:
+        """An entry in flight is acknowledged."""
+        lane = self._lanes[slot]
+        self._lower(lane)
+        if lane.in_flight == 0:
+            if lane.waiting:
+                self._show(slot)
+            else:
+                del self._lanes[slot]
+
+    def given_back(self, slot: int, position: Position) -> None:
+        """An entry in flight is to be sent again, before everything of its slot that waits behind it."""
+        self._lower(self._lanes[slot])
+        self.hold(slot, position)
+
+    def _lower(self, lane: _Lane[C]) -> None:
+        lane.in_flight -= 1
+        if lane.in_flight == 0:
+            lane.holder = None
+
+    def _wait(self, slot: int, position: Position) -> None:
+        lane = self._lanes.get(slot)
+        if lane is None:
+            lane = self._lanes[slot] = _Lane()
+        heappush(lane.waiting, position)
+        self.waiting += 1
+
+    def _show(self, slot: int) -> None:
+        """Put the slot's first waiting entry before its owner, when it may go on."""
+        lane = self._lanes[slot]
+        owner = self.split.owner(slot)
+        if lane.waiting and owner is not None and self._is_free(lane, owner):
+            heappush(self._heads[owner], (lane.waiting[0], slot))
+
+    def first_waiting(self, consumer: C) -> tuple[Position, int] | None:
+        """The oldest entry that may be sent to ``consumer`` now, with its slot."""
+        heads = self._heads[consumer]
+        while heads:
+            position, slot = heads[0]
+            lane = self._lanes.get(slot)
+            if lane is not None and lane.waiting and lane.waiting[0] == position and self._is_free(lane, consumer):
+                return heads[0]
+            heappop(heads)
+        return None
+
+    def take(self, slot: int, position: Position) -> bool:
+        """Let the slot's first waiting entry go, to be sent or because it is done; False: it is another by now."""
+        lane = self._lanes.get(slot)
+        if lane is None or not lane.waiting or lane.waiting[0] != position:
+            return False
+        heappop(lane.waiting)
+        self.waiting -= 1
+        if lane.waiting:
+            self._show(slot)
+        elif lane.in_flight == 0:
+            del self._lanes[slot]
+        return True
+
+    # -- what others acknowledged --------------------------------------------------------------------------------
+
+    def passed(self, mark_delete: Position) -> None:
+        """Everything up to ``mark_delete`` is acknowledged, wherever that was: none of it waits or is waited for."""
+        for slot, lane in list(self._lanes.items()):
+            if lane.waiting and lane.waiting[0] <= mark_delete:
+                kept = [position for position in lane.waiting if position > mark_delete]
+                self.waiting -= len(lane.waiting) - len(kept)
+                heapify(kept)
+                lane.waiting = kept
+            if lane.in_flight and lane.last_sent <= mark_delete:
+                lane.holder = None
+            if not lane.waiting and not lane.in_flight:
+                del self._lanes[slot]
+        self._sort_anew()
+
+    def keep(self, wanted: Callable[[Position], bool]) -> None:
+        """Of what waits, only this goes on waiting; the rest is read again."""
+        for slot, lane in list(self._lanes.items()):
+            kept = [position for position in lane.waiting if wanted(position)]
+            self.waiting -= len(lane.waiting) - len(kept)
+            heapify(kept)
+            lane.waiting = kept
+            if not kept and not lane.in_flight:
+                del self._lanes[slot]
+        self._sort_anew()
+
+    def clear(self) -> None:
+        """Everything is read again."""
+        self._lanes.clear()
+        self.waiting = 0
+        self._sort_anew()

@@ -1,0 +1,214 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Key_Shared: messages of one key go to one consumer at a time, in order; different keys to different consumers.
+
+``Lanes`` says what may go to whom. This dispatcher feeds it: it reads the log, sends what may go, and notes the
+position of what has to wait (its consumer takes no more, its slot drains, or earlier entries of its slot wait), so that
+the entries behind it flow. At most ``LOOK_AHEAD`` entries wait like that; then reading stops until some went.
+What is given back (negative acknowledgement, a consumer that left) waits in the same place, before newer entries.
+
+A delayed message takes no part in its key's order until it is due: it would hold up all others of the key.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from meridian_broker.ledgers.entry import deliver_at_ms
+from meridian_broker.ledgers.store import LedgerCorrupt, LedgerError, LedgerUnreadable
+from meridian_broker.positions.position import Position
+from meridian_broker.topics import entry_metadata
+from meridian_broker.topics.dispatch.consumer import Consumer
+from meridian_broker.topics.dispatch.dispatcher import REPLAY_TURN, TURN_ENTRIES, SharedDispatcher
+from meridian_broker.topics.dispatch.key_lanes import Lanes
+from meridian_broker.topics.dispatch.key_ranges import AutoSplit, KeySharedPolicy, Split, StickyRanges
+from meridian_broker.topics.errors import ConsumerBusy
+from meridian_broker.topics.policies import UNLIMITED
+
+if TYPE_CHECKING:
+    from meridian_broker.ledgers.reading import Stored
+    from meridian_broker.topics.subscriptions.subscription import Subscription
+
+LOOK_AHEAD: Final = 20_000
+"""Entries of one subscription that may wait while those behind them are sent; about 200 bytes each."""
+PASSED_EVERY_MS: Final = 1000
+"""How often what waits is compared with mark-delete, which also moves by acknowledgements in other regions."""
+
+
+class KeySharedDispatcher(SharedDispatcher):
+    """See the module's text."""
+
+    __slots__ = ("_lanes", "_passed", "_passed_ms", "_sending", "_slots", "policy")
+
+    goes_round = False
+
+    def __init__(self, subscription: Subscription, policy: KeySharedPolicy) -> None:
+        super().__init__(subscription)
+        self.policy = policy
+        split: Split[Consumer] = StickyRanges() if policy.sticky else AutoSplit()
+        self._lanes = Lanes(split, policy.out_of_order)
+        self._slots: dict[Position, int] = {}
+        """Slots of what is in flight."""
+        self._sending = False
+        self._passed = self.read
+        self._passed_ms = 0
+
+    # -- consumers -----------------------------------------------------------------------------------------------
+
+    def add(self, consumer: Consumer) -> None:
+        """:raises ConsumerBusy: it wants another policy than the consumers that are here.
+        :raises ConsumerAssignError: its sticky ranges are none, or another consumer's.
+        """
+        policy = consumer.key_shared or KeySharedPolicy()
+        if not policy.fits(self.policy):
+            raise ConsumerBusy(
+                f"consumers of subscription {self.subscription.name!r} share keys by {self.policy}, "
+                f"not by {policy}: use the same policy, or close them"
+            )
+        self._lanes.join(consumer, consumer.name, policy.ranges)
+        super().add(consumer)
+
+    def remove(self, consumer: Consumer) -> None:
+        unacked = list(consumer.unacked or ())
+        in_flight = [(position, self._slots.pop(position)) for position in unacked]
+        self._lanes.leave(consumer, in_flight)
+        super().remove(consumer)
+
+    def rewind(self) -> None:
+        super().rewind()
+        self._slots.clear()
+        self._lanes.clear()
+
+    def _forget(self, origin: str) -> None:
+        super()._forget(origin)
+        self._lanes.keep(self._of_others(origin))
+
+    def _send_late(self, position: Position, entry: bytes) -> None:
+        self._lanes.hold(entry_metadata.slot(entry), position)
+
+    # -- what happens to entries in flight -----------------------------------------------------------------------
+
+    def settled(self, position: Position) -> None:
+        super().settled(position)
+        slot = self._slots.pop(position, None)
+        if slot is not None:
+            self._lanes.settled(slot)
+            if self._lanes.waiting:
+                self.subscription.dispatch_soon()
+
+    def _again(self, position: Position) -> None:
+        slot = self._slots.pop(position, None)
+        if slot is not None:  # else its consumer left, and it waits already
+            self._lanes.given_back(slot, position)
+
+    # -- dispatch ------------------------------------------------------------------------------------------------
+
+    def pump(self) -> None:
+        lanes, subscription = self._lanes, self.subscription
+        ready = [consumer for consumer in self.consumers if consumer.ready]
+        if not ready or subscription.blocked or self._sending:
+            return
+        if self._delays:
+            room = LOOK_AHEAD - lanes.waiting
+            for position, slot in self._delays.take_due(subscription.topic.scheduler.now_ms(), max(room, 0)):
+                lanes.hold(slot, position)
+        if lanes.waiting:
+            self._forget_passed()
+            if any(lanes.first_waiting(consumer) for consumer in ready):
+                self._sending = True
+                work = self._send_waiting(self._generation)
+                subscription.topic.serve(work, "send entries that waited")
+                return
+        if lanes.waiting >= LOOK_AHEAD or (self._delays is not None and self._delays.full):
+            return
+        wanted = sum(consumer.permits for consumer in ready)
+        entries = self._next_entries(max(1, min(TURN_ENTRIES, wanted)))
+        if entries:
+            self._take(entries)
+            subscription.dispatch_soon()
+
+    def _take(self, entries: list[Stored]) -> None:
+        lanes, subscription = self._lanes, self.subscription
+        is_delaying = subscription.topic.rules.delayed_delivery.active
+        now_ms = subscription.topic.scheduler.now_ms() if is_delaying else UNLIMITED
+        for position, entry in entries:
+            if subscription.is_done(position, entry):
+                self.read = position
+                continue
+            deliver_ms = deliver_at_ms(entry)
+            if deliver_ms > now_ms:
+                if self.delays.full:
+                    return
+                self.delays.add(deliver_ms, position, entry_metadata.slot(entry))
+                self.read = position
+                continue
+            slot = entry_metadata.slot(entry)
+            consumer = lanes.consumer_for(slot)
+            if consumer is not None and consumer.ready and not subscription.blocked:
+                self.read = position
+                self._send(consumer, slot, position, entry)
+            elif lanes.waiting < LOOK_AHEAD:
+                self.read = position
+                lanes.hold(slot, position)
+            else:
+                return
+
+    def _send(self, consumer: Consumer, slot: int, position: Position, entry: bytes) -> None:
+        self._slots[position] = slot
+        self._lanes.sent(slot, position, consumer)
+        self.subscription.send(consumer, position, entry, self._redeliveries.get(position, 0))
+
+    async def _send_waiting(self, generation: int) -> None:
+        lanes, log = self._lanes, self.subscription.topic.log
+        try:
+            for _ in range(REPLAY_TURN):
+                found = self._next_waiting()
+                if found is None:
+                    break
+                consumer, position, slot = found
+                if not log.holds(position):
+                    lanes.take(slot, position)
+                    self._redeliveries.pop(position, None)
+                    continue
+                entry = await log.read_one(position)
+                await log.load_index(position.ledger)
+                if generation != self._generation or consumer not in self.consumers:
+                    break
+                if lanes.first_waiting(consumer) != (position, slot) or not consumer.ready:
+                    continue  # something happened while it was read
+                lanes.take(slot, position)
+                if self.subscription.is_done(position, entry):
+                    self._redeliveries.pop(position, None)
+                    if position in log.damage.damaged:
+                        self._leave_out(position)
+                else:
+                    self._send(consumer, slot, position, entry)
+        except (LedgerUnreadable, LedgerCorrupt) as error:
+            self._try_later(error, self._send_on)
+        except LedgerError as error:
+            self.subscription.topic.fence(f"entries that waited cannot be read: {error}")
+        else:
+            self._send_on()
+
+    def _send_on(self) -> None:
+        self._sending = False
+        self.subscription.dispatch_soon()
+
+    def _next_waiting(self) -> tuple[Consumer, Position, int] | None:
+        """The next consumer in turn that is ready and has something waiting."""
+        consumers, blocked = self.consumers, self.subscription.blocked
+        for step in range(0 if blocked else len(consumers)):
+            consumer = consumers[(self._turn + step) % len(consumers)]
+            if consumer.ready and (first := self._lanes.first_waiting(consumer)) is not None:
+                self._turn = (self._turn + step + 1) % len(consumers)
+                return consumer, *first
+        return None
+
+    def _forget_passed(self) -> None:
+        """Let go of what waits, or is waited for, although it is acknowledged: in another region, or by an operator."""
+        mark_delete, now_ms = self.subscription.mark_delete, self.subscription.topic.scheduler.now_ms()
+        if mark_delete > self._passed and now_ms - self._passed_ms >= PASSED_EVERY_MS:
+            self._passed, self._passed_ms = mark_delete, now_ms
+            self._lanes.passed(mark_delete)
+            for position in [position for position in self._redeliveries if position <= mark_delete]:
+                if not self._is_held(position):
+                    del self._redeliveries[position]

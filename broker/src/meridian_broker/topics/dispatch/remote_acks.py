@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What consumers of a Shared subscription hold that was acknowledged in another region.
+
+Nobody acknowledges it here any more, so without this it would count as unacknowledged until the consumer goes, and
+might block it at its limit. After other regions' acknowledgements came, all that is held is looked through, in slices
+and never more often than costs a few per cent of the loop.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from meridian_broker.ledgers.scheduling import Timer
+    from meridian_broker.positions.position import Position
+    from meridian_broker.topics.subscriptions.subscription import Subscription
+
+PAUSE_SECONDS: Final = 0.1
+"""Least time between two looks."""
+PAUSE_PER_ENTRY: Final = 50e-6
+"""Added to it per message held: a look at one costs about two microseconds."""
+SLICE: Final = 500
+"""Entries looked at before others run."""
+
+
+class Settling:
+    """Looks for entries held here and acknowledged elsewhere. One per dispatcher that remembers who has what."""
+
+    __slots__ = ("_is_asked", "_is_looking", "_subscription", "_timer")
+
+    def __init__(self, subscription: Subscription) -> None:
+        self._subscription = subscription
+        self._timer: Timer | None = None
+        self._is_looking = False
+        self._is_asked = False
+
+    def soon(self) -> None:
+        """Other regions acknowledged something."""
+        if self._is_looking:
+            self._is_asked = True
+        elif self._timer is None:
+            pause = PAUSE_SECONDS + PAUSE_PER_ENTRY * self._subscription.unacked_messages
+            self._timer = self._subscription.topic.scheduler.later(pause, self._begin)
+
+    def cancel(self) -> None:
+        """Nothing is held any more."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _begin(self) -> None:
+        self._timer = None
+        if self._subscription.topic.failure is None:
+            self._is_looking = True
+            self._subscription.topic.serve(self._look(), "settle what was acknowledged elsewhere")
+
+    async def _look(self) -> None:
+        subscription = self._subscription
+        scheduler = subscription.topic.scheduler
+        try:
+            for consumer in list(subscription.consumers):
+                held = list(consumer.unacked or ())
+                for first in range(0, len(held), SLICE):
+                    for position in held[first : first + SLICE]:
+                        if self._is_settled(position):
+                            subscription.settle(consumer, position)
+                    subscription.unblock(consumer)
+                    await scheduler.answer(lambda ready: scheduler.defer(lambda: ready(None)))
+        finally:
+            self._is_looking = False
+        if self._is_asked:
+            self._is_asked = False
+            self.soon()
+
+    def _is_settled(self, position: Position) -> bool:
+        subscription = self._subscription
+        if position <= subscription.mark_delete:
+            return True
+        index = subscription.topic.log.index(position.ledger)
+        origin = None if index is None else index.origin(position.entry)
+        return origin is not None and subscription.is_settled(*origin)

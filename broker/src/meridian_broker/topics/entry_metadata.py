@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a message's own metadata says: to make the header of an entry, and for the few whose header says too little."""
+
+from __future__ import annotations
+
+import struct
+from typing import TYPE_CHECKING, Final
+
+from meridian_broker.bounds.clients import LATEST_TIME_MS, REPLICATE_TO_BYTES
+from meridian_broker.ledgers.entry import BATCH, EntryHeader, pack_extras, sound_count
+from meridian_broker.ledgers.pending import OwnEntry
+from meridian_broker.positions.position import Position
+from meridian_broker.topics.dispatch.key_ranges import slot_of
+from meridian_broker.wire.pulsar import metadata
+from meridian_broker.wire.pulsar.metadata import BodyError, MetadataView
+
+if TYPE_CHECKING:
+    from meridian_broker.wire.proto.peer_pb2 import OriginStamp
+    from meridian_broker.wire.pulsar.frames import Send
+
+_KEY_HASH: Final = struct.Struct(">I")
+_KEY_HASH_AT: Final = 8
+_FLAG_BITS: Final = 0xFF
+"""Of an entry's header."""
+_SIZE_AT: Final = 6
+_HEAD_BYTES: Final = 10
+
+
+def view(entry: bytes) -> MetadataView:
+    """The metadata; the payload is not copied.
+
+    :raises BodyError: the body is not valid.
+    """
+    offset = entry[2] << 8 | entry[3]
+    (size,) = _KEY_HASH.unpack_from(entry, offset + _SIZE_AT)
+    return metadata.scan(entry[offset : offset + _HEAD_BYTES + size])
+
+
+def slot(entry: bytes) -> int:
+    """The Key_Shared slot. A message without a key counts by its producer's name and sequence id, so they spread."""
+    (key_hash,) = _KEY_HASH.unpack_from(entry, _KEY_HASH_AT)
+    if key_hash == 0:
+        try:
+            key_hash = metadata.key_hash(view(entry))
+        except (BodyError, struct.error):
+            return 1  # it was let in once, so somebody may have it
+    return slot_of(key_hash)
+
+
+def own_entry(flags: int, view: MetadataView, body: bytes | memoryview) -> OwnEntry:
+    """An entry whose metadata says more than every message's does, as ``door.message`` read it."""
+    extras, key_hash = b"", 0
+    if view.replicate_to or view.deliver_at_ms is not None:
+        extras = pack_extras(view.replicate_to, view.deliver_at_ms)
+    if view.partition_key is not None or view.ordering_key is not None:
+        key_hash = metadata.key_hash(view)
+    checksum = metadata.body_checksum(body)
+    flags = flags | BATCH if view.is_batch else flags
+    return (flags, view.num_messages, key_hash, checksum, view.publish_time_ms, extras, body)
+
+
+def foreign_header(send: Send, stamp: OriginStamp, prev: Position, origin: Position, now_ms: int) -> EntryHeader:
+    """Of an entry of another region, which keeps its origin.
+
+    It was let in there, perhaps by an older version, and has to be stored for those behind it to come (R4). So what
+    ``door.message`` would refuse here is made sound instead.
+    """
+    said = metadata.scan(send.body)
+    return EntryHeader(
+        stamp.flags & _FLAG_BITS,
+        0,
+        sound_count(stamp.messages),
+        stamp.key_hash,
+        stamp.checksum,
+        min(stamp.publish_time_ms, LATEST_TIME_MS),
+        now_ms,
+        prev,
+        stamp.region,
+        origin,
+        None if said.replicate_to is None else _as_many_as_fit(said.replicate_to),
+        None if said.deliver_at_ms is None else min(said.deliver_at_ms, LATEST_TIME_MS),
+    )
+
+
+def _as_many_as_fit(names: tuple[str, ...]) -> tuple[str, ...]:
+    """The first of these names of regions that have room in the header together; nearly always all."""
+    left, fitting = REPLICATE_TO_BYTES, 0
+    for name in names:
+        left -= len(name.encode()) + 1
+        if left < 0:
+            break
+        fitting += 1
+    return names[:fitting]

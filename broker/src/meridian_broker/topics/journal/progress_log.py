@@ -1,0 +1,446 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A topic's durable record of its subscriptions: who they are and what is acked (R10).
+
+It is a chain of ledgers of its own, beside the topic's messages, so it shares their group commit and their fencing. A
+record is a small change; when a ledger is full the next one begins with a snapshot of every subscription and the old
+ones go. Reading it is joining it: records may be read twice and snapshots may overlap changes, the result is the same.
+
+Record layout, big-endian: ``u8 version | u8 kind | u16 length of the name | u64 time ms | name | payload``.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator
+from contextlib import suppress
+from enum import IntEnum
+from typing import Final, NamedTuple, Protocol
+
+from meridian_broker.ledgers.labels import Belonging, Label
+from meridian_broker.ledgers.labels import Kind as LedgerKind
+from meridian_broker.ledgers.scheduling import Scheduler, next_turn
+from meridian_broker.ledgers.store import Done, LedgerCorrupt, LedgerError, LedgerNotFound, LedgerStore, Writer
+from meridian_broker.ledgers.telling import tell_each
+from meridian_broker.ledgers.under_way import UnderWay
+from meridian_broker.metadata.store import MetadataUnavailable
+
+FORMAT_VERSION: Final = 1
+_HEAD: Final = struct.Struct(">BBHQ")
+ROLL_BYTES: Final = 32 << 20
+"""A progress ledger is rolled over once so many bytes stand behind its snapshot, ..."""
+ROLL_RECORDS: Final = 50_000
+"""... or so many records: a restart decodes and joins each of them, which takes a second of CPU. Whichever comes first,
+and never before as many bytes as the snapshot has: it costs no more than the changes that it replaces."""
+SNAPSHOT_BYTES: Final = 32 << 10
+SNAPSHOT_RECORDS: Final = 4
+"""So much of a snapshot is encoded and written before others run: some milliseconds."""
+SNAPSHOT_PENDING: Final = 256 << 10
+"""Bytes of a snapshot that are on their way to the disk at a time."""
+READ_BYTES: Final = 64 << 10
+SLICE: Final = 128
+"""Records decoded before others run: with what joining them costs some milliseconds (``bench/recovery``)."""
+
+
+class Kind(IntEnum):
+    """What a record says."""
+
+    SUBSCRIPTION = 1
+    """The subscription's own record (JSON): made, or its flags or properties changed."""
+    ACKED = 2
+    """A delta of progress from this region's own clients: first-hand."""
+    MERGED = 3
+    """A delta of progress that another region told."""
+    PROGRESS = 4
+    """Whole progress, at the start of a ledger."""
+    FIRST_HAND = 5
+    """Whole first-hand progress, at the start of a ledger."""
+    DROPPED = 6
+    """Ranges gone without an acknowledgement (R14)."""
+    REMOVED = 7
+    """The subscription was deleted."""
+    SEQUENCES = 8
+    """Last sequence ids of producers, of no subscription (``topics/publishing/sequence_ids.py``)."""
+    WHOLE = 9
+    """A subscription as it stands (``subscription_snapshot.py``): made, or its flag switched. One record, so that a
+    crash leaves no subscription behind of which it is not known where it begins."""
+    GAP = 10
+    """Entries of an origin (its name stands in the subscription's place) that somebody gave up
+    (``topics/backfill/gaps.py``)."""
+    FLOORS = 11
+    """Floors that all regions reported (R11): progress, and nobody's acknowledgements."""
+    LOST = 12
+    """Records of a ledger (its id stands in the subscription's place) that the disk damaged
+    (``topics/subscriptions/damaged_records.py``)."""
+    VOTES = 16
+    """To whom this region has promised shares of a subscription, and for how long
+    (``topics/service/leased_topics.py``)."""
+
+
+_KINDS: Final = frozenset(Kind)
+
+
+class Change(NamedTuple):
+    """One record."""
+
+    kind: Kind
+    subscription: str
+    time_ms: int
+    payload: bytes
+
+
+class Damaged(NamedTuple):
+    """A record that the disk damaged."""
+
+    ledger: int
+    entry: int
+    remains: bytes
+    """What stands in its place; empty where nothing does."""
+
+
+class ProgressLogMetadata(Protocol):
+    """Where a topic's list of progress ledgers is kept."""
+
+    @property
+    def belonging(self) -> Belonging: ...
+
+    async def allocate_ledger_id(self) -> int: ...
+
+    async def save_progress_ledgers(self, ledgers: list[int]) -> None: ...
+
+
+class ProgressLogError(ValueError):
+    """A record of the progress log cannot be read."""
+
+
+def encode(kind: Kind, subscription: str, time_ms: int, payload: bytes) -> bytes:
+    """One record as bytes."""
+    name = subscription.encode()
+    return _HEAD.pack(FORMAT_VERSION, kind, len(name), time_ms) + name + payload
+
+
+def decode(record: bytes) -> Change:
+    """:raises ProgressLogError: a newer format, or bytes that are no record."""
+    try:
+        version, kind, length, time_ms = _HEAD.unpack_from(record)
+        if version != FORMAT_VERSION:
+            raise ProgressLogError(
+                f"progress record of format {version}; this broker reads {FORMAT_VERSION}: a newer broker wrote it, "
+                "start that version again"
+            )
+        if kind not in _KINDS:
+            raise ProgressLogError(
+                f"progress record of kind {kind}, which this broker does not know: a newer broker wrote it, "
+                "start that version again"
+            )
+        end = _HEAD.size + length
+        return Change(Kind(kind), str(record[_HEAD.size : end], "utf-8"), time_ms, bytes(record[end:]))
+    except (struct.error, UnicodeDecodeError) as error:
+        raise ProgressLogError(f"{len(record)} bytes are no progress record: {error}") from error
+
+
+class ProgressLog:
+    """Appends changes; hands all of them back when the topic is opened again."""
+
+    def __init__(
+        self,
+        store: LedgerStore,
+        metadata: ProgressLogMetadata,
+        fence: int,
+        scheduler: Scheduler,
+        snapshot: Callable[[], Iterable[tuple[Kind, str, bytes]]],
+    ) -> None:
+        self._store = store
+        self._metadata = metadata
+        self._fence = fence
+        self._scheduler = scheduler
+        self._snapshot = snapshot
+        self._writer: Writer | None = None
+        self._rolls = UnderWay()
+        self._snapshot_bytes = 0
+        """Of the ledger that is written. What was appended behind its snapshot:"""
+        self._since_bytes = self._since_records = 0
+        self._held: list[tuple[bytes, Done | None]] = []
+        self.ledgers: list[int] = []
+        self._spare: tuple[int, Writer] | None = None
+        """Made, and not on record yet: the metadata store took no write."""
+        self._refusal: MetadataUnavailable | None = None
+        """Why the last attempt to go on in another ledger came to nothing."""
+        self.failure: LedgerError | None = None
+        self.on_failure: Callable[[str], None] | None = None
+        """Told once when nothing more can be written: the topic must not go on without its record of truth."""
+        self._asked = 0
+        self._settled = 0
+        self._settling: deque[tuple[int, Done]] = deque()
+
+    async def open(self, ledgers: list[int], unnamed: Collection[int] = ()) -> None:
+        """Fence the earlier owner (R10). ``changes`` tells what is on record.
+
+        :param unnamed: progress ledgers of the topic on the volume that are not among ``ledgers``. Later ones were made
+            after these metadata were copied. Earlier ones were superseded, and their owner ended before it deleted
+            them: that is done now, unless one of ``ledgers`` is missing. Then the volume is the older copy, and where
+            it has none of them the earlier ones are all there is.
+        """
+        found: list[int] = []
+        for ledger_id in ledgers:
+            with suppress(LedgerNotFound):
+                found.append((await self._store.recover(ledger_id, self._fence)).ledger_id)
+        after = max(ledgers) if found else -1
+        is_whole = len(found) == len(ledgers)
+        for ledger_id in unnamed:
+            if ledger_id > after:
+                with suppress(LedgerNotFound):  # opened before, in vain, and deleted
+                    found.append((await self._store.recover(ledger_id, self._fence)).ledger_id)
+        self.ledgers = sorted(found)
+        if not set(found) <= set(ledgers):
+            await self._metadata.save_progress_ledgers(self.ledgers)
+        if is_whole:
+            for ledger_id in unnamed:
+                if ledger_id <= after:
+                    await self._store.delete(ledger_id)
+
+    async def changes(self, met: Callable[[Damaged], None] | None = None) -> AsyncIterator[list[Change]]:
+        """Every change that is on record, oldest first, ``SLICE`` at a time; others run in between.
+
+        :param met: told of each damaged record, in its place among the others. None: damage is an error, and a log
+            that is being written replaces the ledger by a snapshot, for memory knows what the disk does not.
+        :raises LedgerError: a ledger cannot be read, or went in a roll-over meanwhile.
+        :raises ProgressLogError: a record cannot be read.
+        """
+        for ledger_id in list(self.ledgers):
+            reader = await self._store.open(ledger_id)
+            at, end = 0, reader.last_confirmed() + 1
+            while at < end:
+                try:
+                    records = await reader.read(at, end - 1, READ_BYTES)
+                except LedgerCorrupt as error:
+                    if met is None:
+                        if self._writer is not None:
+                            self._roll()
+                        raise
+                    met(Damaged(ledger_id, at, error.remains))
+                    at += 1
+                    if at % SLICE == 0:
+                        await next_turn(self._scheduler)
+                    continue
+                at += len(records)
+                for first in range(0, len(records), SLICE):
+                    yield [decode(record) for record in records[first : first + SLICE]]
+                    await next_turn(self._scheduler)
+
+    async def prepare(self) -> None:
+        """Have a ledger to write to, before there is a change that has to be written.
+
+        :raises MetadataUnavailable: none can be made now, because the metadata store is full or away.
+        """
+        if self._writer is None and self.failure is None:
+            self._roll()
+            await self._scheduler.answer(self._rolls.when_over)
+            if self._writer is None and self.failure is None and self._refusal is not None:
+                raise self._refusal
+
+    def append(self, kind: Kind, subscription: str, payload: bytes, done: Done | None = None) -> None:
+        """Write one change; ``done(None)`` once durable, ``done(error)`` otherwise."""
+        record = encode(kind, subscription, self._scheduler.now_ms(), payload)
+        if self.failure is not None:
+            if done is not None:
+                failure, tell = self.failure, done
+                self._scheduler.defer(lambda: tell(failure))
+            return
+        self._asked += 1
+        writer = self._writer
+        if writer is None:
+            self._held.append((record, done))
+            self._roll()
+            return
+        self._write_change(writer, record, done)
+        if self._since_bytes >= self._snapshot_bytes and (
+            self._since_bytes >= ROLL_BYTES or self._since_records >= ROLL_RECORDS
+        ):
+            self._roll()
+
+    def _fail(self, error: LedgerError) -> None:
+        if self.failure is None:
+            self.failure = error
+            if self.on_failure is not None:
+                self.on_failure(f"acknowledgements cannot be stored: {error}")
+
+    def when_durable(self, done: Done) -> None:
+        """``done`` hears once everything appended so far is durable, at once when it is."""
+        self._settling.append((self._asked, done))
+        self._settle()
+
+    def _settle(self) -> None:
+        due: list[Done] = []
+        while self._settling and (self._settling[0][0] <= self._settled or self.failure is not None):
+            due.append(self._settling.popleft()[1])
+        tell_each(due, self.failure)
+
+    def _write_change(self, writer: Writer, record: bytes, done: Done | None) -> None:
+        self._since_bytes += len(record)
+        self._since_records += 1
+        self._write(writer, record, done)
+
+    def _write(self, writer: Writer, record: bytes, done: Done | None = None) -> None:
+        def finished(result: int | LedgerError) -> None:
+            error = None if isinstance(result, int) else result
+            if error is not None:
+                self._fail(error)
+            try:
+                if done is not None:
+                    done(error)
+            finally:
+                self._settled += 1
+                self._settle()
+
+        writer.append(record, finished)
+
+    # -- roll-over -----------------------------------------------------------------------------------------------
+
+    def _roll(self) -> None:
+        if self._rolls.is_idle:
+            self._scheduler.spawn(self._roll_over(self._rolls.begin()), "roll a progress ledger over")
+
+    async def _roll_over(self, number: int) -> None:
+        """Go on in another ledger, write a snapshot of everything into it, then forget the ledgers before it."""
+        old = self.ledgers
+        try:
+            try:
+                snapshot = await self._begin_ledger()
+                await self._write_snapshot(snapshot)
+            except LedgerError:
+                return  # nothing can be written any more, and everybody who waits has been told
+            except MetadataUnavailable:
+                return  # nothing waits for it: changes go on into the ledger before, and the next one tries again
+            await self._forget(old)
+        finally:
+            self._rolls.end(number)
+
+    async def _begin_ledger(self) -> Iterator[list[bytes]]:
+        """What is appended while the ledger is made is written behind the first slice of the snapshot.
+
+        :returns: the other slices.
+        :raises MetadataUnavailable: no ledger can be made, and no record waits for one.
+        :raises LedgerError: no ledger can be made. So with any other error; all appends fail from then on.
+        """
+        try:
+            writer = await self._make_ledger()
+            before, self._writer = self._writer, None
+            if before is not None:
+                await before.seal()  # whatever was written before is durable before anything that comes next
+            if self.failure is not None:
+                raise self.failure
+            snapshot = self._slices(self._snapshot())
+            first = next(snapshot, [])
+        except Exception as error:
+            if isinstance(error, MetadataUnavailable) and not self._held:
+                self._refusal = error
+                raise
+            failure = error if isinstance(error, LedgerError) else LedgerError(f"no new progress ledger: {error}")
+            self._fail(failure)
+            self._settle()
+            self._refuse_held(failure)
+            raise
+        held, self._held = self._held, []
+        self._put_off(self._asked - len(held), len(first))
+        self._writer = writer
+        self._snapshot_bytes = self._since_bytes = self._since_records = 0
+        self._write_slice(writer, first)
+        for record, done in held:
+            self._write_change(writer, record, done)
+        return snapshot
+
+    async def _make_ledger(self) -> Writer:
+        """Another ledger, on record. :raises MetadataUnavailable: nothing changed."""
+        if self._spare is None:
+            ledger_id = await self._metadata.allocate_ledger_id()
+            label = Label(LedgerKind.PROGRESS, self._metadata.belonging).encode()
+            self._spare = ledger_id, await self._store.create(ledger_id, self._fence, label)
+        ledger_id, writer = self._spare
+        # Only now: a next owner that finds it on record must find it in the store, or it could not fence it.
+        await self._metadata.save_progress_ledgers([*self.ledgers, ledger_id])
+        self.ledgers, self._spare = [*self.ledgers, ledger_id], None
+        return writer
+
+    def _slices(self, snapshot: Iterable[tuple[Kind, str, bytes]]) -> Iterator[list[bytes]]:
+        """Encoded as they are asked for: what a slice says is so in the turn in which it is written."""
+        now, records, size = self._scheduler.now_ms(), list[bytes](), 0
+        for kind, name, payload in snapshot:
+            records.append(encode(kind, name, now, payload))
+            size += len(records[-1])
+            if (size >= SNAPSHOT_BYTES or len(records) >= SNAPSHOT_RECORDS) and kind != Kind.SEQUENCES:
+                yield records  # sequence ids go together: only their last record says up to where they hold
+                records, size = [], 0
+        if records:
+            yield records
+
+    async def _write_snapshot(self, slices: Iterator[list[bytes]]) -> None:
+        """Write what is left of it, and wait until all of it is durable.
+
+        Other changes stand between the slices. Each slice was made in the turn in which it is written, so it holds all
+        changes before it, and those behind it are joined to it.
+        """
+        pending = 0
+        while self.failure is None:
+            if pending >= SNAPSHOT_PENDING:
+                await self._scheduler.answer(self.when_durable)
+                pending = 0
+            await next_turn(self._scheduler)
+            records, writer = next(slices, None), self._writer
+            if records is None or writer is None:
+                break
+            self._asked += len(records)
+            self._write_slice(writer, records)
+            pending += sum(map(len, records))
+        await self._scheduler.answer(self.when_durable)
+
+    def _write_slice(self, writer: Writer, records: list[bytes]) -> None:
+        for record in records:
+            self._snapshot_bytes += len(record)
+            self._write(writer, record)
+
+    def _put_off(self, written: int, snapshot: int) -> None:
+        """Who waits for what was held waits for the first slice, too, which is written before it.
+
+        :param written: so many were written before. :param snapshot: so many records the new ledger begins with.
+        """
+        self._settling = deque((at + snapshot if at > written else at, done) for at, done in self._settling)
+        self._asked += snapshot
+
+    async def _forget(self, old: list[int]) -> None:
+        """A whole snapshot is durable in the last ledger: those before it go."""
+        current = self.ledgers[-1:]
+        await self._metadata.save_progress_ledgers(current)
+        self.ledgers = current
+        for ledger_id in old:
+            await self._store.delete(ledger_id)
+
+    def _refuse_held(self, failure: LedgerError) -> None:
+        held, self._held = self._held, []
+        tell_each([done for _, done in held if done is not None], failure)
+
+    async def close(self) -> None:
+        """Write what was taken, then seal; later appends fail. A roll-over that hangs is waited for a bounded time."""
+        is_written = True
+        while is_written and not self._rolls.is_idle:
+            is_written = await self._rolls.wait(self._scheduler)
+        if is_written:
+            with suppress(LedgerError):
+                await self._scheduler.answer(self.when_durable)
+        writer, self._writer = self._writer, None
+        self.failure = self.failure or LedgerError("the topic is being closed: look its owner up again")
+        self._refuse_held(self.failure)
+        self._settle()
+        if writer is not None:
+            await writer.seal()
+        if self._spare is not None:
+            (ledger_id, unused), self._spare = self._spare, None
+            await unused.seal()
+            await self._store.delete(ledger_id)
+
+    async def delete(self) -> None:
+        """Delete every progress ledger."""
+        await self.close()
+        for ledger_id in self.ledgers:
+            await self._store.delete(ledger_id)
+        self.ledgers = []

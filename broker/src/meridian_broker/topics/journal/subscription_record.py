@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is known of a subscription besides its progress, and how two regions' knowledge of it becomes one (R15, R17)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from meridian_broker.positions import ZERO, Stamp
+from meridian_broker.replication.leases import quorums
+from meridian_broker.replication.leases.quorums import Electorates
+
+LOCAL: Final = "local"
+"""Each region dispatches whatever is not acknowledged anywhere (R25)."""
+ORIGIN: Final = "origin"
+"""Each region dispatches what began there, or what it took over; a message goes to one region at a time (R26)."""
+
+_ENCODE: Final = json.JSONEncoder(separators=(",", ":")).encode
+_NONE: Final[Mapping[str, str]] = {}
+"""Of nearly all subscriptions: one object for all of them."""
+
+
+@dataclass(slots=True)
+class SubscriptionRecord:
+    """What is known of a subscription besides its progress; travels to every region of the topic (R15-R17)."""
+
+    name: str
+    replicated: bool = False
+    flag_stamp: Stamp = ZERO
+    """When and where the replicated flag was set; later wins (R17). ``ZERO``: nobody ever did."""
+    created: Stamp = ZERO
+    """``ZERO``: it is deleted, this is its tombstone (R16)."""
+    properties: Mapping[str, str] = field(default_factory=dict)
+    deleted: Stamp = ZERO
+    """Stamp of the deletion before: its life. ``ZERO``: it was never deleted."""
+    forced: bool = False
+    """The deletion was forced."""
+    scope: str = LOCAL
+    """Which messages a region dispatches (R25, R26)."""
+    homes: Mapping[str, str] = field(default_factory=dict)
+    """Origin region -> which region dispatches its messages by command; for others it is the origin itself."""
+    scope_stamp: Stamp = ZERO
+    """When and where scope, homes and witness were set; later wins. ``ZERO``: nobody ever did."""
+    witness: str = ""
+    """A region that votes on who dispatches what, although the topic does not live there; empty: none."""
+    electorates: Electorates = field(default_factory=Electorates)
+    """Who votes, as far as the region that keeps the record knows."""
+
+    def __post_init__(self) -> None:
+        self.properties = self.properties or _NONE
+        self.homes = self.homes or _NONE
+
+    @property
+    def is_shared(self) -> bool:
+        """Other regions know of it: it is replicated, or was until the flag was switched off."""
+        return self.replicated or self.flag_stamp != ZERO
+
+    @property
+    def is_gone(self) -> bool:
+        return self.created == ZERO and self.deleted != ZERO
+
+
+def join_records(one: SubscriptionRecord, other: SubscriptionRecord) -> SubscriptionRecord:
+    """What two regions know of one subscription: the later life; in it the earlier creation, the later flag."""
+    if one.deleted != other.deleted:
+        return one if one.deleted > other.deleted else other
+    if one.is_gone or other.is_gone:
+        return other if one.is_gone else one
+    created = other if one.created.beats(other.created) else one
+    flag = other if other.flag_stamp.beats(one.flag_stamp) else one
+    scope = other if other.scope_stamp.beats(one.scope_stamp) else one
+    return replace(
+        created,
+        replicated=flag.replicated,
+        flag_stamp=flag.flag_stamp,
+        scope=scope.scope,
+        homes=scope.homes,
+        scope_stamp=scope.scope_stamp,
+        witness=scope.witness,
+        electorates=one.electorates.joined(other.electorates),
+    )
+
+
+def encode_record(record: SubscriptionRecord) -> bytes:
+    """What was never deleted is written as versions wrote it that knew of no tombstones; so are scopes never set."""
+    fields: dict[str, object] = {
+        "name": record.name,
+        "replicated": record.replicated,
+        "flag_stamp": record.flag_stamp,
+        "created": record.created,
+        "properties": dict(record.properties),
+    }
+    if record.deleted != ZERO:
+        fields |= {"deleted": record.deleted, "forced": record.forced}
+    if record.scope_stamp != ZERO:
+        homes = dict(sorted(record.homes.items()))
+        fields |= {"scope": record.scope, "homes": homes, "scope_stamp": record.scope_stamp}
+    if record.witness:
+        fields["witness"] = record.witness
+    if record.electorates.lists:
+        fields["voters"] = quorums.to_json(record.electorates)
+    return _ENCODE(fields).encode()
+
+
+def decode_record(data: bytes) -> SubscriptionRecord:
+    """:raises ValueError: no record."""
+    try:
+        fields = json.loads(data)
+        return SubscriptionRecord(
+            fields["name"],
+            bool(fields["replicated"]),
+            _stamp(fields["flag_stamp"]),
+            _stamp(fields["created"]),
+            dict(fields["properties"]),
+            _stamp(fields["deleted"]) if "deleted" in fields else ZERO,
+            bool(fields.get("forced", False)),
+            str(fields.get("scope", LOCAL)),
+            {str(origin): str(home) for origin, home in dict(fields.get("homes", {})).items()},
+            _stamp(fields["scope_stamp"]) if "scope_stamp" in fields else ZERO,
+            str(fields.get("witness", "")),
+            quorums.from_json(fields["voters"]) if "voters" in fields else Electorates(),
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{data[:80]!r} is not a subscription record: {error}") from error
+
+
+def _stamp(value: list[object]) -> Stamp:
+    time_ms, counter, region = value
+    return Stamp(int(str(time_ms)), int(str(counter)), str(region))

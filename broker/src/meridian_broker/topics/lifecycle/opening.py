@@ -1,0 +1,191 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How a topic is opened: claimed, made when it may be, and recovered from what metadata and volume know of it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from meridian_broker.ledgers.log import TopicLog
+from meridian_broker.positions import Stamp
+from meridian_broker.topics import validation
+from meridian_broker.topics.backfill.backfill import Recall
+from meridian_broker.topics.errors import LimitReached, NotAllowed, OtherKind, TopicFenced, TopicNotFound
+from meridian_broker.topics.journal.progress_log import ProgressLog
+from meridian_broker.topics.journal.topic_record import TopicMetadata
+from meridian_broker.topics.lifecycle import deletion, incarnations, orphans, replay
+from meridian_broker.topics.lifecycle.termination import ended
+from meridian_broker.topics.lifecycle.unconfirmed import Unconfirmed
+from meridian_broker.topics.topic import Topic
+from meridian_broker.wire.pulsar.topic_name import TopicName
+
+if TYPE_CHECKING:
+    from meridian_broker.topics.service.service import TopicService
+
+
+async def open_topic(
+    service: TopicService,
+    name: TopicName,
+    create: bool,
+    incarnation: str | None,
+    growing_to: int,
+    created: Stamp | None,
+) -> Topic:
+    """As ``TopicService.topic``; the caller holds the topic's lock.
+
+    :raises TopicError: it does not exist and may not be made.
+    :raises LedgerError: what is stored cannot be recovered.
+    :raises ValueError: what is stored cannot be read: a newer broker wrote it, or it is damaged.
+    """
+    base = await _base_of(service, name)
+    metadata, exists = await deletion.claimed(service, name, base.deleting)
+    if not exists:
+        if not growing_to:
+            await _may_create(service, name, create, foreign=incarnation is not None)
+        if incarnation is not None and incarnation != (deleted := await service.catalog.topics.incarnation(name)):
+            raise TopicFenced(
+                f"{name} was deleted in {service.region} ({deleted or 'never'}), and the other region knows of "
+                f"another deletion ({incarnation or 'none'}): it is not made again from there (R8)"
+            )
+        await metadata.create(service.fence, joining=service.is_shared(name), created=created, growing_to=growing_to)
+    if base.partitions is None:
+        base = await _base_of(service, name)  # it may have been made meanwhile
+    adopted = await orphans.adopt(service, name, metadata)
+    topic = await _open(service, name, metadata, adopted)
+    topic.rules = service.rules(name)
+    topic.keeps_quotas = service.backlog_quotas
+    await topic.deduplication.open(topic.rules.deduplication)
+    topic.lost_records.report()
+    topic.created = metadata.record.created
+    if base.partitions is not None:
+        topic.partitions = growing_to or base.partitions
+        topic.created, topic.base_incarnation = base.created, base.incarnation
+    topic.schema_source = service.schemas.for_topic(name)
+    topic.add_schema = lambda schema: service.add_schema(name, schema, topic.check_open)
+    if service.replication is not None:
+        _recall(service, topic, metadata)
+    topic.log.watch(topic.dispatch_all)
+    topic.mending.noticed()
+    topic.on_fenced = service.fenced
+    service.labels.forget(str(name))
+    return topic
+
+
+class _Base(NamedTuple):
+    """The partitioned topic that a partition belongs to."""
+
+    incarnation: str = ""
+    partitions: int | None = None
+    """None: there is no such topic."""
+    created: Stamp | None = None
+    deleting: str | None = None
+    """Stamp of its deletion, which has begun."""
+
+
+async def _base_of(service: TopicService, name: TopicName) -> _Base:
+    """The deletion is read first: when the topic is deleted in between, no number is taken for one of its next life."""
+    if name.partition < 0:
+        return _Base()
+    partitioned = service.catalog.partitioned
+    deletion = await partitioned.deletion(name)
+    incarnation = "" if deletion is None else str(deletion.stamp)
+    record = await partitioned.on_record(name.base)
+    if record is None or record.deleting is not None:
+        return _Base(incarnation, deleting=None if record is None else record.deleting)
+    return _Base(incarnation, record.partitions, record.created)
+
+
+async def _open(service: TopicService, name: TopicName, metadata: TopicMetadata, adopted: orphans.Adopted) -> Topic:
+    """The topic with what is stored of it."""
+    record = metadata.record
+    topic_log = TopicLog(
+        *(service.region, service.store, metadata, service.fence),
+        *(service.log_limits, service.scheduler, service.cache),
+    )
+    await topic_log.open(
+        *(metadata.spans(), record.last_own, record.last_origins, record.holes),
+        found=adopted.messages,
+        trimmed=adopted.trimmed,
+        mends=metadata.mends(),
+    )
+
+    def progress_log(topic: Topic) -> ProgressLog:
+        return ProgressLog(service.store, metadata, service.fence, service.scheduler, lambda: replay.snapshot(topic))
+
+    topic = Topic(
+        str(name),
+        name.partition,
+        service.region,
+        record.incarnation,
+        topic_log,
+        progress_log,
+        service.scheduler,
+        service.clock,
+        service.topic_limits,
+        service.exchange,
+    )
+    topic.pacing.of_broker(service.publishing)
+    topic.metadata = metadata
+    topic.admission.recall(record.topic_epoch)
+    await topic.compaction.open(metadata, service.workshop, adopted.views)
+    if record.terminated is not None:
+        ended(topic, record.terminated)
+    await topic.progress_log.open(list(record.progress_ledgers), adopted.progress)
+    if service.before is None:
+        await replay.recover(topic)
+    else:
+        lacking = Unconfirmed(service.regions_of(topic.name), service.before)
+        await replay.recover(topic, lacking.acked)
+        await lacking.tell(topic)
+    return topic
+
+
+def _recall(service: TopicService, topic: Topic, metadata: TopicMetadata) -> None:
+    """What it lacks it asks the other regions for."""
+    assert service.replication is not None
+    record = metadata.record
+    topic.recall = Recall(topic, service.replication, lambda: service.regions_of(topic.name), is_joining=record.joining)
+    topic.log.joined = {**topic.log.joined, **record.joined}
+    topic.log.is_joined = topic.recall.is_settled
+    topic.rolled_back, topic.came_back = topic.recall.doubt, topic.recall.came_back
+    topic.deleted_elsewhere = lambda told: service.scheduler.spawn(
+        incarnations.follow(service, topic, told), "follow a deletion in another region"
+    )
+
+
+async def _may_create(service: TopicService, name: TopicName, create: bool, *, foreign: bool = False) -> None:
+    """``foreign``: another region asks, where somebody meant to make the topic; no policy keeps its entries out.
+
+    :raises TopicNotFound: it may not be made by itself.
+    :raises InvalidName: no topic may be called that.
+    :raises LimitReached: the namespace has as many topics as it may have.
+    """
+    if name.partition >= 0:
+        record = await service.catalog.partitioned.find(name.base)
+        if record is not None:
+            if name.partition >= record.partitions:
+                raise TopicNotFound(f"{name.base} has {record.partitions} partitions, not {name.partition + 1}")
+            return
+        if foreign and await service.catalog.topics.find(name.base) is not None:
+            raise OtherKind(f"{service.region} has {name.base} as a topic without partitions")
+        if create:
+            raise NotAllowed(
+                f"{name.base} is not a partitioned topic, so it has no {name.local_name}: make {name.base} first"
+            )
+    elif (record := await service.catalog.partitioned.find(name)) is not None:
+        if foreign:
+            raise OtherKind(f"{service.region} has {name} as a topic with {record.partitions} partitions")
+        raise NotAllowed(f"{name} is partitioned: name one of its {record.partitions} partitions")
+    if foreign and create:
+        return
+    if not create or not service.rules(name).auto_topic_creation.allowed:
+        raise TopicNotFound(f"topic {name} does not exist")
+    validation.new_topic(name)
+    await check_room(service, name, 1)
+
+
+async def check_room(service: TopicService, name: TopicName, more: int) -> None:
+    """:raises LimitReached: the namespace would have more topics than it may have; partitions count each."""
+    if most := service.rules(name).max_topics:
+        count = len(await service.catalog.topics.names(name.namespace_name))
+        if count + more > most:
+            raise LimitReached(f"{name.namespace_name} has {count} topics; its limit is {most}: delete some")

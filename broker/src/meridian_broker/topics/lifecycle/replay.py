@@ -1,0 +1,178 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the progress log keeps of a topic: how its subscriptions come back, and what a new ledger of it begins with.
+
+A log may hold a hundred thousand acknowledgements, and a broker opens many topics while it serves others. So records
+are read in slices, and of each slice the acknowledgements of one subscription are joined to each other first: its
+progress, which may be large, is joined with the sum. The outcome is that of joining one record after the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Final
+
+from meridian_broker.ledgers.scheduling import next_turn
+from meridian_broker.positions import ZERO, Dropped, Progress
+from meridian_broker.topics.cursors import drops, floors, rewinding
+from meridian_broker.topics.journal.progress_log import Change, Kind
+from meridian_broker.topics.journal.subscription_record import decode_record, encode_record
+from meridian_broker.topics.journal.subscription_snapshot import Whole
+from meridian_broker.topics.service import leased_topics
+from meridian_broker.topics.subscriptions.registry import whole
+
+if TYPE_CHECKING:
+    from meridian_broker.topics.subscriptions.subscription import Subscription
+    from meridian_broker.topics.topic import Topic
+
+_DELTAS: Final = frozenset((Kind.ACKED, Kind.MERGED))
+
+OnAcked = Callable[[str, int, Progress], None]
+"""Hears of every acknowledgement of this region's clients: subscription, milliseconds, what it claims."""
+
+
+async def recover(topic: Topic, on_acked: OnAcked | None = None) -> None:
+    """Rebuild the subscriptions from what the progress log holds. Others run in between.
+
+    :raises LedgerError: the log cannot be read.
+    :raises ValueError: a record of it cannot be.
+    """
+    async for changes in topic.progress_log.changes(topic.lost_records.met):
+        take(topic, changes, on_acked)
+    topic.lost_records.finish()
+    for subscription in list(topic.subscriptions.values()):
+        await next_turn(topic.scheduler)
+        if subscription.progress.epoch is not ZERO:
+            rewinding.begin(subscription)
+        subscription.start_cursor()
+
+
+def take(topic: Topic, changes: list[Change], on_acked: OnAcked | None = None) -> None:
+    """Some changes, in their order."""
+    sums: dict[str, _Sum] = {}
+    for change in changes:
+        kind, name, time_ms, payload = change
+        if kind not in _DELTAS:
+            if name in sums:
+                sums.pop(name).join()
+            _take_one(topic, change)
+            continue
+        subscription = topic.subscriptions.get(name)
+        if subscription is None and on_acked is None and not topic.lost_records.is_any:
+            continue
+        delta = Progress.decode(payload)
+        subscription = subscription or topic.lost_records.unknown(name, delta.beginning.life)
+        if kind == Kind.ACKED and on_acked is not None:
+            on_acked(name, time_ms, delta)
+        if subscription is not None:
+            found = sums.get(name) or sums.setdefault(name, _Sum(subscription))
+            found.add(kind, time_ms, delta)
+    for found in sums.values():
+        found.join()
+
+
+class _Sum:
+    """Changes of one subscription's progress that follow each other."""
+
+    __slots__ = ("_acked", "_merged", "_subscription")
+
+    def __init__(self, subscription: Subscription) -> None:
+        self._subscription = subscription
+        self._acked: Progress | None = None
+        self._merged: Progress | None = None
+
+    def add(self, kind: Kind, time_ms: int, delta: Progress) -> None:
+        is_alone = self._takes_drops_back(delta)
+        if is_alone:
+            self.join()
+        if kind == Kind.ACKED:
+            self._subscription.last_acked_ms = time_ms
+            if self._acked is None:
+                self._acked = delta
+            else:
+                self._acked.join(delta)
+        elif self._merged is None:
+            self._merged = delta
+        else:
+            self._merged.join(delta)
+        if is_alone:
+            self.join()
+
+    def _takes_drops_back(self, delta: Progress) -> bool:
+        """Which drops a rewind takes back depends on what it ruled when it was heard of, and that may grow (R12)."""
+        dropped = self._subscription.dropped
+        return dropped is not None and not dropped.is_empty and delta.count_rewinds() > 0
+
+    def join(self) -> None:
+        """To what is known of the subscription."""
+        subscription, acked, merged = self._subscription, self._acked, self._merged
+        self._acked = self._merged = None
+        if acked is not None:
+            drops.join(subscription.progress, subscription.dropped, acked)
+            if subscription.replicated:
+                subscription.first_hand = subscription.first_hand or Progress()
+                subscription.first_hand.join(acked)
+        if merged is not None:
+            drops.join(subscription.progress, subscription.dropped, merged)
+
+
+def _take_one(topic: Topic, change: Change) -> None:
+    """A change that is no delta of progress."""
+    kind, name, time_ms, payload = change
+    if kind == Kind.SEQUENCES:
+        topic.deduplication.recall(payload)
+    elif kind == Kind.WHOLE:
+        _recall(topic, Whole.decode(payload), name, time_ms)
+    elif kind == Kind.GAP:
+        topic.gaps.recall(name, payload)
+    elif kind == Kind.VOTES:
+        leased_topics.recall(topic, name, payload)
+    elif kind == Kind.SUBSCRIPTION:
+        topic.lives.recall(decode_record(payload), time_ms)
+    elif kind == Kind.REMOVED:
+        topic.subscriptions.pop(name, None)
+        topic.lost_records.removed(name)
+    elif kind == Kind.LOST:
+        topic.lost_records.recall(name, payload)
+    elif (subscription := topic.subscriptions.get(name) or topic.lost_records.unknown(name)) is not None:
+        _take_state(subscription, kind, payload)
+
+
+def _take_state(subscription: Subscription, kind: Kind, payload: bytes) -> None:
+    if kind == Kind.PROGRESS:
+        drops.join(subscription.progress, subscription.dropped, Progress.decode(payload))
+    elif kind == Kind.FLOORS:
+        floors.apply(subscription, Progress.decode(payload))
+    elif kind == Kind.FIRST_HAND:
+        _join_first_hand(subscription, payload)
+    elif kind == Kind.DROPPED:
+        subscription.dropped = subscription.dropped or Dropped()
+        subscription.dropped.join(Dropped.decode(payload))
+
+
+def _recall(topic: Topic, stood: Whole, name: str, time_ms: int) -> None:
+    topic.lives.recall(decode_record(stood.record), time_ms)
+    subscription = topic.subscriptions[name]
+    drops.join(subscription.progress, subscription.dropped, Progress.decode(stood.progress))
+    if stood.first_hand:
+        _join_first_hand(subscription, stood.first_hand)
+
+
+def _join_first_hand(subscription: Subscription, payload: bytes) -> None:
+    subscription.first_hand = subscription.first_hand or Progress()
+    subscription.first_hand.join(Progress.decode(payload))
+
+
+def snapshot(topic: Topic) -> Iterator[tuple[Kind, str, bytes]]:
+    """Everything the progress log must begin a ledger with, each as it stands when it is asked for: what changes after
+    that is in the log behind it."""
+    yield from topic.deduplication.snapshot()
+    for subscription in list(topic.subscriptions.values()):
+        if subscription.durable and subscription.is_there:
+            yield Kind.WHOLE, subscription.name, whole(subscription).encode()
+            if subscription.dropped is not None:  # behind its rewinds, which would take them back
+                yield Kind.DROPPED, subscription.name, subscription.dropped.encode()
+    yield from topic.gaps.snapshot()
+    yield from topic.lost_records.snapshot()
+    for record in topic.lives.snapshot():
+        yield Kind.SUBSCRIPTION, record.name, encode_record(record)
+    yield from leased_topics.snapshot(topic)

@@ -1,0 +1,305 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Non-persistent topics: a message goes at once to whoever can take it, and is gone.
+
+Nothing is stored, so nothing is replicated, acknowledged, redelivered or sought. A subscription is there while it has
+consumers. A consumer without permits, or whose connection does not take bytes, misses what comes meanwhile; a producer
+is answered in any case. So a slow client costs messages, never memory.
+
+A topic lives here and nowhere else, and is forgotten some time after its last client left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
+
+from meridian_broker.ledgers.entry import pack_bare
+from meridian_broker.ledgers.scheduling import Scheduler
+from meridian_broker.ledgers.store import Done
+from meridian_broker.metadata.rules import Rules
+from meridian_broker.positions.position import Position
+from meridian_broker.topics import validation
+from meridian_broker.topics.dispatch.consumer import Consumer, ConsumerPort
+from meridian_broker.topics.dispatch.dispatcher import preferred
+from meridian_broker.topics.dispatch.key_ranges import AutoSplit, KeySharedPolicy, Split, StickyRanges, slot_of
+from meridian_broker.topics.errors import (
+    ConsumerBusy,
+    NotAllowed,
+    SubscriptionNotFound,
+    TopicError,
+    TopicFenced,
+)
+from meridian_broker.topics.limits import TopicLimits
+from meridian_broker.topics.policies import TYPE_NAMES, UNLIMITED, bounds
+from meridian_broker.topics.publishing.admission import Admission
+from meridian_broker.topics.publishing.producer import Producer
+from meridian_broker.topics.subscriptions.subscription import SubscriptionType
+from meridian_broker.topics.topic import REPLICATION_PREFIX
+from meridian_broker.wire.pulsar import metadata as message_metadata
+from meridian_broker.wire.pulsar.metadata import MetadataView
+
+if TYPE_CHECKING:
+    from meridian_broker.wire.pulsar.frames import Send
+
+NOWHERE: Final = Position(0, 0)
+"""The id of every message, as in Pulsar."""
+
+
+class NonPersistentTopic:
+    """One topic, or one partition of it."""
+
+    metadata: Final = None
+    """Nothing of it is on record: an exclusive producer's epoch lasts as long as the topic."""
+
+    def __init__(self, name: str, partition: int, scheduler: Scheduler, limits: TopicLimits) -> None:
+        self.name = name
+        self.partition = partition
+        self.scheduler = scheduler
+        self.limits = limits
+        self.rules = Rules()
+        self.bounds = bounds(limits, self.rules)
+        self.producers: dict[str, Producer] = {}
+        self.admission = Admission(self)
+        self.subscriptions: dict[str, NonPersistentSubscription] = {}
+        self.failure: str | None = None
+        self.messages_in = 0
+        self.bytes_in = 0
+        self.dropped = 0
+        """Messages that a subscription's consumers could not take."""
+        self.created_ms = self.last_used_ms = scheduler.now_ms()
+
+    def follow(self, rules: Rules) -> None:
+        """These rules hold from now on."""
+        self.rules = rules
+        self.bounds = bounds(self.limits, rules)
+        self.admission.limit = self.bounds.producers
+
+    # -- producers -----------------------------------------------------------------------------------------------
+
+    def entered(self, _: Producer) -> None:
+        """A producer is let in."""
+        self.last_used_ms = self.scheduler.now_ms()
+
+    def remove_producer(self, producer: Producer) -> None:
+        """It is gone, or does not want to come in any more."""
+        if self.producers.get(producer.name) is producer:
+            del self.producers[producer.name]
+        self.admission.gone(producer)
+        self.last_used_ms = self.scheduler.now_ms()
+
+    def publish(self, producer: Producer, sends: list[Send]) -> int:
+        """Hand messages to every subscription, and answer. Returns the bytes that wait for a disk: none."""
+        largest = self.bounds.body_bytes
+        for send in sends:
+            body = send.body
+            try:
+                view = validation.message(send, largest, UNLIMITED)
+            except (TopicError, message_metadata.BodyError) as error:
+                producer.port.refused(producer, send, error)
+                continue
+            producer.messages_in += send.num_messages
+            producer.bytes_in += len(body)
+            self.messages_in += send.num_messages
+            self.bytes_in += len(body)
+            if self.subscriptions:
+                entry = pack_bare(body)
+                for subscription in self.subscriptions.values():
+                    self.dropped += subscription.offer(entry, send.num_messages, view)
+            producer.port.stored(producer, [send], NOWHERE)
+        return 0
+
+    def publish_foreign(self, _producer: Producer, _send: Send) -> None:
+        """:raises NotAllowed: always; there is no origin without a place."""
+        raise NotAllowed(f"{self.name} stores nothing, so nothing of it is replicated")
+
+    # -- subscriptions -------------------------------------------------------------------------------------------
+
+    def subscribe(
+        self,
+        name: str,
+        port: ConsumerPort,
+        consumer_id: int,
+        consumer_name: str,
+        kind: SubscriptionType,
+        priority: int,
+        metadata: dict[str, str] | None,
+        key_shared: KeySharedPolicy | None,
+    ) -> Consumer:
+        """:raises ConsumerBusy, ConsumerAssignError: as on other topics."""
+        self.check_open()
+        if TYPE_NAMES[kind] not in self.rules.subscription_types:
+            raise NotAllowed(f"{self.name} takes no {TYPE_NAMES[kind]} subscriptions: its policies do not enable them")
+        if not name or name.startswith(REPLICATION_PREFIX):
+            raise NotAllowed(f"a subscription cannot be called {name!r}")
+        subscription = self.subscriptions.get(name)
+        if subscription is None:
+            if len(self.subscriptions) >= self.limits.subscriptions:
+                raise ConsumerBusy(f"{self.name} has {len(self.subscriptions)} subscriptions, the most: close some")
+            subscription = NonPersistentSubscription(self, name, kind, key_shared)
+        now_ms = self.scheduler.now_ms()
+        made = Consumer(subscription, port, consumer_id, consumer_name, priority, now_ms, metadata, key_shared)
+        subscription.add_consumer(made, kind)
+        self.subscriptions[name] = subscription
+        self.last_used_ms = now_ms
+        return made
+
+    def remove_consumer(self, consumer: Consumer) -> None:
+        """The consumer is gone; the last one takes the subscription along."""
+        subscription = consumer.subscription
+        assert isinstance(subscription, NonPersistentSubscription)
+        subscription.remove_consumer(consumer)
+        if not subscription.consumers:
+            self.subscriptions.pop(subscription.name, None)
+        self.last_used_ms = self.scheduler.now_ms()
+
+    def delete_subscription(self, name: str, done: Done | None = None) -> None:
+        """:raises SubscriptionNotFound: there is none."""
+        subscription = self.subscriptions.pop(name, None)
+        if subscription is None:
+            raise SubscriptionNotFound(f"there is no subscription {name!r} on {self.name}")
+        subscription.disconnect_consumers()
+        if done is not None:
+            done(None)
+
+    # -- its end -------------------------------------------------------------------------------------------------
+
+    @property
+    def clients(self) -> int:
+        """Producers and consumers."""
+        return len(self.producers) + sum(len(one.consumers) for one in self.subscriptions.values())
+
+    def check_open(self) -> None:
+        """:raises TopicFenced: it is closed."""
+        if self.failure is not None:
+            raise TopicFenced(f"{self.name} is not served now ({self.failure}): look it up again")
+
+    def fence(self, reason: str) -> None:
+        """Send every client away, for good."""
+        self.failure = reason
+        for producer in list(self.producers.values()):
+            producer.port.disconnect_producer(producer)
+        self.producers.clear()
+        self.admission.close(reason)
+        for subscription in list(self.subscriptions.values()):
+            subscription.disconnect_consumers()
+        self.subscriptions.clear()
+
+
+class NonPersistentSubscription:
+    """Consumers that share, or compete for, what comes."""
+
+    pace: Final = None
+    """Who cannot keep up misses messages; nobody is slowed down."""
+    durable: Final = False
+    replicated: Final = False
+
+    def __init__(
+        self, topic: NonPersistentTopic, name: str, kind: SubscriptionType, policy: KeySharedPolicy | None
+    ) -> None:
+        self.topic = topic
+        self.name = name
+        self.type = kind
+        self.consumers: list[Consumer] = []
+        self.active: Consumer | None = None
+        """Exclusive and Failover: who gets the messages."""
+        self.messages_out = 0
+        self.bytes_out = 0
+        self.dropped = 0
+        self._policy = policy or KeySharedPolicy()
+        self._split: Split[Consumer] = StickyRanges() if self._policy.sticky else AutoSplit()
+        self._turn = 0
+        self._choose: Callable[[MetadataView], Consumer | None] = {
+            SubscriptionType.SHARED: self._next_in_turn,
+            SubscriptionType.KEY_SHARED: self._owner,
+        }.get(kind, lambda _: self.active)
+
+    def add_consumer(self, consumer: Consumer, kind: SubscriptionType) -> None:
+        """:raises ConsumerBusy, ConsumerAssignError: it does not go with those that are here."""
+        if kind != self.type:
+            raise ConsumerBusy(f"subscription {self.name!r} has {self.type.name.title()} consumers: use the same type")
+        if self.consumers and kind == SubscriptionType.EXCLUSIVE:
+            raise ConsumerBusy(f"subscription {self.name!r} is Exclusive and has its consumer already")
+        if kind == SubscriptionType.KEY_SHARED:
+            policy = consumer.key_shared or KeySharedPolicy()
+            if not policy.fits(self._policy):
+                raise ConsumerBusy(f"consumers of {self.name!r} share keys by {self._policy}, not by {policy}")
+            self._split.join(consumer, consumer.name, policy.ranges)
+        self.consumers.append(consumer)
+        self._choose_active(consumer)
+
+    def remove_consumer(self, consumer: Consumer) -> None:
+        if consumer in self.consumers:
+            self.consumers.remove(consumer)
+            if self.type == SubscriptionType.KEY_SHARED:
+                self._split.leave(consumer)
+            self._choose_active(None)
+
+    def disconnect_consumers(self) -> None:
+        """Send every consumer away to subscribe again."""
+        for consumer in list(self.consumers):
+            self.remove_consumer(consumer)
+            consumer.port.disconnect_consumer(consumer)
+
+    def _choose_active(self, newcomer: Consumer | None) -> None:
+        before, self.active = self.active, preferred(self.consumers, self.topic.partition)
+        if self.type != SubscriptionType.FAILOVER:
+            return
+        told = self.consumers if self.active is not before else [newcomer] if newcomer is not None else []
+        for consumer in told:
+            consumer.port.active_consumer_changed(consumer, consumer is self.active)
+
+    # -- messages ------------------------------------------------------------------------------------------------
+
+    def offer(self, entry: bytes, messages: int, view: MetadataView) -> int:
+        """Send one entry to its consumer. Returns how many messages are lost because it cannot take them."""
+        consumer = self._choose(view)
+        if consumer is None or not consumer.ready:
+            self.dropped += messages
+            return messages
+        consumer.permits -= messages
+        consumer.messages_out += messages
+        consumer.bytes_out += len(entry)
+        self.messages_out += messages
+        self.bytes_out += len(entry)
+        consumer.port.deliver(consumer, NOWHERE, entry, 0, None)
+        return 0
+
+    def _next_in_turn(self, _: MetadataView) -> Consumer | None:
+        """The best priority first, among equals one after the other."""
+        ready = [consumer for consumer in self.consumers if consumer.ready]
+        if not ready:
+            return None
+        best = min(consumer.priority for consumer in ready)
+        ready = [consumer for consumer in ready if consumer.priority == best]
+        self._turn += 1
+        return ready[self._turn % len(ready)]
+
+    def _owner(self, view: MetadataView) -> Consumer | None:
+        return self._split.owner(slot_of(message_metadata.key_hash(view)))
+
+    # -- what consumers ask: nothing is remembered of what they had -----------------------------------------------
+
+    def dispatch_soon(self) -> None:
+        """There is nothing that waits."""
+
+    def acknowledge(
+        self,
+        _consumer: Consumer,
+        _positions: list[Position],
+        _parts: dict[Position, int] | None = None,
+        confirmed: Done | None = None,
+    ) -> None:
+        if confirmed is not None:
+            confirmed(None)
+
+    def acknowledge_cumulative(
+        self, _consumer: Consumer, _position: Position, _part: int | None = None, confirmed: Done | None = None
+    ) -> None:
+        if confirmed is not None:
+            confirmed(None)
+
+    def send_again(self, consumer: Consumer, _: list[Position] | None, consumer_epoch: int) -> None:
+        consumer.consumer_epoch = max(consumer.consumer_epoch, consumer_epoch)
+
+    def backlog(self) -> int:
+        return 0

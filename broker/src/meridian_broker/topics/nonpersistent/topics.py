@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""All non-persistent topics of a broker: made when somebody asks for one, forgotten when nobody uses it any more."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from meridian_broker.ledgers.scheduling import Scheduler
+from meridian_broker.metadata.catalog import Catalog
+from meridian_broker.metadata.errors import AlreadyExists
+from meridian_broker.metadata.rules import Rules
+from meridian_broker.topics import validation
+from meridian_broker.topics.errors import NotAllowed, TopicFenced, TopicInUse, TopicNotFound
+from meridian_broker.topics.limits import TopicLimits
+from meridian_broker.topics.nonpersistent.topic import NonPersistentTopic
+from meridian_broker.wire.pulsar import topic_name
+from meridian_broker.wire.pulsar.topic_name import NON_PERSISTENT, TopicName
+
+UNUSED_MS: Final = 60_000
+"""A topic without clients is forgotten after so long."""
+
+
+class NonPersistentTopics:
+    """See the module's text. Partition numbers are in the catalog, as those of other topics."""
+
+    def __init__(self, catalog: Catalog, scheduler: Scheduler, limits: TopicLimits, defaults: Rules) -> None:
+        self._catalog = catalog
+        self._scheduler = scheduler
+        self._limits = limits
+        self._defaults = defaults
+        self.topics: dict[str, NonPersistentTopic] = {}
+        self._closed: str | None = None
+
+    async def topic(self, name: TopicName, *, create: bool) -> NonPersistentTopic:
+        """The topic. :raises TopicError: it is not there and may not be made."""
+        found = self.topics.get(str(name))
+        if found is not None:
+            return found
+        record = await self._catalog.partitioned.find(name.base)
+        if record is not None and not 0 <= name.partition < record.partitions:
+            raise NotAllowed(f"{name.base} has {record.partitions} partitions, numbered from 0: {name} is none of them")
+        if record is None and (not create or not self._defaults.auto_topic_creation.allowed):
+            raise TopicNotFound(f"topic {name} does not exist")
+        if record is None:
+            validation.new_topic(name)
+        if self._closed is not None:
+            raise TopicFenced(f"{name} is not served any more ({self._closed}): look it up again")
+        found = self.topics.get(str(name))  # somebody else may have been as fast
+        if found is None:
+            found = self.topics[str(name)] = NonPersistentTopic(
+                str(name), name.partition, self._scheduler, self._limits
+            )
+            found.follow(self._catalog.rules(self._defaults, name))
+        return found
+
+    async def create(self, name: TopicName) -> None:
+        """Make one without partitions. :raises AlreadyExists: there is one of that name."""
+        if str(name) in self.topics or await self._catalog.partitioned.find(name) is not None:
+            raise AlreadyExists(f"topic {name} exists already")
+        await self.topic(name, create=True)
+
+    def names(self, namespace: str) -> list[str]:
+        """Those of ``tenant/namespace`` that are in use, partitions by their own names."""
+        prefix = f"{NON_PERSISTENT}://{namespace}/"
+        return sorted(name for name in self.topics if name.startswith(prefix))
+
+    def delete(self, names: list[TopicName], *, force: bool, partitioned: bool) -> None:
+        """Forget topics, or the partitions of one, of which only those in use are here.
+
+        :raises TopicNotFound: it is not there. :raises TopicInUse: it has clients and ``force`` is not given.
+        """
+        topics = [self.topics[str(name)] for name in names if str(name) in self.topics]
+        if not topics and not partitioned:
+            raise TopicNotFound(f"topic {names[0]} does not exist")
+        for topic in topics:
+            if topic.clients and not force:
+                raise TopicInUse(f"{topic.name} has {topic.clients} producers and consumers: close them, or force")
+        for topic in topics:
+            del self.topics[topic.name]
+            topic.fence("the topic was unloaded or deleted")
+
+    def follow_policies(self) -> None:
+        """Rules may have changed."""
+        for name, topic in self.topics.items():
+            topic.follow(self._catalog.rules(self._defaults, topic_name.parse(name)))
+
+    def tidy(self) -> None:
+        """Forget what nobody uses."""
+        before = self._scheduler.now_ms() - UNUSED_MS
+        for name, topic in list(self.topics.items()):
+            if not topic.clients and topic.last_used_ms < before:
+                del self.topics[name]
+                topic.fence("nobody used it")
+
+    def close(self, reason: str) -> None:
+        """Send everybody away, and let nobody in any more."""
+        self._closed = reason
+        for topic in self.topics.values():
+            topic.fence(reason)
+        self.topics.clear()

@@ -1,0 +1,333 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Deduplication: a message that a producer sends again is stored once, also over restarts.
+
+Each producer publishes through a *gate*. It answers repeats with a receipt that names no position, in the order of the
+sends, and refuses what nobody can judge yet; the client asks again when what is under way is durable. Every so many
+entries the last sequence ids are written to the progress log with the position up to which they hold. After a restart
+the entries behind that position are read once, so nothing is paid per message for it.
+
+A batch is a repeat when its last message is one. Of a message in chunks the last chunk counts: with it the message is
+there. Entries of other regions take no part: their origins say which came before (R4), and a name may be used there by
+another producer. This region's own ones that it had lost and that others gave back (R5) do, for their producers may
+send them again.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Final
+
+from meridian_broker.ledgers.entry import FOREIGN, HEADER, MARKER, unpack
+from meridian_broker.ledgers.pending import OwnEntry
+from meridian_broker.ledgers.store import LedgerError
+from meridian_broker.positions.position import EARLIEST, Position
+from meridian_broker.topics import entry_metadata
+from meridian_broker.topics.errors import CannotTellRepeat, NotAllowed, TopicError
+from meridian_broker.topics.journal.progress_log import Kind
+from meridian_broker.topics.publishing.sequence_ids import (
+    FRESH,
+    NONE,
+    OFF,
+    Outcome,
+    Record,
+    SequenceIds,
+    decode,
+    encode,
+    last_id,
+)
+from meridian_broker.wire.pulsar import metadata as message_metadata
+
+if TYPE_CHECKING:
+    from meridian_broker.topics.publishing.producer import Producer
+    from meridian_broker.topics.topic import Topic
+    from meridian_broker.wire.pulsar.frames import Send
+
+RECORD_BYTES: Final = 64 << 20
+"""Bytes published after which the sequence ids are written, whatever the number of entries."""
+SCAN_ENTRIES: Final = 1000
+SCAN_BYTES: Final = 1 << 20
+
+
+class Deduplication:
+    """What one topic knows of its producers' sequence ids."""
+
+    def __init__(self, topic: Topic) -> None:
+        self._topic = topic
+        self._ids = SequenceIds(topic.limits.dedup_producers, lambda name: name in topic.producers)
+        self.enabled = False
+        self._switches = 0
+        self._switching = 0
+        """The switch, counted, that is being written; 0: none."""
+        self._accounted = EARLIEST
+        """Entries at or before this are in the ids."""
+        self._on_record: Position | None = None
+        """Entries at or before this are in the durable ids; None: nothing is on record."""
+        self._changed: dict[str, None] = {}
+        self._entries = self._bytes = 0
+        """Since the last record."""
+
+    # -- opening -------------------------------------------------------------------------------------------------
+
+    def recall(self, payload: bytes) -> None:
+        """A record of the progress log. :raises SequencesError: it cannot be read."""
+        record = decode(payload)
+        if record.flags & (FRESH | OFF):
+            self._ids.clear()
+            self._on_record = None
+        if not record.flags & OFF:
+            self._ids.join(record.names)
+            self._on_record = max(self._on_record or EARLIEST, record.upto)
+
+    async def open(self, wanted: bool) -> None:
+        """Go on from what was recalled. Whoever publishes afterwards relies on it, also after a crash.
+
+        :raises LedgerError: the entries behind it cannot be read, or it cannot be written that it is on, or off.
+        """
+        if wanted != (self._on_record is not None):
+            if wanted:
+                self._switch_on()
+            else:
+                self._switch_off()
+            await self._topic.scheduler.answer(self._topic.progress_log.when_durable)
+        elif wanted:
+            await self._go_on()
+
+    async def _go_on(self) -> None:
+        assert self._on_record is not None
+        self._accounted = self._on_record
+        while entries := await self._topic.log.read_after(self._accounted, SCAN_ENTRIES, SCAN_BYTES):
+            for position, entry in entries:
+                self._account(entry)
+                self._accounted = position
+        self.enabled = True
+        self._record_when_due()
+
+    def _account(self, entry: bytes) -> None:
+        self._entries += 1
+        self._bytes += len(entry)
+        if entry[1] & MARKER or (entry[1] & FOREIGN and unpack(entry).region != self._topic.region):
+            return
+        self._learn(entry)
+
+    def given_back(self, entry: bytes) -> None:
+        """An entry of this region's own came back and is durable: its message is there, whoever sends it again (R5)."""
+        if self.enabled:
+            self._learn(entry)
+
+    def _learn(self, entry: bytes) -> None:
+        try:
+            view = entry_metadata.view(entry)
+        except (message_metadata.BodyError, struct.error):
+            return  # it was let in once; without a readable name it is nobody's repeat
+        if view.chunk_id is not None and view.chunk_id + 1 < view.num_chunks:
+            return
+        stored_ms = HEADER.unpack_from(entry)[7]
+        last = last_id(view.sequence_id, view.highest_sequence_id, view.num_messages)
+        self._ids.known(view.producer_name, stored_ms).raise_to(last)
+        self._changed[view.producer_name] = None
+
+    # -- on and off ----------------------------------------------------------------------------------------------
+
+    def follow(self, wanted: bool) -> None:
+        """The policy says so now."""
+        if wanted and not self.enabled:
+            self._switch_on()
+        elif not wanted and self.enabled:
+            self._switch_off()
+        else:
+            return
+        for producer in self._topic.producers.values():
+            self.attach(producer)
+
+    def _switch_on(self) -> None:
+        self.enabled = True
+        self._forget()
+        self._accounted = self._topic.log.last_confirmed
+        self._switch(Record(FRESH, self._accounted, []))
+
+    def _switch_off(self) -> None:
+        self.enabled = False
+        self._forget()
+        self._on_record = None
+        self._switch(Record(OFF, EARLIEST, []))
+
+    def _switch(self, record: Record) -> None:
+        self._switches += 1
+        self._switching = number = self._switches
+
+        def switched() -> None:
+            if self._switching == number:
+                self._switching = 0
+
+        self._write([record], switched)
+
+    @property
+    def status(self) -> str:
+        """As the admin API says it. On, or off, is said once that is on the disk."""
+        if self._switching:
+            return "Recovering" if self.enabled else "Removing"
+        return "Enabled" if self.enabled else "Disabled"
+
+    def _forget(self) -> None:
+        self._ids.clear()
+        self._changed.clear()
+        self._entries = self._bytes = 0
+
+    def attach(self, producer: Producer) -> None:
+        """Put a producer that comes in before the gate, or take the gate away."""
+        is_client = producer.remote_region is None
+        producer.gate = Gate(self, producer, self._ids) if self.enabled and is_client else None
+
+    def last_sequence_id(self, name: str) -> int:
+        """The last durable id of that name; -1 when nothing is known."""
+        return self._ids.last(name) if self.enabled else NONE
+
+    def now_ms(self) -> int:
+        return self._topic.scheduler.now_ms()
+
+    # -- records -------------------------------------------------------------------------------------------------
+
+    def stored(self, name: str, upto: Position, entries: int, size: int) -> None:
+        """Entries of that producer became durable."""
+        if not self.enabled:
+            return
+        self._accounted = max(self._accounted, upto)
+        self._changed[name] = None
+        self._entries += entries
+        self._bytes += size
+        self._record_when_due()
+
+    def _record_when_due(self) -> None:
+        if self._entries >= self._topic.limits.dedup_entries or self._bytes >= RECORD_BYTES:
+            self.record()
+
+    def record(self) -> None:
+        """Write what changed since the last record."""
+        if self.enabled and (self._changed or self._accounted != self._on_record):
+            self._write(self._ids.records(self._changed, self._accounted))
+            self._changed.clear()
+            self._entries = self._bytes = 0
+
+    def _write(self, records: Iterable[Record], then: Callable[[], None] = lambda: None) -> None:
+        """:param then: hears once they are durable."""
+        *before, last = records
+        for record in before:
+            self._topic.progress_log.append(Kind.SEQUENCES, "", encode(record))
+
+        def written(error: LedgerError | None) -> None:
+            if error is not None:
+                return
+            if self.enabled:
+                self._on_record = max(self._on_record or EARLIEST, last.upto)
+            then()
+
+        self._topic.progress_log.append(Kind.SEQUENCES, "", encode(last), written)
+
+    def tidy(self) -> None:
+        """Once in a while, but not while the log tells what became durable: idle names go, old entries may go."""
+        if self.enabled:
+            timeout_ms = self._topic.limits.dedup_idle_minutes * 60_000
+            self._ids.forget_unused_since(self._topic.scheduler.now_ms() - timeout_ms)
+            self._accounted = self._topic.log.last_confirmed
+            self.record()
+
+    def snapshot(self) -> list[tuple[Kind, str, bytes]]:
+        """What a new progress ledger begins with."""
+        if not self.enabled:
+            return []
+        return [(Kind.SEQUENCES, "", encode(record)) for record in self._ids.records(None, self._accounted)]
+
+    @property
+    def needed_from(self) -> Position | None:
+        """Entries after this are read after a restart; None: none is."""
+        return (self._on_record or EARLIEST) if self.enabled else None
+
+
+class Gate:
+    """Where one producer's messages pass."""
+
+    __slots__ = ("_book", "_flight", "_ids", "_passed", "_producer", "_repeats", "_told")
+
+    def __init__(self, book: Deduplication, producer: Producer, ids: SequenceIds) -> None:
+        self._book = book
+        self._ids = ids
+        self._producer = producer
+        self._flight: deque[int] = deque()
+        """The sequence id that each in-flight entry completes, or ``NONE``."""
+        self._passed = self._told = 0
+        """Entries given to the log, and those of them the producer heard of."""
+        self._repeats: deque[tuple[int, Send]] = deque()
+        """Repeats that came while entries before them were under way, with how many had passed."""
+
+    def sift(self, entries: list[OwnEntry], sends: list[Send]) -> tuple[list[OwnEntry], list[Send]]:
+        """What is to be stored; the rest is answered."""
+        known = self._ids.known(self._producer.name, self._book.now_ms())
+        kept: list[OwnEntry] = []
+        taken: list[Send] = []
+        for entry, send in zip(entries, sends, strict=True):
+            try:
+                last = last_id(send.sequence_id, send.highest_sequence_id or 0, send.num_messages)
+                completes = self._completes(send)
+                outcome = known.judge(last)
+                if outcome is Outcome.UNKNOWN:
+                    raise CannotTellRepeat(
+                        f"message {send.sequence_id} came before and is not stored yet: whether this is a repeat "
+                        "cannot be said now, send it again"
+                    )
+            except (TopicError, message_metadata.BodyError) as error:
+                self._producer.port.refused(self._producer, send, error)
+                continue
+            if outcome is Outcome.REPEAT:
+                self._repeat(send)
+                continue
+            if completes:
+                known.pushed = last
+            self._flight.append(last if completes else NONE)
+            self._passed += 1
+            kept.append(entry)
+            taken.append(send)
+        return kept, taken
+
+    def _completes(self, send: Send) -> bool:
+        """Is the message there with this entry? Only of chunks is it not.
+
+        :raises NotAllowed: its metadata names another producer, whose ids it would spoil after a restart.
+        """
+        if not send.is_chunk and message_metadata.begins_with(send.body, self._producer.plain_start):
+            return True
+        view = message_metadata.scan(send.body)
+        if view.producer_name != self._producer.name:
+            raise NotAllowed(f"the message is of producer {view.producer_name!r}, not of {self._producer.name!r}")
+        return view.chunk_id is None or view.chunk_id + 1 >= view.num_chunks
+
+    def _repeat(self, send: Send) -> None:
+        if self._told == self._passed:
+            self._producer.port.repeated(self._producer, send)
+        else:
+            self._repeats.append((self._passed, send))
+
+    def done(self, sends: list[Send], result: Position | LedgerError) -> None:
+        """The log's answer, as ``Producer.done`` takes it. Receipts of repeats go out between the others."""
+        if not isinstance(result, Position):
+            self._producer.port.dropped([send for _, send in self._repeats])
+            self._repeats.clear()
+            self._producer.done(sends, result)
+            return
+        name, flight, size = self._producer.name, self._flight, 0
+        last = NONE
+        for send in sends:
+            last = max(last, flight.popleft())
+            size += len(send.body)
+        if last > NONE:
+            self._ids.known(name, self._book.now_ms()).raise_to(last)
+        self._book.stored(name, Position(result.ledger, result.entry + len(sends) - 1), len(sends), size)
+        at, before = 0, self._told
+        while at < len(sends):
+            stop = min(len(sends), self._repeats[0][0] - before) if self._repeats else len(sends)
+            self._producer.done(sends[at:stop], Position(result.ledger, result.entry + at))
+            at = stop
+            self._told = before + at
+            while self._repeats and self._repeats[0][0] == self._told:
+                self._producer.port.repeated(self._producer, self._repeats.popleft()[1])

@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A producer of a topic, and the port through which its connection is reached."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Protocol
+
+from meridian_broker.ledgers.store import LedgerError
+from meridian_broker.positions.position import Position
+from meridian_broker.topics.publishing.access_modes import AccessMode
+from meridian_broker.wire.pulsar.metadata import plain_start
+
+if TYPE_CHECKING:
+    from meridian_broker.topics.nonpersistent.topic import NonPersistentTopic
+    from meridian_broker.topics.publishing.deduplication import Gate
+    from meridian_broker.topics.topic import Topic
+    from meridian_broker.wire.pulsar.frames import Send
+
+
+class ProducerPort(Protocol):
+    """A client connection, seen from a producer."""
+
+    def stored(self, producer: Producer, sends: list[Send], first: Position) -> None:
+        """The entries are durable, from ``first`` on without a gap: send the receipts. In the order of the sends."""
+        ...
+
+    def dropped(self, sends: list[Send]) -> None:
+        """The entries were not stored and the topic is fenced: the client resends them elsewhere."""
+        ...
+
+    def repeated(self, producer: Producer, send: Send) -> None:
+        """The entry is stored already: send the receipt that names no position. In the order of the sends."""
+        ...
+
+    def refused(self, producer: Producer, send: Send, error: Exception) -> None:
+        """The entry was not stored: send the error. Nothing else of the connection is disturbed."""
+        ...
+
+    def hold(self, wait_ms: Callable[[], int]) -> None:
+        """Publishing went faster than a rate allows: take nothing more from the client until ``wait_ms()`` is 0."""
+        ...
+
+    def disconnect_producer(self, producer: Producer) -> None:
+        """Tell the client to look up and make its producer again; it resends what has no receipt."""
+        ...
+
+
+class Producer:
+    """One PRODUCER."""
+
+    __slots__ = (
+        "access_mode",
+        "asked_epoch",
+        "bytes_in",
+        "connected_since_ms",
+        "epoch",
+        "gate",
+        "messages_in",
+        "metadata",
+        "name",
+        "name_is_given",
+        "plain_start",
+        "port",
+        "producer_id",
+        "remote_region",
+        "schema_version",
+        "topic",
+        "topic_epoch",
+    )
+
+    def __init__(
+        self,
+        topic: Topic | NonPersistentTopic,
+        port: ProducerPort,
+        producer_id: int,
+        name: str,
+        *,
+        name_is_given: bool,
+        epoch: int,
+        connected_since_ms: int,
+        remote_region: str | None = None,
+        metadata: dict[str, str] | None = None,
+        schema_version: bytes = b"",
+        access_mode: AccessMode = AccessMode.SHARED,
+        asked_epoch: int | None = None,
+    ) -> None:
+        self.topic = topic
+        self.port = port
+        self.producer_id = producer_id
+        self.name = name
+        self.name_is_given = name_is_given
+        self.epoch = epoch
+        self.connected_since_ms = connected_since_ms
+        self.remote_region = remote_region
+        """The region whose replicator this is; None for clients (R7)."""
+        self.metadata = metadata
+        self.schema_version = schema_version
+        self.access_mode = access_mode
+        self.asked_epoch = asked_epoch
+        """The topic's epoch in which it was let in before, as it says; None when it comes for the first time."""
+        self.topic_epoch: int | None = None
+        """The topic's epoch in which it is let in; None when nobody was ever alone there."""
+        self.messages_in = 0
+        self.bytes_in = 0
+        self.gate: Gate | None = None
+        """Sorts out repeats; None: deduplication is off."""
+        self.plain_start = plain_start(name)
+        """How the metadata of its ordinary messages begins."""
+
+    def done(self, sends: list[Send], result: Position | LedgerError) -> None:
+        """The log's answer to appends: where the first of them stands, or why none was stored."""
+        if isinstance(result, Position):
+            self.port.stored(self, sends, result)
+        else:
+            self.port.dropped(sends)
+            self.topic.fence(str(result))

@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which topics ask other regions for entries, and when (R5, R6).
+
+What lacks something that others are known to have, or were not asked for yet, asks at once. While a region is away,
+perhaps others have more of it. Brokers compare that for all topics together
+(``replication/progress/high_watermarks.py``), and the topics of which another one has more ask. Each topic also asks by
+itself from time to time: that is a *poll*, of which there are a bounded number a second, round and round, so that it
+costs the same with ten topics and with ten thousand. With regions that cannot compare, polls are all there is, and more
+of them. Looking at topics is bounded, too.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Collection, Set
+from typing import TYPE_CHECKING, Final, Protocol
+
+from meridian_broker.positions.position import EARLIEST, Position
+from meridian_broker.topics.backfill.backfill import Due
+
+if TYPE_CHECKING:
+    from meridian_broker.topics.service.service import TopicService
+
+LOOKS: Final = 1000
+"""Topics looked at each time."""
+POLLS: Final = 100
+"""Topics that begin to ask without knowing that something is missing, each time, where that is the only way, ..."""
+POLLS_BESIDE: Final = 10
+"""... and where ends are compared."""
+STARTS: Final = 200
+"""Topics that begin to ask each time as another region was found to have more."""
+
+
+class Comparing(Protocol):
+    """The exchange with other regions."""
+
+    def compare_ends(self, origins: Collection[str]) -> None: ...
+
+    def compares_ends_with(self, region: str) -> bool: ...
+
+
+class StoredEnds:
+    """What the exchange compares: ``replication.exchange_ends.EndsSource``."""
+
+    def __init__(self, service: TopicService) -> None:
+        self._service = service
+
+    def open_topics(self) -> Set[str]:
+        return self._service.topics.keys()
+
+    def end(self, topic: str, origin: str) -> Position:
+        found = self._service.topics.get(topic)
+        if found is None or found.failure is not None:
+            return EARLIEST
+        return found.log.last_own if origin == found.region else found.log.last_origin.get(origin, EARLIEST)
+
+    def more_elsewhere(self, topic: str) -> None:
+        self._service.missing.found(topic)
+
+
+class Missing:
+    """Goes round all open topics of a broker."""
+
+    def __init__(self) -> None:
+        self.exchange: Comparing | None = None
+        """None: nothing is compared."""
+        self._waiting: deque[str] = deque()
+        self._found: dict[str, None] = {}
+        """Topics of which another region has more, oldest first."""
+        self._absent: set[str] = set()
+        """Origins that do not bring their entries to all topics looked at in this round, and in the one before."""
+        self._absent_before: set[str] = set()
+        self._sources: set[str] = set()
+        """Regions that polls ask."""
+
+    def found(self, topic: str) -> None:
+        """Another region has entries of this topic that are not here."""
+        self._found[topic] = None
+
+    def look(self, service: TopicService) -> None:
+        """Called every second."""
+        for name in list(self._found)[:STARTS]:
+            del self._found[name]
+            topic = service.topics.get(name)
+            if topic is not None and topic.failure is None and topic.recall is not None:
+                topic.recall.start()
+        self._go_round(service)
+        if self.exchange is not None:
+            self.exchange.compare_ends(self._absent | self._absent_before)
+
+    def _go_round(self, service: TopicService) -> None:
+        polls, most = 0, self._polls()
+        later: list[str] = []
+        for _ in range(min(LOOKS, len(service.topics))):
+            if not self._waiting:
+                self._waiting.extend(name for name in service.topics if name not in later)
+                self._absent, self._absent_before = set(), self._absent
+            if not self._waiting:
+                break
+            topic = service.topics.get(name := self._waiting.popleft())
+            if topic is None or topic.failure is not None or topic.recall is None:
+                continue
+            due = topic.recall.due()
+            if due is Due.NOT:
+                continue
+            if due is Due.POLL:
+                absent, sources = topic.recall.absent(topic.remotes)
+                self._absent |= absent
+                self._sources |= sources
+                if polls >= most:
+                    later.append(name)
+                    continue
+                polls += 1
+            topic.recall.start()
+        self._waiting.extendleft(reversed(later))
+
+    def _polls(self) -> int:
+        """How many polls may begin; what they ask is gathered anew."""
+        sources, self._sources = self._sources, set()
+        compares = self.exchange is not None and all(map(self.exchange.compares_ends_with, sources))
+        return POLLS_BESIDE if sources and compares else POLLS

@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How many partitions a topic has, and how topics are made: partitioned ones in all regions that can be reached.
+
+Whoever asked for one is answered once these regions know of it: a client that is told elsewhere that the topic exists,
+and asks its own region for it, would make a topic without partitions there. A region that cannot be reached holds
+nobody up: the replicators tell it later, and what was made there meanwhile is decided by ``topics.kinds``.
+"""
+
+from __future__ import annotations
+
+import logging
+from functools import partial
+from typing import TYPE_CHECKING
+
+from meridian_broker.ledgers.scheduling import run_all
+from meridian_broker.metadata.errors import AlreadyExists
+from meridian_broker.metadata.records import PartitionedTopicRecord, TopicRecord
+from meridian_broker.topics import validation
+from meridian_broker.topics.backfill.questions import PeerAway
+from meridian_broker.topics.errors import InvalidName, OtherKind, TopicNotFound
+from meridian_broker.topics.lifecycle import opening
+from meridian_broker.topics.service import kinds
+from meridian_broker.wire.pulsar.topic_name import TopicName
+
+if TYPE_CHECKING:
+    from meridian_broker.topics.service.service import TopicService
+
+log = logging.getLogger(__name__)
+
+
+async def partitions(service: TopicService, name: TopicName, *, create: bool) -> int:
+    """``TopicService.partitions``."""
+    await service.check_exists(name)
+    record = await service.catalog.partitioned.find(name.base)
+    if record is not None:
+        if name.partition >= record.partitions:
+            raise TopicNotFound(f"{name.base} has {record.partitions} partitions, not {name.partition + 1}")
+        return record.partitions if name.partition < 0 else 0
+    if str(name) in service.topics or str(name) in service.non_persistent.topics:
+        return 0
+    if await service.catalog.topics.find(name) is not None:
+        return 0
+    creation = service.rules(name).auto_topic_creation
+    if not create or not creation.allowed:
+        raise TopicNotFound(f"topic {name} does not exist")
+    if creation.partitioned and name.partition < 0:
+        try:
+            await create_partitioned(service, name, creation.partitions, {})
+        except AlreadyExists as error:  # somebody else was quicker, here or in another region
+            try:
+                return await partitions(service, name, create=False)
+            except TopicNotFound:
+                raise error from None  # the other region tells us of its topic: clients ask again until then
+        return creation.partitions
+    return 0
+
+
+async def create_plain(service: TopicService, name: TopicName, properties: dict[str, str]) -> None:
+    """Make a topic without partitions.
+
+    :raises AlreadyExists: there is one of that name.
+    :raises InvalidName: no topic may be called that.
+    """
+    await service.check_exists(name)
+    validation.new_topic(name)
+    if not name.is_persistent:
+        await service.non_persistent.create(name)
+        return
+    await opening.check_room(service, name, 1)
+    await service.catalog.topics.create(name, TopicRecord(properties=properties, joining=service.is_shared(name)))
+    await service.topic(name, create=False)
+
+
+async def create_partitioned(
+    service: TopicService, name: TopicName, partitions: int, properties: dict[str, str]
+) -> None:
+    """Make a partitioned topic with all its partitions.
+
+    :raises AlreadyExists: there is a topic of that name, here or, without partitions and made earlier, elsewhere.
+    :raises InvalidName: no topic may be called that.
+    """
+    await service.check_exists(name)
+    validation.new_topic(name)
+    if partitions < 1:
+        raise InvalidName(f"{partitions} partitions: a partitioned topic has at least one")
+    if await service.catalog.topics.find(name) is not None:
+        raise AlreadyExists(f"{name} exists as a topic without partitions")
+    if not name.is_persistent:
+        async with service.lock(str(name)):
+            await opening.check_room(service, name, partitions)
+            await service.catalog.partitioned.create(name, partitions, properties)
+        return
+    with service.loader.or_later(name):
+        async with service.lock(str(name)):
+            await opening.check_room(service, name, partitions)
+            record = await service.catalog.partitioned.create(name, partitions, properties)
+            await service.catalog.topics.create_partitions(name, TopicRecord(joining=service.is_shared(name)))
+        others = sorted(service.regions_of(str(name)) - {service.region})
+        telling = [partial(_tell, service, region, name, record) for region in others]
+        opening_all = [partial(service.topic, name.with_partition(index), create=False) for index in range(partitions)]
+        try:
+            await run_all(service.scheduler, [*telling, *opening_all], "make a partition")
+        except OtherKind as error:
+            await kinds.take_back(service, name, record.created)
+            raise AlreadyExists(f"{name} is not made: {error}") from error
+
+
+async def complete(service: TopicService, name: TopicName) -> None:
+    """Make what is missing of a partitioned topic that is on record; its replicators tell the other regions of it.
+
+    :raises MetadataError, LedgerError, TopicError: some partitions are not open yet.
+    """
+    async with service.lock(str(name)):
+        record = await service.catalog.partitioned.find(name)
+        if record is None:
+            return  # it was never made after all, or is deleted
+        await service.catalog.topics.create_partitions(name, TopicRecord(joining=service.is_shared(name)))
+    opening_all = [partial(service.topic, name.with_partition(n), create=True) for n in range(record.partitions)]
+    await run_all(service.scheduler, opening_all, "open a partition")
+    log.info("partitioned topic %s: its making, which had begun earlier, is finished", name)
+
+
+async def _tell(service: TopicService, region: str, name: TopicName, record: PartitionedTopicRecord) -> None:
+    """:raises OtherKind: the region made a topic without partitions earlier."""
+    replication = service.replication
+    if replication is None:
+        return
+    deletion = await service.catalog.partitioned.deletion(name)
+    incarnation = "" if deletion is None else str(deletion.stamp)
+    try:
+        await replication.make_partitioned(region, str(name), record.partitions, incarnation, record.created)
+    except PeerAway as error:
+        log.warning("%s does not know of %s yet and will be notified later: %s", region, name, error)

@@ -1,0 +1,193 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One name, two kinds of topic: with partitions and without.
+
+Within a region the two exclude each other. Two regions that cannot reach each other may make one of each. Each creation
+has a stamp, and of the two the earlier one counts, in every region (as R15 decides between two creations of a
+subscription). Whichever region tells another of its topic tells the stamp as well, and the one that is told compares: a
+later creation *gives way*. So the kind of the earliest creation wins wherever regions meet, in any order, and no region
+goes back to a later one.
+
+A copy that gives way is not lost. Whatever holds messages is set aside, as a copy whose topic was deleted elsewhere is
+(R8): under a name of its own, in its region alone. Its subscriptions begin at the earliest message of the topic that
+takes its place, so they skip nothing; its clients have to be made anew, for official clients ask only once how many
+partitions a topic has.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from contextlib import AsyncExitStack
+from enum import IntEnum
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
+
+from meridian_broker.ledgers.scheduling import run_all
+from meridian_broker.ledgers.store import LedgerError
+from meridian_broker.metadata.records import TopicRecord
+from meridian_broker.metadata.store import MetadataError
+from meridian_broker.positions import ZERO, Stamp
+from meridian_broker.positions.position import EARLIEST
+from meridian_broker.topics.compaction.compaction import COMPACTION_SUBSCRIPTION
+from meridian_broker.topics.errors import OtherKind, TopicError, TopicFenced
+from meridian_broker.topics.lifecycle import deletion, incarnations, quarantine
+from meridian_broker.wire.pulsar import topic_name
+from meridian_broker.wire.pulsar.topic_name import TopicName
+
+if TYPE_CHECKING:
+    from meridian_broker.topics.service.service import TopicService
+    from meridian_broker.topics.topic import Topic
+
+log = logging.getLogger(__name__)
+
+
+class Kind(IntEnum):
+    """Of two creations whose order is not known, because earlier versions made them, the lesser kind counts."""
+
+    PARTITIONED = 0
+    PLAIN = 1
+
+
+class Creation(NamedTuple):
+    """That a name was given to a topic. The lesser of two counts."""
+
+    stamp: Stamp
+    """``ZERO`` where an earlier version made it."""
+    kind: Kind
+
+
+class Carried(NamedTuple):
+    """A subscription of a copy that gave way."""
+
+    name: str
+    replicated: bool
+
+
+def gives_way(ours: Creation, theirs: Creation) -> bool:
+    """Is ours of the other kind, and made later?"""
+    return ours.kind is not theirs.kind and theirs < ours
+
+
+async def creation(service: TopicService, name: TopicName) -> Creation | None:
+    """Of the topic of that name in this region; None: there is none."""
+    partitioned = await service.catalog.partitioned.find(name)
+    if partitioned is not None:
+        return Creation(partitioned.created or ZERO, Kind.PARTITIONED)
+    plain = await service.catalog.topics.find(name)
+    return None if plain is None else Creation(plain[0].created or ZERO, Kind.PLAIN)
+
+
+async def make_way(service: TopicService, name: TopicName, theirs: Creation) -> list[Carried]:
+    """Another region has a topic of that name: what is here and of the other kind gives way if it was made later.
+
+    :returns: its subscriptions, for ``carry`` once the other one is made.
+    :raises OtherKind: ours was made earlier.
+    :raises TopicError, LedgerError, MetadataError: it could not give way now; asking again goes on with it.
+    """
+    ours = await creation(service, name)
+    if ours is None or ours.kind is theirs.kind:
+        return []
+    if not gives_way(ours, theirs):
+        made = "without partitions" if ours.kind is Kind.PLAIN else "with partitions"
+        raise OtherKind(f"{service.region} has {name} as a topic {made}, made earlier ({ours.stamp}): that one counts")
+    why = f"{name} was made earlier ({theirs.stamp}) in another region, " + (
+        "with partitions, and this is the topic without" if ours.kind is Kind.PLAIN else "without partitions"
+    )
+    names = [name] if ours.kind is Kind.PLAIN else [name, *await deletion.partition_names(service, name)]
+    carried: dict[str, Carried] = {}
+    async with AsyncExitStack() as locks:
+        held = await deletion.hold(service, names, locks)
+        if await creation(service, name) != ours:
+            raise TopicFenced(f"{name} was deleted or created again meanwhile: ask again")
+        for topic in held:
+            carried |= _subscriptions(topic)
+            await _give_way(service, topic, why)
+        if ours.kind is Kind.PARTITIONED:
+            await service.catalog.partitioned.take_back(name)
+    return list(carried.values())
+
+
+async def check_kind(service: TopicService, name: TopicName) -> None:
+    """Another region asks for a topic that is not here. :raises OtherKind: what is here is of the other kind."""
+    found = await creation(service, name.base)
+    if found is not None and (found.kind is Kind.PLAIN) == (name.partition >= 0):
+        kind = "without" if found.kind is Kind.PLAIN else "with"
+        raise OtherKind(f"{service.region} has {name.base} as a topic {kind} partitions")
+
+
+async def carry(service: TopicService, topics: Iterable[Topic], carried: Iterable[Carried]) -> None:
+    """Make subscriptions of a copy that gave way, where they are missing, at the earliest message. Durable after it."""
+    for topic in topics:
+        for name, replicated in carried:
+            if name not in topic.subscriptions:
+                topic.create_subscription(name, EARLIEST, replicated=replicated)
+        await service.scheduler.answer(topic.progress_log.when_durable)
+
+
+async def create_as_told(
+    service: TopicService, name: TopicName, partitions: int, properties: dict[str, str], created: Stamp, known: str
+) -> None:
+    """Make a partitioned topic that another region has. Its partitions are opened once the caller has the answer.
+
+    :param known: the last deletion that the other region knows of (R8).
+    :raises TopicFenced: it was deleted here meanwhile.
+    :raises OtherKind: this region made one without partitions earlier.
+    :raises AlreadyExists: there is a partitioned topic of that name.
+    """
+    carried = await make_way(service, name, Creation(created, Kind.PARTITIONED))
+    await service.check_exists(name)
+    async with service.lock(str(name)):
+        await incarnations.check_base(service, name, known)
+        await service.catalog.partitioned.create(name, partitions, properties, created)
+        await service.catalog.topics.create_partitions(name, TopicRecord(joining=service.is_shared(name)))
+    names = [name.with_partition(index) for index in range(partitions)]
+    if carried:
+        topics = [await service.topic(one, create=False) for one in names]
+        await carry(service, topics, carried)
+    else:
+        service.scheduler.spawn(_open(service, names), f"open the partitions of {name}")
+
+
+async def take_back(service: TopicService, name: TopicName, created: Stamp | None) -> None:
+    """A creation here, of a moment ago, does not count: forget it. If messages came meanwhile it stays until the region
+    that made the topic earlier tells of it."""
+    async with service.lock(str(name)):
+        record = await service.catalog.partitioned.find(name)
+        if record is None or record.created != created:
+            return
+        names = await deletion.partition_names(service, name)
+        await deletion.take_back(service, names)
+        if not await service.catalog.topics.partitions(name):
+            await service.catalog.partitioned.take_back(name)
+
+
+async def _open(service: TopicService, names: list[TopicName]) -> None:
+    """A partition that cannot be opened now is opened for whoever asks for it."""
+
+    async def open_one(name: TopicName) -> None:
+        try:
+            await service.topic(name, create=False)
+        except (TopicError, LedgerError, MetadataError) as error:
+            log.info("partition %s is not open yet: %s", name, error)
+
+    await run_all(service.scheduler, [partial(open_one, name) for name in names], "open a partition")
+
+
+async def _give_way(service: TopicService, topic: Topic, why: str) -> None:
+    """The caller holds its lock."""
+    if topic.log.after(EARLIEST) is None:
+        await deletion.unmake(service, topic, why)
+        return
+    topic.reopen = False
+    topic.fence(why)
+    await topic.scheduler.answer(topic.log.when_durable)
+    await service.drop(topic)
+    await quarantine.set_aside(service, topic, topic_name.parse(topic.name), why, None)
+
+
+def _subscriptions(topic: Topic) -> dict[str, Carried]:
+    return {
+        one.name: Carried(one.name, one.replicated)
+        for one in topic.subscriptions.values()
+        if one.durable and one.name != COMPACTION_SUBSCRIPTION
+    }

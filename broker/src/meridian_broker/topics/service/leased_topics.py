@@ -1,0 +1,267 @@
+# SPDX-License-Identifier: Apache-2.0
+"""All shares of all topics of a broker, for whoever gets the leases on them; and the votes of this region (R26).
+
+A vote is a record in the progress log of its topic: durable in the same group commit as everything else, and fenced
+with the topic, so that a broker that was replaced can vote no more. Where the topic does not live here this region may
+still be its witness, and keeps its votes in a book of its own (``witness.py``). A copy that is here and not open, as
+when the broker has just begun, holds votes that nobody has read yet: until it is open there is no vote on it.
+
+No broker votes before it has opened the book; so a line in it is enough to know that no other one does, when votes are
+renewed.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Protocol
+
+from meridian_broker.ledgers.store import LedgerError
+from meridian_broker.replication.leases.quorums import Electorates, Voters
+from meridian_broker.topics.dispatch_scope import shares
+from meridian_broker.topics.dispatch_scope.shares import Lease, Leasing, Shares, Stream
+from meridian_broker.topics.journal.progress_log import Kind
+from meridian_broker.topics.journal.subscription_record import ORIGIN
+from meridian_broker.topics.service.witness import Ballot, Subject, WitnessBook
+
+if TYPE_CHECKING:
+    from meridian_broker.topics.service.service import TopicService
+    from meridian_broker.topics.subscriptions.subscription import Subscription
+    from meridian_broker.topics.topic import Topic
+
+
+class SharedStreams:
+    """See the module's text. One per broker."""
+
+    def __init__(self, service: TopicService) -> None:
+        self._service = service
+        self.book = WitnessBook(service)
+        self.book.open_soon()
+
+    @property
+    def region(self) -> str:
+        return self._service.region
+
+    def electorates(self, stream: Stream) -> tuple[Electorates, str] | None:
+        """Who votes on the stream, and its home where that matters to this voter; None while it is not served here."""
+        if not self.book.is_open:
+            self.book.open_soon()
+            return None
+        if self._abstains(stream[0]):
+            return None
+        subscription = self._subscription(stream[:2])
+        if subscription is None:
+            witnessed = self.book.known(stream[:2]) if self._service.is_served(stream[0]) else None
+            return None if witnessed is None else (witnessed, "")
+        known = subscription.record.electorates
+        return known, shares.home_of(subscription, stream[2]) if known.is_on_pair(self.region) else ""
+
+    def known(self, subject: Subject) -> tuple[Electorates, Voters] | None:
+        """What is known of who votes, and who is to vote as this region's own settings have it."""
+        subscription = self._subscription(subject)
+        if subscription is None or subscription.record.scope != ORIGIN or shares.objection(subscription):
+            return None
+        return subscription.record.electorates, shares.wanted_voters(subscription)
+
+    def hear(self, subject: Subject, told: Electorates, heard: Callable[[Electorates, Voters], None]) -> None:
+        """Another region knows this of who votes: join it. ``heard`` what is known then, once it is on disk."""
+        if self._abstains(subject[0]):
+            return  # it cannot say that nothing it promised before is binding; it is asked again
+        subscription = self._subscription(subject)
+        if subscription is None:
+            is_witness = self.region in told.voters or self.book.known(subject) is not None
+            if is_witness and self._service.is_served(subject[0]):
+                copy = self._service.topics.get(subject[0])
+                alone = None if copy is None else copy.subscriptions.get(subject[1])
+                told = told if alone is None else told.joined(alone.record.electorates)
+                self.book.hear(subject, told, lambda known: heard(known, ()))
+            return
+        topic, record = subscription.topic, subscription.record
+        known = record.electorates.joined(told)
+        if known != record.electorates:
+            topic.lives.set_electorates(subscription, known)
+            shares.follow(subscription)
+            known = subscription.record.electorates
+        wanted = shares.wanted_voters(subscription) if record.scope == ORIGIN else ()
+        topic.progress_log.when_durable(lambda error: heard(known, wanted) if error is None else None)
+
+    def settle(self, subject: Subject, heard: frozenset[str]) -> None:
+        """These voters know all that is known here."""
+        subscription = self._subscription(subject)
+        if subscription is not None:
+            shares.settle(subscription, heard)
+
+    def write_votes(self, votes: list[tuple[Stream, Ballot]], durable: Callable[[list[Stream]], None]) -> None:
+        """One record per subscription; ``durable`` hears of each once that is done."""
+        records: dict[Subject, dict[str, Ballot]] = {}
+        for stream, ballot in votes:
+            records.setdefault(stream[:2], {})[stream[2]] = ballot
+        for (topic_name, name), ballots in records.items():
+            done = _when_done([(topic_name, name, origin) for origin in ballots], durable)
+            subscription = self._subscription((topic_name, name))
+            if subscription is None:
+                self.book.write((topic_name, name), ballots, done)
+            else:
+                topic = subscription.topic
+                topic.votes.setdefault(name, {}).update(ballots)
+                topic.progress_log.append(Kind.VOTES, name, encode(ballots), done)
+
+    def has_vote(self, stream: Stream, ballot: Ballot) -> bool:
+        """Is it what was written last of the stream, in the log that its topic has now?"""
+        subscription = self._subscription(stream[:2])
+        votes = self.book.votes(stream[:2]) if subscription is None else subscription.topic.votes.get(stream[1], {})
+        return votes.get(stream[2]) == ballot
+
+    def ground(self, stream: Stream) -> Ground | None:
+        """What the answer to who votes rests on; None while the stream is not served here."""
+        subscription = self._subscription(stream[:2])
+        if subscription is not None:
+            return _Ground(subscription)
+        return None if stream[0] in self._service.topics else self.book.ground(stream[:2])
+
+    def confirm(self, confirmed: Callable[[], None]) -> None:
+        """``confirmed`` once it is sure that no later broker of this region has begun to vote."""
+        self.book.confirm(confirmed)
+
+    def won(self, claim: Held) -> None:
+        shares = self._shares(claim.stream)
+        if shares is not None:
+            shares.won(claim.stream[2], claim)
+
+    def lost(self, claim: Held) -> None:
+        shares = self._shares(claim.stream)
+        if shares is not None:
+            shares.lost(claim.stream[2])
+
+    def wanted_back(self, claim: Held) -> None:
+        shares = self._shares(claim.stream)
+        if shares is not None:
+            shares.wanted_back(claim.stream[2])
+
+    def follow_regions(self) -> None:
+        """Scopes that are set may be in force now, or not any more."""
+        for topic in list(self._service.topics.values()):
+            if topic.failure is None:
+                follow(topic)
+
+    def _subscription(self, subject: Subject) -> Subscription | None:
+        """Of a topic that lives in other regions, too. One that this region has on its own says nothing of theirs."""
+        topic = self._service.topics.get(subject[0])
+        if topic is None or topic.failure is not None or topic.regions() == {self.region}:
+            return None
+        return topic.subscriptions.get(subject[1])
+
+    def _abstains(self, topic_name: str) -> bool:
+        """May a promise on shares of this topic bind that the disk damaged?"""
+        topic = self._service.topics.get(topic_name)
+        if topic is None or topic.leasing is None or not topic.lost_records.votes_from_ms:
+            return False
+        return topic.leasing.now_ms() < topic.lost_records.votes_from_ms
+
+    def _shares(self, stream: Stream) -> Shares | None:
+        topic = self._service.topics.get(stream[0])
+        found = None if topic is None or topic.failure is not None else topic.subscriptions.get(stream[1])
+        return None if found is None else found.share
+
+
+class Ground(Protocol):
+    """See ``replication.lease_votes.Ground``."""
+
+    def bears(self) -> bool: ...
+
+
+class _Ground:
+    """A subscription, its record, its topic's regions: each is another object once anything changed.
+
+    A topic that is not served any more has a failure. Ten thousand are asked at once: it is to be cheap.
+    """
+
+    __slots__ = ("_record", "_regions", "_subscription")
+
+    def __init__(self, subscription: Subscription) -> None:
+        self._subscription = subscription
+        self._record = subscription.record
+        self._regions = subscription.topic.followed
+
+    def bears(self) -> bool:
+        subscription = self._subscription
+        topic = subscription.topic
+        return (
+            subscription.record is self._record
+            and topic.followed is self._regions
+            and topic.failure is None
+            and subscription.is_there
+        )
+
+
+class Held(Lease, Protocol):
+    """A lease that says on what it is."""
+
+    @property
+    def stream(self) -> Stream: ...
+
+
+def follow(topic: Topic) -> None:
+    """Do as the records of its subscriptions say, and the regions that it has."""
+    regions = topic.regions()
+    if topic.followed != regions:
+        topic.followed = regions
+    for subscription in list(topic.subscriptions.values()):
+        shares.follow(subscription)
+
+
+def opened(service: TopicService, topic: Topic) -> None:
+    """A topic is served from now on: what this region voted is known, and its shares are asked for."""
+    topic.leasing = service.leasing
+    topic.regions = lambda: service.regions_of(topic.name)
+    if topic.leasing is not None:
+        if topic.lost_records.may_have_voted:
+            topic.lost_records.votes_from_ms = topic.leasing.now_ms() + _longest_ms(topic, topic.leasing)
+        for name, ballots in topic.votes.items():
+            for origin, ballot in ballots.items():
+                topic.leasing.found((topic.name, name, origin), *ballot)
+    follow(topic)
+
+
+def _longest_ms(topic: Topic, leasing: Leasing) -> int:
+    """How long a promise may bind of which nothing is left."""
+    known = (duration for ballots in topic.votes.values() for _, _, duration in ballots.values())
+    return max(leasing.promise_ms, *known, 0)
+
+
+def encode(ballots: dict[str, Ballot]) -> bytes:
+    return json.dumps(ballots, separators=(",", ":"), sort_keys=True).encode()
+
+
+def recall(topic: Topic, name: str, payload: bytes) -> None:
+    """A record that the progress log holds; later ones count."""
+    topic.votes.setdefault(name, {}).update(decode(payload))
+
+
+def decode(payload: bytes) -> dict[str, Ballot]:
+    """:raises ValueError: these are no votes."""
+    try:
+        return {
+            str(origin): (str(holder), int(term), int(duration))
+            for origin, (holder, term, duration) in json.loads(payload).items()
+        }
+    except (TypeError, ValueError, AttributeError) as error:
+        raise ValueError(f"{payload[:80]!r} is not a record of votes: {error}") from error
+
+
+def snapshot(topic: Topic) -> Iterator[tuple[Kind, str, bytes]]:
+    """What the progress log must begin a ledger with. Of a subscription that was deleted a promise may still bind; what
+    is not written again is not known any more either."""
+    known = topic.subscriptions.keys() | topic.lives.tombstones.keys()
+    for name in topic.votes.keys() - known:
+        del topic.votes[name]
+    for name, ballots in list(topic.votes.items()):
+        yield Kind.VOTES, name, encode(ballots)
+
+
+def _when_done(streams: list[Stream], durable: Callable[[list[Stream]], None]) -> Callable[[LedgerError | None], None]:
+    def done(error: LedgerError | None) -> None:
+        if error is None:
+            durable(streams)
+
+    return done

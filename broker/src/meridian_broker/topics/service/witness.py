@@ -1,0 +1,225 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a region votes of topics that do not live in it (R26).
+
+Of a topic in two regions neither can know that the other one is dead. A third region, the *witness*, has none of the
+topic's messages and a vote. It keeps what it promised, and what it knows of who votes, in a progress log of its own,
+with an owner like any topic's: so its votes are durable before they are given, and a broker that was replaced can give
+none. A broker opens it before it gives any vote, those on its own topics included.
+
+What nobody asked about for ``FORGET_MS`` is forgotten when the log is rolled over: by then whoever knew less was asked
+for its vote countless times.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+from meridian_broker.ledgers.store import Done, LedgerError
+from meridian_broker.metadata.records import TopicRecord
+from meridian_broker.metadata.store import ABSENT, MetadataError
+from meridian_broker.replication.leases import quorums
+from meridian_broker.replication.leases.quorums import Electorates
+from meridian_broker.topics.errors import TopicError
+from meridian_broker.topics.journal.progress_log import Damaged, Kind, ProgressLog, ProgressLogError
+from meridian_broker.topics.journal.topic_record import TopicMetadata
+from meridian_broker.topics.lifecycle import orphans
+from meridian_broker.wire.pulsar import topic_name
+
+if TYPE_CHECKING:
+    from meridian_broker.topics.service.service import TopicService
+
+NAME: Final = "persistent://pulsar/system/witness"
+"""No topic: a namespace that nobody made holds its record, so that it is in no list."""
+FORGET_MS: Final = 30 * 24 * 3600 * 1000
+RETRY_SECONDS: Final = 1.0
+
+Subject = tuple[str, str]
+"""Topic, subscription."""
+Ballot = tuple[str, int, int]
+"""Holder, term, duration in milliseconds."""
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _Page:
+    known: Electorates
+    ballots: dict[str, Ballot] = field(default_factory=dict)
+    asked_ms: int = 0
+
+
+class PageGround:
+    """What a witness votes on (``sharing.Ground``)."""
+
+    __slots__ = ("_book", "_known", "_page", "_subject")
+
+    def __init__(self, book: WitnessBook, page: _Page, subject: Subject) -> None:
+        self._book = book
+        self._page = page
+        self._known = page.known
+        self._subject = subject
+
+    def bears(self) -> bool:
+        """Nothing is known besides, and it is known from this page."""
+        return self._page.known is self._known and self._book.is_open_at(self._subject, self._page)
+
+
+class WitnessBook:
+    """See the module's text. One per broker."""
+
+    def __init__(self, service: TopicService) -> None:
+        self._service = service
+        self._log: ProgressLog | None = None
+        self._opening = False
+        self._pages: dict[Subject, _Page] = {}
+
+    @property
+    def is_open(self) -> bool:
+        return self._log is not None and self._log.failure is None
+
+    def known(self, subject: Subject) -> Electorates | None:
+        """Who votes on a subscription's shares; None: this region is not known to be its witness."""
+        if not self.is_open:
+            self.open_soon()
+            return None
+        page = self._pages.get(subject)
+        if page is None:
+            return None
+        page.asked_ms = self._service.scheduler.now_ms()
+        return page.known
+
+    def hear(self, subject: Subject, told: Electorates, heard: Callable[[Electorates], None]) -> None:
+        """Join what others know. ``heard`` what is known then, once it is on disk."""
+        writer = self._log
+        if writer is None or not self.is_open:
+            self.open_soon()
+            return
+        page = self._pages.get(subject)
+        known = told if page is None else page.known.joined(told)
+        if page is None:
+            page = self._pages[subject] = _Page(known)
+        elif page.known == known:
+            writer.when_durable(lambda error: heard(known) if error is None else None)
+            return
+        page.known, page.asked_ms = known, self._service.scheduler.now_ms()
+        self._write(writer, subject, {}, lambda error: heard(known) if error is None else None)
+
+    def write(self, subject: Subject, ballots: dict[str, Ballot], done: Done) -> None:
+        """Votes that are to be durable before they are given."""
+        page, writer = self._pages.get(subject), self._log
+        if page is not None and writer is not None:
+            page.ballots.update(ballots)
+            self._write(writer, subject, ballots, done)
+
+    def votes(self, subject: Subject) -> Mapping[str, Ballot]:
+        """What was written of a subscription's shares, by origin."""
+        page = self._pages.get(subject)
+        return {} if page is None else page.ballots
+
+    def ground(self, subject: Subject) -> PageGround | None:
+        """What is known of who votes on its shares; None: this region is not known to be its witness."""
+        page = self._pages.get(subject)
+        return None if page is None else PageGround(self, page, subject)
+
+    def is_open_at(self, subject: Subject, page: _Page) -> bool:
+        """Is this what the region goes by, and did no copy of the topic come to it? It is asked about, then."""
+        topic, service = subject[0], self._service
+        if self._pages.get(subject) is not page or topic in service.topics or not service.is_served(topic):
+            return False
+        page.asked_ms = self._service.scheduler.now_ms()
+        return True
+
+    def confirm(self, confirmed: Callable[[], None]) -> None:
+        """``confirmed`` once something was written: no later broker has opened the book."""
+        if self._log is not None:
+            self._log.append(Kind.VOTES, "", b"", lambda error: confirmed() if error is None else None)
+
+    def _write(self, writer: ProgressLog, subject: Subject, ballots: dict[str, Ballot], done: Done) -> None:
+        writer.append(Kind.VOTES, subject[0], self._page(subject, ballots), done)
+
+    def _page(self, subject: Subject, ballots: dict[str, Ballot]) -> bytes:
+        page = self._pages[subject]
+        fields = {
+            "subscription": subject[1],
+            "voters": quorums.to_json(page.known),
+            "ballots": ballots,
+            "asked": page.asked_ms,
+        }
+        return json.dumps(fields, separators=(",", ":")).encode()
+
+    def _snapshot(self) -> Iterator[tuple[Kind, str, bytes]]:
+        now = self._service.scheduler.now_ms()
+        for subject, page in list(self._pages.items()):
+            if now - page.asked_ms > FORGET_MS:
+                del self._pages[subject]
+            else:
+                yield Kind.VOTES, subject[0], self._page(subject, page.ballots)
+
+    # -- opening
+
+    def open_soon(self) -> None:
+        """Open it, unless that is being done."""
+        if not self.is_open and not self._opening and not self._service.closing:
+            self._opening = True
+            self._service.scheduler.spawn(self._open(), "open the witness's votes")
+
+    async def _open(self) -> None:
+        service = self._service
+        name = topic_name.parse(NAME)
+        metadata = TopicMetadata(service.catalog, name, service.new_lock(), service.scheduler)
+        try:
+            if not await metadata.claim(service.fence):
+                await service.catalog.topics.put(name, TopicRecord(owner=service.fence), ABSENT)
+                await metadata.claim(service.fence)
+            book = ProgressLog(service.store, metadata, service.fence, service.scheduler, self._snapshot)
+            adopted = await orphans.adopt(service, name, metadata)
+            pages: dict[Subject, _Page] = {}
+            await book.open(list(metadata.record.progress_ledgers), adopted.progress)
+            lost: list[Damaged] = []
+            async for changes in book.changes(lost.append):
+                for change in changes:
+                    if change.subscription:
+                        _recall(pages, change.subscription, change.payload)
+        except (LedgerError, MetadataError, TopicError, ProgressLogError) as error:
+            log.warning("this region cannot be a witness now: %s", error)
+            service.scheduler.later(RETRY_SECONDS, self._may_open_again)
+            return
+        if lost and service.leasing is not None:
+            pause = service.leasing.promise_ms / 1000
+            log.error(
+                "%d votes of the witness are damaged: it votes again in %.0f s, once they are over", len(lost), pause
+            )
+            await service.scheduler.answer(lambda over: service.scheduler.later(pause, lambda: over(None)))
+        self._pages = pages  # of what could not be written before, nothing is known
+        for (topic, subscription), page in pages.items():
+            for origin, ballot in page.ballots.items():
+                if service.leasing is not None:
+                    service.leasing.found((topic, subscription, origin), *ballot)
+        service.labels.forget(NAME)
+        self._log, self._opening = book, False
+
+    def _may_open_again(self) -> None:
+        self._opening = False
+
+    async def close(self) -> None:
+        """Seal what is being written."""
+        if self._log is not None:
+            await self._log.close()
+
+
+def _recall(pages: dict[Subject, _Page], topic: str, payload: bytes) -> None:
+    """A page that was written. :raises ProgressLogError: it is no page."""
+    try:
+        fields = json.loads(payload)
+        subject = (topic, str(fields["subscription"]))
+        told = quorums.from_json(fields["voters"])
+        page = pages.setdefault(subject, _Page(told))
+        page.known = page.known.joined(told)
+        page.asked_ms = max(page.asked_ms, int(fields["asked"]))
+        page.ballots.update({str(o): (str(h), int(t), int(d)) for o, (h, t, d) in fields["ballots"].items()})
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise ProgressLogError(f"{payload[:80]!r} is not a page of a witness's record: {error}") from error

@@ -1,0 +1,217 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an administrator does to a subscription in a consumer's place; each is durable when it returns.
+
+Skipped entries are acknowledgements that no consumer sent (R12: they are acks, and merge as such). They are claimed
+entry by entry in short commands, so that a long backlog does not hold up the loop, and consumers go on meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Final
+
+from meridian_broker.bounds.clients import LATEST_TIME_MS
+from meridian_broker.ledgers.store import LedgerError
+from meridian_broker.positions.position import Position
+from meridian_broker.topics.compaction.compaction import COMPACTION_SUBSCRIPTION
+from meridian_broker.topics.cursors import rewinding, seeking
+from meridian_broker.topics.dispatch.consumer import Consumer
+from meridian_broker.topics.errors import InvalidName, NotAllowed, SubscriptionNotFound, TopicFenced
+from meridian_broker.topics.policies import check_new_subscription
+from meridian_broker.topics.topic import REPLICATION_PREFIX
+
+if TYPE_CHECKING:
+    from meridian_broker.ledgers.store import Done
+    from meridian_broker.topics.subscriptions.subscription import Subscription
+    from meridian_broker.topics.topic import Topic
+
+COMMAND: Final = 2000
+"""Entries acknowledged in one command."""
+LOOK: Final = 3000
+"""Entries looked at before others run."""
+
+
+class _Nobody:
+    """The port of a consumer that is none: nothing is ever sent to it."""
+
+    def deliver(
+        self, consumer: Consumer, position: Position, entry: bytes, redeliveries: int, remaining: int | None
+    ) -> None:
+        """Nothing."""
+
+    def writable(self) -> bool:
+        return False
+
+    def disconnect_consumer(self, consumer: Consumer) -> None:
+        """Nothing."""
+
+    def active_consumer_changed(self, consumer: Consumer, active: bool) -> None:
+        """Nothing."""
+
+    def reached_end(self, consumer: Consumer) -> None:
+        """Nothing."""
+
+
+async def skip(subscription: Subscription, entries: int | None) -> None:
+    """Acknowledge the next ``entries`` that are not acked yet; None: all that are stored now. Durable when it returns.
+
+    :raises NotAllowed: the subscription is not durable.
+    :raises TopicFenced: the topic was closed meanwhile; what was skipped until then is skipped.
+    """
+    if not subscription.durable:
+        raise NotAllowed(f"{subscription.name!r} is a reader's subscription: it keeps no acknowledgements")
+    end = subscription.topic.log.last_confirmed
+    after = subscription.mark_delete
+    left = entries
+    while after < end and (left is None or left > 0):
+        found, after = await _next(subscription, after, end, COMMAND if left is None else min(left, COMMAND))
+        if found:
+            await _acknowledge(subscription, found)
+        else:
+            await _let_others_run(subscription.topic)
+        if left is not None:
+            left -= len(found)
+
+
+async def damage(subscription: Subscription, entries: int) -> list[Position]:
+    """Claim the next entries as acknowledged, though nobody acknowledged them: messages lost on purpose, as if another
+    region had told a lie. Only a broker under test offers it. Durable when it returns.
+
+    :raises NotAllowed: the subscription is not durable.
+    """
+    if not subscription.durable:
+        raise NotAllowed(f"{subscription.name!r} is a reader's subscription: it keeps no acknowledgements")
+    log = subscription.topic.log
+    found, _ = await _next(subscription, subscription.mark_delete, log.last_confirmed, entries)
+    delta = subscription.progress.empty_delta()
+    for position in found:
+        place = log.place(position)
+        if place is not None:
+            delta.ack(subscription.progress.epoch, place.region, place.prev, place.origin)
+    await subscription.topic.scheduler.answer(lambda ready: rewinding.merge(subscription, delta, ready))
+    return found
+
+
+async def _next(
+    subscription: Subscription, after: Position, end: Position, most: int
+) -> tuple[list[Position], Position]:
+    """Entries in ``(after, end]`` that are owed, and how far was looked: ``LOOK`` entries at most."""
+    log = subscription.topic.log
+    found: list[Position] = []
+    looked = 0
+    while len(found) < most and looked < LOOK:
+        following = log.after(after)
+        if following is None or following > end:
+            return found, end
+        looked += 1
+        index = log.index(following.ledger) or await log.load_index(following.ledger)
+        place = index.place(following.entry)
+        times = subscription.times
+        if place is not None and times is not None and not times.of(following):
+            await times.load(following)
+        if place is not None and not subscription.is_settled(place.region, place.origin, following):
+            found.append(following)
+        after = following
+    return found, after
+
+
+async def _let_others_run(topic: Topic) -> None:
+    await topic.scheduler.answer(lambda ready: topic.scheduler.defer(lambda: ready(None)))
+
+
+async def _acknowledge(subscription: Subscription, positions: list[Position]) -> None:
+    subscription.check_open()
+    topic = subscription.topic
+    if subscription.resent is not None:  # an administrator has them all, whatever was sent to whom
+        for position in positions:
+            subscription.resent.note(position)
+    nobody = Consumer(
+        subscription, _Nobody(), 0, "", 0, topic.scheduler.now_ms(), None, None, subscription.progress.epoch
+    )
+    await confirmed(topic, lambda done: subscription.acknowledge(nobody, positions, None, done))
+
+
+async def remove_subscriptions(found: Sequence[Subscription], *, forced: bool = False) -> None:
+    """Delete subscriptions, such as those of one name on all partitions; in all regions that share them (R16).
+
+    All of them or none: whether they have consumers is decided in the turn of the loop that deletes them.
+
+    :param forced: send their consumers away.
+    :raises SubscriptionNotFound: one was deleted since it was found.
+    :raises SubscriptionInUse: one has consumers, and nobody forces.
+    """
+    for subscription in found:
+        if not subscription.is_there:
+            name = subscription.topic.name
+            raise SubscriptionNotFound(f"subscription {subscription.name!r} of {name} was deleted meanwhile")
+        if not forced:
+            subscription.topic.lives.check_unused(subscription.name)
+    for subscription in found:
+        subscription.topic.lives.delete(subscription.name, forced=forced)
+    for subscription in found:
+        await confirmed(subscription.topic, subscription.topic.progress_log.when_durable)
+
+
+async def make_subscription(
+    topic: Topic, name: str, place: Position, *, replicated: bool, properties: dict[str, str]
+) -> None:
+    """Make a durable subscription whose next entry is ``place``.
+
+    :raises SubscriptionExists: there is one of that name.
+    :raises LimitReached: the topic has as many as it may have.
+    """
+    if not name or name.startswith(REPLICATION_PREFIX) or name == COMPACTION_SUBSCRIPTION:
+        raise InvalidName(f"a subscription cannot be called {name!r}")
+    check_new_subscription(topic, name)
+    places = await seeking.for_new(topic, place)
+
+    def make(done: Done) -> None:
+        topic.create_subscription(name, place, replicated=replicated, properties=properties, places=places, done=done)
+
+    await confirmed(topic, make)
+
+
+async def move_subscription(subscription: Subscription, place: Position) -> None:
+    """Stand so that ``place`` is the next entry; consumers are sent to subscribe again (R12)."""
+    await subscription.seek(place)
+    await confirmed(subscription.topic, subscription.topic.progress_log.when_durable)
+
+
+async def move_subscription_to_time(subscription: Subscription, time_ms: int) -> None:
+    """Stand at the first message published at ``time_ms`` or later; as ``move_subscription``."""
+    await subscription.seek_to_time(min(time_ms, LATEST_TIME_MS))
+    await confirmed(subscription.topic, subscription.topic.progress_log.when_durable)
+
+
+async def replicate_subscription(subscription: Subscription, replicated: bool) -> None:
+    """Set the replicated flag, when it is otherwise (R17).
+
+    :raises NotAllowed: the subscription is not durable.
+    :raises TopicFenced: the topic was closed, or the subscription deleted, since it was found.
+    """
+    if not subscription.durable:
+        raise NotAllowed(f"{subscription.name!r} is a reader's subscription: it cannot be replicated")
+    if subscription.replicated != replicated:
+        subscription.check_open()
+        topic = subscription.topic
+        await confirmed(topic, lambda done: topic.lives.set_replicated(subscription, replicated, done))
+
+
+async def scope_subscription(
+    subscription: Subscription, scope: str, homes: Mapping[str, str], witness: str | None = None
+) -> None:
+    """Say which region dispatches which of its messages, in all regions (R25, R26). ``witness`` None: as before.
+
+    :raises TopicFenced: the topic was closed, or the subscription deleted, since it was found.
+    """
+    subscription.check_open()
+    topic = subscription.topic
+    await confirmed(topic, lambda done: topic.lives.set_scope(subscription, scope, homes, done, witness=witness))
+
+
+async def confirmed(topic: Topic, change: Callable[[Done], None]) -> None:
+    """Change something and wait until it is durable. :raises TopicFenced: it will not be."""
+    try:
+        await topic.scheduler.answer(change)
+    except LedgerError as error:
+        raise TopicFenced(f"{topic.name} was closed meanwhile, the change may be lost: {error}") from error

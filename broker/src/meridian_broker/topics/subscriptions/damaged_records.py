@@ -1,0 +1,243 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Records of a topic's progress log that the disk damaged. The topic opens without them.
+
+What such a record said decides what happens next:
+
+- An acknowledgement, or a drop: other regions of a replicated subscription have it and are asked before the first
+  dispatch (R20). Where no region has it, its messages are delivered again. Nothing is skipped.
+- The creation of a subscription: if a later record names the subscription, or the head of the damaged record does, it
+  is made again with nothing acknowledged, so everything stored comes again. Other regions give back what they know,
+  also that it was deleted, or deleted and made again: for a day it follows what they say. So does one that is made
+  again because only the name in the damaged record of its deletion can be read.
+- A vote (R26): this region votes on no share of the topic until any promise that it may have forgotten is over.
+- A seek backwards: it is forgotten here. Other regions of a replicated subscription still know it.
+
+Where the head of a damaged record cannot be trusted, an unknown subscription may have been lost. While the topic is *in
+doubt* for that reason, it gives no space back, and a subscription that a consumer makes begins at the first stored
+message: it may be the lost one. Doubt ends after a day.
+
+What was lost is kept in the log, so that a restart neither hides it nor ends the doubt early.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+from meridian_broker.positions import ZERO, Beginning, Progress, Stamp
+from meridian_broker.topics.journal.progress_log import Damaged, Kind, ProgressLogError, decode
+from meridian_broker.topics.journal.subscription_record import SubscriptionRecord
+from meridian_broker.topics.subscriptions.subscription import Subscription
+
+if TYPE_CHECKING:
+    from meridian_broker.topics.topic import Topic
+
+log = logging.getLogger(__name__)
+
+DOUBT_MS: Final = 86_400_000
+"""For so long a topic that may lack a subscription waits for its consumers, and shows what it lost."""
+NAMED_MAX: Final = 100
+"""Subscriptions that a report names."""
+_OF_SUBSCRIPTIONS: Final = frozenset(Kind) - {Kind.SEQUENCES, Kind.GAP, Kind.LOST}
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """What one progress ledger lost."""
+
+    ledger: int
+    records: int
+    at_ms: int
+    """When that was found."""
+    subscriptions: tuple[str, ...] = ()
+    """Those that lost acknowledgements, or that were made again; the first ``NAMED_MAX`` by name."""
+    in_doubt: bool = False
+    """A subscription may be missing of which not even the name is known."""
+
+    def encode(self) -> bytes:
+        """As JSON: there are few."""
+        fields = {"records": self.records, "at_ms": self.at_ms, "names": self.subscriptions, "doubt": self.in_doubt}
+        return json.dumps(fields, separators=(",", ":")).encode()
+
+    @classmethod
+    def decode(cls, ledger: str, data: bytes) -> Loss:
+        """:raises ValueError: no such record."""
+        try:
+            fields = json.loads(data)
+            names = tuple(map(str, fields["names"]))
+            return cls(int(ledger), int(fields["records"]), int(fields["at_ms"]), names, bool(fields["doubt"]))
+        except (KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"{data[:80]!r} is not a record of damaged progress records: {error}") from error
+
+
+@dataclass(slots=True)
+class _Found:
+    """Damaged records of one ledger, while it is read."""
+
+    records: int = 0
+    names: set[str] = field(default_factory=set)
+    in_doubt: bool = False
+
+
+class LostRecords:
+    """See the module's text. Each topic has one."""
+
+    def __init__(self, topic: Topic) -> None:
+        self._topic = topic
+        self._losses: dict[int, Loss] = {}
+        self._found: dict[int, _Found] = {}
+        self._missing: dict[str, tuple[int, Stamp]] = {}
+        """Subscriptions that a damaged record named and that no whole record made so far: in which ledger, and the
+        deletion before that record."""
+        self.may_have_voted = False
+        """A vote of this region may be among them."""
+        self.votes_from_ms = 0
+        """Until then, by the clock of leases, this region votes on no share: a promise that it forgot may bind it."""
+
+    @property
+    def records(self) -> int:
+        """How many were lost within the last day."""
+        return sum(loss.records for loss in self.recent())
+
+    @property
+    def in_doubt(self) -> bool:
+        """A subscription may be missing here."""
+        return bool(self._losses) and any(loss.in_doubt for loss in self.recent())
+
+    def concerns(self, name: str) -> bool:
+        """Other regions may know more of this subscription than is left of it here, even that it is replicated."""
+        return bool(self._losses) and any(loss.in_doubt or name in loss.subscriptions for loss in self.recent())
+
+    def stands_in(self, subscription: Subscription) -> bool:
+        """It was made again here, and nobody has told yet of which life the damaged one was, nor whether it was shared.
+
+        One made by a client begins with the creation that its record names, also after a restart.
+        """
+        record = subscription.record
+        is_made_again = subscription.durable and subscription.progress.beginning.created != record.created
+        return is_made_again and not record.is_shared and self.concerns(record.name)
+
+    def recent(self) -> list[Loss]:
+        """What was found within the last day."""
+        since_ms = self._topic.scheduler.now_ms() - DOUBT_MS
+        return [loss for loss in self._losses.values() if loss.at_ms > since_ms]
+
+    # -- while the log is read
+
+    def met(self, damaged: Damaged) -> None:
+        """The next record cannot be read."""
+        found = self._found.setdefault(damaged.ledger, _Found())
+        found.records += 1
+        head = _head(damaged.remains)
+        if head is None:
+            self.may_have_voted = found.in_doubt = True
+            return
+        kind, name = head
+        if kind == Kind.VOTES:
+            self.may_have_voted = True
+        elif kind in _OF_SUBSCRIPTIONS:
+            found.names.add(name)
+            if name in self._topic.subscriptions or kind == Kind.REMOVED:
+                return
+            if kind == Kind.SUBSCRIPTION and self._deleted(name) != ZERO:
+                found.in_doubt = True  # another deletion, or a creation in another region, which will tell it again
+            else:
+                self._missing[name] = damaged.ledger, self._deleted(name)
+
+    @property
+    def is_any(self) -> bool:
+        """A damaged record was met so far."""
+        return bool(self._found)
+
+    def unknown(self, name: str, life: Stamp = ZERO) -> Subscription | None:
+        """A record is of a subscription that no whole record made: make it again if damage explains that.
+
+        :param life: of the subscription, as the record says.
+        """
+        if not self._found or life < self._deleted(name):
+            return None
+        next(reversed(self._found.values())).names.add(name)
+        return self._make(name, life)
+
+    def removed(self, name: str) -> None:
+        """A record says that the subscription was deleted: what was damaged before it is not missing."""
+        self._missing.pop(name, None)
+
+    def _deleted(self, name: str) -> Stamp:
+        """The deletion that was read last; ``ZERO``: none."""
+        grave = self._topic.lives.tombstones.get(name)
+        return ZERO if grave is None else grave.deleted
+
+    def _make(self, name: str, life: Stamp = ZERO) -> Subscription:
+        topic = self._topic
+        progress = Progress()
+        progress.begin(Beginning(life, ZERO, {}))  # nothing says where it began: that is for other regions to tell
+        made = topic.subscriptions[name] = Subscription(topic, self._record(name, life), progress)
+        return made
+
+    def _record(self, name: str, life: Stamp) -> SubscriptionRecord:
+        return SubscriptionRecord(name, created=self._topic.clock.next(after=life), deleted=life)
+
+    def follow_progress(self, subscription: Subscription) -> None:
+        """Its progress may be of a later life than its record: the record of that life is damaged."""
+        life = subscription.progress.beginning.life
+        if self._found and life > subscription.record.deleted:
+            subscription.record = self._record(subscription.name, life)
+            next(reversed(self._found.values())).names.add(subscription.name)
+
+    def finish(self) -> None:
+        """All of the log was read: make what is missing."""
+        known = self._topic.subscriptions
+        for name, (ledger, life) in self._missing.items():
+            if name in known:
+                continue
+            self._found[ledger].in_doubt = True  # the name may be damaged as well
+            if self._deleted(name) == life:  # else a deletion follows, perhaps of an earlier life: snapshots end so
+                self._make(name, life)
+        self._missing.clear()
+        for subscription in known.values():
+            self.follow_progress(subscription)
+
+    def report(self) -> None:
+        """Put on record what was lost. That replaces the damaged ledger by a snapshot, so all that a snapshot holds has
+        to be known by now."""
+        for ledger, found in self._found.items():
+            if ledger not in self._losses:
+                self._report(ledger, found)
+        self._found.clear()
+
+    def _report(self, ledger: int, found: _Found) -> None:
+        topic, names = self._topic, sorted(found.names)
+        loss = Loss(ledger, found.records, topic.scheduler.now_ms(), tuple(names[:NAMED_MAX]), found.in_doubt)
+        self._losses[ledger] = loss
+        topic.progress_log.append(Kind.LOST, str(ledger), loss.encode())
+        log.error(
+            "%s: the disk damaged %d records of progress ledger %d. What they acknowledged comes from other regions, "
+            "or is delivered again. Concerned: %s%s. A seek made lately may be forgotten: make it again",
+            *(topic.name, found.records, ledger, ", ".join(map(repr, loss.subscriptions)) or "no known subscription"),
+            "; a subscription may be missing, so nothing is given back for a day" if found.in_doubt else "",
+        )
+
+    # -- what is on record
+
+    def recall(self, ledger: str, payload: bytes) -> None:
+        """A record of the progress log."""
+        loss = Loss.decode(ledger, payload)
+        self._losses[loss.ledger] = loss
+        self.may_have_voted = True  # the broker that found that may have ended soon after
+
+    def snapshot(self) -> Iterator[tuple[Kind, str, bytes]]:
+        """What a new ledger of the progress log begins with."""
+        return ((Kind.LOST, str(loss.ledger), loss.encode()) for loss in self.recent())
+
+
+def _head(remains: bytes) -> tuple[Kind, str] | None:
+    """Kind and name of a damaged record, as far as what is left of it can be believed."""
+    try:
+        kind, name, _, _ = decode(remains)
+    except ProgressLogError:
+        return None
+    return (kind, name) if name.isprintable() and bool(name) == (kind != Kind.SEQUENCES) else None

@@ -1,0 +1,393 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A topic's subscriptions as all its regions know them: made, adopted, switched and deleted (R15-R17).
+
+Deleting a replicated subscription leaves a *tombstone*: its record with the stamp of the deletion. It travels as every
+record does, so a region that was away removes its own copy instead of bringing the subscription back, and progress of
+the earlier life is not taken any more. What is made under the name later is another subscription, of a later life.
+
+A subscription whose flag was switched off stays known to the exchange by its record, without progress: so the other
+regions hear that it was switched off. One that was never switched on is nobody else's business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
+
+from meridian_broker.ledgers.store import Done, LedgerError
+from meridian_broker.positions import ZERO, Beginning, Position, Progress
+from meridian_broker.replication.leases.quorums import Electorates
+from meridian_broker.topics.cursors import rewinding
+from meridian_broker.topics.dispatch_scope.shares import follow as follow_scope
+from meridian_broker.topics.errors import LimitReached, NotAllowed, SubscriptionInUse, SubscriptionNotFound
+from meridian_broker.topics.journal.progress_log import Kind
+from meridian_broker.topics.journal.subscription_record import (
+    SubscriptionRecord,
+    decode_record,
+    encode_record,
+    join_records,
+)
+from meridian_broker.topics.journal.subscription_snapshot import Whole
+from meridian_broker.topics.subscriptions.subscription import Subscription
+
+if TYPE_CHECKING:
+    from meridian_broker.topics.topic import Topic
+
+TOMBSTONES_MAX: Final = 100_000
+"""Tombstones per topic; about 25 MB. None is dropped early to make room, because a region that was away would bring its
+subscription back: a topic that has so many makes no more replicated subscriptions until the oldest expires."""
+TOMBSTONE_MS: Final = 30 * 86_400_000
+"""How long a tombstone is kept. A region that was away for longer may bring the subscription back."""
+
+
+class Lives:
+    """See the module's text. Each topic has one."""
+
+    def __init__(self, topic: Topic) -> None:
+        self._topic = topic
+        self.tombstones: dict[str, SubscriptionRecord] = {}
+        self._closed_until_ms: dict[str, int] = {}
+        """Ordered by time: every name stays closed equally long."""
+
+    # -- what other regions hear -------------------------------------------------------------------------------------
+
+    def shared(self) -> list[str]:
+        """Names of which other regions hear, deleted ones among them."""
+        tombstones = self.tombstones
+        names = [name for name, one in self._topic.subscriptions.items() if one.durable and one.record.is_shared]
+        return [*(name for name in names if name not in tombstones), *tombstones] if tombstones else names
+
+    def has_shared(self) -> bool:
+        """Are there any?"""
+        return bool(self.tombstones) or any(map(_is_shared, self._topic.subscriptions.values()))
+
+    def progress(self, name: str) -> Progress | None:
+        """What other regions hear of its progress, this turn's acknowledgements included; None: it is not shared."""
+        subscription = self._topic.subscriptions.get(name)
+        if subscription is not None and subscription.durable and subscription.replicated:
+            subscription.claims.flush_pending()
+            return subscription.progress
+        record = self._shared_record(name)
+        return None if record is None else _nothing(record)
+
+    def record(self, name: str) -> bytes | None:
+        """Its encoded record, or its tombstone."""
+        record = self._shared_record(name)
+        return None if record is None else encode_record(record)
+
+    def _shared_record(self, name: str) -> SubscriptionRecord | None:
+        subscription = self._topic.subscriptions.get(name)
+        if subscription is not None and _is_shared(subscription):
+            return subscription.record
+        return self.tombstones.get(name)
+
+    def _tell(self, name: str) -> None:
+        progress = self.progress(name)
+        if progress is not None:
+            self._topic.tell_others(name, progress.copy(), record_changed=True)
+
+    # -- what happens here -------------------------------------------------------------------------------------------
+
+    def check_open(self, name: str) -> None:
+        """:raises NotAllowed: it was just deleted by force: clients do not make it again by themselves.
+
+        Not that it is not found: after that some clients would try again until they may.
+        """
+        until = self._closed_until_ms.get(name)
+        if until is None:
+            return
+        left = until - self._topic.scheduler.now_ms()
+        if left <= 0:
+            del self._closed_until_ms[name]
+            return
+        raise NotAllowed(
+            f"subscription {name!r} was deleted a moment ago: make it by the admin API, or subscribe again in "
+            f"{left // 1000 + 1} s"
+        )
+
+    def begun(self, name: str, *, replicated: bool, properties: Mapping[str, str]) -> SubscriptionRecord:
+        """The record of a subscription made now. A flag that nobody asked for is nobody's decision (R17).
+
+        :raises LimitReached: it would be replicated, and the topic has too many tombstones.
+        """
+        grave = self.tombstones.get(name)
+        if replicated and grave is None:
+            self._check_room()
+        life = ZERO if grave is None else grave.deleted
+        stamp = self._topic.clock.next(after=life)
+        if replicated:
+            self.tombstones.pop(name, None)
+        self._closed_until_ms.pop(name, None)
+        return SubscriptionRecord(name, replicated, stamp if replicated else ZERO, stamp, dict(properties), life)
+
+    def write(self, subscription: Subscription, done: Done | None = None) -> None:
+        """Put a subscription on record as it is now, and tell the other regions."""
+        self._topic.progress_log.append(Kind.WHOLE, subscription.name, whole(subscription).encode(), done)
+        if _is_shared(subscription):
+            self._tell(subscription.name)
+
+    def set_replicated(self, subscription: Subscription, replicated: bool, done: Done | None = None) -> None:
+        """Switch the replicated flag; the later stamp wins everywhere, and switching it on joins what all know (R17).
+
+        :raises NotAllowed: a replicated subscription of that name was deleted after this one was made.
+        :raises LimitReached: the flag is switched on, and the topic has too many tombstones.
+        """
+        record, grave = subscription.record, self.tombstones.get(subscription.name)
+        if grave is not None and grave.deleted != record.deleted:
+            raise NotAllowed(
+                f"another subscription {record.name!r} was deleted in all regions meanwhile: this one cannot be "
+                "replicated, delete it and make it again"
+            )
+        if replicated:
+            if grave is None and not record.is_shared:
+                self._check_room()
+            self.tombstones.pop(subscription.name, None)
+        stamp = self._topic.clock.next(max(record.flag_stamp, record.created))
+        subscription.record = replace(record, replicated=replicated, flag_stamp=stamp)
+        if replicated and subscription.first_hand is None:
+            subscription.first_hand = subscription.progress.copy()
+        self.write(subscription, done)
+        follow_scope(subscription)
+
+    def set_scope(
+        self,
+        subscription: Subscription,
+        scope: str,
+        homes: Mapping[str, str],
+        done: Done | None = None,
+        *,
+        witness: str | None = None,
+    ) -> None:
+        """Say which region dispatches what; the later stamp wins everywhere (R25, R26).
+
+        :param witness: who votes besides the topic's regions, empty for nobody; None: as before.
+        """
+        record = subscription.record
+        stamp = self._topic.clock.next(max(record.scope_stamp, record.created))
+        witness = record.witness if witness is None else witness
+        homes = dict(sorted(homes.items()))
+        subscription.record = replace(record, scope=scope, homes=homes, scope_stamp=stamp, witness=witness)
+        self.write(subscription, done)
+        follow_scope(subscription)
+
+    def set_electorates(self, subscription: Subscription, known: Electorates) -> None:
+        """Keep what is known of who votes (R26). It is told on where another region told it: a third may not know."""
+        subscription.record = replace(subscription.record, electorates=known)
+        self._topic.progress_log.append(Kind.SUBSCRIPTION, subscription.name, encode_record(subscription.record))
+        if _is_shared(subscription):
+            self._tell(subscription.name)
+
+    def check_unused(self, name: str) -> None:
+        """:raises SubscriptionNotFound: there is none.
+        :raises SubscriptionInUse: it has consumers in this region (R16).
+        """
+        users = len(self._find(name).consumers)
+        if users:
+            raise SubscriptionInUse(
+                f"subscription {name!r} of {self._topic.name} has {users} consumers: close them first, or force"
+            )
+
+    def _find(self, name: str) -> Subscription:
+        subscription = self._topic.subscriptions.get(name)
+        if subscription is None:
+            raise SubscriptionNotFound(f"there is no subscription {name!r} on {self._topic.name}")
+        return subscription
+
+    def delete(self, name: str, done: Done | None = None, *, forced: bool = False) -> None:
+        """Delete it, in all regions when they share it.
+
+        :param forced: send its consumers away; clients cannot make it again by themselves for a while, because they
+            may not know yet (R16).
+        :raises SubscriptionNotFound: there is none.
+        :raises SubscriptionInUse: it has consumers, and nobody forces.
+        """
+        subscription = self._find(name)
+        if not forced:
+            self.check_unused(name)
+        record = subscription.record
+        shared = _is_shared(subscription)
+        self._remove(subscription)
+        if forced and subscription.durable:
+            self._close(name)
+        if shared:
+            stamp = self._topic.clock.next(after=max(record.created, record.deleted, subscription.progress.epoch))
+            self._bury(SubscriptionRecord(name, True, ZERO, ZERO, {}, stamp, forced), done)
+            self._tell(name)
+        elif subscription.durable:
+            self._topic.progress_log.append(Kind.REMOVED, name, b"", done)
+        elif done is not None:
+            done(None)
+
+    def _remove(self, subscription: Subscription) -> None:
+        del self._topic.subscriptions[subscription.name]
+        self._topic.count_gone(subscription)
+        subscription.disconnect_consumers()
+
+    def _close(self, name: str, since_ms: int | None = None) -> None:
+        now_ms = self._topic.scheduler.now_ms()
+        closed = self._closed_until_ms
+        closed.pop(name, None)
+        closed[name] = (now_ms if since_ms is None else since_ms) + round(self._topic.limits.closed_seconds * 1000)
+        while (oldest := next(iter(closed))) != name and closed[oldest] <= now_ms:
+            del closed[oldest]
+
+    def _check_room(self) -> None:
+        """:raises LimitReached: another replicated subscription might leave a tombstone too many."""
+        if len(self.tombstones) < TOMBSTONES_MAX:
+            return
+        for record in list(self.tombstones.values()):
+            if self._is_too_old(record):
+                del self.tombstones[record.name]
+        if len(self.tombstones) >= TOMBSTONES_MAX:
+            days = TOMBSTONE_MS // 86_400_000
+            raise LimitReached(
+                f"{len(self.tombstones)} replicated subscriptions of {self._topic.name} were deleted within {days} "
+                "days, and no more can be remembered: do not replicate short-lived subscriptions"
+            )
+
+    def _bury(self, record: SubscriptionRecord, done: Done | None = None) -> None:
+        self.tombstones[record.name] = record
+        self._topic.progress_log.append(Kind.SUBSCRIPTION, record.name, encode_record(record), done)
+
+    # -- what other regions tell -------------------------------------------------------------------------------------
+
+    def merge(self, name: str, delta: Progress, record: bytes | None, done: Callable[[str | None], None]) -> None:
+        """Take what another region told: a record, progress, a deletion. ``done`` as the exchange's host."""
+
+        def settled(error: LedgerError | None) -> None:
+            done(None if error is None else str(error))
+
+        try:
+            if record is not None:
+                self._adopt(decode_record(record))
+        except ValueError as error:
+            done(str(error))
+            return
+        subscription, grave = self._topic.subscriptions.get(name), self._shared_record(name)
+        life = grave.deleted if grave is not None else ZERO
+        if subscription is None and grave is None:
+            done(f"there is no subscription {name!r} here, and its record did not come with the delta")
+        elif delta.beginning.life > life:
+            done(f"{name!r} was deleted there, and its record did not come with the delta")
+        elif subscription is None or not subscription.replicated:
+            self._topic.progress_log.when_durable(settled)  # of an earlier life, or switched off: nothing is taken
+        else:
+            rewinding.merge(subscription, delta, done)
+
+    def _adopt(self, told: SubscriptionRecord) -> None:
+        """:raises ValueError: a subscription of that name is here that has nothing to do with it."""
+        topic, name = self._topic, told.name
+        subscription = topic.subscriptions.get(name)
+        known = self.tombstones.get(name) if subscription is None else subscription.record
+        joined = told if known is None else join_records(known, told)
+        is_for_another = subscription is not None and topic.lost_records.stands_in(subscription)
+        if is_for_another and known is not None and known.deleted == told.deleted and not told.is_gone:
+            joined = replace(joined, created=told.created, properties=told.properties)  # whatever the clock here says
+        if joined == known or (known is None and self._is_too_old(told)):
+            return
+        if subscription is not None and joined.deleted != subscription.record.deleted:
+            if not _is_shared(subscription):
+                if not is_for_another:
+                    self._leave_alone(told)
+                    return
+                topic.progress_log.append(Kind.REMOVED, name, b"")  # a tombstone alone does not end what nobody shared
+            if joined.forced or subscription.consumers:
+                self._close(name)
+            self._remove(subscription)
+            subscription = None
+        elif subscription is None and joined.is_gone and joined.forced:
+            self._close(name)
+        if joined.is_gone:
+            self._bury(joined)
+            return
+        self.tombstones.pop(name, None)
+        if subscription is None:
+            subscription = topic.subscriptions[name] = Subscription(topic, joined, _nothing(joined))
+            subscription.start_cursor()
+            topic.progress_log.append(Kind.SUBSCRIPTION, name, encode_record(joined))
+            follow_scope(subscription)
+            return
+        turned_on = joined.replicated and not subscription.replicated
+        subscription.record = joined
+        if turned_on:
+            subscription.first_hand = subscription.first_hand or subscription.progress.copy()
+            self.write(subscription)
+        else:
+            topic.progress_log.append(Kind.SUBSCRIPTION, name, encode_record(joined))
+        follow_scope(subscription)
+
+    def _leave_alone(self, told: SubscriptionRecord) -> None:
+        """Other regions deleted a subscription of the name of one that was always this region's own."""
+        if not told.is_gone:
+            raise ValueError(
+                f"{self._topic.region} has a subscription {told.name!r} of its own, older than the deletion of the "
+                "one in other regions: delete it there"
+            )
+        grave = self.tombstones.get(told.name)
+        joined = told if grave is None else join_records(grave, told)
+        if joined != grave:
+            self._bury(joined)
+
+    def _is_too_old(self, told: SubscriptionRecord) -> bool:
+        return told.is_gone and told.deleted.time_ms < self._topic.scheduler.now_ms() - TOMBSTONE_MS
+
+    # -- over restarts -----------------------------------------------------------------------------------------------
+
+    def recall(self, record: SubscriptionRecord, time_ms: int) -> None:
+        """A record that the progress log holds; later ones count.
+
+        A tombstone ends the life before it. One that stands behind a subscription of a later life, or of one that other
+        regions never knew, says nothing of that one: a new ledger begins with subscriptions, and then with tombstones.
+        """
+        subscriptions, name = self._topic.subscriptions, record.name
+        subscription = subscriptions.get(name)
+        if record.is_gone:
+            self.tombstones[name] = record
+            if subscription is not None:
+                if not _is_shared(subscription) or subscription.record.deleted >= record.deleted:
+                    return
+                del subscriptions[name]
+            if record.forced:
+                self._close(name, time_ms)
+            return
+        if record.is_shared:
+            self.tombstones.pop(name, None)
+        if subscription is not None:
+            self._topic.lost_records.follow_progress(subscription)
+        if subscription is None or subscription.record.deleted != record.deleted:
+            subscriptions[name] = Subscription(self._topic, record, _nothing(record))
+        else:
+            known = subscription.record.electorates.joined(record.electorates)
+            subscription.record = replace(record, electorates=known)
+
+    def snapshot(self) -> Iterator[SubscriptionRecord]:
+        """Tombstones that are to be kept."""
+        for record in list(self.tombstones.values()):
+            if self.tombstones.get(record.name) is not record:
+                continue  # others run while a snapshot is written
+            if self._is_too_old(record):
+                del self.tombstones[record.name]
+            else:
+                yield record
+
+
+def whole(subscription: Subscription) -> Whole:
+    """What the progress log keeps of it, drops apart."""
+    first_hand = b"" if subscription.first_hand is None else subscription.first_hand.encode()
+    return Whole(encode_record(subscription.record), subscription.progress.encode(), first_hand)
+
+
+def _is_shared(subscription: Subscription) -> bool:
+    return subscription.durable and subscription.record.is_shared
+
+
+def _nothing(record: SubscriptionRecord) -> Progress:
+    """Progress of that life with nothing acked."""
+    progress = Progress()
+    progress.begin(Beginning(record.deleted, ZERO, _NOWHERE))
+    return progress
+
+
+_NOWHERE: Final[Mapping[str, Position]] = {}
+"""Places of a subscription of which no creation is known."""

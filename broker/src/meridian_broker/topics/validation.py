@@ -1,0 +1,246 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What clients are refused: the one place that judges the numbers, names and sizes of their commands.
+
+Every function here takes what a command says and either returns it, in the form the broker works with, or raises the
+reason why it is refused. None of them does I/O, looks at a clock or changes anything, so a refused command leaves no
+trace: callers ask before they append, claim or announce anything. The limits, each with its reason, are the table in
+``bounds/clients.py``.
+
+What is judged elsewhere, because it takes more than the command to judge it: who the client is
+(``gateway/authentication.py``), what a topic's policies allow (``policies.py``), and repeats
+(``publishing/deduplication.py``).
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Final
+
+from meridian_broker.bounds.clients import (
+    ACK_SET_WORDS,
+    ACK_WORDS,
+    BATCH_MESSAGES,
+    BATCHED_MESSAGE_BYTES,
+    CHUNKS,
+    CLIENT_PROPERTIES_BYTES,
+    CLIENTS_PER_CONNECTION,
+    LATEST_TIME_MS,
+    MESSAGE_METADATA_BYTES,
+    NAME_BYTES,
+    REPLICATE_TO_BYTES,
+    SUBSCRIPTION_PROPERTIES_BYTES,
+    UNCOMPRESSED_BYTES,
+)
+from meridian_broker.positions.position import EARLIEST, LATEST, Position
+from meridian_broker.topics.errors import NO_TRANSACTIONS, NOT_FROM_CLIENTS, InvalidName, MessageTooLarge, NotAllowed
+from meridian_broker.wire.pulsar import metadata
+from meridian_broker.wire.shown import is_name
+
+if TYPE_CHECKING:
+    from meridian_broker.wire.proto import pulsar_pb2 as pb
+    from meridian_broker.wire.pulsar.frames import Send
+    from meridian_broker.wire.pulsar.metadata import MetadataView
+    from meridian_broker.wire.pulsar.topic_name import TopicName
+
+_INT32_MAX: Final = (1 << 31) - 1
+_ABSENT: Final = 1 << 63
+"""Numbers from here on are negative ones in a u64 field."""
+_NO_NAME: Final = (
+    "it is . or .., or holds a control character, a line separator or a change of the direction of writing"
+)
+
+
+# -- SEND ------------------------------------------------------------------------------------------------------------
+
+
+def message(send: Send, largest: int, longest_delay: int) -> MetadataView:
+    """The metadata of a message that may be stored and delivered.
+
+    A source position among its properties is no reason to refuse it: clients that copy a message to a dead-letter or
+    retry topic copy its properties, and one that came from another region has this one. Nothing is read from it:
+    origins are set by peers (R7).
+
+    :param largest: bytes that the topic allows for metadata and payload.
+    :param longest_delay: milliseconds that the topic allows between publishing and delivery.
+    :raises NotAllowed: a count, size, time or name is out of bounds, or only other regions' brokers may say it.
+    :raises BodyError: it is no message.
+    """
+    if send.marker or send.message_id is not None or send.origin is not None:
+        raise NotAllowed(NOT_FROM_CLIENTS)
+    if send.transactional:
+        raise NotAllowed(NO_TRANSACTIONS)
+    body = send.body
+    if len(body) > largest:
+        raise MessageTooLarge(f"{len(body)} bytes with its metadata; {largest} is the most")
+    start, end = metadata.metadata_bounds(body)
+    if end - start > MESSAGE_METADATA_BYTES:
+        raise MessageTooLarge(f"{end - start} bytes of metadata; {MESSAGE_METADATA_BYTES} are the most")
+    view = metadata.scan(body)
+    if view.marker_type is not None or view.replicated_from is not None:
+        raise NotAllowed(NOT_FROM_CLIENTS)
+    _check_count(send.num_messages, view, len(body) - end, max(UNCOMPRESSED_BYTES, largest))
+    _check_times(view, longest_delay)
+    if view.replicate_to is not None:
+        _check_regions(view.replicate_to)
+    if send.is_chunk or view.chunk_id is not None:
+        _check_chunk(view)
+    return view
+
+
+def _check_count(count: int, view: MetadataView, payload_bytes: int, most_uncompressed: int) -> None:
+    """The command, the metadata and the payload have to agree on the number of messages.
+
+    A compressed payload is not opened here, so what its metadata says of its size counts. It is bounded, but for
+    chunks: theirs is the size of the whole message, which its consumer puts together knowing that it is large.
+    """
+    if count != view.num_messages:
+        raise NotAllowed(
+            f"SEND counts {count} messages and their metadata {view.num_messages}: num_messages has to be "
+            "num_messages_in_batch, or 1 when there is none"
+        )
+    if not 1 <= count <= BATCH_MESSAGES:
+        raise NotAllowed(f"a batch of {count} messages; it has to be 1 to {BATCH_MESSAGES}")
+    unpacked = view.uncompressed_bytes if view.compression else payload_bytes
+    if unpacked > most_uncompressed and view.chunk_id is None:
+        raise MessageTooLarge(f"{unpacked} bytes once it is uncompressed; {most_uncompressed} is the most")
+    if count > 1 and count * BATCHED_MESSAGE_BYTES > unpacked:
+        raise NotAllowed(f"a batch of {unpacked} bytes cannot hold {count} messages: num_messages is wrong")
+
+
+def _check_times(view: MetadataView, longest_delay: int) -> None:
+    times = (("publish", view.publish_time_ms), ("event", view.event_time_ms), ("delivery", view.deliver_at_ms or 0))
+    for what, time_ms in times:
+        if time_ms > LATEST_TIME_MS:
+            raise NotAllowed(f"its {what} time is after the year 9999: it is counted in milliseconds since 1970")
+    if view.deliver_at_ms is not None and view.deliver_at_ms - view.publish_time_ms > longest_delay:
+        raise NotAllowed(f"it asks to be delivered more than {longest_delay} ms after it was published")
+
+
+def _check_regions(names: tuple[str, ...]) -> None:
+    size = sum(len(name.encode()) + 1 for name in names)
+    if size > REPLICATE_TO_BYTES:
+        raise NotAllowed(f"{size} bytes of region names to replicate to; {REPLICATE_TO_BYTES} are the most")
+
+
+def _check_chunk(view: MetadataView) -> None:
+    chunk, count = view.chunk_id, view.num_chunks
+    if chunk is None or not 0 <= chunk < count <= CHUNKS or not 0 <= view.total_chunk_bytes <= _INT32_MAX:
+        raise NotAllowed(f"chunk {chunk} of {count}: chunks count from 0, and a message has {CHUNKS} at most")
+    if len((view.uuid or "").encode()) > NAME_BYTES:
+        raise NotAllowed(f"the id that its chunks share is longer than {NAME_BYTES} bytes")
+
+
+# -- ids and ACK -----------------------------------------------------------------------------------------------------
+
+
+def position(wire: pb.MessageIdData) -> Position:
+    """A message id of the wire, whatever its numbers; its sentinels are ours."""
+    if wire.ledgerId >= _ABSENT:
+        return EARLIEST
+    if wire.ledgerId == _ABSENT - 1:
+        return LATEST
+    return Position(wire.ledgerId, wire.entryId if wire.entryId < _ABSENT else -1)
+
+
+def end(ledger: int, entry: int) -> Position:
+    """Up to where a cumulative acknowledgement reaches. Entry -1 stands before a ledger's first, not behind all."""
+    return Position(ledger, entry if entry < _ABSENT else -1)
+
+
+def unacked_parts(ack: pb.CommandAck) -> dict[Position, int]:
+    """Of entries that are acknowledged in part, the bits of their messages that are *not*: so says the wire (R18), and
+    not every client adds the batch's size. Bits that a batch does not have are harmless: whoever counts with them knows
+    its size.
+
+    C++ clients name an entry twice, with different bits, when messages of it came again meanwhile: what any of the ids
+    acknowledges counts.
+
+    :raises NotAllowed: there are more bits than any batch has, or more in all than a client has reason to send.
+    """
+    sizes = [len(one.ack_set) for one in ack.message_id]
+    if max(sizes, default=0) > ACK_SET_WORDS or sum(sizes) > ACK_WORDS:
+        raise NotAllowed(
+            f"an ACK whose sets have {sum(sizes)} words, the largest {max(sizes)}: {ACK_WORDS} in all and "
+            f"{ACK_SET_WORDS} for one batch are the most"
+        )
+    parts: dict[Position, int] = {}
+    whole: list[Position] = []
+    for one, size in zip(ack.message_id, sizes, strict=True):
+        at = position(one)
+        if size:
+            unacked = int.from_bytes(struct.pack(f"<{size}q", *one.ack_set), "little")
+            parts[at] = unacked & parts.get(at, unacked)
+        else:
+            whole.append(at)
+    if parts:
+        for at in whole:
+            parts.pop(at, None)
+    return parts
+
+
+# -- topics ----------------------------------------------------------------------------------------------------------
+
+
+def new_topic(name: TopicName) -> None:
+    """A topic that a client may make. Those that exist are served whatever they are called, and what another region has
+    already is made here, too: its messages need a place.
+
+    :raises InvalidName: its name would not be shown as it is.
+    """
+    if not is_name(name.local_name):
+        raise InvalidName(f"{name.local_name[:80]!r} is no name of a topic: {_NO_NAME}")
+
+
+# -- PRODUCER and SUBSCRIBE ------------------------------------------------------------------------------------------
+
+
+def producer(asked: pb.CommandProducer, clients: int) -> None:
+    """A producer that may be made.
+
+    :param clients: producers and consumers that its connection has.
+    :raises NotAllowed: a name or its metadata is out of bounds, or its connection has as many clients as it may have.
+    """
+    _check_room(clients)
+    _check_name("a producer", asked.producer_name)
+    _check_name("a subscription", asked.initial_subscription_name)
+    _check_pairs("a producer", ((pair.key, pair.value) for pair in asked.metadata), CLIENT_PROPERTIES_BYTES)
+
+
+def consumer(asked: pb.CommandSubscribe, clients: int) -> None:
+    """A consumer that may be made; the parameters and errors of ``producer``."""
+    _check_room(clients)
+    _check_name("a consumer", asked.consumer_name)
+    _check_pairs("a consumer", ((pair.key, pair.value) for pair in asked.metadata), CLIENT_PROPERTIES_BYTES)
+    subscription(asked.subscription, ((pair.key, pair.value) for pair in asked.subscription_properties))
+
+
+def subscription(name: str, properties: Iterable[tuple[str, str]]) -> None:
+    """A subscription that may be made, by whatever way: its record has to be readable here and fit into a frame to
+    every other region.
+
+    :raises NotAllowed: the name or the properties are out of bounds.
+    """
+    _check_name("a subscription", name)
+    _check_pairs("a subscription", properties, SUBSCRIPTION_PROPERTIES_BYTES)
+
+
+def _check_room(clients: int) -> None:
+    if clients >= CLIENTS_PER_CONNECTION:
+        raise NotAllowed(
+            f"this connection has {clients} producers and consumers, as many as it may have: close some, or use another"
+        )
+
+
+def _check_name(whose: str, name: str) -> None:
+    if not is_name(name):
+        raise NotAllowed(f"{name[:80]!r} is no name of {whose}: {_NO_NAME}")
+    size = len(name.encode())
+    if size > NAME_BYTES:
+        raise NotAllowed(f"the name of {whose} may have {NAME_BYTES} bytes, not {size}")
+
+
+def _check_pairs(whose: str, pairs: Iterable[tuple[str, str]], most: int) -> None:
+    size = sum(len(key.encode()) + len(value.encode()) for key, value in pairs)
+    if size > most:
+        raise NotAllowed(f"the properties of {whose} may have {most} bytes in all, not {size}")

@@ -1,0 +1,354 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Real brokers in processes of their own: started, watched until healthy, killed, started again on the same disk.
+
+``BrokerProcess`` is one ``meridian broker``; ``RegionsProcess`` is one ``meridian up`` with several regions. Both keep
+their ports over restarts, so that clients find them again. Signals go to process ids these objects started, to nothing
+else. Use them as context managers: whatever happens in the test, no process stays behind.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any, Self
+
+from support.brokers.free_ports import free_base_port, free_port
+
+MERIDIAN = (sys.executable, "-P", "-m", "meridian_broker.server.main")
+START_SECONDS = 120.0
+STOP_SECONDS = 120.0
+PATIENT = {"barrierTimeoutMillis": "20000"}
+"""Regions wait for each other's word at a switch (R20) however slow the machine is just now: after the quarter of a
+second that is the rule they go on without it, and messages come again."""
+_WITHOUT_CERTIFICATES = {"SSL_CERT_FILE": os.devnull}
+"""aiohttp reads the system's certificates twice while it is imported, a tenth of a broker's start. None of ours calls a
+server that they vouch for."""
+_DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+
+class HttpAnswer:
+    """Status, headers and body of one answer."""
+
+    def __init__(self, status: int, headers: Mapping[str, str], body: bytes) -> None:
+        self.status = status
+        self.headers = headers
+        self.body = body
+
+    @property
+    def text(self) -> str:
+        return self.body.decode()
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+    @property
+    def reason(self) -> str:
+        """The sentence of a refusal."""
+        return str(self.json["reason"])
+
+
+def http(
+    method: str, url: str, body: Any = ..., *, raw: bytes | None = None, headers: Mapping[str, str] | None = None
+) -> HttpAnswer:
+    """One request over real HTTP; ``body`` is sent as JSON, ``raw`` as it is. A refusal is an answer, not an error."""
+    data = raw if raw is not None else None if body is ... else json.dumps(body).encode()
+    sent = {"Content-Type": "application/json"} if data is not None else {}
+    request = urllib.request.Request(url, data=data, headers=sent | dict(headers or {}), method=method)
+    try:
+        with _DIRECT.open(request, timeout=60) as answer:
+            return HttpAnswer(answer.status, dict(answer.headers), answer.read())
+    except urllib.error.HTTPError as refused:
+        with refused:
+            return HttpAnswer(refused.code, dict(refused.headers), refused.read())
+
+
+def wait_until(condition: Any, what: str, seconds: float = 60.0) -> Any:
+    """The first true value of ``condition()``; for what no event announces to another process."""
+    until = time.monotonic() + seconds
+    while not (value := condition()):
+        if time.monotonic() > until:
+            raise AssertionError(f"waited {seconds:.0f} s in vain for {what}")
+        time.sleep(0.01)
+    return value
+
+
+def _started(command: Sequence[str], log: IO[bytes]) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(command, stdout=log, stderr=log, env=os.environ | _WITHOUT_CERTIFICATES)
+
+
+class BrokerProcess:
+    """One ``meridian broker`` on loopback."""
+
+    def __init__(
+        self,
+        region: str,
+        data_dir: Path,
+        *,
+        settings: Mapping[str, str] | None = None,
+        port: int | None = None,
+        http_port: int | None = None,
+        regions_file: Path | None = None,
+        peer_token_file: Path | None = None,
+        metadata_url: str | None = None,
+    ) -> None:
+        """
+        :param data_dir: everything the broker keeps, its log beside it as ``<region>.log``.
+        :param settings: more of them, by key.
+        """
+        self.region = region
+        self.data_dir = data_dir
+        self.port = port or free_port()
+        self.http_port = http_port or free_port()
+        self.log_file = data_dir.parent / f"{data_dir.name}-{region}.log"
+        chosen = {
+            "clusterName": region,
+            "dataDirectory": str(data_dir),
+            "brokerServicePort": str(self.port),
+            "webServicePort": str(self.http_port),
+            "regionsFile": "" if regions_file is None else str(regions_file),
+            "peerTokenFile": "" if peer_token_file is None else str(peer_token_file),
+            "metadataStoreUrl": metadata_url or "",
+        }
+        self._settings = PATIENT | {key: value for key, value in chosen.items() if value} | dict(settings or {})
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def service_url(self) -> str:
+        return f"pulsar://127.0.0.1:{self.port}"
+
+    @property
+    def admin_url(self) -> str:
+        return f"http://127.0.0.1:{self.http_port}"
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None, f"the broker of {self.region} does not run"
+        return self._process.pid
+
+    def start(self, *, wait: bool = True) -> Self:
+        """Start it, and wait until its health check says ok."""
+        assert self._process is None, f"the broker of {self.region} runs already"
+        assignments = [part for key, value in self._settings.items() for part in ("--set", f"{key}={value}")]
+        self.data_dir.mkdir(parents=True, exist_ok=True)
+        with self.log_file.open("ab") as log:
+            self._process = _started([*MERIDIAN, "broker", *assignments], log)
+        if wait:
+            self.wait_healthy()
+        return self
+
+    def wait_healthy(self) -> None:
+        def healthy() -> bool:
+            assert self._process is not None
+            code = self._process.poll()
+            assert code is None, f"the broker of {self.region} ended with {code}:\n{self.log()}"
+            return is_healthy(self.admin_url)
+
+        wait_until(healthy, f"{self.region} to be healthy", START_SECONDS)
+
+    def kill(self) -> None:
+        """SIGKILL: as when the machine's out-of-memory killer comes."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+    def stop(self) -> int:
+        """SIGTERM, and wait for the drain. Says the exit code."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGTERM)
+        code = self._process.wait(STOP_SECONDS)
+        self._process = None
+        return code
+
+    def log(self) -> str:
+        """What it logged so far, all starts."""
+        return self.log_file.read_text(encoding="utf-8", errors="replace") if self.log_file.exists() else ""
+
+    def http(self, method: str, path: str, body: Any = ..., *, raw: bytes | None = None) -> HttpAnswer:
+        """One request to its admin port."""
+        return http(method, self.admin_url + path, body, raw=raw)
+
+    def __enter__(self) -> Self:
+        return self if self._process is not None else self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.kill()
+
+
+def kill_etcds(data_dir: Path) -> None:
+    """They outlive a supervisor that is killed: brokers that drain need them until the end."""
+    for file in data_dir.glob("*/etcd/etcd.pid"):
+        pid = int(file.read_text())
+        with contextlib.suppress(OSError):
+            if str(data_dir) in Path(f"/proc/{pid}/cmdline").read_text():
+                os.kill(pid, signal.SIGKILL)
+
+
+class RegionsProcess:
+    """One ``meridian up`` with several regions that replicate to each other."""
+
+    def __init__(
+        self,
+        regions: tuple[str, ...],
+        data_dir: Path,
+        *,
+        metadata: str = "embedded",
+        settings: Mapping[str, str] | None = None,
+    ) -> None:
+        self.regions = regions
+        self.data_dir = data_dir
+        self.log_file = data_dir.parent / f"{data_dir.name}-up.log"
+        self._metadata = metadata
+        chosen = PATIENT | dict(settings or {})
+        self._assignments = [part for key, value in chosen.items() for part in ("--set", f"{key}={value}")]
+        self._base_port, self._base_http_port = free_base_port(len(regions)), free_base_port(len(regions))
+        self._process: subprocess.Popen[bytes] | None = None
+        self._again: dict[str, subprocess.Popen[bytes]] = {}
+
+    @property
+    def regions_file(self) -> Path:
+        """Who is where, as the verifier takes it."""
+        return self.data_dir / "regions.json"
+
+    def record(self, region: str) -> dict[str, Any]:
+        """The region's part of ``regions.json``."""
+        listed = json.loads(self.regions_file.read_text(encoding="utf-8"))["regions"]
+        found: dict[str, Any] = next(one for one in listed if one["name"] == region)
+        return found
+
+    def service_url(self, region: str) -> str:
+        return f"pulsar://127.0.0.1:{self._base_port + 10 * self.regions.index(region)}"
+
+    def admin_url(self, region: str) -> str:
+        return f"http://127.0.0.1:{self._base_http_port + 10 * self.regions.index(region)}"
+
+    def start(self) -> Self:
+        """Start them, and wait until all are healthy."""
+        assert self._process is None, "the regions run already"
+        self.data_dir.parent.mkdir(parents=True, exist_ok=True)
+        command = [
+            *(*MERIDIAN, "up", "--regions", ",".join(self.regions), "--data-dir", str(self.data_dir)),
+            *("--metadata", self._metadata, "--base-port", str(self._base_port)),
+            *("--base-http-port", str(self._base_http_port), *self._assignments),
+        ]
+        said = self.log_file.stat().st_size if self.log_file.exists() else 0
+        with self.log_file.open("ab") as log:
+            self._process = _started(command, log)
+
+        def up() -> bool:
+            assert self._process is not None
+            assert self._process.poll() is None, f"the regions did not start:\n{self.log()}"
+            return b"All regions are up" in self.log_file.read_bytes()[said:]
+
+        wait_until(up, "the regions to start", START_SECONDS)
+        return self
+
+    def pid(self, region: str) -> int:
+        """Of the region's broker."""
+        again = self._again.get(region)
+        return int(self.record(region)["pid"]) if again is None else again.pid
+
+    def is_running(self, region: str) -> bool:
+        """Has it a broker that is ready?"""
+        return is_healthy(self.admin_url(region))
+
+    def pause_region(self, region: str) -> None:
+        """SIGSTOP: its connections stay, and nobody answers on them."""
+        os.kill(self.pid(region), signal.SIGSTOP)
+
+    def resume_region(self, region: str) -> None:
+        """SIGCONT, after ``pause_region``."""
+        os.kill(self.pid(region), signal.SIGCONT)
+
+    def stop_region(self, region: str) -> None:
+        """SIGTERM one region's broker and wait for its drain; the others go on."""
+        said = len(self.log(region))
+        again = self._again.pop(region, None)
+        os.kill(int(self.record(region)["pid"]) if again is None else again.pid, signal.SIGTERM)
+        if again is not None:
+            assert again.wait(STOP_SECONDS) == 0, self.log(region)
+        wait_until(lambda: self.log(region)[said:].rstrip().endswith("stopped"), f"{region} to stop", STOP_SECONDS)
+
+    def kill_region(self, region: str) -> None:
+        """SIGKILL one region's broker; the others go on."""
+        again = self._again.pop(region, None)
+        if again is not None:
+            again.kill()
+            again.wait()
+            return
+        os.kill(int(self.record(region)["pid"]), signal.SIGKILL)
+        wait_until(lambda: not is_healthy(self.admin_url(region)), f"{region} to be gone")
+
+    def bring_back(self, region: str) -> None:
+        """Start a killed region's broker again on its own disk, as its service manager would."""
+        record = self.record(region)
+        command = [*MERIDIAN, "broker", "--config", record["config"]]
+        with Path(record["log"]).open("ab") as log:
+            again = self._again[region] = _started(command, log)
+
+        def healthy() -> bool:
+            assert again.poll() is None, f"the broker of {region} ended with {again.poll()}:\n{self.log(region)[-999:]}"
+            return is_healthy(self.admin_url(region))
+
+        wait_until(healthy, f"{region} to be back", START_SECONDS)
+
+    def stop(self) -> str:
+        """SIGTERM, and wait for the drain. Says what was printed; fails when it did not end well."""
+        assert self._process is not None
+        for again in self._again.values():
+            again.send_signal(signal.SIGTERM)
+        self._process.send_signal(signal.SIGTERM)
+        codes = [one.wait(STOP_SECONDS) for one in (*self._again.values(), self._process)]
+        killed = bool(self._again)
+        self._again.clear()
+        self._process = None
+        assert killed or codes == [0], f"exit codes {codes}:\n{self.log()}"
+        return self.log()
+
+    def kill(self) -> None:
+        """End everything at once; brokers do not outlive their supervisor."""
+        for process in (*self._again.values(), self._process):
+            if process is not None:
+                process.kill()
+                process.wait()
+        self._again.clear()
+        self._process = None
+        kill_etcds(self.data_dir)
+
+    def log(self, region: str | None = None) -> str:
+        """What ``meridian up`` printed, or what one region's broker logged."""
+        file = self.log_file if region is None else Path(self.record(region)["log"])
+        return file.read_text(encoding="utf-8", errors="replace") if file.exists() else ""
+
+    def http(self, region: str, method: str, path: str, body: Any = ..., *, raw: bytes | None = None) -> HttpAnswer:
+        """One request to a region's admin port."""
+        return http(method, self.admin_url(region) + path, body, raw=raw)
+
+    def __enter__(self) -> Self:
+        return self if self._process is not None else self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.kill()
+
+
+def is_healthy(admin_url: str) -> bool:
+    """Does a broker there say that it is ready?"""
+    with contextlib.suppress(OSError):
+        return http("GET", f"{admin_url}/admin/v2/brokers/health").status == 200
+    return False

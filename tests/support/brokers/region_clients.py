@@ -1,0 +1,170 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What tests do with the real client from PyPI, most in several regions: publish, take, see what is stored where."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Iterable, Iterator
+from typing import Any, Protocol
+
+import pulsar
+from support.brokers.broker_process import HttpAnswer, wait_until
+from support.protocol.admin_paths import topic_path
+
+EAST, WEST, CENTRAL = ("us-east", "us-west", "eu-central")
+SHARED = pulsar.ConsumerType.Shared
+KEY_SHARED = pulsar.ConsumerType.KeyShared
+FAILOVER = pulsar.ConsumerType.Failover
+EXCLUSIVE = pulsar.ConsumerType.Exclusive
+EARLIEST = pulsar.InitialPosition.Earliest
+LATEST = pulsar.InitialPosition.Latest
+QUIET_MS = 500
+"""How long nothing must come before a test believes that nothing comes."""
+PATIENCE_MS = 60_000
+"""How long something that has to come may take."""
+_numbers = itertools.count()
+
+
+class Regions(Protocol):
+    """Regions that run, however they were started."""
+
+    def service_url(self, region: str) -> str:
+        """Where the region's broker speaks with clients."""
+        ...
+
+    def http(self, region: str, method: str, path: str) -> HttpAnswer:
+        """One request to the region's admin port."""
+        ...
+
+
+def new_topic(name: str) -> str:
+    """A topic no other test has."""
+    return f"persistent://public/default/{name}-{next(_numbers)}"
+
+
+def connect(url: str, seconds: int = PATIENCE_MS // 1000) -> pulsar.Client:
+    """A client that tells of errors only; what it asks for may take so long."""
+    logger = pulsar.ConsoleLogger(pulsar.LoggerLevel.Error)
+    return pulsar.Client(url, logger=logger, operation_timeout_seconds=seconds)
+
+
+@contextlib.contextmanager
+def connected(url: str, seconds: int = PATIENCE_MS // 1000) -> Iterator[pulsar.Client]:
+    """``connect``, and closed at the end."""
+    made = connect(url, seconds)
+    try:
+        yield made
+    finally:
+        with contextlib.suppress(pulsar.NotConnected):  # its region may have been killed meanwhile
+            made.close()
+
+
+def client(regions: Regions, region: str) -> contextlib.AbstractContextManager[pulsar.Client]:
+    """A client of one region, for as long as it is needed."""
+    return connected(regions.service_url(region))
+
+
+def numbered(numbers: Iterable[int]) -> list[bytes]:
+    """Bodies that say their number."""
+    return [b"%d" % number for number in numbers]
+
+
+def publish(
+    to: pulsar.Client, topic: str, bodies: Iterable[bytes], *, batching: bool = False, **options: Any
+) -> list[pulsar.MessageId]:
+    """Publish, and wait for every receipt."""
+    producer = to.create_producer(
+        topic, batching_enabled=batching, batching_max_publish_delay_ms=100, block_if_queue_full=True, **options
+    )
+    ids: list[pulsar.MessageId] = []
+    refused: list[pulsar.Result] = []
+
+    def sent(result: pulsar.Result, message_id: pulsar.MessageId) -> None:
+        if result == pulsar.Result.Ok:
+            ids.append(message_id)
+        else:
+            refused.append(result)
+
+    for body in bodies:
+        producer.send_async(body, sent)
+    producer.flush()
+    producer.close()
+    assert not refused, refused[0]
+    return ids
+
+
+def subscribe(
+    to: pulsar.Client,
+    topic: str,
+    name: str = "s",
+    kind: pulsar.ConsumerType = SHARED,
+    initial: pulsar.InitialPosition = EARLIEST,
+    **options: Any,
+) -> pulsar.Consumer:
+    """A consumer of a replicated subscription."""
+    return to.subscribe(
+        topic,
+        name,
+        consumer_type=kind,
+        initial_position=initial,
+        replicate_subscription_state_enabled=True,
+        **options,
+    )
+
+
+def take(consumer: pulsar.Consumer, count: int) -> list[pulsar.Message]:
+    """So many messages, unacknowledged."""
+    return [consumer.receive(PATIENCE_MS) for _ in range(count)]
+
+
+def rest(consumer: pulsar.Consumer, *, acknowledge: bool = True) -> list[int]:
+    """The numbers of everything that comes until it is quiet, in the order of arrival."""
+    found: list[int] = []
+    with contextlib.suppress(pulsar.Timeout):
+        while True:
+            message = consumer.receive(QUIET_MS)
+            found.append(int(message.data()))
+            if acknowledge:
+                consumer.acknowledge(message)
+    return found
+
+
+def take_numbers(consumer: pulsar.Consumer, numbers: Iterable[int]) -> None:
+    """Exactly these come, each once, in whatever order; then nothing."""
+    wanted = sorted(numbers)
+    found = []
+    for _ in wanted:
+        message = consumer.receive(PATIENCE_MS)
+        found.append(int(message.data()))
+        consumer.acknowledge(message)
+    assert sorted(found) == wanted
+    assert rest(consumer) == []
+
+
+def stored(regions: Regions, region: str, topic: str, count: int) -> list[int]:
+    """Waits until a region holds so many messages of a topic; says their numbers in its order."""
+    with client(regions, region) as one:
+        reader = one.create_reader(topic, pulsar.MessageId.earliest)
+        return [int(reader.read_next(PATIENCE_MS).data()) for _ in range(count)]
+
+
+def stats(regions: Regions, region: str, topic: str) -> dict[str, Any]:
+    """A region's statistics of a topic; empty while it does not have the topic."""
+    answer = regions.http(region, "GET", f"{topic_path(topic)}/stats")
+    if answer.status == 404:
+        return {}
+    assert answer.status == 200, answer.text
+    found: dict[str, Any] = answer.json
+    return found
+
+
+def backlog(regions: Regions, region: str, topic: str, name: str = "s") -> int | None:
+    """Messages a subscription still has to get in a region; None while it does not exist there."""
+    subscription = stats(regions, region, topic).get("subscriptions", {}).get(name)
+    return None if subscription is None else int(subscription["msgBacklog"])
+
+
+def wait_for_backlog(regions: Regions, region: str, topic: str, count: int, name: str = "s") -> None:
+    """Waits until a subscription's backlog in a region is exactly this."""
+    wait_until(lambda: backlog(regions, region, topic, name) == count, f"a backlog of {count} in {region}")

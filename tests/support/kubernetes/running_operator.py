@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The operator as it runs: kopf watches an API server, the desk looks after objects. On a thread of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import aiohttp
+import kopf
+from kopf._cogs.structs.credentials import Vault, VaultKey
+from meridian_operator.handlers import watching
+from meridian_operator.handlers.budget import Budget
+from meridian_operator.handlers.desk import Desk
+from meridian_operator.handlers.world import World
+from meridian_operator.kube.client import KubeClient
+from meridian_operator.regions.client import RegionClient
+from meridian_operator.regions.directory import Region, Tokens
+from support.kubernetes.kube_api import KubeApi
+
+_HANDLERS = watching
+"""Importing it registered them."""
+
+
+@dataclass(slots=True)
+class NearWorld(World):
+    """Regions are where the test has them: there is no cluster DNS."""
+
+    urls: Mapping[str, str] = field(default_factory=dict)
+
+    def client(self, region: Region) -> RegionClient:
+        return RegionClient(Region(region.name, self.urls[region.name]), self.http, self.tokens)
+
+
+class RunningOperator:
+    """A context: the operator watches ``api`` inside of it.
+
+    :param urls: region -> its admin API. May change while the operator runs.
+    """
+
+    def __init__(self, api: KubeApi, urls: Mapping[str, str]) -> None:
+        self._api = api
+        self._urls = urls
+        self._stop = threading.Event()
+        self._ready = threading.Event()
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._run()), name="operator")
+
+    def __enter__(self) -> RunningOperator:
+        self._thread.start()
+        assert self._ready.wait(60), "the operator did not start"
+        return self
+
+    def stop(self) -> None:
+        """End it. Again: nothing."""
+        if self._thread.is_alive():
+            asyncio.run_coroutine_threadsafe(self._desk.close(), self._loop).result(30)
+        self._stop.set()
+        self._thread.join()
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    async def _run(self) -> None:
+        settings = kopf.OperatorSettings()
+        settings.scanning.disabled = True
+        settings.queueing.idle_timeout = settings.queueing.exit_timeout = 0.1
+        login = kopf.ConnectionInfo(server=f"http://127.0.0.1:{self._api.port}", token="a-token")
+        kube = KubeClient(lambda: login)
+        budget = Budget(100, time.monotonic)
+        async with aiohttp.ClientSession() as http:
+            world = NearWorld(http, Tokens(None), kube, lambda: 0.0, budget, urls=self._urls)
+            self._desk, self._loop = Desk(world), asyncio.get_running_loop()
+            memo = kopf.Memo(desk=self._desk, world=world)
+            try:
+                await kopf.operator(
+                    settings=settings,
+                    memo=memo,
+                    standalone=True,
+                    clusterwide=True,
+                    stop_flag=self._stop,
+                    ready_flag=self._ready,
+                    vault=Vault({VaultKey("test"): login}),
+                )
+            finally:
+                await self._desk.close()
+                await kube.close()

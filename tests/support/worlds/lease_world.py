@@ -1,0 +1,422 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Some voters and holders of leases in one process: clocks that run at different rates, messages that are late, lost or
+said twice, crashes that keep what is durable, and pauses in which a process does nothing and its clock goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from heapq import heappop, heappush
+from random import Random
+
+from meridian_broker.positions import Stamp
+from meridian_broker.replication.leases.leases import CLOCK_RATE, Claim, Leases, LeaseTimes
+from meridian_broker.replication.leases.messages import (
+    NOT_SERVED,
+    OTHER_VOTERS,
+    LeaseAnswer,
+    LeaseAsk,
+    LeaseMessage,
+    LeaseRelease,
+    LeaseRenewal,
+    LeaseRenewed,
+    Stream,
+    VotersAnswer,
+    VotersAsk,
+)
+from meridian_broker.replication.leases.quorums import Electorates, Voters, home_among
+from meridian_broker.replication.leases.reconfiguration import Electing, Heard, Subject
+from meridian_broker.replication.leases.voter import Vote, Voter
+
+TIMES = LeaseTimes(duration=3000, step=200, linger=500)
+EAGER = LeaseTimes(duration=2000, step=25, linger=100)
+"""Nobody waits for anybody longer than the protocol must, so that what it must is seen."""
+SUBJECT = ("t", "s")
+
+
+class Ground:
+    """What a node votes on."""
+
+    def __init__(self, node: LeaseNode, stream: Stream) -> None:
+        self._node, self._stream, self._disk = node, stream, node.disk
+        self._known = node.electorates(stream)
+
+    def bears(self) -> bool:
+        return self._node.electorates(self._stream) == self._known and self._node.disk is self._disk
+
+
+class LeaseNode:
+    """One region: what is durable, and the life of a broker."""
+
+    def __init__(self, world: LeaseWorld, name: str, rate: float, began_ms: int) -> None:
+        self.world = world
+        self.name = name
+        self.rate = rate
+        self.began_ms = began_ms
+        self.disk: dict[Stream, tuple[str, int, int]] = {}
+        self.known_on_disk = self.electorates_now = Electorates()
+        self.told: Voters = tuple(sorted(world.names))
+        """Who is to vote, as this node was told; empty: the topic does not live here."""
+        self.homes: dict[Stream, str] = {}
+        self.life = 0
+        self.alive = False
+        self.paused = False
+        self.inbox: list[Callable[[], object]] = []
+        self.wanted: set[Stream] = set()
+        self.drain_ms = 100
+        self._wakes = 0
+        """Only the last of the timers counts."""
+        self.leases: Leases
+        self.voter: Voter
+        self.electing: Electing
+        self.know(Electorates.of(*world.names))
+        self.known_on_disk = self.electorates_now
+        self.start()
+
+    def now_ms(self) -> int:
+        return self.began_ms + int(self.world.now_us * self.rate) // 1000
+
+    def true_us(self, ms: int) -> float:
+        """When this node's clock shows it."""
+        return (ms - self.began_ms) * 1000 / self.rate
+
+    def start(self) -> None:
+        self.life += 1
+        self.alive, self.paused = True, False
+        self.inbox.clear()
+        self._writing: list[list[tuple[Stream, tuple[str, int, int]]]] = []
+        self.voter = Voter(self)
+        self.leases = Leases(self, self.name, f"{self.name}#{self.life}", self.world.times)
+        self.electorates_now = self.known_on_disk
+        self.electing = Electing(self, self.name, self.now_ms, self._is_clean, self.can_ask, self.send)
+        for stream, (holder, term, duration_ms) in self.disk.items():
+            self.voter.found(stream, holder, term, duration_ms, self.now_ms())
+        for stream in sorted(self.wanted):
+            self.want(stream)
+        self.do(self._follow)
+        self._wake()
+
+    def crash(self) -> None:
+        self.alive = False
+
+    def want(self, stream: Stream) -> None:
+        self.wanted.add(stream)
+        if self.alive:
+            self.do(lambda: self.leases.want(stream, self.electorates_now, self.home(stream), self.now_ms()))
+
+    def unwant(self, stream: Stream) -> None:
+        self.wanted.discard(stream)
+        if self.alive:
+            self.do(lambda: self.leases.unwant(stream, self.now_ms()))
+
+    def home(self, stream: Stream) -> str:
+        return self.homes.get(stream, stream[2])
+
+    def holds(self, stream: Stream) -> bool:
+        """Would it read the stream at this instant, if it got the processor?"""
+        claim = self.leases.claims.get(stream) if self.alive else None
+        return claim is not None and claim.is_held and self.now_ms() < claim.until_ms
+
+    def do(self, work: Callable[[], object]) -> None:
+        """Let the process do something, as soon as it is not paused."""
+        if self.paused:
+            self.inbox.append(work)
+            return
+        work()
+        self._wake()
+
+    def resume(self) -> None:
+        self.paused = False
+        waiting, self.inbox = self.inbox, []
+        for work in waiting:
+            self.do(work)
+        self._wake()
+
+    def _wake(self) -> None:
+        life = self.life
+
+        def tick() -> None:
+            if self.alive and self.life == life and self._wakes == number:
+                self.do(self._tick)
+
+        deadlines = (self.leases.next_deadline(), self.electing.next_deadline())
+        deadline = min((one for one in deadlines if one is not None), default=None)
+        if deadline is not None:
+            self._wakes += 1
+            number = self._wakes
+            wait_ms = max(deadline - self.now_ms(), 1)
+            self.world.after_us(int(wait_ms * 1000 / self.rate) + 500, tick)
+
+    def _tick(self) -> None:
+        self.electing.tick()
+        self.leases.tick(self.now_ms())
+
+    # -- who votes
+
+    def tell(self, voters: Voters) -> None:
+        """A person says who is to vote; empty: the topic does not live here any more."""
+        self.told = voters
+        if self.alive:
+            self.do(self._follow)
+
+    def _follow(self) -> None:
+        if self.told and self.electorates_now.lists:  # else there is no record here as yet
+            known = self.electorates_now
+            self.know(known.also(self.told, self.world.stamp(self.name, known.settled)))
+            if not self.electorates_now.is_settled:
+                self.electing.ask(SUBJECT)
+
+    def know(self, known: Electorates, then: Callable[[], None] = lambda: None) -> None:
+        """Keep it, as a record that is written; ``then`` once it is on disk."""
+        life = self.life
+        if known != self.electorates_now:
+            self.electorates_now = known
+            for stream in sorted(self.wanted) if self.alive else ():
+                self.leases.want(stream, known, self.home(stream), self.now_ms())
+
+        def synced() -> None:
+            if self.alive and self.life == life:
+                self.known_on_disk = self.known_on_disk.joined(known)
+                self.do(then)
+
+        self.world.after_us(self.world.random.randrange(100, self.world.disk_ms * 1000), synced)
+
+    def known(self, subject: Subject) -> tuple[Electorates, Voters] | None:
+        return (self.electorates_now, self.told) if self.told else None
+
+    def hear(self, subject: Subject, told: Electorates, heard: Heard) -> None:
+        known = self.electorates_now.joined(told)
+        self.know(known, lambda: heard(known, self.told))
+        self._follow()
+
+    def settle(self, subject: Subject, heard: frozenset[str]) -> None:
+        known = self.electorates_now
+        homes: dict[Voters, set[str]] = {
+            voters: {home_among(voters, stream[2]) for stream in self.world.streams}
+            for _, voters in known.lists
+            if len(voters) == 2
+        }
+        if not known.is_settled and known.may_settle(self.told, heard, homes):
+            last = max(known.settled, *(said for said, _ in known.lists))
+            self.know(known.settle(self.told, self.world.stamp(self.name, last)))
+
+    def _is_clean(self, subject: Subject, mark: int) -> bool:
+        return self.voter.is_clean(*subject, mark, self.now_ms())
+
+    # -- the host of claims
+
+    def can_ask(self, voter: str) -> bool:
+        return voter == self.name or (voter in self.world.nodes and self.world.is_open(self.name, voter))
+
+    def can_renew(self, voter: str) -> bool:
+        return {voter, self.name}.isdisjoint(self.world.old)
+
+    def send(self, voter: str, message: LeaseMessage) -> None:
+        if voter == self.name and isinstance(message, LeaseRelease):
+            self.voter.released(message)
+            return
+        self.world.send(self, voter, message)
+
+    def promised_ms(self, stream: Stream) -> int:
+        vote = self.voter.promised(stream, self.now_ms())
+        return 0 if vote is None or vote.holder == self.leases.holder else vote.until_ms - self.now_ms()
+
+    def won(self, claim: Claim) -> None:
+        self.world.check(claim.stream)
+        self.world.wins[claim.stream] = self.world.wins.get(claim.stream, 0) + 1
+
+    def lost(self, claim: Claim) -> None:
+        pass
+
+    def wanted_back(self, claim: Claim) -> None:
+        life = self.life
+
+        def drained() -> None:
+            if self.alive and self.life == life:
+                self.do(lambda: self.leases.release(claim.stream, self.now_ms()))
+
+        self.world.after_us(self.drain_ms * 1000, drained)
+
+    # -- the voter's ballots
+
+    def electorates(self, stream: Stream) -> tuple[Electorates, str] | None:
+        return self.electorates_now, self.home(stream)
+
+    def has(self, stream: Stream, vote: Vote) -> bool:
+        return self.disk.get(stream) == vote.ballot
+
+    def ground(self, stream: Stream) -> Ground:
+        return Ground(self, stream)
+
+    def confirm(self, confirmed: Callable[[], None]) -> None:
+        life = self.life
+
+        def synced() -> None:
+            if self.alive and self.life == life:
+                self.do(confirmed)
+
+        self.world.after_us(self.world.random.randrange(100, self.world.disk_ms * 1000), synced)
+
+    def write(self, votes: list[tuple[Stream, Vote]], durable: Callable[[list[Stream]], None]) -> None:
+        life = self.life
+        written = [(stream, vote.ballot) for stream, vote in votes]
+
+        writing = self._writing
+        writing.append(written)
+
+        def synced() -> None:
+            if self.alive and self.life == life:
+                while any(one is written for one in writing):  # it is a log: what was written before is there, too
+                    self.disk.update(writing.pop(0))
+                self.do(lambda: durable([stream for stream, _ in written]))
+
+        self.world.after_us(self.world.random.randrange(100, self.world.disk_ms * 1000), synced)
+
+    def received(self, region: str, message: LeaseMessage, reply: Callable[[LeaseMessage], None]) -> None:
+        match message:
+            case LeaseAsk():
+                self.world.named += len(message.items)
+                self.leases.others_asked(region, message, self.now_ms())
+                self.voter.asked(message, reply, self.now_ms())
+            case LeaseRenewal():
+                self.voter.renew(message, reply, self.now_ms())
+            case LeaseRenewed():
+                self.leases.renewed(region, message, self.now_ms())
+                self.world.renewed += 1
+                for stream in self.world.streams:
+                    self.world.check(stream)
+            case LeaseRelease():
+                self.voter.released(message)
+                self.leases.freed(message, self.now_ms())
+            case LeaseAnswer():
+                self.leases.answered(region, message, self.now_ms())
+                for item in message.items:
+                    self.world.check(item.stream)
+                if any(item.reason in (OTHER_VOTERS, NOT_SERVED) for item in message.items):
+                    self.electing.tell(region, {SUBJECT})
+            case VotersAsk():
+                self.electing.asked(message, reply)
+            case VotersAnswer():
+                self.electing.answered(region, message)
+                for stream in self.world.streams:
+                    self.world.check(stream)
+
+
+class LeaseWorld:
+    """Everything, in true microseconds."""
+
+    def __init__(
+        self,
+        names: list[str],
+        seed: int,
+        *,
+        delay_ms: int = 50,
+        loss: float = 0.0,
+        twice: float = 0.0,
+        disk_ms: int = 20,
+        times: LeaseTimes = TIMES,
+    ) -> None:
+        self.random = Random(seed)
+        self.now_us = 0
+        self.delay_ms, self.loss, self.twice = delay_ms, loss, twice
+        self.disk_ms, self.times = disk_ms, times
+        self.names = names
+        self.cuts: set[frozenset[str]] = set()
+        self.wins: dict[Stream, int] = {}
+        self.renewed = self.named = 0
+        """Answers to renewals without names; streams that were asked for by name."""
+        self.old: set[str] = set()
+        """Nodes that renew by name only."""
+        self.streams: list[Stream] = [("t", "s", name) for name in names]
+        self._events: list[tuple[int, int, Callable[[], None]]] = []
+        self._counter = 0
+        self.skews_ms = {name: self.random.choice([0, 5000, 20000]) for name in names}
+        rates = [1 - CLOCK_RATE, 1 + CLOCK_RATE, 1.0]
+        self.nodes: dict[str, LeaseNode] = {}
+        for name in names:
+            self.nodes[name] = LeaseNode(self, name, self.random.choice(rates), self.random.randrange(10**9))
+
+    def stamp(self, name: str, after: Stamp) -> Stamp:
+        """By a clock that is off."""
+        now = Stamp(1000 + self.now_us // 1000 + self.skews_ms[name], 0, name)
+        return now if now > after else Stamp(after.time_ms, after.counter + 1, name)
+
+    def is_open(self, one: str, other: str) -> bool:
+        return frozenset((one, other)) not in self.cuts and self.nodes[other].alive
+
+    def after_us(self, delay_us: int, work: Callable[[], None]) -> None:
+        self._counter += 1
+        heappush(self._events, (self.now_us + max(delay_us, 1), self._counter, work))
+
+    def send(self, source: LeaseNode, target: str, message: LeaseMessage) -> None:
+        node = self.nodes.get(target)
+        if node is None:
+            return
+        if target != source.name and (not self.is_open(source.name, target) or self.random.random() < self.loss):
+            return
+        for _ in range(2 if self.random.random() < self.twice else 1):
+            self.after_us(self.random.randrange(self.delay_ms * 1000), self._arrival(source, node, message))
+
+    def _arrival(self, source: LeaseNode, node: LeaseNode, message: LeaseMessage) -> Callable[[], None]:
+        source_life, life = source.life, node.life
+
+        def reply(answer: LeaseMessage) -> None:
+            if source.alive and source.life == source_life:
+                self.send(node, source.name, answer)
+
+        def arrive() -> None:
+            if node.alive and node.life == life:
+                node.do(lambda: node.received(source.name, message, reply))
+
+        return arrive
+
+    def run_ms(self, milliseconds: int) -> None:
+        end = self.now_us + milliseconds * 1000
+        while self._events and self._events[0][0] <= end:
+            self.now_us, _, work = heappop(self._events)
+            work()
+        self.now_us = end
+
+    def happens(self, kind: str, one: str, other: str, stream: Stream) -> None:
+        """One step of a story: what happens to the node ``one``; nothing, where it cannot."""
+        node = self.nodes[one]
+        if kind == "want":
+            node.want(stream)
+        elif kind == "unwant":
+            node.unwant(stream)
+        elif kind == "crash":
+            node.crash()
+        elif kind == "start" and not node.alive:
+            node.start()
+        elif kind == "pause":
+            node.paused = True
+        elif kind == "resume" and node.alive:
+            node.resume()
+        elif kind == "cut" and one != other:
+            self.cuts.add(frozenset((one, other)))
+        elif kind == "heal":
+            self.cuts = {pair for pair in self.cuts if one not in pair}
+        elif kind == "isolate":
+            self.cuts |= {frozenset((one, name)) for name in self.names if name != one}
+
+    def holders(self, stream: Stream) -> list[str]:
+        return [node.name for node in self.nodes.values() if node.holds(stream)]
+
+    def check(self, stream: Stream) -> None:
+        holders = self.holders(stream)
+        assert len(holders) <= 1, f"at {self.now_us} us {holders} hold {stream} at once"
+        for node in self.nodes.values():
+            claim = node.leases.claims.get(stream) if node.alive else None
+            for voter, asked_ms in claim.asked_ms.items() if claim is not None else ():
+                self._check_promise(node, claim, self.nodes[voter], asked_ms)
+
+    def _check_promise(self, node: LeaseNode, claim: Claim | None, voter: LeaseNode, asked_ms: int) -> None:
+        """What a holder believes that a voter promised, the voter knows, and for longer."""
+        believed_us = node.true_us(asked_ms + node.leases.times.usable)
+        if claim is None or not voter.alive or believed_us <= self.now_us:
+            return
+        what = f"at {self.now_us} us {node.leases.holder} believes that {voter.name} promised {claim.stream}"
+        vote = voter.voter.votes.get(claim.stream)
+        assert vote is not None, what
+        assert vote.holder == node.leases.holder, f"{what}: {vote}"
+        assert vote.term <= claim.term, f"{what}: {vote}"
+        assert believed_us <= voter.true_us(vote.until_ms), f"{what} for longer: {vote}"

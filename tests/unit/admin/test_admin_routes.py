@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The paths of the admin API are a promise: this list changes only when somebody means it to."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+from meridian_broker.admin.openapi import document
+from meridian_broker.admin.routes import ROUTES
+
+FROZEN = Path(__file__).with_name("admin_paths.txt")
+
+
+def test_no_path_comes_or_goes_unnoticed() -> None:
+    served = sorted(
+        f"{method.upper():6} {path} {next(iter(operation['responses']))}"
+        for path, verbs in document(ROUTES)["paths"].items()
+        for method, operation in verbs.items()
+    )
+    frozen = FROZEN.read_text(encoding="utf-8").splitlines()
+    assert served == frozen, f"write {FROZEN.name} again if this is meant, and say so in docs/compatibility.md"
+
+
+def test_brokers_of_other_regions_make_these_calls_alone() -> None:
+    called = [route for route in ROUTES if route.peers is not None]
+    policies = [route for route in called if route.peers == "region"]
+    assert {route.method for route in policies} == {"POST", "DELETE"}
+    named = {"/".join((route.method, *route.path.split("/")[-2:])) for route in called if route not in policies}
+    assert named == {
+        "DELETE/{namespace}/{topic}",
+        *(f"{method}/{{topic}}/partitions" for method in ("GET", "PUT", "POST", "DELETE")),
+        *(f"GET/{{topic}}/{what}" for what in ("stats", "partitioned-stats")),
+        "DELETE/{topic}/truncate",
+        "POST/{subscription}/expireMessages",
+        "POST/expireMessages/{seconds}",
+        "GET/messageid/translate",
+        *(f"GET/{{subscription}}/{what}" for what in ("status", "progress")),
+        "POST/{subscription}/preview",
+    }
+    handlers = [route.handler for route in ROUTES]
+    assert all(handlers.count(route.handler) == 1 for route in called), "a call is known by who answers it"
+
+
+def test_every_route_has_its_own_path_and_a_summary() -> None:
+    assert len({(route.method, route.path) for route in ROUTES}) == len(ROUTES)
+    for path, verbs in document(ROUTES)["paths"].items():
+        for method, operation in verbs.items():
+            assert operation["summary"].endswith("."), f"{method} {path}: {operation['summary']!r}"
+            named = {parameter["name"] for parameter in operation["parameters"]}
+            assert named == {part[1:-1] for part in path.split("/") if part.startswith("{")}
+
+
+def test_every_path_of_pulsar_is_in_the_compatibility_table() -> None:
+    table = (Path(__file__).parents[3] / "docs/compatibility.md").read_text(encoding="utf-8")
+    listed = re.findall(r"`([/.][^`]*)`", table)
+    missing = []
+    for path in document(ROUTES)["paths"]:
+        short = path.removeprefix("/admin/v2").replace("{domain}/", "persistent/")
+        known = any(short == one or (one.startswith("...") and short.endswith(one[3:])) for one in listed)
+        if not path.startswith("/meridian/") and not known and path not in listed:
+            missing.append(path)
+    assert not missing
+
+
+def test_the_document_is_json() -> None:
+    assert json.loads(json.dumps(document(ROUTES)))["openapi"].startswith("3.1")

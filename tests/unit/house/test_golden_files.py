@@ -1,0 +1,307 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Files of every released format, kept for ever: today's code reads them, and refuses newer ones with a sentence.
+
+When a format changes, its golden files stay, the reader keeps reading them, and ``tests/golden/make`` writes those of
+the new version beside them. A test that fails here says: data that somebody has on disk can no longer be read.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sqlite3
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from crc32c import crc32c
+from meridian_broker.engines.local.store import LocalLedgerStore
+from meridian_broker.engines.sqlite.metadata import SqliteMetadataStore
+from meridian_broker.ledgers import entry
+from meridian_broker.ledgers.labels import Label
+from meridian_broker.ledgers.store import LedgerError
+from meridian_broker.metadata import keys, records
+from meridian_broker.metadata.store import MetadataError
+from meridian_broker.positions.ackset import AckSet
+from meridian_broker.positions.dropped import Dropped
+from meridian_broker.positions.position import Position
+from meridian_broker.positions.progress import Progress
+from meridian_broker.replication.progress import codec
+from meridian_broker.topics.journal import progress_log
+from meridian_broker.topics.journal.subscription_record import decode_record, encode_record
+from meridian_broker.topics.journal.subscription_snapshot import Whole
+from meridian_broker.topics.publishing import sequence_ids
+from meridian_broker.topics.service import leased_topics
+from meridian_broker.topics.subscriptions.damaged_records import Loss
+from meridian_broker.wire.pulsar.frames import FrameDecoder
+from meridian_broker.wire.pulsar.topic_name import parse
+from support.worlds import golden_world as world
+
+GOLDEN = Path(__file__).parents[2] / "golden"
+CURRENT = GOLDEN / "0.1"
+"""What this version writes."""
+NEWER = "a newer broker wrote it"
+
+
+def golden(name: str) -> bytes:
+    return (CURRENT / name).read_bytes()
+
+
+def test_this_version_still_writes_its_golden_files(tmp_path: Path) -> None:
+    """Byte for byte: a format that changes without a new version number is caught here."""
+    files = {name: data.hex() for name, data in world.small_files().items()}
+    assert {path.name: path.read_bytes().hex() for path in CURRENT.glob("*.bin")} == files
+
+
+async def test_this_version_still_writes_its_golden_log(tmp_path: Path) -> None:
+    await world.write_log(tmp_path / "log")
+    written = {path.name: path.read_bytes().hex() for path in (tmp_path / "log").iterdir()}
+    assert written == {path.name: path.read_bytes().hex() for path in (CURRENT / "log-2").iterdir()}
+
+
+async def test_this_version_still_writes_its_golden_json(tmp_path: Path) -> None:
+    """Fields may be added, because readers keep what they do not know; none may go or change."""
+    await world.write_metadata(tmp_path / "metadata.sql")
+    written, before = values(tmp_path / "metadata.sql"), values(CURRENT / "metadata.sql")
+    assert sorted(written) == sorted(before)
+    for path, value in before.items():
+        assert written[path]["format"] == value["format"] == 1
+        assert holds(written[path]["value"], value["value"]), path
+    assert holds(json.loads(encode_record(world.SUBSCRIPTION)), json.loads(world.RECORD))
+
+
+def values(script: Path) -> dict[str, Any]:
+    """What stands at each path of a store made by this script."""
+    sql = sqlite3.connect(":memory:")
+    sql.executescript(script.read_text())
+    found = {path: json.loads(value) for path, value in sql.execute("SELECT path, value FROM entries")}
+    sql.close()
+    return found
+
+
+def holds(new: Any, old: Any) -> bool:
+    """Whether everything in the old value is the same in the new one."""
+    if isinstance(new, dict) and isinstance(old, dict):
+        return all(key in new and holds(new[key], value) for key, value in old.items())
+    if isinstance(new, list) and isinstance(old, list):
+        return len(new) == len(old) and all(map(holds, new, old))
+    return bool(new == old)
+
+
+# -- values
+
+
+def test_positions_are_read() -> None:
+    assert AckSet.decode(golden("ack-set.bin")) == world.ack_set()
+    assert Progress.decode(golden("progress.bin")) == world.progress()
+    assert Progress.decode(golden("progress-by-time.bin")) == world.progress_by_time()
+    assert Progress.decode(golden("progress-noted-once.bin")) == world.noted_once()
+    assert Progress.decode(golden("progress-reports.bin")) == world.reported()
+    assert Dropped.decode(golden("dropped.bin")) == world.dropped()
+
+
+def test_entries_are_read() -> None:
+    own = entry.unpack(golden("entry-own.bin"))
+    assert (own.flags, own.messages, own.key_hash, own.origin_checksum) == (entry.BATCH, 7, 0xDEADBEEF, 0x01020304)
+    assert (own.publish_time_ms, own.stored_time_ms) == (world.TIME_MS, world.TIME_MS + 2)
+    assert (own.prev, own.region, own.origin) == (Position(3, 41), None, None)
+    assert (own.replicate_to, own.deliver_at_ms) == (("us-west",), world.TIME_MS + 60_000)
+    assert golden("entry-own.bin")[own.body_offset :] == world.BODY
+    foreign = entry.unpack(golden("entry-foreign.bin"))
+    assert foreign == world.foreign_header()
+    assert golden("entry-foreign.bin")[foreign.body_offset :] == world.BODY
+
+
+def test_every_kind_of_progress_record_has_a_golden_file() -> None:
+    assert world.progress_records().keys() == set(progress_log.Kind)
+
+
+@pytest.mark.parametrize("kind", world.progress_records())
+def test_progress_records_are_read(kind: progress_log.Kind) -> None:
+    name = f"progress-record-{kind.name.lower().replace('_', '-')}.bin"
+    expected = (kind, "billing", world.TIME_MS, world.progress_records()[kind])
+    assert progress_log.decode(golden(name)) == expected
+    if kind is progress_log.Kind.SUBSCRIPTION:
+        assert decode_record(expected[3]) == world.SUBSCRIPTION
+    if kind is progress_log.Kind.WHOLE:
+        assert Whole.decode(expected[3]).record == world.RECORD
+    if kind is progress_log.Kind.LOST:
+        assert Loss.decode("7", expected[3]) == Loss(7, 3, world.TIME_MS, ("billing",), in_doubt=True)
+    if kind is progress_log.Kind.VOTES:
+        assert leased_topics.decode(expected[3]) == {
+            "eu-central": ("eu-central#7", 3, 6000),
+            "us-east": ("us-west#12", 9, 0),
+        }
+    if kind is progress_log.Kind.SEQUENCES:
+        assert sequence_ids.decode(expected[3]) == world.SEQUENCES
+
+
+@pytest.mark.parametrize("expected", world.peer_messages(), ids=lambda message: type(message).__name__)
+def test_peer_messages_are_read(expected: object) -> None:
+    (command,) = FrameDecoder().feed(golden(f"peer-{type(expected).__name__.lower()}.bin"))
+    assert codec.decode(command[0], command[1]) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "read", "newer"),
+    [
+        ("progress.bin", Progress.decode, 6),
+        ("dropped.bin", Dropped.decode, 2),
+        ("entry-own.bin", entry.unpack, 2),
+        ("entry-foreign.bin", entry.unpack, 2),
+        ("progress-record-acked.bin", progress_log.decode, 2),
+    ],
+)
+def test_a_newer_value_is_refused_with_a_sentence(name: str, read: Callable[[bytes], object], newer: int) -> None:
+    data = golden(name)
+    assert data[0] == 1
+    with pytest.raises(ValueError, match=rf"format {newer}.* newer broker wrote it"):
+        read(bytes((newer,)) + data[1:])
+
+
+def test_newer_sequence_ids_are_refused_with_a_sentence() -> None:
+    payload = progress_log.decode(golden("progress-record-sequences.bin")).payload
+    assert payload[0] == 1
+    with pytest.raises(ValueError, match=r"format 2.* newer broker wrote them"):
+        sequence_ids.decode(b"\x02" + payload[1:])
+
+
+# -- the log
+
+
+async def read_all(directory: Path) -> dict[int, list[bytes]]:
+    labels = world.LABELS if directory.name == "log-2" else {}
+    store = await LocalLedgerStore.start(directory)
+    try:
+        assert store.damages == ()
+        found = {}
+        for info in await store.list():
+            reader = await store.open(info.ledger_id)
+            found[info.ledger_id] = await reader.read(0, reader.last_confirmed(), 1 << 20)
+            assert (info.entries, info.sealed) == world.CONFIRMED[info.ledger_id]
+            assert info.label == (labels[info.ledger_id].encode() if info.ledger_id in labels else b"")
+            assert not info.label or Label.decode(info.label) == labels[info.ledger_id]
+        with pytest.raises(LedgerError, match="was used before"):
+            await store.create(3, fence=9)
+        return found
+    finally:
+        await store.close()
+
+
+@pytest.fixture(params=["log", "log-2"])
+def log(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
+    """As each format has it: the first one knew no labels of ledgers."""
+    return Path(shutil.copytree(CURRENT / request.param, tmp_path / request.param))
+
+
+async def test_the_log_is_read(log: Path) -> None:
+    assert await read_all(log) == world.LEDGERS
+
+
+@pytest.mark.parametrize("pattern", ["checkpoint-*", "*.index", "[cs]*[x1]"])
+async def test_the_log_is_read_without_what_only_makes_it_faster(log: Path, pattern: str) -> None:
+    removed = [file for file in log.glob(pattern) if file.suffix != ".log"]
+    assert removed
+    for file in removed:
+        file.unlink()
+    assert await read_all(log) == world.LEDGERS
+
+
+def as_newer(data: bytes, crc_at: int, newer: int) -> bytes:
+    """The same file head with another version, a u16 behind the magic, and the checksum right."""
+    assert data[8] == 0
+    assert 0 < data[9] < newer
+    changed = data[:9] + bytes((newer,)) + data[10:]
+    end = crc_at if crc_at >= 0 else len(data) + crc_at
+    return changed[:end] + struct.pack(">I", crc32c(changed[:end])) + changed[end + 4 :]
+
+
+@pytest.mark.parametrize(
+    ("name", "crc_at", "what"),
+    [
+        ("segment-000000000002.log", 36, "log format 3"),
+        ("checkpoint-000000000001", -4, "checkpoint format 3"),
+    ],
+)
+async def test_a_newer_log_is_refused_with_a_sentence(log: Path, name: str, crc_at: int, what: str) -> None:
+    """Of the segments only those behind the checkpoint are looked at, and what a newer broker wrote is among them."""
+    file = log / name
+    file.write_bytes(as_newer(file.read_bytes(), crc_at, 3))
+    before = {path.name: path.read_bytes() for path in log.iterdir()}
+    with pytest.raises(LedgerError, match=f"{what} .*{NEWER}"):
+        await LocalLedgerStore.start(log)
+    after = {path.name: path.read_bytes() for path in log.iterdir() if path.name != "LOCK"}
+    assert after == before, "what is refused is left as it is"
+
+
+async def test_a_newer_index_file_is_made_anew(log: Path) -> None:
+    """It is a cache: nothing is lost with it."""
+    file = log / "segment-000000000001.index"
+    file.write_bytes(as_newer(file.read_bytes(), 20, 2))
+    assert await read_all(log) == world.LEDGERS
+
+
+# -- metadata
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> Path:
+    file = tmp_path / "metadata.sqlite"
+    sql = sqlite3.connect(file)
+    sql.executescript((CURRENT / "metadata.sql").read_text())
+    sql.close()
+    return file
+
+
+async def test_metadata_is_read(database: Path) -> None:
+    store = await SqliteMetadataStore.open(database)
+    try:
+        catalog = world.catalog_on(store)
+        await catalog.refresh()
+        assert catalog.known_clusters() == sorted(world.REGIONS)
+        for name in world.REGIONS:
+            cluster = await catalog.clusters.get(name)
+            assert cluster.to_json() == world.CLUSTERS[name].to_json()
+        assert (await catalog.tenants.get("public")).allowed_clusters == set(world.REGIONS)
+        assert (await catalog.namespaces.get("public/default")).policies() == world.POLICIES.policies()
+        many = await catalog.partitioned.get(parse("many"))
+        assert (many.partitions, many.properties) == (4, {"a": "b"})
+        orders, _ = await catalog.topics.get(parse("orders"))
+        assert holds(orders.to_json(), world.TOPIC_RECORD.to_json())
+        assert await catalog.topics.incarnation(parse("gone")) != ""
+        schema = await catalog.schemas.get(parse("orders"))
+        assert (schema.version, schema.to_json()) == (0, world.SCHEMA.to_json())
+        # Numbers go on behind those that were given before.
+        before = records.decode("", (await found(store, keys.LEDGER_IDS)))[0]
+        assert await catalog.allocate_ledger_id() > before
+        assert await catalog.next_broker_epoch("us-east:6650") == 2
+    finally:
+        await store.close()
+
+
+async def found(store: SqliteMetadataStore, path: str) -> bytes:
+    record = await store.get(path)
+    assert record is not None
+    return record.value
+
+
+async def test_a_newer_metadata_value_is_refused_with_a_sentence(database: Path) -> None:
+    store = await SqliteMetadataStore.open(database)
+    try:
+        path = keys.topic(parse("orders"))
+        value = (await found(store, path)).replace(b'"format":1', b'"format":2')
+        await store.put(path, value)
+        with pytest.raises(MetadataError, match="has format 2, made by a newer version"):
+            await world.catalog_on(store).topics.get(parse("orders"))
+    finally:
+        await store.close()
+
+
+async def test_newer_metadata_tables_are_refused_with_a_sentence(database: Path) -> None:
+    sql = sqlite3.connect(database)
+    sql.execute("PRAGMA user_version = 2")
+    sql.close()
+    with pytest.raises(MetadataError, match=r"format 2.*newer"):
+        await SqliteMetadataStore.open(database)

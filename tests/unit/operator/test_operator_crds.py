@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The CRDs: what Kubernetes demands of a schema, and what users look for. The API server itself judges them in e2e."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from meridian_operator.api.crd import KINDS, document, text
+from meridian_operator.api.shared import Kind
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture(params=KINDS, ids=lambda kind: kind.kind)
+def kind(request: pytest.FixtureRequest) -> Kind:
+    return request.param  # type: ignore[no-any-return]
+
+
+def schemas(schema: dict[str, Any], path: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
+    yield path, schema
+    for name, one in schema.get("properties", {}).items():
+        yield from schemas(one, f"{path}.{name}")
+    if "items" in schema:
+        yield from schemas(schema["items"], f"{path}[]")
+
+
+def version(kind: Kind) -> dict[str, Any]:
+    found: dict[str, Any] = document(kind)["spec"]["versions"][0]
+    return found
+
+
+def test_what_is_checked_in_is_what_the_models_say(kind: Kind) -> None:
+    for place in ("crds", "helm/meridian-operator/files/crds"):
+        assert (ROOT / place / f"{kind.plural}.yaml").read_text(encoding="utf-8") == text(kind), "run make crds"
+
+
+def test_the_schema_is_structural(kind: Kind) -> None:
+    """Every value has one type; what rules walk over is bounded; no keyword that Kubernetes does not take."""
+    for path, schema in schemas(version(kind)["schema"]["openAPIV3Schema"]):
+        assert "type" in schema, path
+        assert not schema.keys() & {"$ref", "anyOf", "allOf", "oneOf", "const", "title", "additionalProperties"}, path
+        if schema["type"] == "array":
+            assert "maxItems" in schema, path
+        if path.startswith(".spec") and schema["type"] == "string":
+            assert "maxLength" in schema or "enum" in schema, path
+        for rule in schema.get("x-kubernetes-validations", ()):
+            assert rule["message"], path
+
+
+def test_what_users_look_for(kind: Kind) -> None:
+    found = version(kind)
+    assert found["subresources"] == {"status": {}}
+    columns = {column["name"] for column in found["additionalPrinterColumns"]}
+    assert {"Ready", "Age"} <= columns
+    names = document(kind)["spec"]["names"]
+    assert names["categories"] == ["meridian"]
+    assert names["shortNames"]
+    status = found["schema"]["openAPIV3Schema"]["properties"]["status"]["properties"]
+    assert "observedGeneration" in status
+    assert status["conditions"]["x-kubernetes-list-map-keys"] == ["type"]
+
+
+def test_every_field_of_a_spec_has_a_sentence_or_a_name_that_needs_none(kind: Kind) -> None:
+    spec = version(kind)["schema"]["openAPIV3Schema"]["properties"]["spec"]
+    assert spec["description"]
+    assert yaml.safe_load(text(kind)) == document(kind)

@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who votes on a share while that is being changed (R26): what regions know joins, and lists go only when they may."""
+
+from __future__ import annotations
+
+from itertools import combinations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from meridian_broker.positions import ZERO, Stamp
+from meridian_broker.replication.leases.quorums import (
+    BEGUN,
+    LISTS_MAX,
+    Electorates,
+    from_json,
+    home_among,
+    majority,
+    to_json,
+)
+
+NAMES = st.sets(st.sampled_from(["ap", "eu", "sa", "us"]), min_size=1).map(lambda names: tuple(sorted(names)))
+STAMP = st.builds(Stamp, st.integers(1, 6), st.integers(0, 1), st.sampled_from(["eu", "us"]))
+
+
+def said(lists: list[tuple[Stamp, tuple[str, ...]]], settled: Stamp) -> Electorates:
+    return Electorates().joined(Electorates(tuple(lists), settled))
+
+
+KNOWN = st.builds(said, st.lists(st.tuples(STAMP, NAMES), max_size=4), st.sampled_from([ZERO, BEGUN]) | STAMP)
+
+
+@settings(max_examples=500)
+@given(KNOWN, KNOWN, KNOWN)
+def test_what_is_known_joins_in_any_order(one: Electorates, two: Electorates, three: Electorates) -> None:
+    assert one.joined(one) == one
+    assert one.joined(two) == two.joined(one)
+    assert one.joined(two).joined(three) == one.joined(two.joined(three))
+    assert one.joined(two).knows(one)
+    assert (one.mark == two.mark) == (one == two)
+    assert from_json(to_json(one)) == one
+
+
+@settings(max_examples=500)
+@given(KNOWN, NAMES, STAMP)
+def test_another_list_counts_besides_those_that_do(known: Electorates, voters: tuple[str, ...], stamp: Stamp) -> None:
+    more = known.also(voters, stamp)
+    assert more.knows(known)
+    if stamp > known.settled and len(known.lists) < LISTS_MAX:
+        assert more.has(voters)
+    assert {names for _, names in known.lists} <= {names for _, names in more.lists}
+
+
+@settings(max_examples=500)
+@given(KNOWN, NAMES, st.sets(st.sampled_from(["ap", "eu", "sa", "us"])))
+def test_a_list_goes_only_when_nobody_can_have_enough_of_it_unheard(
+    known: Electorates, wanted: tuple[str, ...], heard: set[str]
+) -> None:
+    homes = {voters: set(voters) for _, voters in known.lists}
+    if not known.may_settle(wanted, heard, homes):
+        return
+    for _, voters in known.lists:
+        if voters == wanted and known.settled != ZERO:
+            continue
+        unheard = [voter for voter in voters if voter not in heard]
+        for some in combinations(voters, known.enough(voters)):
+            assert not set(some) <= set(unheard), "these have not heard of the others, and are enough"
+        if len(voters) == 2:
+            assert not unheard, "each of two is the home of a share"
+    last = max(stamp for stamp, _ in known.lists)
+    settled = known.settle(wanted, Stamp(last.time_ms + 1, 0, "us"))
+    if not settled.is_settled:
+        assert {voters for _, voters in settled.lists} == {voters for _, voters in known.lists}, (
+            "first it is said again"
+        )
+        settled = settled.settle(wanted, Stamp(last.time_ms + 2, 0, "us"))
+    assert settled.is_settled
+    assert settled.voters == wanted
+    assert known.joined(settled) == settled, "whoever knew as much follows"
+
+
+def test_the_first_list_counts_when_all_on_it_know_it() -> None:
+    first = Electorates().also(("eu", "us"), Stamp(7, 0, "us"))
+    assert not first.is_settled
+    assert first.enough(("eu", "us")) == 2
+    assert not first.may_settle(("eu", "us"), {"us"}, {("eu", "us"): {"us"}})
+    assert first.may_settle(("eu", "us"), {"eu", "us"}, {})
+    settled = first.settle(("eu", "us"), Stamp(8, 0, "us"))
+    assert settled == Electorates(first.lists, BEGUN)
+
+
+def test_of_two_the_homes_must_have_heard() -> None:
+    both = Electorates.of("eu", "us").also(("ap", "eu", "us"), Stamp(7, 0, "eu"))
+    three, pair = ("ap", "eu", "us"), ("eu", "us")
+    assert not both.may_settle(three, {"ap", "eu"}, {pair: {"eu", "us"}})
+    assert both.may_settle(three, {"ap", "eu"}, {pair: {"eu"}}), "a person said that eu is home of everything"
+    assert both.settle(three, Stamp(8, 0, "eu")).voters == three
+
+
+def test_no_more_lists_than_are_bounded() -> None:
+    known = Electorates.of("us")
+    for number in range(20):
+        known = known.also(("us", f"r{number}"), Stamp(number + 1, 0, "us"))
+    assert len(known.lists) == LISTS_MAX
+
+
+def test_small_things() -> None:
+    assert [majority(("a",) * size) for size in (1, 2, 3, 4, 5)] == [1, 2, 2, 3, 3]
+    assert home_among(("eu", "us"), "us") == "us"
+    assert home_among(("eu", "us"), "ap") == "eu"
+    for wrong in ({"lists": [["x", "us"]], "settled": ""}, {"lists": 7, "settled": ""}, {}, 7):
+        with pytest.raises(ValueError, match=r"is not a list of voters|is not a stamp"):
+            from_json(wrong)

@@ -1,0 +1,247 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Leases between regions: what is sent to whom, in how many messages, and why there are none (R26)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from meridian_broker.replication.leases.leases import Claim, LeaseTimes
+from meridian_broker.replication.leases.manager import TIDY_MS, LeaseDesk
+from meridian_broker.replication.leases.messages import (
+    AnswerItem,
+    AskItem,
+    LeaseAnswer,
+    LeaseAsk,
+    LeaseMessage,
+    LeaseRelease,
+    LeaseRenewal,
+    LeaseRenewed,
+    Stream,
+)
+from meridian_broker.replication.leases.quorums import Electorates, Voters
+from meridian_broker.replication.leases.reconfiguration import Heard, Subject
+
+REGIONS = ("ap", "eu", "us")
+VOTERS = Electorates.of(*REGIONS)
+TIMES = LeaseTimes()
+
+
+class Ground:
+    """The stream is served as before."""
+
+    def __init__(self, region: Region, stream: Stream) -> None:
+        self._region, self._stream = region, stream
+
+    def bears(self) -> bool:
+        return self._stream in self._region.served
+
+
+class Region:
+    """The topics of one region, and its links: what is sent is kept."""
+
+    region = "us"
+
+    def __init__(self) -> None:
+        self.now_ms = 1000
+        self.sent: list[tuple[str, LeaseMessage]] = []
+        self.served: set[Stream] = set()
+        self.written = 0
+        self.held: set[Stream] = set()
+        self.followed = self.confirmed = 0
+        self.desk = LeaseDesk(self, "us#1", lambda: self.now_ms, TIMES)
+        self.desk.roads = self
+
+    def electorates(self, stream: Stream) -> tuple[Electorates, str] | None:
+        return (VOTERS, "") if stream in self.served else None
+
+    def known(self, subject: Subject) -> tuple[Electorates, Voters] | None:
+        return VOTERS, REGIONS
+
+    def hear(self, subject: Subject, told: Electorates, heard: Heard) -> None:
+        heard(VOTERS, REGIONS)
+
+    def settle(self, subject: Subject, heard: frozenset[str]) -> None:
+        raise AssertionError("all is settled")
+
+    def write_votes(
+        self, votes: list[tuple[Stream, tuple[str, int, int]]], durable: Callable[[list[Stream]], None]
+    ) -> None:
+        self.written += len(votes)
+        durable([stream for stream, _ in votes])
+
+    def has_vote(self, stream: Stream, ballot: tuple[str, int, int]) -> bool:
+        return stream in self.served
+
+    def ground(self, stream: Stream) -> Ground:
+        return Ground(self, stream)
+
+    def confirm(self, confirmed: Callable[[], None]) -> None:
+        self.confirmed += 1
+        confirmed()
+
+    def won(self, claim: Claim) -> None:
+        self.held.add(claim.stream)
+
+    def lost(self, claim: Claim) -> None:
+        self.held.discard(claim.stream)
+
+    def wanted_back(self, claim: Claim) -> None:
+        raise AssertionError("everything is at home")
+
+    def follow_regions(self) -> None:
+        self.followed += 1
+
+    def send_lease(self, region: str, message: LeaseMessage) -> None:
+        self.sent.append((region, message))
+
+    def is_up(self, region: str) -> bool:
+        return True
+
+    def want(self, stream: Stream) -> None:
+        self.served.add(stream)
+        self.desk.want(stream, VOTERS, "us")
+
+    def grant_all(self) -> None:
+        """The others answer what they were asked."""
+        asked, self.sent = self.sent, []
+        for region, message in asked:
+            if isinstance(message, LeaseAsk):
+                items = tuple(AnswerItem(item.stream, item.term, True) for item in message.items)
+                self.desk.received(region, LeaseAnswer(message.number, items), lambda _: None)
+            elif isinstance(message, LeaseRenewal):
+                self.desk.received(region, LeaseRenewed(message.number), lambda _: None)
+
+
+def test_a_region_of_an_older_version_is_sent_nothing_and_there_are_no_leases() -> None:
+    us = Region()
+    assert us.desk.objection(REGIONS) == ""
+    assert us.desk.objection(REGIONS, sure=True) == "ap was not reached yet"
+    us.desk.greeted("ap", leases=True, renewals=True)
+    us.desk.greeted("eu", leases=False, renewals=False)
+    assert us.desk.objection(REGIONS) == "eu runs a version without leases"
+    us.want(("t", "s", "us"))
+    us.desk.tick()
+    assert {region for region, _ in us.sent} == {"ap"}
+    us.desk.greeted("eu", leases=True, renewals=True)
+    assert us.desk.objection(REGIONS, sure=True) == ""
+    assert us.followed == 3
+    us.desk.is_foreign = lambda region: region == "ap"
+    assert us.desk.objection(REGIONS) == "ap is not a Meridian region"
+
+
+def test_a_thousand_streams_are_renewed_in_a_few_messages() -> None:
+    us = Region()
+    for region in ("ap", "eu"):
+        us.desk.greeted(region, leases=True, renewals=True)
+    for number in range(1000):
+        us.want((f"t{number // 10}", f"s{number % 10}", "us"))
+    us.desk.tick()
+    us.grant_all()
+    assert len(us.held) == 1000
+    for _ in range(3):
+        us.sent.clear()
+        us.now_ms += TIMES.beat
+        us.desk.tick()
+        assert len(us.sent) == 2
+        us.grant_all()
+    us.now_ms += TIMES.duration - TIMES.beat
+    us.desk.tick()
+    assert len(us.held) == 1000
+    assert us.written == 1000, "a renewal says nothing new"
+    assert us.confirmed >= 3, "but it is made sure that nobody else votes for this region"
+    for number in range(1000):
+        us.desk.unwant((f"t{number // 10}", f"s{number % 10}", "us"))
+    us.sent.clear()
+    us.desk.release_unwanted()
+    assert len(us.sent) == 2 * 4
+    assert all(isinstance(message, LeaseRelease) for _, message in us.sent)
+    assert us.desk.next_deadline() is None or not us.desk.leases.claims
+
+
+def test_a_region_of_an_older_version_is_asked_by_name_each_time() -> None:
+    us = Region()
+    us.desk.greeted("ap", leases=True, renewals=False)
+    us.desk.greeted("eu", leases=True, renewals=True)
+    for number in range(300):
+        us.want((f"t{number}", "s", "us"))
+    us.desk.tick()
+    us.grant_all()
+
+    def said() -> list[tuple[str, str]]:
+        us.sent.clear()
+        us.now_ms += TIMES.beat
+        us.desk.tick()
+        said = [(region, type(message).__name__) for region, message in us.sent]
+        us.grant_all()
+        return said
+
+    assert sorted(said()) == [("ap", "LeaseAsk"), ("ap", "LeaseAsk"), ("eu", "LeaseRenewal")]
+    us.desk.greeted("ap", leases=True, renewals=True)
+    assert sorted(said()) == [("ap", "LeaseAsk"), ("ap", "LeaseAsk"), ("eu", "LeaseRenewal")]
+    assert sorted(said()) == [("ap", "LeaseRenewal"), ("eu", "LeaseRenewal")]
+    us.desk.greeted("eu", leases=True, renewals=False)
+    assert said() == [("ap", "LeaseRenewal")]
+    assert sorted(said()) == [("ap", "LeaseRenewal"), ("eu", "LeaseAsk"), ("eu", "LeaseAsk")]
+    assert len(us.held) == 300
+
+
+def test_what_was_given_back_is_said_before_the_rest_is_renewed() -> None:
+    us = Region()
+    us.desk.greeted("ap", leases=True, renewals=True)
+    us.desk.greeted("eu", leases=True, renewals=True)
+    for number in range(3):
+        us.want((f"t{number}", "s", "us"))
+    us.desk.tick()
+    us.grant_all()
+    us.now_ms += TIMES.beat - TIMES.linger
+    us.desk.unwant(("t1", "s", "us"))
+    us.sent.clear()
+    us.now_ms += TIMES.linger
+    us.desk.tick()
+    said = [type(message).__name__ for region, message in us.sent if region == "ap"]
+    assert said == ["LeaseRelease", "LeaseRenewal"], "else both would find that they do not know the same"
+
+
+def test_votes_on_what_is_gone_are_let_go_of() -> None:
+    us = Region()
+    gone, kept = ("gone", "s", "eu"), ("kept", "s", "eu")
+    us.served |= {gone, kept}
+    items = tuple(AskItem(stream, 1, VOTERS.mark, "eu") for stream in (gone, kept))
+    us.desk.received("eu", LeaseAsk(1, "eu#1", 6000, items), lambda _: None)
+    us.served.discard(gone)
+    us.desk.tick()
+    assert set(us.desk.voter.votes) == {gone, kept}, "it is promised still"
+    us.now_ms += TIDY_MS
+    us.desk.tick()
+    assert set(us.desk.voter.votes) == {kept}
+
+
+def test_who_dispatches_what_is_told_with_a_reason() -> None:
+    us = Region()
+    stream = ("t", "s", "us")
+    assert us.desk.holder_of(stream)[2].startswith("no consumer is connected here")
+    us.want(stream)
+    us.desk.tick()
+    assert us.desk.holder_of(stream) == ("", 0, "no majority of ap, eu, us: ap, eu cannot be reached")
+    for region in ("ap", "eu"):
+        us.desk.greeted(region, leases=True, renewals=True)
+    us.now_ms += TIMES.step
+    us.desk.tick()
+    us.grant_all()
+    holder, left_ms, reason = us.desk.holder_of(stream)
+    assert (holder, reason) == ("us", "")
+    assert 0 < left_ms <= TIMES.usable
+
+
+def test_of_two_it_is_said_why_nobody_takes_over_and_a_witness_is_one_more() -> None:
+    us = Region()
+    stream = ("t", "s", "eu")
+    us.served.add(stream)
+    us.desk.want(stream, Electorates.of("eu", "us"), "eu")
+    us.desk.tick()
+    alone = "eu cannot be reached: of two regions, one takes over for the other by command only"
+    assert us.desk.holder_of(stream)[2] == alone
+    us.desk.want(stream, VOTERS, "eu")
+    assert us.desk.holder_of(stream)[2] == "no majority of ap, eu, us: ap, eu cannot be reached"
+    us.desk.greeted("ap", leases=True, renewals=True)
+    assert us.desk.holder_of(stream)[2] == "votes are asked for"

@@ -1,0 +1,335 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Renewals without names (R26): a holder never believes more, or for longer, than its voters promised."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from meridian_broker.replication.leases import grant_digests
+from meridian_broker.replication.leases.grant_digests import Roll
+from meridian_broker.replication.leases.leases import State
+from meridian_broker.replication.leases.messages import (
+    AnswerItem,
+    AskItem,
+    LeaseAnswer,
+    LeaseAsk,
+    LeaseRelease,
+    LeaseRenewal,
+    LeaseRenewed,
+    Stream,
+)
+from meridian_broker.replication.leases.quorums import Electorates
+from support.worlds.lease_world import EAGER, LeaseNode, LeaseWorld
+
+NAMES = ["ap", "eu", "us"]
+KNOWN = Electorates.of(*NAMES)
+OTHER = Electorates.of("eu", "us")
+
+# -- rolls
+
+WORD = st.sampled_from(["", "a", "b", "ab", "1:a", "a\n"])
+ITEM = st.builds(AskItem, st.tuples(WORD, WORD, WORD), st.integers(0, 2), st.integers(0, 1), WORD)
+
+
+@settings(max_examples=500)
+@given(
+    st.lists(st.tuples(st.sampled_from(["put", "put", "drop", "empty"]), ITEM), max_size=30),
+    st.lists(st.tuples(st.sampled_from(["put", "put", "drop", "empty"]), ITEM), max_size=30),
+)
+def test_rolls_have_the_same_digests_when_the_same_is_on_them(
+    one: list[tuple[str, AskItem]], other: list[tuple[str, AskItem]]
+) -> None:
+    def roll_of(steps: list[tuple[str, AskItem]]) -> tuple[set[AskItem], Roll[AskItem]]:
+        roll, model = Roll[AskItem]("us#1"), dict[Stream, AskItem]()
+        for kind, item in steps:
+            if kind == "put":
+                roll.put(item, item)
+                model[item.stream] = item
+            elif kind == "drop":
+                roll.drop(item.stream)
+                model.pop(item.stream, None)
+            else:
+                index = next(iter(roll.parts), 0)
+                for gone in roll.empty(index):
+                    del model[gone.stream]
+            assert len(roll) == len(model)
+        return set(model.values()), roll
+
+    (first, left), (second, right) = roll_of(one), roll_of(other)
+    assert (list(left.digests()) == list(right.digests())) == (first == second)
+
+
+def test_another_life_of_the_holder_has_another_roll() -> None:
+    rolls = [Roll[None](holder) for holder in ("us#1", "us#2")]
+    for roll in rolls:
+        roll.put(AskItem(("t", "s", "us"), 1, 2, "us"), None)
+    assert list(rolls[0].digests()) != list(rolls[1].digests())
+
+
+# -- holders and voters, in bad weather
+
+KINDS = "want unwant unwant crash start start pause resume cut heal isolate home old"
+STEP = st.tuples(
+    st.sampled_from(KINDS.split()),
+    st.integers(0, 4),
+    st.integers(0, 4),
+    st.sampled_from([0, 10, 150, 700, 700, 1400, 2050]),
+)
+
+
+def do(world: LeaseWorld, step: tuple[str, int, int, int]) -> None:
+    kind, who, what, run_ms = step
+    names = world.names
+    one, other = names[who % len(names)], names[what % len(names)]
+    node, stream = world.nodes[one], world.streams[what % len(world.streams)]
+    if kind == "home" and len(names) > 2:  # said in one, not heard of in the others yet; of two it decides
+        node.homes[stream] = other
+        if stream in node.wanted:
+            node.want(stream)
+    elif kind == "old":
+        world.old ^= {one}
+    else:
+        world.happens(kind, one, other, stream)
+    world.run_ms(run_ms)
+
+
+@settings(max_examples=500, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    st.sampled_from([2, 3, 3, 4]),
+    st.integers(0, 10**6),
+    st.sampled_from([5, 100, 400]),
+    st.sampled_from([0.0, 0.2, 0.4]),
+    st.sampled_from([2, 150]),
+    st.sampled_from([1, 2, grant_digests.PARTS]),
+    st.lists(STEP, min_size=1, max_size=12),
+)
+def test_holders_believe_what_voters_promised(
+    count: int,
+    seed: int,
+    delay_ms: int,
+    trouble: float,
+    disk_ms: int,
+    parts: int,
+    steps: list[tuple[str, int, int, int]],
+) -> None:
+    """In few parts there is much in each. Afterwards everything is renewed without names."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(grant_digests, "PARTS", parts)
+        world = LeaseWorld(
+            ["af", "ap", "eu", "us"][:count],
+            seed,
+            delay_ms=delay_ms,
+            loss=trouble / 4,
+            twice=trouble,
+            disk_ms=disk_ms,
+            times=EAGER,
+        )
+        world.streams.append(("t", "other", world.names[0]))
+        for node in world.nodes.values():
+            for stream in world.streams:
+                node.want(stream)
+        world.run_ms(delay_ms * 4)
+        for step in steps:
+            do(world, step)
+        world.cuts.clear()
+        world.old.clear()
+        world.loss = world.twice = 0.0
+        world.delay_ms, world.disk_ms = 20, 5
+        for node in world.nodes.values():
+            if not node.alive:
+                node.start()
+            node.resume()
+            node.homes.clear()
+            for stream in world.streams:
+                node.want(stream)
+        world.run_ms(6 * EAGER.duration)
+        assert [world.holders(stream) for stream in world.streams] == [[stream[2]] for stream in world.streams]
+        renewed, named = world.renewed, world.named
+        world.run_ms(EAGER.duration)
+        assert world.renewed >= renewed + 2 * count, "each is renewed"
+        assert world.named == named, "nobody is asked by name any more"
+        assert [world.holders(stream) for stream in world.streams] == [[stream[2]] for stream in world.streams]
+
+
+# -- one at a time
+
+
+@pytest.fixture
+def world() -> LeaseWorld:
+    """Three nodes, each with its own; eu has two more on its roll at us."""
+    world = LeaseWorld(NAMES, 1, delay_ms=2, disk_ms=2)
+    world.streams += [("t", "more", "eu"), ("t", "most", "eu")]
+    for node in world.nodes.values():
+        for stream in world.streams:
+            node.want(stream)
+    world.run_ms(6000)
+    assert [world.holders(stream) for stream in world.streams] == [[stream[2]] for stream in world.streams]
+    return world
+
+
+def question(world: LeaseWorld) -> LeaseRenewal:
+    """What eu asks us, but that it is not sent."""
+    leases = world.nodes["eu"].leases
+    number = leases._next_number(world.nodes["eu"].now_ms())
+    return dict(leases._renewals.questions(number, lambda _: True))["us"]
+
+
+def answers(world: LeaseWorld, renewal: LeaseRenewal) -> Iterator[LeaseAnswer | LeaseRenewed]:
+    us, heard = world.nodes["us"], list[LeaseAnswer | LeaseRenewed]()
+    us.voter.renew(renewal, heard.append, us.now_ms())
+    world.run_ms(10)
+    return iter(heard)
+
+
+def all_of(renewal: LeaseRenewal) -> tuple[int, ...]:
+    return tuple(index for index, _ in renewal.parts)
+
+
+def test_what_both_know_is_renewed_for_its_whole_length_and_again_when_it_is_asked_twice(world: LeaseWorld) -> None:
+    us, renewal = world.nodes["us"], question(world)
+    assert len(renewal.parts) == 3
+    for _ in range(2):
+        begun_ms = us.now_ms()
+        assert list(answers(world, renewal)) == [LeaseRenewed(renewal.number)]
+        votes = [vote for vote in us.voter.votes.values() if vote.holder == "eu#1"]
+        assert [vote.until_ms for vote in votes] == [begun_ms + world.times.duration] * 3
+        world.run_ms(100)
+
+
+def test_a_voter_that_began_anew_renews_nothing_without_its_name(world: LeaseWorld) -> None:
+    """Although it finds on its disk that it promised it."""
+    renewal = question(world)
+    world.nodes["us"].crash()
+    world.nodes["us"].start()
+    assert list(answers(world, renewal)) == [LeaseRenewed(renewal.number, all_of(renewal))]
+
+
+def test_only_the_part_that_differs_is_asked_for_by_name(world: LeaseWorld) -> None:
+    renewal, us, eu, stream = question(world), world.nodes["us"], world.nodes["eu"], ("t", "more", "eu")
+    us.voter.votes[stream].ground = None
+    (answer,) = answers(world, renewal)
+    assert isinstance(answer, LeaseRenewed)
+    (index,) = answer.differing
+    assert index not in us.voter._rolls["eu#1"].parts
+    named = world.named
+    eu.leases.renewed("us", answer, eu.now_ms())
+    assert [one.by_name for one in eu.leases.claims.values()].count({"us"}) == 1
+    world.run_ms(20)
+    assert world.named == named + 1
+    assert index in us.voter._rolls["eu#1"].parts, "it is promised anew"
+    assert not any(one.by_name for one in eu.leases.claims.values() if one.is_held)
+
+
+def test_a_voter_that_keeps_its_votes_elsewhere_by_now_writes_them_anew(world: LeaseWorld) -> None:
+    """The topic was deleted, and made again by whoever published."""
+    renewal, us, eu = question(world), world.nodes["us"], world.nodes["eu"]
+    before, us.disk = us.disk, {}
+    (answer,) = answers(world, renewal)
+    assert answer == LeaseRenewed(renewal.number, all_of(renewal))
+    eu.leases.renewed("us", answer, eu.now_ms())
+    world.run_ms(20)
+    assert us.disk == {stream: ballot for stream, ballot in before.items() if ballot[0] == "eu#1"}
+
+
+@pytest.mark.parametrize("trouble", ["voters", "home", "over", "other holder", "other term", "other life"])
+def test_what_would_not_be_granted_as_it_is_by_name_differs(world: LeaseWorld, trouble: str) -> None:
+    renewal, us, stream = question(world), world.nodes["us"], ("t", "more", "eu")
+    vote = us.voter.votes[stream]
+    if trouble == "voters":
+        us.electorates_now = OTHER
+    elif trouble == "home":
+        us.homes[stream] = "ap"
+    elif trouble == "over":
+        vote.until_ms = us.now_ms()
+    elif trouble == "other holder":
+        us.voter.released(LeaseRelease("eu#1", ((stream, vote.term),)))
+        us.voter.asked(LeaseAsk(1, "ap#1", 3000, (AskItem(stream, 99, KNOWN.mark, "eu"),)), lambda _: None, us.now_ms())
+        world.run_ms(20)
+        assert us.voter.votes[stream].holder == "ap#1"
+    elif trouble == "other term":
+        item = AskItem(stream, vote.term + 1, KNOWN.mark, "eu")
+        us.voter.asked(LeaseAsk(1, "eu#1", 3000, (item,)), lambda _: None, us.now_ms())
+        world.run_ms(20)
+    elif trouble == "other life":
+        renewal = LeaseRenewal(renewal.number, "eu#2", renewal.parts)
+    until_ms = us.voter.votes[stream].until_ms
+    (answer,) = answers(world, renewal)
+    assert isinstance(answer, LeaseRenewed)
+    all_differ = trouble in ("voters", "other life")
+    assert len(answer.differing) == (3 if all_differ else 1)
+    assert us.voter.votes[stream].until_ms == until_ms, "nothing was promised"
+
+
+def test_an_answer_counts_for_what_was_on_the_roll_when_it_was_asked(world: LeaseWorld) -> None:
+    """A share that was given back and won anew in between has been promised since, but not for that question."""
+    renewal, eu, stream = question(world), world.nodes["eu"], ("t", "more", "eu")
+    asked = {one: dict(eu.leases.claims[one].asked_ms) for one in world.streams if one[2] == "eu"}
+    world.run_ms(50)
+    eu.leases.release(stream, eu.now_ms())
+    world.run_ms(1000)
+    claim = eu.leases.claims[stream]
+    assert world.holders(stream) == ["eu"]
+    assert claim.by_name == set()
+    won = dict(claim.asked_ms)
+    eu.leases.renewed("us", LeaseRenewed(renewal.number), eu.now_ms())
+    assert claim.asked_ms == won
+    for other in (("t", "s", "eu"), ("t", "most", "eu")):
+        assert eu.leases.claims[other].asked_ms["us"] >= asked[other]["us"]
+    later = question(world)
+    eu.leases._asked_ms[later.number] = eu.now_ms() + 1
+    eu.leases.renewed("us", LeaseRenewed(later.number), eu.now_ms())
+    assert claim.asked_ms["us"] == eu.now_ms() + 1
+
+
+def test_a_holder_raises_its_term_where_another_attempt_used_higher_ones(world: LeaseWorld) -> None:
+    """Else one voter never votes for it, and it depends on all others."""
+    eu, us, stream = world.nodes["eu"], world.nodes["us"], ("t", "more", "eu")
+    claim = eu.leases.claims[stream]
+    item = AskItem(stream, claim.term + 5, KNOWN.mark, "eu")
+    us.unwant(stream)
+    world.cuts.add(frozenset(("eu", "us")))
+    world.run_ms(world.times.duration + 100)
+    world.cuts.clear()
+    us.voter.asked(LeaseAsk(1, "us#1", 3000, (item,)), lambda _: None, us.now_ms())
+    us.voter.released(LeaseRelease("us#1", ((stream, claim.term + 5),)))
+    until_ms = claim.until_ms
+    world.run_ms(2 * world.times.beat)
+    assert claim.term == item.term + 1
+    assert us.voter.votes[stream].ballot == ("eu#1", claim.term, world.times.duration)
+    assert claim.until_ms > until_ms
+    assert claim.by_name == set()
+
+
+def test_what_was_said_before_a_stream_was_given_back_does_not_count_once_it_is_wanted_again(world: LeaseWorld) -> None:
+    """A voter's answer that was on its way, and the word that it was given back: a term is used once."""
+    eu, us, stream = world.nodes["eu"], world.nodes["us"], ("t", "more", "eu")
+    term = eu.leases.claims[stream].term
+    eu.unwant(stream)
+    world.run_ms(world.times.linger + 50)
+    assert stream not in eu.leases.claims
+    assert us.voter.votes[stream].is_released
+    number = max(eu.leases._asked_ms)
+    world.delay_ms = 200
+    eu.want(stream)
+    world.run_ms(2)
+    claim = eu.leases.claims[stream]
+    assert claim.state is State.ASKING
+    eu.leases.answered("us", LeaseAnswer(number, (AnswerItem(stream, term, True),)), eu.now_ms())
+    assert "us" not in claim.asked_ms
+    world.run_ms(2 * world.delay_ms + 50)
+    assert world.holders(stream) == ["eu"]
+    us.voter.released(LeaseRelease("eu#1", ((stream, term),)))
+    assert not us.voter.votes[stream].is_released
+    world.check(stream)
+
+
+def test_an_answer_to_no_question_counts_for_nothing(world: LeaseWorld) -> None:
+    eu: LeaseNode = world.nodes["eu"]
+    before = {stream: dict(claim.asked_ms) for stream, claim in eu.leases.claims.items()}
+    for number in (0, 10**9):
+        eu.leases.renewed("us", LeaseRenewed(number), eu.now_ms())
+        eu.leases.renewed("nobody", LeaseRenewed(number, (1, 2)), eu.now_ms())
+    assert {stream: dict(claim.asked_ms) for stream, claim in eu.leases.claims.items()} == before

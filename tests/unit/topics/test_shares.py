@@ -1,0 +1,308 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Dispatch scope ``origin`` on a real topic (R26): what is sent is held at that moment, nothing of a share that is won
+is left out, nothing that a consumer has is sent to another, and what is acknowledged is what was sent."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from meridian_broker.ledgers.entry import FOREIGN, EntryHeader, pack_foreign, pack_own
+from meridian_broker.ledgers.store import WhenDurable
+from meridian_broker.positions import Progress
+from meridian_broker.positions.position import EARLIEST, Position
+from meridian_broker.replication.leases.quorums import Electorates
+from meridian_broker.topics.dispatch.consumer import Consumer
+from meridian_broker.topics.dispatch_scope.shares import DRAIN_SECONDS, Lease, Stream
+from meridian_broker.topics.journal.subscription_record import ORIGIN
+from meridian_broker.topics.subscriptions.subscription import SubscriptionType
+from meridian_broker.wire.proto import pulsar_pb2 as pb
+from meridian_broker.wire.pulsar.metadata import build_body
+from test_sharing_dispatch import LEDGER, START_MS, Message, World, run
+
+ORIGINS = ("here", "there")
+DURATION_MS = 10_000
+
+
+@dataclass
+class Held:
+    until_ms: int = 0
+
+
+class Leasing:
+    """Gives what a test wants it to."""
+
+    promise_ms = 6000
+
+    def __init__(self, now_ms: Callable[[], int]) -> None:
+        self.now_ms = now_ms
+        self.leases: dict[str, Held] = {}
+        self.released: list[str] = []
+
+    def objection(self, regions: object) -> str:
+        return ""
+
+    def agree(self, topic: str, subscription: str) -> None:
+        """These tests have no voters."""
+
+    def want(self, stream: Stream, electorates: Electorates, home: str) -> Lease:
+        return self.leases.setdefault(stream[2], Held())
+
+    def unwant(self, stream: Stream) -> None:
+        """Nobody else asks in these tests."""
+
+    def release(self, stream: Stream) -> None:
+        self.released.append(stream[2])
+
+    def found(self, stream: Stream, holder: str, term: int, duration_ms: int) -> None:
+        raise AssertionError("there are no votes on this disk")
+
+
+class Exchange:
+    """Other regions that know nothing new."""
+
+    def local_change(self, topic: str, subscription: str, delta: Progress, durable: WhenDurable, **_: object) -> None:
+        """Heard."""
+
+    def send_pending(self) -> None:
+        """Sent."""
+
+    def barrier(self, topic: str, subscription: str, passed: Callable[[], None]) -> None:
+        passed()
+
+    def flush(self, topic: str, subscription: str, passed: Callable[[], None]) -> None:
+        passed()
+
+
+class FromTwoRegions(Message):
+    """Every other one began elsewhere."""
+
+    def stored(self, number: int) -> bytes:
+        if number % 2 == 0:
+            prev = Position(LEDGER, number - 2) if number else EARLIEST
+            head = pack_own(0, self.messages, self.key, 0, START_MS, START_MS, prev.ledger, prev.entry, b"")
+        else:
+            origin = Position(70, number // 2)
+            prev = Position(70, origin.entry - 1) if origin.entry else EARLIEST
+            times = (START_MS, START_MS)
+            head = pack_foreign(
+                EntryHeader(FOREIGN, 0, self.messages, self.key, 0, *times, prev, "there", origin, None, None)
+            )
+        metadata = pb.MessageMetadata(producer_name="p", sequence_id=number, publish_time=START_MS)
+        return head + build_body(metadata.SerializeToString(), b"x")
+
+
+def began(position: Position) -> str:
+    return ORIGINS[position.entry % 2]
+
+
+class Shared(World):
+    """A subscription with dispatch scope origin."""
+
+    async def open(self) -> None:
+        await super().open()
+        topic, subscription = self.topic, self.subscription
+        self.leasing = topic.leasing = Leasing(self.scheduler.now_ms)
+        topic.exchange = Exchange()
+        topic.regions = lambda: frozenset(ORIGINS)
+        subscription.record = replace(subscription.record, replicated=True)
+        topic.lives.set_scope(subscription, ORIGIN, {})
+        assert subscription.share is not None
+
+    def win(self, choice: int) -> None:
+        origin = ORIGINS[choice % 2]
+        lease = self.leasing.leases.get(origin)
+        share = self.subscription.share
+        if lease is not None and share is not None and lease.until_ms == 0:
+            lease.until_ms = self.scheduler.ms + DURATION_MS
+            share.won(origin, lease)
+
+    def lose(self, choice: int) -> None:
+        origin = ORIGINS[choice % 2]
+        lease, share = self.leasing.leases.get(origin), self.subscription.share
+        if lease is not None and share is not None and lease.until_ms:
+            lease.until_ms = 0
+            share.lost(origin)
+
+    def deliver(self, consumer: Consumer, position: Position, entry: bytes, redeliveries: int, _: int | None) -> None:
+        assert self.scheduler.ms < self.leasing.leases[began(position)].until_ms, "this share is not held"
+        if self.kind in (SubscriptionType.SHARED, SubscriptionType.KEY_SHARED):
+            # What was given back while the share was not held is counted anew.
+            assert redeliveries <= self.given_back[position]
+            self.given_back[position] = redeliveries
+            super().deliver(consumer, position, entry, redeliveries, _)
+        else:
+            self.deliveries.append((consumer, position))
+
+    def _check_key(self, consumer: Consumer, position: Position, key: int) -> None:
+        for number in range(position.entry % 2, position.entry, 2):
+            earlier = Position(LEDGER, number)
+            if self.messages[number].key == key:
+                assert earlier in self.in_flight or earlier in self.acked, f"{position} overtakes {earlier}"
+
+    async def finish(self) -> None:
+        if not self.consumers:
+            self.join(0)
+        for choice in (0, 1):
+            self.win(choice)
+        await super().finish()
+
+    def entries(self) -> list[int]:
+        return [position.entry for _, position in self.deliveries]
+
+
+Step = tuple[Callable[[Shared, int], None], int]
+steps: st.SearchStrategy[list[Step]] = st.lists(
+    st.tuples(
+        st.sampled_from(
+            [
+                *[Shared.join, Shared.leave, Shared.flow, Shared.flow, Shared.acknowledge, Shared.acknowledge],
+                *[Shared.give_back, Shared.give_all_back, Shared.win, Shared.win, Shared.lose],
+            ]
+        ),
+        st.integers(0, 9),
+    ),
+    max_size=40,
+)
+some = st.lists(st.builds(FromTwoRegions, st.integers(1, 5).map(lambda key: key * 13_107)), min_size=1, max_size=30)
+BEGIN: list[Step] = [(Shared.join, 1), (Shared.flow, 9), (Shared.win, 0), (Shared.join, 1)]
+
+
+@settings(max_examples=300, deadline=None)
+@given(some, steps, st.sampled_from([SubscriptionType.SHARED, SubscriptionType.KEY_SHARED]))
+def test_what_is_held_is_sent_once_and_nothing_else(
+    listed: list[Message], chosen: list[Step], kind: SubscriptionType
+) -> None:
+    async def told() -> None:
+        world = Shared(kind, listed)
+        await world.open()
+        try:
+            for step, choice in [*BEGIN, *chosen]:
+                step(world, choice)
+                await world.settle()
+            await world.finish()
+        finally:
+            await world.close()
+
+    run(told())
+
+
+@pytest.fixture
+def ten() -> list[Message]:
+    return [FromTwoRegions(0) for _ in range(10)]
+
+
+def test_a_share_that_is_won_later_is_read_from_the_start(ten: list[Message]) -> None:
+    async def told() -> None:
+        world = Shared(SubscriptionType.EXCLUSIVE, ten)
+        await world.open()
+        world.join(0)
+        world.consumers[0].flow(100)
+        world.win(0)
+        await world.settle()
+        assert world.entries() == [0, 2, 4, 6, 8]
+        world.win(1)
+        await world.settle()
+        assert world.entries()[5:] == [1, 3, 5, 7, 9]
+        await world.close()
+
+    run(told())
+
+
+def test_nothing_is_sent_when_the_lease_is_over_though_nobody_said_so(ten: list[Message]) -> None:
+    async def told() -> None:
+        world = Shared(SubscriptionType.SHARED, ten)
+        await world.open()
+        world.join(0)
+        world.win(0)
+        world.consumers[0].flow(2)
+        await world.settle()
+        world.scheduler.ms += DURATION_MS
+        world.consumers[0].flow(100)
+        await world.settle()
+        assert world.entries() == [0, 2]
+        await world.close()
+
+    run(told())
+
+
+def test_a_cumulative_acknowledgement_covers_what_was_sent_before(ten: list[Message]) -> None:
+    """Entry 8 was sent before any of the other share: acknowledging it says nothing of those."""
+
+    async def told() -> None:
+        world = Shared(SubscriptionType.EXCLUSIVE, ten)
+        await world.open()
+        world.join(0)
+        (consumer,) = world.consumers
+        consumer.flow(5)
+        world.win(0)
+        await world.settle()
+        world.win(1)
+        consumer.flow(2)
+        await world.settle()
+        assert world.entries() == [0, 2, 4, 6, 8, 1, 3]
+        subscription = world.subscription
+        subscription.acknowledge_cumulative(consumer, Position(LEDGER, 8))
+        await world.settle()
+        acked = subscription.progress.is_acked
+        assert [acked("here", Position(LEDGER, number)) for number in (0, 2, 4, 6, 8)] == [True] * 5
+        assert [acked("there", Position(70, number)) for number in range(5)] == [False] * 5
+        subscription.acknowledge_cumulative(consumer, Position(LEDGER, 3))
+        await world.settle()
+        assert [acked("there", Position(70, number)) for number in range(5)] == [True, True, False, False, False]
+        assert subscription.mark_delete == Position(LEDGER, 4)
+        await world.close()
+
+    run(told())
+
+
+def test_what_comes_before_the_last_cumulative_acknowledgement_is_not_covered_by_the_next(ten: list[Message]) -> None:
+    """Official clients drop it: nobody has seen entries 1, 3, 5 and 7."""
+
+    async def told() -> None:
+        world = Shared(SubscriptionType.EXCLUSIVE, ten)
+        await world.open()
+        world.join(0)
+        (consumer,) = world.consumers
+        consumer.flow(100)
+        world.win(0)
+        await world.settle()
+        subscription = world.subscription
+        subscription.acknowledge_cumulative(consumer, Position(LEDGER, 8))
+        world.win(1)
+        await world.settle()
+        assert world.entries() == [0, 2, 4, 6, 8, 1, 3, 5, 7, 9]
+        subscription.acknowledge_cumulative(consumer, Position(LEDGER, 9))
+        await world.settle()
+        acked = subscription.progress.is_acked
+        assert [acked("there", Position(70, number)) for number in range(5)] == [False] * 4 + [True]
+        assert subscription.mark_delete == Position(LEDGER, 0)
+        await world.close()
+
+    run(told())
+
+
+def test_what_its_home_wants_back_is_not_sent_any_more_and_released_in_a_moment(ten: list[Message]) -> None:
+    async def told() -> None:
+        world = Shared(SubscriptionType.SHARED, ten)
+        await world.open()
+        world.join(0)
+        world.win(1)
+        world.consumers[0].flow(2)
+        await world.settle()
+        share = world.subscription.share
+        assert share is not None
+        share.wanted_back("there")
+        world.consumers[0].flow(100)
+        world.give_back(0)
+        await world.settle()
+        assert world.entries() == [1, 3]
+        assert world.leasing.released == []
+        world.scheduler.pass_time(round(DRAIN_SECONDS * 1000))
+        assert world.leasing.released == ["there"]
+        await world.close()
+
+    run(told())

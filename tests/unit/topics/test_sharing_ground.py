@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a vote was given on (R26): whoever renews it without its name sees whatever happened to it since."""
+
+from __future__ import annotations
+
+from typing import cast
+
+import pytest
+from meridian_broker.replication.leases.manager import LeaseDesk
+from meridian_broker.topics.service.leased_topics import Ground, SharedStreams
+from simulation.story import Story
+
+TOPIC = "persistent://public/default/t"
+STREAM = (TOPIC, "sub", "eu")
+
+
+def told(*lines: str) -> Story:
+    story = Story()
+    for line in ("regions us eu ap", *lines):
+        story.run(line)
+    return story
+
+
+def desk_of(story: Story, region: str) -> LeaseDesk:
+    broker = story.world.regions[region].broker
+    assert broker is not None
+    desk = broker.exchange.core.leases
+    assert desk is not None
+    return desk
+
+
+def ground_of(desk: LeaseDesk) -> tuple[SharedStreams, Ground]:
+    """Of what this region promised eu."""
+    shares = cast("SharedStreams", desk._topics)
+    vote = desk.voter.votes[STREAM]
+    assert vote.holder.startswith("eu#")
+    assert vote.is_written
+    ground = shares.ground(STREAM)
+    assert ground is not None
+    assert ground.bears()
+    return shares, ground
+
+
+SHARED = ("subscribe us t sub", "tick 100", "scope us t sub origin", "consumer c eu t sub auto", "tick 3000")
+
+
+@pytest.mark.parametrize(
+    "trouble",
+    [
+        "nothing",
+        "takeover us t sub eu ap",
+        "scope ap t sub local",
+        "live t us eu",
+        "gone",
+        "closed",
+    ],
+)
+def test_a_topics_vote_stands_as_long_as_nothing_is_different(trouble: str) -> None:
+    story = told(*SHARED)
+    shares, ground = ground_of(desk_of(story, "us"))
+    topic = shares._service.topics[TOPIC]
+    if trouble == "gone":
+        topic.lives.delete("sub")
+    elif trouble == "closed":
+        topic.fence("a test ends it")
+    elif trouble != "nothing":
+        story.run(trouble)
+        story.run("tick 500")
+    assert ground.bears() == (trouble == "nothing")
+
+
+@pytest.mark.parametrize("trouble", ["nothing", "more is known", "live t us eu ap", "forgotten"])
+def test_a_witness_vote_stands_as_long_as_nothing_is_different(trouble: str) -> None:
+    story = told("live t us eu", "tick 1500", *SHARED, "witness us t sub ap", "tick 9000")
+    shares, ground = ground_of(desk_of(story, "ap"))
+    book = shares.book
+    asked_ms = book._pages[STREAM[:2]].asked_ms
+    if trouble == "more is known":
+        known = book.known(STREAM[:2])
+        assert known is not None
+        book.hear(STREAM[:2], known.also(("eu", "xx"), known.lists[-1][0]), lambda _: None)
+        assert book.known(STREAM[:2]) != known
+    elif trouble == "forgotten":
+        del book._pages[STREAM[:2]]
+    elif trouble != "nothing":
+        story.run(trouble)
+        story.run("produce ap t x1")
+        story.run("tick 1000")
+    else:
+        story.run("tick 1000")
+    assert ground.bears() == (trouble == "nothing")
+    if trouble == "nothing":
+        assert book._pages[STREAM[:2]].asked_ms > asked_ms, "it is asked about, so it is not forgotten"

@@ -1,0 +1,189 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Patterns over topic names, and watchers of what they select."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+from meridian_broker.server.loop import LoopScheduler
+from meridian_broker.topics.directory import watching
+from meridian_broker.topics.directory.patterns import BadPattern, TopicPattern, digest
+from meridian_broker.topics.directory.watching import SLICE, TopicWatchers, Watcher, select
+from meridian_broker.topics.errors import TooManyWatchers
+from meridian_broker.wire.pulsar import topic_name
+
+
+@pytest.mark.parametrize(
+    ("pattern", "topic", "matches"),
+    [
+        ("persistent://public/default/a.*", "persistent://public/default/abc", True),
+        ("public/default/a.*", "persistent://public/default/abc", True),
+        ("^persistent://public/default/a.*$", "persistent://public/default/abc", True),
+        ("public/default/a.*", "non-persistent://public/default/abc", True),
+        ("a.*", "persistent://public/default/abc", False),
+        ("public/default/a", "persistent://public/default/abc", False),
+        ("public/default/a", "persistent://public/default/a-partition-12", True),
+        ("public/default/a", "persistent://public/default/a-partition-x", False),
+        ("public/default/[^/]+ü", "persistent://public/default/müü", True),
+    ],
+)
+def test_what_matches(pattern: str, topic: str, matches: bool) -> None:
+    assert TopicPattern(pattern).matches(topic) == matches
+
+
+@pytest.mark.parametrize("pattern", ["public/default/(", "(?!a)b", r"(a)\1", "a{1000000}", "a**"])
+def test_patterns_that_are_none(pattern: str) -> None:
+    with pytest.raises(BadPattern):
+        TopicPattern(pattern)
+
+
+@pytest.mark.parametrize("pattern", ["(a+)+b", "(a|aa)+b", "(.*a){12}b", "((a*)*)*b"])
+def test_no_pattern_takes_long(pattern: str) -> None:
+    made = TopicPattern("public/default/" + pattern)
+    began = time.process_time()
+    assert not made.matches("persistent://public/default/" + "a" * 2000)
+    assert time.process_time() - began < 1
+
+
+def test_the_hash_is_pulsars() -> None:
+    one, two, three = (f"persistent://public/hash/{name}" for name in ("a", "b", "cü"))
+    assert digest([]) == "00000000"
+    assert digest([one]) == "4573f0e2"
+    assert digest([three, one, two]) == "54323650"
+
+
+class Port:
+    """A client that notes what it is told."""
+
+    def __init__(self) -> None:
+        self.told: asyncio.Queue[tuple[list[str], list[str], str]] = asyncio.Queue()
+        self.lost: asyncio.Queue[Watcher] = asyncio.Queue()
+        self.takes = True
+        self.asked = asyncio.Event()
+
+    def writable(self) -> bool:
+        self.asked.set()
+        return self.takes
+
+    def topics_changed(self, watcher: Watcher, new: list[str], deleted: list[str], digest: str) -> None:
+        self.told.put_nowait((new, deleted, digest))
+
+    def lost_watcher(self, watcher: Watcher) -> None:
+        self.lost.put_nowait(watcher)
+
+
+class World:
+    """One namespace, and the watchers of a broker."""
+
+    def __init__(self, limit: int = 10) -> None:
+        self.names: list[str] = []
+        self.reads = 0
+        self.port = Port()
+        self.watchers = TopicWatchers(LoopScheduler(), self.listed, limit)
+
+    async def listed(self, namespace: str) -> list[str]:
+        assert namespace == "t/n"
+        self.reads += 1
+        return list(self.names)
+
+    def change(self, local_name: str, exists: bool = True) -> str:
+        name = topic_name.parse(f"persistent://t/n/{local_name}")
+        if exists:
+            self.names.append(str(name))
+        else:
+            self.names.remove(str(name))
+        self.watchers.changed(name, exists)
+        return str(name)
+
+    def watch(self, pattern: str = "t/n/a.*", number: int = 1) -> Watcher:
+        return self.watchers.add(self.port, number, "t/n", TopicPattern(pattern))
+
+    async def next(self) -> tuple[list[str], list[str], str]:
+        async with asyncio.timeout(60):
+            return await self.port.told.get()
+
+
+async def test_changes_of_a_moment_are_told_together() -> None:
+    world = World()
+    world.watchers.start(world.watch())
+    first, _, third = world.change("a1"), world.change("b"), world.change("a2")
+    world.watchers.changed(topic_name.parse("non-persistent://t/n/a3"), True)
+    world.watchers.changed(topic_name.parse("persistent://t/other/a3"), True)
+    assert await world.next() == ([first, third], [], digest([first, third]))
+    world.change("a1", False)
+    assert await world.next() == ([], [first], digest([third]))
+    assert world.reads == 2
+
+
+async def test_one_made_and_deleted_at_once_is_told_as_deleted() -> None:
+    world = World()
+    world.watchers.start(world.watch())
+    name = world.change("a")
+    world.change("a", False)
+    assert await world.next() == ([], [name], digest([]))
+
+
+async def test_what_happens_before_the_first_list_is_told_after_it() -> None:
+    world = World()
+    waiting, ready = world.watch(number=1), world.watch(number=2)
+    world.watchers.start(ready)
+    name = world.change("a")
+    assert await world.next() == ([name], [], digest([name]))
+    assert world.port.told.empty()
+    assert await world.watchers.listed(waiting) == ([name], digest([name]))
+    world.watchers.start(waiting)
+    assert await world.next() == ([name], [], digest([name]))
+
+
+async def test_who_does_not_read_is_told_later_or_loses_its_watcher(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watching, "MISSED_MAX", 3)
+    monkeypatch.setattr(watching, "GATHER_SECONDS", 0)
+    world = World()
+    watcher = world.watch()
+    world.watchers.start(watcher)
+    world.port.takes = False
+    name = world.change("a1")
+    async with asyncio.timeout(60):
+        await world.port.asked.wait()
+    assert watcher.missed == {name: True}
+    world.port.takes = True
+    world.watchers.resume(watcher)
+    assert await world.next() == ([name], [], digest([name]))
+    world.port.takes = False
+    for number in range(4):
+        world.change(f"a-{number}")
+    async with asyncio.timeout(60):
+        assert await world.port.lost.get() is watcher
+    assert len(world.watchers) == 0
+
+
+async def test_watchers_are_counted() -> None:
+    world = World(limit=2)
+    one, two = world.watch(), world.watch("t/n/b.*")
+    with pytest.raises(TooManyWatchers):
+        world.watch()
+    world.watchers.remove(one)
+    world.watchers.remove(one)
+    assert len(world.watchers) == 1
+    world.watch()
+    world.watchers.remove(two)
+    assert len(world.watchers) == 1
+
+
+async def test_a_long_list_is_gone_through_in_slices() -> None:
+    names = [f"persistent://t/n/a{number}" for number in range(3 * SLICE)]
+    turns = 0
+
+    async def others() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    task = asyncio.create_task(others())
+    found, _ = await select(names, TopicPattern("t/n/a.*"), LoopScheduler())
+    task.cancel()
+    assert found == names
+    assert turns >= 2

@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Entries of other regions at the gate: the whole table, and what holds of every decision."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from meridian_broker.positions.position import Position
+from meridian_broker.topics.backfill.intake import Offered, Standing, Verdict, decide
+
+END = Position(7, 3)
+OPEN = Standing(False, None, False, 1000)
+FULL = Standing(False, None, True, 1000)
+ENDING = Standing(True, None, False, 1000)
+ENDED = Standing(True, END, False, 1000)
+ENDED_AND_FULL = Standing(True, END, True, 1000)
+FOREIGN, LARGE = Offered(1000), Offered(1001)
+OWN, OWN_AFTER = Offered(1001, END), Offered(10, Position(7, 4))
+
+places = st.builds(Position, st.integers(0, 9), st.integers(0, 9))
+offers = st.builds(Offered, st.integers(0, 2000), st.none() | places)
+standings = st.builds(Standing, st.booleans(), st.none() | places, st.booleans(), st.integers(0, 2000))
+
+
+@pytest.mark.parametrize(
+    ("offered", "standing", "verdict"),
+    [
+        (FOREIGN, OPEN, Verdict.STORE),
+        (FOREIGN, FULL, Verdict.REFUSE_FULL),
+        (FOREIGN, ENDING, Verdict.REFUSE_ENDED),
+        (FOREIGN, ENDED, Verdict.REFUSE_ENDED),
+        (FOREIGN, ENDED_AND_FULL, Verdict.REFUSE_ENDED),
+        (LARGE, OPEN, Verdict.REFUSE_TOO_LARGE),
+        (LARGE, FULL, Verdict.REFUSE_FULL),
+        (LARGE, ENDED, Verdict.REFUSE_ENDED),
+        (OWN, OPEN, Verdict.STORE),
+        (OWN, FULL, Verdict.STORE),
+        (OWN, ENDING, Verdict.REFUSE_ENDED),
+        (OWN, ENDED, Verdict.STORE),
+        (OWN_AFTER, ENDED, Verdict.REFUSE_ENDED),
+    ],
+)
+def test_each_entry_meets_each_topic(offered: Offered, standing: Standing, verdict: Verdict) -> None:
+    assert decide(offered, standing) is verdict
+
+
+@settings(max_examples=500)
+@given(offers, standings)
+def test_nothing_of_others_enters_what_is_ended_full_or_too_small(offered: Offered, standing: Standing) -> None:
+    if decide(offered, standing) is not Verdict.STORE:
+        return
+    if offered.own is None:
+        assert not standing.is_ended and not standing.is_full and offered.size <= standing.largest
+    elif standing.is_ended:
+        assert standing.end is not None and offered.own <= standing.end

@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Seeks and reports that take several turns of the loop: what happens in between does not make them wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from meridian_broker.positions import Stamp
+from meridian_broker.positions.position import EARLIEST, Position
+from meridian_broker.topics.cursors import floors, log_walks, rewinding
+from support.worlds.topic_of_one_region import BEGAN_MS, Region, region
+
+
+@pytest.fixture(autouse=True)
+def two_at_a_time() -> Iterator[None]:
+    """Entries or runs in one turn of the loop; a ledger has five entries."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(log_walks, "SLICE", 2)
+        patch.setattr(log_walks, "LEDGER_COSTS", 1)
+        yield
+
+
+def rewound_elsewhere(one: Region) -> None:
+    """Another region goes back to the beginning, and its rewind arrives."""
+    progress = one.topic.subscriptions["s"].progress
+    delta = progress.heads()
+    rules = {"us": (EARLIEST, one.stored[-1])}
+    delta.rewind(Stamp(progress.epoch.time_ms + BEGAN_MS + 1, 0, "eu"), rules)
+    rewinding.merge(one.topic.subscriptions["s"], delta, lambda _: None)
+
+
+def acked(one: Region) -> list[int]:
+    progress = one.topic.subscriptions["s"].progress
+    return [number for number, place in enumerate(one.stored) if progress.is_acked("us", place)]
+
+
+async def test_a_seek_that_is_overtaken_by_a_rewind_is_worked_out_anew() -> None:
+    one = await region(s=True)
+    await one.ack("s", range(6), 0)
+    seek = one.topic.subscriptions["s"].seek(one.stored[8])
+    one.scheduler.spawn(seek, "seek")
+    one.scheduler.defer(lambda: one.scheduler.defer(lambda: rewound_elsewhere(one)))
+    await one.settle()
+    assert one.topic.subscriptions["s"].progress.count_rewinds() == 1
+    assert acked(one) == list(range(8)), "what is before the place counts as acknowledged under the newest rewind"
+
+
+async def test_a_seek_back_takes_back_what_is_acknowledged_while_it_looks() -> None:
+    one = await region(s=True)
+    await one.ack("s", range(3), 0)
+    subscription = one.topic.subscriptions["s"]
+    one.scheduler.spawn(subscription.seek(one.stored[3]), "seek")
+    one.scheduler.defer(lambda: one.scheduler.defer(lambda: one.acknowledge("s", [4])))
+    await one.settle()
+    assert acked(one) == [0, 1, 2]
+    assert one.topic.log.after(subscription.mark_delete) == one.stored[3]
+
+
+async def test_what_is_published_while_a_seek_looks_is_owed() -> None:
+    one = await region(s=True)
+    await one.ack("s", range(12), 0)
+    subscription = one.topic.subscriptions["s"]
+    one.scheduler.spawn(subscription.seek(one.stored[2]), "seek")
+    await one.publish(3)
+    await one.settle()
+    assert acked(one) == [0, 1]
+    assert subscription.backlog() == 13
+
+
+async def test_a_report_is_void_once_a_rewind_overtook_it() -> None:
+    one = await region(s=True)
+    await one.ack("s", [*range(6), 7], 0)
+    subscription = one.topic.subscriptions["s"]
+    found: list[dict[str, Position] | None] = []
+
+    async def look() -> None:
+        found.append(await floors._settled(subscription, floors.owed_nothing_upto(subscription)))
+
+    await look()
+    assert found == [{"us": one.stored[5]}]
+    one.scheduler.spawn(look(), "look")
+    one.scheduler.defer(lambda: rewound_elsewhere(one))
+    await one.settle()
+    assert found[1:] == [None]
+    await look()
+    assert found[2:] == [{"us": EARLIEST}]
+
+
+async def test_a_report_knows_what_is_published_while_it_looks() -> None:
+    one = await region(s=True)
+    await one.ack("s", range(12), 0)
+    subscription = one.topic.subscriptions["s"]
+    steps = floors.owed_nothing_upto(subscription)
+    await one.publish(2)
+    upto = await log_walks.carry_out(one.topic.log, one.topic.scheduler, steps)
+    assert upto == {"us": one.stored[11]}

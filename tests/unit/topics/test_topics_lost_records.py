@@ -1,0 +1,366 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Damaged records of a progress log: the topic opens, nothing is skipped, and what may come again is reported."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from dataclasses import replace
+from typing import cast
+
+import pytest
+from meridian_broker.engines.memory.ledgers import MemoryReader
+from meridian_broker.ledgers.store import LedgerCorrupt
+from meridian_broker.positions import Dropped, Progress, Stamp
+from meridian_broker.positions.position import EARLIEST, LATEST
+from meridian_broker.replication.leases.manager import LeaseDesk
+from meridian_broker.topics.journal.progress_log import Kind
+from meridian_broker.topics.journal.subscription_record import SubscriptionRecord, encode_record
+from meridian_broker.topics.lifecycle import replay
+from meridian_broker.topics.service.leased_topics import SharedStreams
+from meridian_broker.topics.subscriptions.damaged_records import DOUBT_MS
+from meridian_broker.topics.subscriptions.subscription import Subscription
+from simulation.story import Story
+from support.worlds.topic_of_one_region import Region, region
+from support.worlds.topic_record import TopicRecord
+
+pytestmark = pytest.mark.logs_error("the disk damaged")
+
+
+class Rot(dict[tuple[int, int], bytes | None]):
+    """By ledger and entry: what is left of a damaged record; None: all of it but one bit of its last byte."""
+
+    async def damage(
+        self, one: Region, kind: Kind, name: str, *, nth: int | None = None, remains: bytes | None = None
+    ) -> None:
+        """Damage all records of a kind that name a subscription, or the nth of them."""
+        (ledger,) = one.topic.progress_log.ledgers
+        changes = [change async for some in one.topic.progress_log.changes() for change in some]
+        found = [entry for entry, change in enumerate(changes) if change[:2] == (kind, name)]
+        assert found
+        self.update({(ledger, entry): remains for entry in (found if nth is None else [found[nth]])})
+
+
+@pytest.fixture
+def rot(monkeypatch: pytest.MonkeyPatch) -> Rot:
+    bad, read = Rot(), MemoryReader.read
+
+    async def checked(self: MemoryReader, first: int, last: int, max_bytes: int) -> list[bytes]:
+        found = await read(self, first, last, max_bytes)
+        whole = next((n for n in range(len(found)) if (self.ledger_id, first + n) in bad), len(found))
+        if found and not whole:
+            left = bad[self.ledger_id, first]
+            raise LedgerCorrupt("checksum", found[0][:-1] + b"?" if left is None else left)
+        return found[:whole]
+
+    monkeypatch.setattr(MemoryReader, "read", checked)
+    return bad
+
+
+def acked(one: Region, name: str) -> list[int]:
+    progress = one.topic.subscriptions[name].progress
+    return [number for number, position in enumerate(one.stored) if progress.is_acked("us", position)]
+
+
+async def restarted(one: Region) -> None:
+    await one.settle()
+    await one.start()
+    await one.settle()
+
+
+async def subscribed(one: Region, name: str) -> Subscription:
+    heard: list[Subscription | Exception] = []
+    one.topic.subscribe(
+        *(name,), durable=True, replicated=False, initial=LATEST, properties=None, may_create=True, ready=heard.append
+    )
+    await one.settle()
+    assert isinstance(heard[0], Subscription)
+    return heard[0]
+
+
+async def test_only_what_a_damaged_record_acknowledged_comes_again(rot: Rot) -> None:
+    one = await region(s=True, other=False)
+    for number in (0, 1, 2):
+        await one.ack("s", [number], number)
+    await rot.damage(one, Kind.ACKED, "s", nth=1)
+    for start in range(2):
+        await restarted(one)
+        assert (acked(one, "s"), acked(one, "other")) == ([0, 2], [])
+        (loss,) = one.topic.lost_records.recent()
+        assert (loss.records, loss.subscriptions, loss.in_doubt) == (1, ("s",), False)
+        assert not rot or start == 0
+        rot.clear()  # the first start wrote a snapshot: the damaged ledger is gone, and the report is still there
+    one.scheduler.ms += DOUBT_MS
+    assert one.topic.lost_records.recent() == []
+
+
+async def test_a_subscription_whose_creation_is_damaged_is_made_again_from_what_follows(rot: Rot) -> None:
+    one = await region(s=False)
+    await one.ack("s", [4], 0)
+    await rot.damage(one, Kind.WHOLE, "s", remains=b"")
+    await restarted(one)
+    assert acked(one, "s") == [4]
+    assert one.topic.subscriptions["s"].mark_delete < one.stored[0]
+    (loss,) = one.topic.lost_records.recent()
+    assert loss.subscriptions == ("s",)
+
+
+async def test_a_subscription_whose_creation_is_damaged_is_made_again_from_its_name(rot: Rot) -> None:
+    one = await region(s=False)
+    await rot.damage(one, Kind.WHOLE, "s")
+    await restarted(one)
+    assert acked(one, "s") == []
+    assert one.topic.lost_records.in_doubt, "the name may be damaged as well"
+
+
+async def test_a_topic_that_may_lack_a_subscription_keeps_everything_for_it(rot: Rot) -> None:
+    one = await region(s=False, quick=False)
+    await one.ack("quick", range(12), 0)
+    await rot.damage(one, Kind.WHOLE, "s", remains=b"")
+    await restarted(one)
+    assert list(one.topic.subscriptions) == ["quick"]
+    assert one.topic.needed_from() == EARLIEST
+    came_back = await subscribed(one, "s")
+    assert came_back.mark_delete < one.stored[0], "not at the latest message, which is what its consumer asks for"
+    rot.clear()
+    await restarted(one)
+    assert one.topic.needed_from() == EARLIEST
+    one.scheduler.ms += DOUBT_MS
+    assert one.topic.needed_from() > EARLIEST or one.topic.subscriptions["s"].mark_delete == one.topic.needed_from()
+    assert (await subscribed(one, "new")).mark_delete == one.stored[-1]
+
+
+async def test_a_subscription_that_was_deleted_stays_deleted(rot: Rot) -> None:
+    one = await region(gone=True, s=False)
+    one.topic.lives.delete("gone")
+    await one.ack("s", [0], 0)
+    await rot.damage(one, Kind.ACKED, "s", remains=b"")
+    await restarted(one)
+    assert list(one.topic.subscriptions) == ["s"]
+
+
+DELETED = Stamp(1_700_000_000_001, 0, "eu")
+GRAVE = SubscriptionRecord("s", True, deleted=DELETED)
+LATER = SubscriptionRecord("s", True, DELETED, Stamp(1_700_000_000_002, 0, "eu"), deleted=DELETED)
+
+
+async def told(one: Region, record: SubscriptionRecord) -> str | None:
+    """What the region answers to another one that knows of the subscription."""
+    answers: list[str | None] = []
+    one.topic.lives.merge(record.name, Progress(), encode_record(record), answers.append)
+    await one.settle()
+    return answers[0]
+
+
+@pytest.mark.parametrize("starts", [1, 2])
+async def test_one_that_was_made_again_follows_a_deletion_in_another_region_for_good(rot: Rot, starts: int) -> None:
+    one = await region(s=True)
+    await rot.damage(one, Kind.WHOLE, "s")
+    for _ in range(starts):
+        await restarted(one)
+        rot.clear()
+    assert not one.topic.subscriptions["s"].replicated
+    assert await told(one, GRAVE) is None
+    assert "s" not in one.topic.subscriptions
+    await restarted(one)
+    assert "s" not in one.topic.subscriptions
+    assert one.topic.lives.tombstones["s"] == GRAVE
+
+
+async def test_one_that_was_made_again_is_of_the_life_that_another_region_tells(rot: Rot) -> None:
+    one = await region(s=True)
+    await rot.damage(one, Kind.WHOLE, "s")
+    await restarted(one)
+    assert await told(one, LATER) is None
+    rot.clear()
+    for _ in range(2):
+        assert one.topic.subscriptions["s"].record == LATER
+        assert one.topic.subscriptions["s"].progress.beginning.life == DELETED
+        await restarted(one)
+
+
+async def test_one_that_was_made_again_is_never_the_earlier_creation(rot: Rot) -> None:
+    """The clock of this region may be behind that of the one that made it."""
+    one = await region(s=True)
+    await rot.damage(one, Kind.WHOLE, "s")
+    await restarted(one)
+    stamp = Stamp(one.scheduler.ms + 60_000, 0, "eu")
+    made = SubscriptionRecord("s", True, stamp, stamp, {"team": "a"})
+    assert await told(one, made) is None
+    assert one.topic.subscriptions["s"].record == made
+
+
+async def test_what_a_client_made_is_not_deleted_by_other_regions_because_an_acknowledgement_is_damaged(
+    rot: Rot,
+) -> None:
+    one = await region(s=False)
+    await one.ack("s", [0], 0)
+    await rot.damage(one, Kind.ACKED, "s")
+    await restarted(one)
+    assert await told(one, GRAVE) is None
+    assert "s" in one.topic.subscriptions
+    assert "older than the deletion" in (await told(one, LATER) or "")
+
+
+@pytest.mark.parametrize("replicated", [True, False])
+@pytest.mark.parametrize("is_acked", [True, False])
+async def test_one_made_after_a_deletion_of_its_name_is_not_lost_with_its_creation(
+    rot: Rot, replicated: bool, is_acked: bool
+) -> None:
+    one = await region(s=True)
+    one.topic.lives.delete("s")
+    life = one.topic.create_subscription("s", EARLIEST, replicated=replicated).record.deleted
+    await one.settle()
+    await rot.damage(one, Kind.WHOLE, "s", nth=-1)
+    if is_acked:
+        await one.ack("s", [2], 0)
+    await restarted(one)
+    assert one.topic.subscriptions["s"].progress.beginning.life == life
+    assert acked(one, "s") == ([2] if is_acked else [])
+
+
+@pytest.mark.parametrize("drops", [True, False])
+async def test_acknowledgements_of_a_life_whose_creation_is_damaged_stay_when_others_tell_of_it(
+    rot: Rot, drops: bool
+) -> None:
+    one = await region(s=True)
+    if not drops:
+        await one.ack("s", [7], 0)  # of the life before
+    one.topic.lives.delete("s")
+    made = one.topic.create_subscription("s", EARLIEST, replicated=True).record
+    await one.settle()
+    await rot.damage(one, Kind.SUBSCRIPTION, "s")
+    grave = dict(rot)
+    rot.clear()  # else the log could not be read to find the others
+    await rot.damage(one, Kind.WHOLE, "s", nth=None if drops else -1)
+    rot.update(grave)
+    if drops:
+        one.topic.progress_log.append(Kind.DROPPED, "s", Dropped().encode())  # says nothing of the life it is in
+    await one.ack("s", [2], 0)
+    await restarted(one)
+    assert acked(one, "s") == [2]
+    assert await told(one, made) is None
+    assert (acked(one, "s"), one.topic.subscriptions["s"].record) == ([2], made)
+    rot.clear()
+    await restarted(one)
+    assert (acked(one, "s"), one.topic.subscriptions["s"].record) == ([2], made)
+
+
+async def test_a_deletion_behind_a_damaged_creation_counts_but_may_be_of_an_earlier_life(rot: Rot) -> None:
+    """A new ledger of the log begins with subscriptions, and tombstones of their names stand behind them."""
+    one = await region(s=True)
+    one.topic.lives.delete("s")
+    await one.settle()
+    await rot.damage(one, Kind.WHOLE, "s")
+    await restarted(one)
+    assert "s" not in one.topic.subscriptions
+    assert one.topic.lost_records.in_doubt
+
+
+async def test_a_deletion_of_the_region_s_own_behind_a_damaged_creation_counts(rot: Rot) -> None:
+    one = await region(s=False)
+    one.topic.lives.delete("s")
+    await one.settle()
+    await rot.damage(one, Kind.WHOLE, "s")
+    await restarted(one)
+    assert "s" not in one.topic.subscriptions
+    assert not one.topic.lost_records.in_doubt
+
+
+async def test_a_later_deletion_that_is_damaged_makes_nothing_again(rot: Rot) -> None:
+    one = await region(s=True)
+    one.topic.lives.delete("s")
+    assert await told(one, replace(GRAVE, deleted=Stamp(1_800_000_000_000, 0, "eu"))) is None
+    await rot.damage(one, Kind.SUBSCRIPTION, "s", nth=-1)
+    await restarted(one)
+    assert "s" not in one.topic.subscriptions
+    assert one.topic.lost_records.in_doubt
+
+
+async def test_a_day_later_one_that_was_made_again_is_the_region_s_own(rot: Rot) -> None:
+    one = await region(s=False)
+    await rot.damage(one, Kind.WHOLE, "s")
+    await restarted(one)
+    one.scheduler.ms += DOUBT_MS
+    assert await told(one, GRAVE) is None
+    assert "s" in one.topic.subscriptions
+
+
+@pytest.mark.parametrize("remains", [None, b"", b"\xff" * 40], ids=["a bit", "all", "garbage"])
+async def test_whatever_is_damaged_nothing_counts_as_acknowledged_that_is_not(rot: Rot, remains: bytes | None) -> None:
+    one = await region(s=True, t=False)
+    await one.ack("s", [0, 3], 1)
+    await one.ack("t", [1], 2)
+    await one.ack("s", [5], 3)
+    (ledger,) = one.topic.progress_log.ledgers
+    count = sum([len(some) async for some in one.topic.progress_log.changes()])
+    for some in itertools.chain.from_iterable(itertools.combinations(range(count), size) for size in (1, 2, count)):
+        rot.clear()
+        rot.update({(ledger, entry): remains for entry in some})
+        found = Region()
+        found.disk, found.record, found.stored = copy.deepcopy(one.disk), TopicRecord(), one.stored
+        found.record.spans, found.record.progress, found.record._last = one.record.spans, [ledger], one.record._last
+        found.fence = one.fence
+        await found.start()
+        for name, whole in (("s", {0, 3, 5}), ("t", {1})):
+            if name in found.topic.subscriptions:
+                assert set(acked(found, name)) <= whole
+            else:
+                assert found.topic.lost_records.in_doubt
+        await found.settle()
+
+
+async def test_a_log_that_is_being_written_replaces_what_is_damaged(rot: Rot) -> None:
+    one = await region(s=False)
+    await one.ack("s", [0], 0)
+    await rot.damage(one, Kind.WHOLE, "s")
+    with pytest.raises(LedgerCorrupt):
+        [None async for _ in one.topic.progress_log.changes()]
+    await one.settle()
+    changes = [change async for some in one.topic.progress_log.changes() for change in some]
+    assert Kind.WHOLE in {change.kind for change in changes}
+    await restarted(one)
+    assert acked(one, "s") == [0]
+    assert one.topic.lost_records.recent() == []
+
+
+def test_a_region_that_may_have_forgotten_a_vote_abstains_until_it_is_over() -> None:
+    story = Story()
+    for line in (
+        *("regions us eu ap", "subscribe us t sub", "tick 100", "scope us t sub origin"),
+        *("consumer c us t sub auto", "tick 3000", *(f"rot eu t progress {n}" for n in range(9))),
+        *("crash eu", "tick 100", "start eu", "tick 1500"),
+    ):
+        story.run(line)
+    broker = story.world.regions["eu"].broker
+    assert broker is not None
+    desk = broker.exchange.core.leases
+    assert isinstance(desk, LeaseDesk)
+    shares, stream = cast("SharedStreams", desk._topics), ("persistent://public/default/t", "sub", "us")
+    assert stream[0] in broker.service.topics
+    heard: list[object] = []
+    shares.hear(
+        stream[:2],
+        broker.service.topics[stream[0]].subscriptions["sub"].record.electorates,
+        lambda *told: heard.append(told),
+    )
+    assert shares.electorates(stream) is None
+    story.run(f"tick {desk.promise_ms}")
+    assert shares.electorates(stream) is not None
+    assert heard == [], "it cannot say that nothing it promised binds"
+
+
+async def test_the_snapshot_that_replaces_a_damaged_ledger_is_not_begun_before_all_is_known(rot: Rot) -> None:
+    """Sequence ids are known once deduplication is open, which is after the subscriptions."""
+    one = await region(s=False)
+    await one.ack("s", [0], 0)
+    await rot.damage(one, Kind.ACKED, "s")
+    await one.settle()
+    (before,) = one.topic.progress_log.ledgers
+    log = one.topic.lost_records
+    await replay.recover(one.topic)
+    await one.settle()
+    assert one.topic.progress_log.ledgers == [before]
+    assert log.recent() == []
+    log.report()
+    assert [loss.records for loss in log.recent()] == [1]

@@ -1,0 +1,225 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who asks other regions for entries, and how often: a bounded number of topics a second, and each in its turn (R6).
+
+Where regions compare what they have, those ask of which another one has more; polls are few then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Set
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from meridian_broker.positions.position import EARLIEST, Position
+from meridian_broker.replication.progress import exchange, high_watermarks
+from meridian_broker.replication.progress.high_watermarks import ROUND_MS, TOPICS
+from meridian_broker.replication.progress.messages import SUMMARY_VERSION, Digest, State
+from meridian_broker.topics.backfill.backfill import Due
+from meridian_broker.topics.service.backfill_rounds import LOOKS, POLLS, POLLS_BESIDE, STARTS, Missing
+from support.worlds.exchange_world import World
+
+
+class Asking:
+    """What is asked of a topic here."""
+
+    def __init__(self, due: Due) -> None:
+        self._due = due
+        self.looks = self.asked = 0
+
+    def absent(self, others: set[str]) -> tuple[set[str], set[str]]:
+        return {"us"}, others - {"us"}
+
+    def due(self) -> Due:
+        self.looks += 1
+        return self._due
+
+    def start(self) -> None:
+        self.asked += 1
+
+
+def service(**counts: int) -> tuple[Any, list[Asking]]:
+    asking = [Asking(Due[name]) for name, count in counts.items() for _ in range(count)]
+    remotes = {"us", "eu"}
+    topics = {f"t{n}": SimpleNamespace(failure=None, recall=one, remotes=remotes) for n, one in enumerate(asking)}
+    return SimpleNamespace(topics=topics), asking
+
+
+class Exchange:
+    """What is asked of the exchange here."""
+
+    def __init__(self, *able: str) -> None:
+        self._able = able
+        self.compared: list[set[str]] = []
+
+    def compares_ends_with(self, region: str) -> bool:
+        return region in self._able
+
+    def compare_ends(self, origins: Collection[str]) -> None:
+        self.compared.append(set(origins))
+
+
+@pytest.mark.parametrize("count", [1, 50, POLLS, POLLS + 1, 3 * POLLS, LOOKS, 2 * LOOKS + 7])
+def test_polls_are_bounded_and_everybody_has_a_turn(count: int) -> None:
+    broker, asking = service(POLL=count)
+    missing, before = Missing(), 0
+    rounds = -(-count // POLLS)
+    for _ in range(2 * rounds + 1):
+        missing.look(broker)
+        now = sum(one.asked for one in asking)
+        assert now - before <= POLLS
+        before = now
+    assert min(one.asked for one in asking) >= 1
+
+
+def test_what_is_missing_does_not_wait_for_polls() -> None:
+    broker, asking = service(POLL=3 * POLLS, NOW=50, NOT=50)
+    Missing().look(broker)
+    assert all(one.asked == 1 for one in asking if one._due is Due.NOW)
+    assert all(one.asked == 0 for one in asking if one._due is Due.NOT)
+
+
+def test_a_few_topics_are_looked_at_each_time() -> None:
+    broker, asking = service(POLL=3, NOT=3)
+    missing = Missing()
+    for _ in range(4):
+        missing.look(broker)
+    assert [one.looks for one in asking] == [4] * 6
+
+
+@pytest.mark.parametrize(("able", "polls"), [((), POLLS), (("us",), POLLS), (("eu",), POLLS_BESIDE)])
+def test_polls_are_few_where_ends_are_compared(able: tuple[str, ...], polls: int) -> None:
+    broker, asking = service(POLL=3 * POLLS, NOT=5)
+    missing = Missing()
+    missing.exchange = compared = Exchange(*able)
+    missing.look(broker)  # nobody was looked at before
+    before = sum(one.asked for one in asking)
+    missing.look(broker)
+    assert sum(one.asked for one in asking) - before == polls
+    assert compared.compared[-1] == {"us"}
+
+
+def test_what_is_absent_no_more_is_not_compared_for_ever() -> None:
+    broker, asking = service(POLL=5)
+    missing = Missing()
+    missing.exchange = compared = Exchange("eu")
+    missing.look(broker)
+    for one in asking:
+        one._due = Due.NOT
+    for _ in range(3):
+        missing.look(broker)
+    assert compared.compared == [{"us"}, {"us"}, set(), set()]
+
+
+def test_topics_of_which_others_have_more_ask_in_turn() -> None:
+    broker, asking = service(NOT=2 * STARTS + 5)
+    missing = Missing()
+    for name in (*broker.topics, "gone"):
+        missing.found(name)
+        missing.found(name)
+    missing.look(broker)
+    assert sum(one.asked for one in asking) == STARTS
+    for _ in range(2):
+        missing.look(broker)
+    assert all(one.asked == 1 for one in asking)
+
+
+class Stored:
+    """The ends of one region."""
+
+    def __init__(self) -> None:
+        self.ends: dict[str, Position] = {}
+        self.found: set[str] = set()
+
+    def open_topics(self) -> Set[str]:
+        return self.ends.keys()
+
+    def end(self, topic: str, origin: str) -> Position:
+        return self.ends.get(topic, EARLIEST) if origin == "us" else EARLIEST
+
+    def more_elsewhere(self, topic: str) -> None:
+        self.found.add(topic)
+
+
+class Comparison:
+    """eu and ap, while us is away."""
+
+    def __init__(self, ends: dict[str, tuple[int, int]]) -> None:
+        """:param ends: of each topic at eu and ap; negative: they do not have the topic."""
+        self.world = World(["eu", "ap", "us"])
+        self.stored = {name: Stored() for name in ("eu", "ap")}
+        for topic, both in ends.items():
+            for one, entry in zip(self.stored.values(), both, strict=True):
+                if entry >= 0:
+                    one.ends[topic] = Position(1, entry - 1) if entry else EARLIEST
+        for name, one in self.stored.items():
+            region = self.world.regions[name]
+            region.exchange = exchange.ProgressExchange(region, ends=one)
+            for other in self.world.names:
+                region.exchange.add_peer(other)
+        self.heard = self.world.listen()
+        for link in (("eu", "ap"), ("ap", "eu")):
+            self.world.connect(*link)
+        self.world.run(100)
+
+    def seconds(self, count: int) -> None:
+        for _ in range(count):
+            for name in self.stored:
+                self.world.regions[name].exchange.compare_ends({"us"}, self.world.now_ms)
+            self.world.run(1000)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.dictionaries(st.text("abc", max_size=4), st.tuples(st.integers(-1, 3), st.integers(-1, 3))),
+    st.integers(1, 6),
+)
+def test_a_region_finds_what_another_one_has_more_of(ends: dict[str, tuple[int, int]], at_once: int) -> None:
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(high_watermarks, "TOPICS", at_once)
+        patched.setattr(high_watermarks, "HASHED", at_once)
+        comparison = Comparison(ends)
+        comparison.seconds(8 + 4 * len(ends))
+    assert comparison.stored["eu"].found == {topic for topic, (eu, ap) in ends.items() if 0 <= eu < ap}
+    assert comparison.stored["ap"].found == {topic for topic, (eu, ap) in ends.items() if 0 <= ap < eu}
+
+
+def test_ten_thousand_topics_cost_little_and_one_that_differs_is_found_in_seconds() -> None:
+    comparison = Comparison({f"topic {number}": (5, 5) for number in range(10_000)})
+    comparison.world.sent_bytes.clear()
+    comparison.seconds(20)
+    assert comparison.world.sent_bytes["Digest"] < 20 * 2 * 3000
+    assert "State" not in comparison.world.sent
+    comparison.stored["ap"].ends["topic 7"] = Position(1, 9)
+    seconds = 0
+    while comparison.stored["eu"].found != {"topic 7"}:
+        comparison.seconds(1)
+        seconds += 1
+        assert seconds <= 2 * (10_000 // TOPICS)
+    assert not comparison.stored["ap"].found
+    told = [message.ends.topics for *_, message in comparison.heard if isinstance(message, State) and message.ends]
+    assert all(len(topics) < 20 for topics in told)
+
+
+def test_another_life_of_a_topic_is_not_compared() -> None:
+    comparison = Comparison({"t": (1, 3)})
+    comparison.world.regions["eu"].delete_topic("t")  # it is another topic now (R8)
+    comparison.seconds(10)
+    assert not comparison.stored["eu"].found
+
+
+def test_few_topics_are_compared_every_few_seconds() -> None:
+    comparison = Comparison({"t": (1, 1)})
+    comparison.seconds(30)
+    slices = [m for _, source, _, m in comparison.heard if source == "eu" and isinstance(m, Digest) and m.ends]
+    assert len(slices) == 30_000 // ROUND_MS
+
+
+def test_a_region_of_an_earlier_version_is_not_compared_with(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exchange, "PROTOCOL_VERSION", SUMMARY_VERSION)
+    comparison = Comparison({"t": (1, 3)})
+    comparison.seconds(10)
+    assert not comparison.world.regions["eu"].exchange.compares_ends_with("ap")
+    assert not [m for *_, m in comparison.heard if isinstance(m, Digest) and m.ends]

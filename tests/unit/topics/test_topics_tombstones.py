@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Deleted subscriptions stay deleted for 30 days, however many there are, and cost a bounded amount of memory (R16)."""
+
+from __future__ import annotations
+
+import pytest
+from meridian_broker.positions import Progress
+from meridian_broker.positions.position import EARLIEST
+from meridian_broker.topics.errors import LimitReached, NotAllowed
+from meridian_broker.topics.journal.subscription_record import encode_record
+from meridian_broker.topics.subscriptions import registry
+from meridian_broker.topics.subscriptions.administration import replicate_subscription
+from support.worlds.topic_of_one_region import Region, region
+
+HOUR_MS = 3_600_000
+
+
+async def jobs(one: Region, first: int, end: int) -> None:
+    """Short-lived subscriptions, one after the other."""
+    for number in range(first, end):
+        one.topic.create_subscription(f"job-{number}", EARLIEST, replicated=True)
+        one.topic.lives.delete(f"job-{number}")
+    await one.settle()
+
+
+async def told(one: Region, name: str, record: bytes) -> str | None:
+    """What the region answers to another one that still has the subscription."""
+    answers: list[str | None] = []
+    one.topic.lives.merge(name, Progress(), record, answers.append)
+    await one.settle()
+    return answers[0]
+
+
+async def test_a_region_that_was_away_brings_no_deleted_subscription_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "TOMBSTONES_MAX", 50)
+    one = await region(**{"job-0": True})
+    elsewhere = encode_record(one.topic.subscriptions["job-0"].record)
+    one.topic.lives.delete("job-0")
+    with pytest.raises(LimitReached, match="do not replicate short-lived"):
+        await jobs(one, 1, 100)
+    one.scheduler.ms += HOUR_MS
+    assert await told(one, "job-0", elsewhere) is None
+    assert "job-0" not in one.topic.subscriptions
+    one.topic.create_subscription("job-3", EARLIEST, replicated=True)  # a name that is remembered takes no more room
+
+
+async def test_a_full_memory_of_deletions_refuses_nothing_but_replication(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "TOMBSTONES_MAX", 5)
+    one = await region(kept=False)
+    await jobs(one, 0, 5)
+    with pytest.raises(LimitReached):
+        await replicate_subscription(one.topic.subscriptions["kept"], True)
+    assert not one.topic.subscriptions["kept"].replicated
+    one.topic.create_subscription("local", EARLIEST)
+    one.scheduler.ms += registry.TOMBSTONE_MS + HOUR_MS
+    one.topic.create_subscription("later", EARLIEST, replicated=True)
+    assert not one.topic.lives.tombstones, "those of more than 30 days ago made room"
+
+
+async def test_a_name_that_is_closed_for_a_while_is_forgotten_afterwards() -> None:
+    one = await region()
+    for number in range(100):
+        one.topic.create_subscription(f"job-{number}", EARLIEST)
+        one.topic.lives.delete(f"job-{number}", forced=True)
+        with pytest.raises(NotAllowed, match="a moment ago"):
+            one.topic.lives.check_open(f"job-{number}")
+        one.scheduler.ms += round(one.topic.limits.closed_seconds * 1000)
+    assert len(one.topic.lives._closed_until_ms) == 1
+    one.topic.lives.check_open("job-99")

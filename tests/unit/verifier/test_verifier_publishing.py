@@ -1,0 +1,188 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The verdict's ConfigMaps: no row is lost for want of space, and no two runs are mixed up."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from meridian_operator.plan.verdicts import rows_of, run_of, verdict_of
+from meridian_verifier.cluster import Cluster, ClusterError
+from meridian_verifier.report.configmap import (
+    GENERATIONS,
+    LABEL,
+    LARGEST,
+    SHARDS_MAX,
+    Run,
+    TooManyRows,
+    manifests,
+    shard_name,
+)
+from meridian_verifier.report.publishing import NotPublished, publish
+from support.kubernetes.api_server import ApiServer, serving
+
+FIRST = Run("orders", "run-1", datetime(2026, 1, 1, tzinfo=UTC), timedelta(hours=1))
+SECOND = replace(FIRST, run="run-2", now=datetime(2026, 1, 2, tzinfo=UTC))
+TOLD = {"verdict": "misaligned", "summary": "…", "regions": ["us-east", "us-west"], "unreachable": {}}
+CHART = Path(__file__).parents[3] / "helm" / "meridian-verifier"
+DETAIL = "MissingAck: 3 entries of us-east in us-east -> us-west: (889130598400001:17, 889130598400001:20]; " * 6
+
+
+def listed(count: int, misaligned: int, detail: str = DETAIL) -> list[dict[str, Any]]:
+    """So many subscriptions of 500 topics, of which every so-manieth is misaligned."""
+    return [
+        {
+            "topic": f"persistent://airline/operations/departures-and-arrivals-{number % 500:03}",
+            "subscription": f"billing-of-department-{number:06}",
+            "verdict": "misaligned" if misaligned and number % misaligned == 0 else "aligned",
+            "detail": detail if misaligned and number % misaligned == 0 else "",
+        }
+        for number in range(count)
+    ]
+
+
+def read(written: list[dict[str, Any]]) -> dict[tuple[str, str], Any]:
+    """Every subject's verdict as the operator reads it."""
+    runs: dict[Any, list[str]] = {}
+    found: dict[Any, list[Any]] = {}
+    for one in written:
+        verifier = ("meridian-system", one["metadata"]["labels"][LABEL])
+        run = run_of(one["data"])
+        if run is not None:
+            runs[verifier] = [run]
+        for subject, rows in rows_of(verifier, one["data"]).items():
+            found.setdefault(subject, []).append(rows)
+    told = {subject: verdict_of(rows, (), runs) for subject, rows in found.items()}
+    return {subject: row for subject, row in told.items() if row is not None}
+
+
+@pytest.mark.parametrize("count", [3, 10_000, 100_000])
+@pytest.mark.parametrize("misaligned", [0, 1, 7], ids=["aligned", "misaligned", "mixed"])
+def test_every_row_arrives_and_no_config_map_is_too_large(count: int, misaligned: int) -> None:
+    rows = listed(count, misaligned)
+    written = manifests(FIRST, TOLD, rows, "a")
+    assert all(len(one["data"]["verdict.json"].encode()) <= LARGEST for one in written)
+    assert len({one["metadata"]["name"] for one in written}) == len(written)
+    assert len(written) <= SHARDS_MAX + 1
+    told = read(written)
+    assert {subject: row.verdict for subject, row in told.items()} == {
+        (row["topic"], row["subscription"]): row["verdict"] for row in rows
+    }
+    whole = {row.detail for row in told.values() if row.verdict == "misaligned"} <= {DETAIL}
+    assert whole or (count, misaligned) == (100_000, 1), "only there the details are cut"
+
+
+def test_details_give_way_before_rows_do() -> None:
+    told = read(manifests(FIRST, TOLD, listed(60_000, 1, "x" * 3000), "a"))
+    assert len(told) == 60_000
+    assert {len(row.detail) for row in told.values()} == {200}
+
+
+def test_what_does_not_fit_at_all_is_refused_and_never_cut() -> None:
+    long = [{**row, "topic": row["topic"] + "x" * 500_000} for row in listed(SHARDS_MAX + 1, 1)]
+    with pytest.raises(TooManyRows, match="verify fewer topics"):
+        manifests(FIRST, TOLD, long, "a")
+
+
+def test_names_and_reasons_in_any_script_are_counted_in_bytes() -> None:
+    rows = [{**row, "topic": row["topic"] + "✈" * 300} for row in listed(2000, 1)]
+    written = manifests(FIRST, TOLD, rows, "a")
+    assert len(written) > 2
+    assert all(len(one["data"]["verdict.json"].encode()) <= LARGEST for one in written)
+    assert len(read(written)) == 2000
+
+
+@pytest.fixture
+def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[ApiServer, Cluster]]:
+    with serving(tmp_path, monkeypatch) as (api, account):
+        yield api, Cluster(account)
+
+
+def verdicts(api: ApiServer) -> dict[str, int]:
+    """How many subjects have which verdict, as the operator sees the cluster now."""
+    counts: dict[str, int] = {}
+    for row in read(list(api.config_maps().values())).values():
+        counts[row.verdict] = counts.get(row.verdict, 0) + 1
+    return counts
+
+
+def test_a_small_verdict_is_one_config_map(server: tuple[ApiServer, Cluster]) -> None:
+    api, cluster = server
+    assert publish(cluster, FIRST, TOLD, listed(5, 0)) == []
+    assert list(api.config_maps()) == ["meridian-verdict-orders"]
+    assert verdicts(api) == {"aligned": 5}
+
+
+def test_a_run_takes_the_shards_of_the_one_before_away(server: tuple[ApiServer, Cluster]) -> None:
+    api, cluster = server
+    publish(cluster, FIRST, TOLD, listed(20_000, 0))
+    first = set(api.config_maps())
+    assert len(first) > 3
+    publish(cluster, SECOND, TOLD, listed(6000, 1, ""))
+    assert verdicts(api) == {"misaligned": 6000}, "nothing of the run before"
+    assert len(api.config_maps()) < len(first)
+    assert not first & set(api.config_maps()) - {"meridian-verdict-orders"}
+    publish(cluster, FIRST, TOLD, listed(3, 0))
+    assert list(api.config_maps()) == ["meridian-verdict-orders"]
+
+
+@pytest.mark.parametrize("broken_at", [1, 2, 3, 4])
+def test_a_run_that_ends_in_the_middle_changes_no_verdict(server: tuple[ApiServer, Cluster], broken_at: int) -> None:
+    """Until its head is written the one before counts, whole; what it wrote is cleared by the next."""
+    api, cluster = server
+    publish(cluster, FIRST, TOLD, listed(20_000, 0))
+    left = broken_at
+
+    def refuses(method: str, _: str) -> bool:
+        nonlocal left
+        left -= method == "PATCH"
+        return method == "PATCH" and left <= 0
+
+    api.refuses = refuses
+    with pytest.raises(NotPublished, match="HTTP 403"):
+        publish(cluster, SECOND, TOLD, listed(15_000, 1, ""))
+    assert verdicts(api) == {"aligned": 20_000}
+    api.refuses = lambda _method, _path: False
+    publish(cluster, SECOND, TOLD, listed(5, 1))
+    assert verdicts(api) == {"misaligned": 5}
+    assert list(api.config_maps()) == ["meridian-verdict-orders"]
+
+
+def test_old_shards_that_cannot_be_deleted_are_told_and_count_for_nothing(server: tuple[ApiServer, Cluster]) -> None:
+    api, cluster = server
+    publish(cluster, FIRST, TOLD, listed(20_000, 0))
+    api.refuses = lambda method, _: method == "DELETE"
+    (left,) = publish(cluster, SECOND, TOLD, listed(5, 1))
+    assert "DELETE" in left
+    assert verdicts(api) == {"misaligned": 5}
+
+
+def test_only_objects_that_the_role_names_are_touched(server: tuple[ApiServer, Cluster]) -> None:
+    api, cluster = server
+    for count in (20_000, 10_000, 5):
+        publish(cluster, FIRST, TOLD, listed(count, 0))
+    allowed = {"meridian-verdict-orders"}
+    allowed |= {shard_name("orders", one, number) for one in GENERATIONS for number in range(1, SHARDS_MAX + 1)}
+    assert {path.rpartition("/")[2] for _, path in api.requests} <= allowed
+    template = (CHART / "templates" / "verifier.yaml").read_text()
+    assert f"untilStep 1 {SHARDS_MAX + 1} 1" in template
+    assert "list " + " ".join(f'"{one}"' for one in GENERATIONS) in template
+    assert "meridian-verdict-{{ $.Values.name }}.{{ $generation }}.{{ $number }}" in template
+
+
+def test_outside_of_a_pod_there_is_no_cluster(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    with pytest.raises(ClusterError, match="from inside a pod"):
+        Cluster(tmp_path)
+
+
+def test_a_document_is_what_people_read_too() -> None:
+    (head,) = manifests(FIRST, TOLD, listed(2, 0), "a")
+    document = json.loads(head["data"]["verdict.json"])
+    assert (document["time"], document["expires"]) == ("2026-01-01T00:00:00Z", "2026-01-01T01:00:00Z")
+    assert document["summary"] == "…"
