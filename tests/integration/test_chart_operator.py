@@ -62,3 +62,38 @@ def test_it_believes_the_regions_authority() -> None:
     believed = next(one["value"] for one in container["env"] if one["name"] == "SSL_CERT_FILE")
     assert believed == f"{mounts['tls']}/ca.crt"
     assert next(volume for volume in pod["volumes"] if volume["name"] == "tls")["secret"]["secretName"] == "regions-ca"
+
+
+def test_replicas_share_a_lease_that_they_may_hold_and_no_other() -> None:
+    made = rendered("meridian-operator", {"crds": {"enabled": False}})
+    spec = made["Deployment", "meridian"]["spec"]
+    assert spec["replicas"] == 2
+    assert spec["template"]["spec"]["topologySpreadConstraints"][0]["topologyKey"] == "kubernetes.io/hostname"
+    assert made["PodDisruptionBudget", "meridian"]["spec"]["maxUnavailable"] == 1
+    assert "--lease=us-east/meridian" in spec["template"]["spec"]["containers"][0]["args"]
+    named, made_first = made["Role", "meridian-lease"]["rules"]
+    assert (named["resourceNames"], named["verbs"]) == (["meridian"], ["get", "update"])
+    assert made_first["verbs"] == ["create"]
+    alone = rendered("meridian-operator", {"crds": {"enabled": False}, "replicas": 1})
+    assert ("PodDisruptionBudget", "meridian") not in alone, "it would block every drain"
+
+
+def test_prometheus_finds_every_replica_and_is_let_in() -> None:
+    prometheus = [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}]
+    values = {
+        "crds": {"enabled": False},
+        "serviceMonitor": {"enabled": True, "labels": {"release": "prometheus"}},
+        "networkPolicy": {"metrics": prometheus},
+    }
+    made = rendered("meridian-operator", values)
+    monitor, service = made["ServiceMonitor", "meridian"], made["Service", "meridian-metrics"]
+    assert monitor["metadata"]["labels"]["release"] == "prometheus"
+    wanted = monitor["spec"]["selector"]["matchLabels"]
+    assert wanted.items() <= service["metadata"]["labels"].items()
+    pod = made["Deployment", "meridian"]["spec"]["template"]
+    assert service["spec"]["selector"].items() <= pod["metadata"]["labels"].items()
+    (port,) = service["spec"]["ports"]
+    assert monitor["spec"]["endpoints"][0]["port"] == port["name"]
+    opened = {one["name"]: one["containerPort"] for one in pod["spec"]["containers"][0]["ports"]}
+    (let_in,) = made["NetworkPolicy", "meridian"]["spec"]["ingress"]
+    assert let_in == {"from": prometheus, "ports": [{"protocol": "TCP", "port": opened[port["targetPort"]]}]}

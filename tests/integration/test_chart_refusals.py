@@ -93,6 +93,9 @@ WRONG_FOR_THE_OPERATOR: dict[str, dict[str, Any]] = {
     "no secret": {"auth": {"existingSecret": None}},
     "resources that are misspelt": {"resources": {"limts": {"memory": "1Gi"}}},
     "a log level of one's own": {"logLevel": "chatty"},
+    "no replica": {"replicas": 0},
+    "replicas in words": {"replicas": "2"},
+    "an interval without a unit": {"serviceMonitor": {"interval": "30"}},
 }
 
 

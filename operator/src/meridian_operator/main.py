@@ -1,12 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``meridian-operator``: the process. One replica at a time."""
+"""``meridian-operator``: the process. Of several replicas one acts, and the others stand by."""
 
 from __future__ import annotations
 
 import argparse
-import logging
+import asyncio
+import contextlib
 import random
+import secrets
+import signal
+import socket
+import sys
 import time
+from collections.abc import AsyncIterator, Coroutine, Sequence
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,6 +26,11 @@ from meridian_operator.handlers.budget import Budget
 from meridian_operator.handlers.desk import Desk
 from meridian_operator.handlers.world import PARALLEL_REGIONS, World
 from meridian_operator.kube.client import KubeClient
+from meridian_operator.kube.leases import LeaseObject
+from meridian_operator.process import logs
+from meridian_operator.process.leading import Leadership
+from meridian_operator.process.metrics import KUBERNETES, Metrics
+from meridian_operator.process.web import served
 from meridian_operator.regions.client import CALL_SECONDS
 from meridian_operator.regions.directory import Tokens
 
@@ -29,19 +41,83 @@ NUMBERS_PER_SECOND = 3.0
 
 
 def main() -> None:
-    """Run until SIGTERM."""
+    """Run until SIGTERM, or until the Lease is lost: Kubernetes then starts the container again, and it stands by."""
     arguments = _arguments()
-    logging.basicConfig(level=arguments.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    logging.getLogger("kopf.objects").setLevel(logging.WARNING)  # the desk says what happens to an object
-    logging.getLogger("aiohttp.access").setLevel(logging.WARNING)  # each probe would be a line
+    logs.set_up(arguments.log_level)
+    sys.exit(asyncio.run(_run(arguments)))
+
+
+async def _run(arguments: argparse.Namespace) -> int:
+    """Returns the exit code."""
+    settings, memo, stop = kopf.OperatorSettings(), kopf.Memo(), asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):  # once kopf runs it has handlers of its own
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    async with contextlib.AsyncExitStack() as stack:
+        leading = None
+        if arguments.lease is not None:
+            leading = await stack.enter_async_context(_candidacy(settings, *arguments.lease))
+        metrics = Metrics(
+            acts=lambda: leading is None or leading.acts, objects=lambda: memo.desk.ready() if "desk" in memo else {}
+        )
+        if arguments.port is not None:
+            await stack.enter_async_context(served(arguments.port, metrics))
+        if leading is None:
+            await _operate(arguments, settings, memo, stop, metrics, ())
+            return 0
+        if not await _before(stop, leading.stand_by()):
+            return 0
+        keeping = asyncio.create_task(leading.keep(), name="lease")
+        keeping.add_done_callback(lambda _: stop.set())
+        await _operate(arguments, settings, memo, stop, metrics, (leading.fence(),))
+        lost = keeping.done()
+        keeping.cancel()
+        await asyncio.wait([keeping])
+        return 1 if lost else 0
+
+
+@contextlib.asynccontextmanager
+async def _candidacy(settings: kopf.OperatorSettings, namespace: str, name: str) -> AsyncIterator[Leadership]:
+    """A candidate for the Lease, which it gives back at the end."""
+    kube = KubeClient(partial(_connection, settings))
+    me = f"{socket.gethostname()}_{secrets.token_hex(8)}"
+    leading = Leadership(LeaseObject(kube, namespace, name), me, time.monotonic, partial(datetime.now, UTC))
+    try:
+        yield leading
+        await leading.release()
+    finally:
+        await kube.close()
+
+
+async def _before(stop: asyncio.Event, what: Coroutine[Any, Any, None]) -> bool:
+    """Did this end before the process was told to stop?"""
+    tasks = [asyncio.create_task(what), asyncio.create_task(stop.wait())]
+    await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    for task in tasks:
+        task.cancel()
+    await asyncio.wait(tasks)
+    if not tasks[0].cancelled():
+        tasks[0].result()
+    return not stop.is_set()
+
+
+async def _operate(
+    arguments: argparse.Namespace,
+    settings: kopf.OperatorSettings,
+    memo: kopf.Memo,
+    stop: asyncio.Event,
+    metrics: Metrics,
+    fences: Sequence[aiohttp.TraceConfig],
+) -> None:
+    """Watch and act until told to stop."""
 
     @kopf.on.login()
-    def login(settings: kopf.OperatorSettings, **_: Any) -> kopf.ConnectionInfo | None:
+    def login(**_: Any) -> kopf.ConnectionInfo | None:
         return _connection(settings)
 
     @kopf.on.startup()
-    async def begin(settings: kopf.OperatorSettings, memo: Any, **_: Any) -> None:
-        memo.world = world(arguments.tokens, KubeClient(partial(_connection, settings)))
+    async def begin(memo: Any, **_: Any) -> None:
+        kube = KubeClient(partial(_connection, settings), (*fences, metrics.counting(KUBERNETES)))
+        memo.world = world(arguments.tokens, kube, (*fences, metrics.counting()))
         memo.desk = Desk(memo.world)
 
     @kopf.on.cleanup()
@@ -49,19 +125,21 @@ def main() -> None:
         await memo.desk.close()
         await memo.world.close()
 
-    kopf.run(
+    await kopf.operator(
+        settings=settings,
+        memo=memo,
         clusterwide=not arguments.namespace,
         namespaces=arguments.namespace,
-        liveness_endpoint=arguments.liveness or None,
+        stop_flag=stop,
         standalone=True,
     )
 
 
-def world(tokens: Path | None, kube: KubeClient) -> World:
+def world(tokens: Path | None, kube: KubeClient, traces: Sequence[aiohttp.TraceConfig] = ()) -> World:
     """Everything outside of the process, as the operator uses it."""
     connector = aiohttp.TCPConnector(limit=4 * PARALLEL_REGIONS, limit_per_host=8)
     timeout = aiohttp.ClientTimeout(total=CALL_SECONDS)
-    http = aiohttp.ClientSession(connector=connector, timeout=timeout)
+    http = aiohttp.ClientSession(connector=connector, timeout=timeout, trace_configs=list(traces))
     return World(http, Tokens(tokens), kube, random.random, Budget(NUMBERS_PER_SECOND, time.monotonic))
 
 
@@ -92,10 +170,21 @@ def _arguments() -> argparse.Namespace:
         help="directory of bearer tokens for the regions' admin API: one file per region's name, or one named default",
     )
     parser.add_argument(
-        "--liveness", default="", metavar="URL", help="answer probes there, for example http://0.0.0.0:8081/healthz"
+        "--lease",
+        type=_names,
+        metavar="NAMESPACE/NAME",
+        help="act only while holding this Lease, which other replicas name too. Default: act at once",
     )
+    parser.add_argument("--port", type=int, help="answer /healthz and /metrics there")
     parser.add_argument("--log-level", choices=("debug", "info", "warning", "error"), default="info")
     return parser.parse_args()
+
+
+def _names(text: str) -> tuple[str, str]:
+    namespace, _, name = text.partition("/")
+    if not namespace or not name:
+        raise argparse.ArgumentTypeError(f"{text!r} is not NAMESPACE/NAME")
+    return namespace, name
 
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A Kubernetes API server as far as the operator knows it: lists, watches, patches, finalizers, Events.
+"""A Kubernetes API server as far as the operator knows it: lists, watches, patches, finalizers, Events, Leases.
 
 It runs on an event loop of its own thread. What a test calls here, users do with ``kubectl``.
 """
@@ -10,6 +10,7 @@ import asyncio
 import copy
 import json
 import threading
+import time
 from collections.abc import Coroutine
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
@@ -32,6 +33,8 @@ class KubeApi:
         self.objects: dict[Key, Object] = {}
         self.requests: list[tuple[str, str]] = []
         """Method and path of everything but watches."""
+        self.writes: list[tuple[str, str, float]] = []
+        """Token, path and time (``time.monotonic``) of every write but those to Leases."""
         self.port = 0
         self._log: list[tuple[str, str, Object]] = []
         self._changed = asyncio.Condition()
@@ -176,15 +179,24 @@ class KubeApi:
         if request.query.get("watch") == "true":
             return await self._watch(request, parts[-1])
         self.requests.append((request.method, request.path))
+        if request.method != "GET" and "leases" not in parts:
+            self.writes.append((request.headers.get("Authorization", ""), request.path, time.monotonic()))
         if (found := _discovery(request.path)) is not None:
             return web.json_response(found)
+        if request.method == "GET" and parts[-2:-1] == ["leases"]:
+            if (lease := self.objects.get(("leases", parts[-3], parts[-1]))) is None:
+                raise web.HTTPNotFound(text="no such object")
+            return web.json_response(lease)
         if request.method == "GET":
             items = [one for (plural, _, _), one in self.objects.items() if plural == parts[-1]]
             return web.json_response({"metadata": {"resourceVersion": str(len(self._log))}, "items": items})
         namespace, plural, *rest = parts[parts.index("namespaces") + 1 :]
         body = await request.json()
         if request.method == "POST":
-            name = f"{body['metadata']['generateName']}{len(self._log)}"
+            meta = body["metadata"]
+            name = meta.get("name") or f"{meta['generateName']}{len(self._log)}"
+            if (plural, namespace, name) in self.objects:
+                raise web.HTTPConflict(text="there is one already")
             return web.json_response(await self._create(plural, namespace, name, body), status=201)
         key = (plural, namespace, rest[0])
         if key not in self.objects:

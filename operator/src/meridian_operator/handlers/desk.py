@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -59,6 +60,10 @@ class Desk:
         elif care.told(body):
             self._wake(topic, of)
 
+    def ready(self) -> Mapping[tuple[str, str, str], int]:
+        """How many objects there are, by kind, and status and reason of their condition Ready."""
+        return Counter((of.kind, *care.ready()) for of, care in self._cares.items())
+
     async def close(self) -> None:
         """Stop looking."""
         for of, care in list(self._cares.items()):
@@ -103,6 +108,11 @@ class Care:
         if _wish(before) != _wish(body):
             self.wake()
         return _face(before) != _face(body)
+
+    def ready(self) -> tuple[str, str]:
+        """Status and reason of Ready, as the object says."""
+        found = _ready(self._body)
+        return found.get("status", "Unknown"), found.get("reason", "")
 
     def wake(self) -> None:
         """Look now."""
@@ -170,7 +180,10 @@ def _wish(body: Mapping[str, Any]) -> tuple[Any, ...]:
 
 def _face(body: Mapping[str, Any]) -> tuple[Any, ...]:
     """What other objects of the topic go by."""
-    conditions = (body.get("status") or {}).get("conditions") or ()
-    ready = next((one.get("status") for one in conditions if one.get("type") == READY), None)
     meta = body["metadata"]
-    return meta.get("generation"), meta.get("deletionTimestamp"), ready
+    return meta.get("generation"), meta.get("deletionTimestamp"), _ready(body).get("status")
+
+
+def _ready(body: Mapping[str, Any]) -> Mapping[str, Any]:
+    conditions = (body.get("status") or {}).get("conditions") or ()
+    return next((one for one in conditions if one.get("type") == READY), {})

@@ -65,10 +65,12 @@ class KubeClient:
 
     :param login: the connection as it is now; asked again when the API server refuses the token, which Kubernetes
         renews in place.
+    :param traces: told of every request.
     """
 
-    def __init__(self, login: Callable[[], kopf.ConnectionInfo]) -> None:
+    def __init__(self, login: Callable[[], kopf.ConnectionInfo], traces: Sequence[aiohttp.TraceConfig] = ()) -> None:
         self._login = login
+        self._traces = list(traces)
         self._info: kopf.ConnectionInfo | None = None
         self._http: aiohttp.ClientSession | None = None
         self._slots = asyncio.Semaphore(PARALLEL_CALLS)
@@ -86,7 +88,7 @@ class KubeClient:
 
         :raises KubeError: it was not written.
         """
-        return await self._send("PATCH", f"{_path(of)}/status", {"status": dict(status)})
+        return await self.send("PATCH", f"{_path(of)}/status", {"status": dict(status)})
 
     async def write_finalizers(self, of: Reference, finalizers: Sequence[str], version: str) -> None:
         """Replace the finalizers, unless the object has changed since ``version``.
@@ -95,7 +97,7 @@ class KubeClient:
         :raises KubeError: they were not written.
         """
         metadata = {"finalizers": list(finalizers), "resourceVersion": version}
-        await self._send("PATCH", _path(of), {"metadata": metadata})
+        await self.send("PATCH", _path(of), {"metadata": metadata})
 
     async def post(self, of: Reference, uid: str, event: Event, now: str) -> None:
         """Record an Event about the object.
@@ -103,7 +105,7 @@ class KubeClient:
         :raises KubeError: it was not recorded.
         """
         about = {"apiVersion": f"{GROUP}/{VERSION}", "kind": of.kind, "name": of.name, "namespace": of.namespace}
-        await self._send(
+        await self.send(
             "POST",
             f"/api/v1/namespaces/{of.namespace}/events",
             {
@@ -120,7 +122,13 @@ class KubeClient:
             },
         )
 
-    async def _send(self, method: str, path: str, body: Mapping[str, Any]) -> Mapping[str, Any]:
+    async def send(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Mapping[str, Any]:
+        """One request; the object in the answer.
+
+        :raises Conflict: the object has changed since it was read.
+        :raises Gone: there is no such object.
+        :raises KubeError: any other refusal, or no answer.
+        """
         status, text = await self._request(method, path, body)
         if status == 401:
             await self.close()
@@ -131,13 +139,14 @@ class KubeClient:
         kind = {404: Gone, 409: Conflict}.get(status, KubeError)
         raise kind(f"{method} {path}: HTTP {status}: {text[:500]}")
 
-    async def _request(self, method: str, path: str, body: Mapping[str, Any]) -> tuple[int, str]:
+    async def _request(self, method: str, path: str, body: Mapping[str, Any] | None) -> tuple[int, str]:
+        data = None if body is None else json.dumps(body)
         headers = {"Content-Type": _MERGE if method == "PATCH" else "application/json"}
         async with self._slots:
             self.calls += 1
             try:
                 http, server = self._session()
-                async with http.request(method, server + path, data=json.dumps(body), headers=headers) as response:
+                async with http.request(method, server + path, data=data, headers=headers) as response:
                     return response.status, await response.text()
             except (aiohttp.ClientError, OSError, kopf.LoginError) as error:
                 raise KubeError(f"{method} {path}: {error or type(error).__name__}") from error
@@ -150,6 +159,7 @@ class KubeClient:
                 connector=aiohttp.TCPConnector(ssl=tls, limit=PARALLEL_CALLS),
                 headers=self._info.as_http_headers(),
                 timeout=aiohttp.ClientTimeout(total=CALL_SECONDS),
+                trace_configs=self._traces,
             )
         return self._http, self._info.server
 
