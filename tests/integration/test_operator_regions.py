@@ -16,9 +16,10 @@ from meridian_operator.plan.changes import SetPolicy
 from meridian_operator.plan.history import History
 from meridian_operator.plan.observed import RegionSeen, TopicName
 from meridian_operator.plan.outcome import Plan
-from meridian_operator.regions.client import Refused, RegionClient
+from meridian_operator.regions.client import Ask, Refused, RegionClient
 from meridian_operator.regions.directory import Region, Tokens, region_of
-from support.brokers.broker_process import RegionsProcess
+from meridian_operator.regions.observing import Observer
+from support.brokers.broker_process import HttpAnswer, RegionsProcess
 from support.brokers.broker_regions import until
 
 REGIONS = ("east", "west")
@@ -38,7 +39,7 @@ def geo(topic: str, **fields: object) -> GeoTopicSpec:
 
 async def see(clients: dict[str, RegionClient], topic: str, subscription: str | None = None) -> list[RegionSeen]:
     name = TopicName.parse(f"persistent://public/default/{topic}")
-    return [await clients[region].see(name, subscription) for region in REGIONS]
+    return [(await clients[region].describe([Ask(name, subscription)]))[0] for region in REGIONS]
 
 
 async def carry_out(
@@ -116,10 +117,14 @@ async def test_a_dispatch_scope_is_set_in_both_regions(clients: dict[str, Region
 
 async def test_what_cannot_be_asked_is_an_observation(clients: dict[str, RegionClient]) -> None:
     name = TopicName.parse("persistent://nobody/nowhere/nothing")
-    assert not (await clients["east"].see(name)).namespace_exists
+    (seen,) = await clients["east"].describe([Ask(name)])
+    assert not seen.namespace_exists
     async with aiohttp.ClientSession() as http:
         silent = RegionClient(Region("silent", "http://127.0.0.1:1"), http, Tokens(None))
-        seen = await silent.see(name)
+        assert "127.0.0.1" in await silent.probe()
+        observer = Observer(silent)
+        seen = await observer.see(name)
+        await observer.close()
     assert not seen.reachable
     assert "127.0.0.1" in seen.problem
 
@@ -129,6 +134,31 @@ async def test_a_refusal_says_what_the_region_said(clients: dict[str, RegionClie
     name = TopicName.parse("persistent://public/default/refusing")
     with pytest.raises(Refused, match=r"east: HTTP 403: cluster nowhere is not known here"):
         await clients["east"].apply(SetPolicy("east", name, "replication", ["east", "nowhere"]))
+
+
+async def test_one_request_describes_many_topics(clients: dict[str, RegionClient], regions: RegionsProcess) -> None:
+    await carry_out(clients, "wide", made(geo("wide", partitions=2)))
+    await carry_out(clients, "plain", made(geo("plain")))
+
+    def describe(*topics: object) -> HttpAnswer:
+        return regions.http("east", "POST", "/meridian/v1/describe", {"topics": list(topics)})
+
+    def named(topic: str, **more: object) -> dict[str, object]:
+        return {"topic": f"persistent://public/default/{topic}", **more}
+
+    names = (named("wide"), named("plain", subscriptions=["none"]), named("nothing"), {"topic": "a/b/c/d/e"})
+    answer = describe(*names, named("plain-partition-3"), {"topic": "non-persistent://public/default/plain"})
+    wide, plain, nothing, *others = answer.json["topics"]
+    assert (wide["partitions"], plain["partitions"], nothing["exists"]) == (2, 0, False)
+    assert plain["subscriptions"] == {"none": None}
+    assert wide["replication"].keys() == {"west"}
+    assert all(one["problem"] for one in others), "what is wrong with one is said of that one"
+    assert answer.json["clusters"] == ["east", "west"]
+    assert describe(*[named("plain")] * 1000).status == 200
+    named_much = named("plain", subscriptions=["s"] * 1001)
+    too_much: tuple[list[object], ...] = ([], [named("plain")] * 1001, [{}], [named_much], ["plain"])
+    for refused in too_much:
+        assert describe(*refused).status == 412
 
 
 def test_regions_are_services_with_a_label() -> None:

@@ -49,10 +49,7 @@ def near(regions: RegionsProcess) -> Regions:
 def watched(urls: dict[str, str]) -> Iterator[tuple[KubeApi, RunningOperator]]:
     """An API server that knows the regions, and an operator that watches it."""
     with KubeApi() as api:
-        for name in REGIONS:
-            labelled = {"labels": {"meridian.dev/region": name}}
-            ports = {"ports": [{"name": "http", "port": 8080}]}
-            api.create("services", "meridian-broker", name, metadata=labelled, spec=ports)
+        api.create_regions(REGIONS)
         with RunningOperator(api, urls) as operator:
             yield api, operator
 

@@ -22,16 +22,15 @@ import aiohttp
 import kopf
 
 from meridian_operator.handlers import watching
-from meridian_operator.handlers.budget import Budget
 from meridian_operator.handlers.desk import Desk
-from meridian_operator.handlers.world import PARALLEL_REGIONS, World
+from meridian_operator.handlers.world import World
 from meridian_operator.kube.client import KubeClient
 from meridian_operator.kube.leases import LeaseObject
+from meridian_operator.plan.budget import Budget
 from meridian_operator.process import logs
 from meridian_operator.process.leading import Leadership
 from meridian_operator.process.metrics import KUBERNETES, Metrics
 from meridian_operator.process.web import served
-from meridian_operator.regions.client import CALL_SECONDS
 from meridian_operator.regions.directory import Tokens
 
 _HANDLERS = watching
@@ -137,10 +136,11 @@ async def _operate(
 
 def world(tokens: Path | None, kube: KubeClient, traces: Sequence[aiohttp.TraceConfig] = ()) -> World:
     """Everything outside of the process, as the operator uses it."""
-    connector = aiohttp.TCPConnector(limit=4 * PARALLEL_REGIONS, limit_per_host=8)
-    timeout = aiohttp.ClientTimeout(total=CALL_SECONDS)
+    # How many calls run at once, and for how long, is each region's own limit: nobody waits for a connection.
+    connector, timeout = aiohttp.TCPConnector(limit=0), aiohttp.ClientTimeout(total=None)
     http = aiohttp.ClientSession(connector=connector, timeout=timeout, trace_configs=list(traces))
-    return World(http, Tokens(tokens), kube, random.random, Budget(NUMBERS_PER_SECOND, time.monotonic))
+    numbers = Budget(NUMBERS_PER_SECOND, NUMBERS_PER_SECOND, time.monotonic)
+    return World(http, Tokens(tokens), kube, random.random, numbers)
 
 
 def _connection(settings: kopf.OperatorSettings) -> kopf.ConnectionInfo:

@@ -6,19 +6,19 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import aiohttp
 import kopf
 from kopf._cogs.structs.credentials import Vault, VaultKey
 from meridian_operator.handlers import watching
-from meridian_operator.handlers.budget import Budget
 from meridian_operator.handlers.desk import Desk
 from meridian_operator.handlers.world import World
 from meridian_operator.kube.client import KubeClient
-from meridian_operator.regions.client import RegionClient
+from meridian_operator.plan.budget import Budget
 from meridian_operator.regions.directory import Region, Tokens
+from meridian_operator.regions.observing import Observer
 from support.kubernetes.kube_api import KubeApi
 
 _HANDLERS = watching
@@ -31,19 +31,30 @@ class NearWorld(World):
 
     urls: Mapping[str, str] = field(default_factory=dict)
 
-    def client(self, region: Region) -> RegionClient:
-        return RegionClient(Region(region.name, self.urls[region.name]), self.http, self.tokens)
+    def observer(self, region: Region) -> Observer:
+        return World.observer(self, Region(region.name, self.urls[region.name]))
 
 
 class RunningOperator:
     """A context: the operator watches ``api`` inside of it.
 
     :param urls: region -> its admin API. May change while the operator runs.
+    :param numbers_per_second: statuses in which only numbers moved that it writes.
+    :param spread: from 0 to 1; when objects that are there already are looked at.
     """
 
-    def __init__(self, api: KubeApi, urls: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        api: KubeApi,
+        urls: Mapping[str, str],
+        *,
+        numbers_per_second: float = 100,
+        spread: Callable[[], float] = lambda: 0.0,
+    ) -> None:
         self._api = api
         self._urls = urls
+        self._numbers = numbers_per_second
+        self._spread = spread
         self._stop = threading.Event()
         self._ready = threading.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._run()), name="operator")
@@ -52,6 +63,10 @@ class RunningOperator:
         self._thread.start()
         assert self._ready.wait(60), "the operator did not start"
         return self
+
+    def region_calls(self) -> dict[str, int]:
+        """Requests to each region so far."""
+        return self._world.calls()
 
     def stop(self) -> None:
         """End it. Again: nothing."""
@@ -69,9 +84,9 @@ class RunningOperator:
         settings.queueing.idle_timeout = settings.queueing.exit_timeout = 0.1
         login = kopf.ConnectionInfo(server=f"http://127.0.0.1:{self._api.port}", token="a-token")
         kube = KubeClient(lambda: login)
-        budget = Budget(100, time.monotonic)
+        budget = Budget(self._numbers, self._numbers, time.monotonic)
         async with aiohttp.ClientSession() as http:
-            world = NearWorld(http, Tokens(None), kube, lambda: 0.0, budget, urls=self._urls)
+            world = self._world = NearWorld(http, Tokens(None), kube, self._spread, budget, urls=self._urls)
             self._desk, self._loop = Desk(world), asyncio.get_running_loop()
             memo = kopf.Memo(desk=self._desk, world=world)
             try:
@@ -86,4 +101,4 @@ class RunningOperator:
                 )
             finally:
                 await self._desk.close()
-                await kube.close()
+                await world.close()

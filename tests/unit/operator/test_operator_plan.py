@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from hashlib import sha256
 from typing import Any
 
 import pytest
@@ -50,7 +51,11 @@ def carried_out(seen: RegionSeen, planned: tuple[changes.Change, ...]) -> Region
                 left = {name: value for name, value in (topic.policies if topic else {}).items() if name != policy}
                 topic = replace(topic, policies=left) if topic else None
             case changes.AddSchema(type=kind, definition=definition):
-                topic = replace(topic, schema={"type": kind, "data": definition}) if topic else None
+                topic = (
+                    replace(topic, schema={"type": kind, "sha256": sha256(definition.encode()).hexdigest()})
+                    if topic
+                    else None
+                )
     return replace(seen, topic=topic)
 
 

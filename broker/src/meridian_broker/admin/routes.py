@@ -13,7 +13,7 @@ from meridian_broker.admin.export import requests
 from meridian_broker.admin.export.export import CONTENT_TYPE
 from meridian_broker.admin.http.errors import Handler
 from meridian_broker.admin.http.requests import answer
-from meridian_broker.admin.meridian import gaps, regions, scoping, syncing, translating, uniting
+from meridian_broker.admin.meridian import describing, gaps, regions, scoping, syncing, translating, uniting
 from meridian_broker.admin.openapi import document
 from meridian_broker.admin.pulsar import (
     clusters,
@@ -175,6 +175,7 @@ ROUTES: Final[tuple[Route, ...]] = (
     _get("/metrics/", metrics.metrics, "text/plain"),
     Route("POST", f"{_OWN}/export", requests.take, exports=True),
     Route("GET", f"{_OWN}/export/{{snapshot}}/{{table}}", requests.table, content=CONTENT_TYPE, exports=True),
+    Route("POST", f"{_OWN}/describe", describing.describe),
     _get(f"{_OWN}/regions", regions.regions),
     _get(f"{_OWN}/health", health.inside),
     _get(f"{_OWN_TOPIC}/messageid/translate", translating.translate, peers=""),

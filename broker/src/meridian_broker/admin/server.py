@@ -17,6 +17,7 @@ from meridian_broker.admin.http.gatekeeping import EXPORT_CALLS, PEER_CALLS, gat
 from meridian_broker.admin.http.requests import EXPORTS, STATE, STATS
 from meridian_broker.admin.http.state import AdminState
 from meridian_broker.admin.http.web_pages import HOSTS, no_web_pages
+from meridian_broker.admin.meridian.describing import REMEMBERS, Remembered
 from meridian_broker.admin.pulsar.health import live, ready
 from meridian_broker.admin.pulsar.topic_stats import TopicStats
 from meridian_broker.admin.routes import ROUTES
@@ -36,6 +37,7 @@ class AdminServer:
     def __init__(self, state: AdminState, exports: Exports, host: str, hall: Hall) -> None:
         self.state = state
         self._exports = exports
+        self._remembered = Remembered(state.catalog)
         self._host = host
         self._hall = hall
         self._runners: dict[Hall, web.AppRunner] = {}
@@ -51,6 +53,7 @@ class AdminServer:
         app = web.Application(middlewares=[within_limits, proven_answers, refusals, no_web_pages, gatekeeper])
         app[HOSTS] = names
         app[EXPORTS] = server._exports
+        app[REMEMBERS] = server._remembered
         app[STATS] = TopicStats(state, Rates(time.monotonic))
         app[EXPORT_CALLS] = frozenset(route.handler for route in ROUTES if route.exports)
         app[PEER_CALLS] = {route.handler: route.peers for route in ROUTES if route.peers is not None}
@@ -100,6 +103,7 @@ class AdminServer:
     async def close(self) -> None:
         for listener in self._listeners:
             listener.close()
+        self._remembered.close()
         await self._exports.close()
         for runner in self._runners.values():
             await runner.cleanup()

@@ -20,7 +20,7 @@ from meridian_broker.metadata.behind import BehindRecord
 from meridian_broker.metadata.counters import BrokerEpochs, LedgerIds
 from meridian_broker.metadata.errors import AlreadyExists, Invalid, NotFound
 from meridian_broker.metadata.policies import NamespaceRecord
-from meridian_broker.metadata.policy_table import REPLICATION
+from meridian_broker.metadata.policy_table import REPLICATION, Level
 from meridian_broker.metadata.records import ClusterRecord, TenantRecord
 from meridian_broker.metadata.rules import Rules, rules
 from meridian_broker.metadata.schema_catalog import Schemas
@@ -82,6 +82,11 @@ class Catalog:
         namespace, own = self.namespace(topic.namespace_name), self._access.view.topic_policies(topic)
         levels = [one.own for one in (namespace, own) if one is not None]
         return rules(broker, self.region, *levels)
+
+    def own_policies(self, topic: TopicName) -> Level:
+        """What the topic sets itself, as last seen."""
+        own = self._access.view.topic_policies(topic)
+        return {} if own is None else own.own
 
     def regions(self, topic: TopicName) -> frozenset[str]:
         """Regions of a topic, as last seen: its own choice, else its namespace's."""

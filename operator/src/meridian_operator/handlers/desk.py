@@ -54,7 +54,7 @@ class Desk:
             self._wake(topic, of)
         elif care is None:
             delay = self._world.random() * START_SECONDS if change is None else 0.0
-            self._cares[of] = Care(of, subject, body, views, self._world, delay)
+            self._cares[of] = Care(of, topic, subject, body, views, self._world, delay)
             self._by_topic.setdefault(topic, set()).add(of)
             self._wake(topic, of)
         elif care.told(body):
@@ -75,10 +75,10 @@ class Desk:
         self._ending.add(care.task)
         care.task.add_done_callback(self._ending.discard)
         del self._cares[of]
-        for topic in [topic for topic, some in self._by_topic.items() if of in some]:
-            self._by_topic[topic].discard(of)
-            if not self._by_topic[topic]:
-                del self._by_topic[topic]
+        others = self._by_topic[care.topic]
+        others.discard(of)
+        if not others:
+            del self._by_topic[care.topic]
 
     def _wake(self, topic: str, but: Reference) -> None:
         """Look at the other objects of a topic."""
@@ -91,9 +91,17 @@ class Care:
     """Looks after one object for as long as it exists."""
 
     def __init__(
-        self, of: Reference, subject: Subject[Any], body: Mapping[str, Any], views: Views, world: World, delay: float
+        self,
+        of: Reference,
+        topic: str,
+        subject: Subject[Any],
+        body: Mapping[str, Any],
+        views: Views,
+        world: World,
+        delay: float,
     ) -> None:
         self.of = of
+        self.topic = topic
         self.uid = str(body["metadata"]["uid"])
         self._subject = subject
         self._body = body

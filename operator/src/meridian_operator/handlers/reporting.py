@@ -136,10 +136,12 @@ class Report:
         return [_essence(one) for one in self._before] != [_essence(one) for one in after]
 
     def _event(self, after: Sequence[Condition]) -> Event | None:
-        """An Event when Ready tells something else than before."""
+        """An Event when something is wrong that was not, or was and is not any more."""
         old = next((one for one in self._before if one.type == READY), None)
         new = next(one for one in after if one.type == READY)
         if new.reason in _QUIET or (old is not None and (old.status, old.reason) == (new.status, new.reason)):
+            return None
+        if new.status == "True" and (old is None or old.reason in _QUIET):
             return None
         return Event(new.reason, new.message, warning=new.status == "False")
 

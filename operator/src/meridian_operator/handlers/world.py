@@ -9,20 +9,21 @@ from __future__ import annotations
 import asyncio
 import datetime
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import aiohttp
 import kopf
 
-from meridian_operator.handlers.budget import Budget
 from meridian_operator.handlers.subject import Views
 from meridian_operator.kube.client import KubeClient
+from meridian_operator.plan.budget import Budget
 from meridian_operator.plan.changes import Change
 from meridian_operator.plan.observed import RegionSeen, TopicName
 from meridian_operator.plan.verdicts import Row, rows_of, run_of, verdict_of
 from meridian_operator.regions.client import Refused, RegionClient
 from meridian_operator.regions.directory import REGION_LABEL, Region, Tokens, region_of
+from meridian_operator.regions.observing import TROUBLE, Observer
 
 VERDICT_LABEL: Final = "meridian.dev/verdict"
 PARALLEL_REGIONS: Final = 16
@@ -45,6 +46,8 @@ class World:
     numbers: Budget
     """Writes of statuses in which only numbers moved."""
     now: Callable[[], str] = utc_now
+    _observers: dict[str, Observer] = field(default_factory=dict)
+    _closing: set[asyncio.Task[None]] = field(default_factory=set)
 
     def may_write_numbers(self) -> bool:
         """Is there room for a write that can wait?"""
@@ -52,11 +55,24 @@ class World:
 
     async def close(self) -> None:
         """End all connections."""
+        await asyncio.gather(*self._closing, *(observer.close() for observer in self._observers.values()))
         await self.http.close()
         await self.kube.close()
 
-    def client(self, region: Region) -> RegionClient:
-        return RegionClient(region, self.http, self.tokens)
+    def observer(self, region: Region) -> Observer:
+        """Who looks at the region, for all objects. One that has moved is looked at anew."""
+        known = self._observers.get(region.name)
+        if known is None or known.region != region:
+            if known is not None:
+                closing = asyncio.create_task(known.close())
+                self._closing.add(closing)
+                closing.add_done_callback(self._closing.discard)
+            known = self._observers[region.name] = Observer(RegionClient(region, self.http, self.tokens))
+        return known
+
+    def calls(self) -> dict[str, int]:
+        """Requests to each region so far."""
+        return {name: observer.calls for name, observer in self._observers.items()}
 
     async def see(
         self, views: Views, names: Sequence[str], topic: TopicName, subscription: str | None
@@ -67,7 +83,7 @@ class World:
         async def one(name: str) -> RegionSeen:
             if name not in found:
                 return RegionSeen(name, "", problem=f"there is no Service labelled {REGION_LABEL}={name}")
-            return await self.client(found[name]).see(topic, subscription)
+            return await self.observer(found[name]).see(topic, subscription)
 
         return list(await asyncio.gather(*(one(name) for name in names[: 2 * PARALLEL_REGIONS])))
 
@@ -76,13 +92,13 @@ class World:
         found = known(views.regions)
 
         async def one(region: str) -> list[tuple[str, str]]:
-            client = self.client(found[region])
+            observer = self.observer(found[region])
             for change in planned:
                 if change.region != region:
                     continue
                 try:
-                    await client.apply(change)
-                except (Refused, aiohttp.ClientError, TimeoutError, OSError) as error:
+                    await observer.apply(change)
+                except (Refused, *TROUBLE) as error:
                     # What comes after in this region builds on this change.
                     return [(region, f"{change.sentence()}: {error or type(error).__name__}")]
             return []

@@ -9,6 +9,7 @@ this object set it before. A region that joined and is not filled yet is waited 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from hashlib import sha256
 from typing import Any, Final
 
 from meridian_operator.api.geo_topic import BacklogQuota, GeoTopicSpec, Retention
@@ -111,7 +112,7 @@ def plan(spec: GeoTopicSpec, seen: Sequence[RegionSeen], history: History = NOTH
         if region.name not in spec.regions:
             if not region.reachable:
                 told = f"{region.name} has left {topic} and is still linked: {_unreachable(region)}"
-                problems.append((region.name, "RegionUnreachable", told))
+                problems.append((region.name, region.reason, told))
             elif is_linked(region):
                 changes.append(Unlink(region.name, topic))
     return Plan(tuple(changes), tuple(problems), tuple(waiting))
@@ -154,7 +155,7 @@ def deletion(spec: GeoTopicSpec, seen: Sequence[RegionSeen], abandoned: Sequence
         it cannot ask the others who uses it.
     """
     topic = TopicName.parse(spec.topic)
-    problems = [(region.name, "RegionUnreachable", _unreachable(region)) for region in seen if not region.reachable]
+    problems = [(region.name, region.reason, _unreachable(region)) for region in seen if not region.reachable]
     having = [region for region in seen if region.topic is not None]
     if problems or not having:
         return Plan((), tuple(problems))
@@ -192,7 +193,7 @@ def replicating(spec: GeoTopicSpec, seen: Sequence[RegionSeen]) -> Finding:
 
 def _problem(spec: GeoTopicSpec, topic: TopicName, region: RegionSeen) -> tuple[str, str] | None:
     if not region.reachable:
-        return "RegionUnreachable", _unreachable(region)
+        return region.reason, _unreachable(region)
     if not region.namespace_exists:
         return (
             "NamespaceNotFound",
@@ -254,10 +255,10 @@ def _policies(
 def _schema(spec: GeoTopicSpec, topic: TopicName, region: RegionSeen) -> Iterable[Change]:
     if spec.topic_schema is None:
         return
-    shall = (spec.topic_schema.type, spec.topic_schema.definition)
+    kind, text = spec.topic_schema.type, spec.topic_schema.definition
     newest = None if region.topic is None else region.topic.schema
-    if newest is None or (newest.get("type"), newest.get("data")) != shall:
-        yield AddSchema(region.name, topic, *shall)
+    if newest is None or (newest.get("type"), newest.get("sha256")) != (kind, sha256(text.encode()).hexdigest()):
+        yield AddSchema(region.name, topic, kind, text)
 
 
 def _retention(retention: Retention) -> dict[str, int]:

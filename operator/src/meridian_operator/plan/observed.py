@@ -48,7 +48,7 @@ class TopicSeen:
     policies: Mapping[str, Any] = field(default_factory=dict)
     """Topic-level policies by the last part of their path; absent when not set."""
     schema: Mapping[str, Any] | None = None
-    """Newest version: ``type`` and ``data``."""
+    """Newest version: ``type``, and ``sha256`` of its text, in hexadecimal digits."""
     links: tuple[Link, ...] = ()
     unfilled: str = ""
     """Why the copy in this region is not ready to be failed over to; empty: it is."""
@@ -82,6 +82,8 @@ class RegionSeen:
     url: str
     problem: str = ""
     """Empty: the region answered."""
+    reason: str = "RegionUnreachable"
+    """Why not, in one word."""
     namespace_exists: bool = True
     known_regions: frozenset[str] = frozenset()
     """Clusters that this region knows, itself too."""

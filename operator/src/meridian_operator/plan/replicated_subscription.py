@@ -67,7 +67,7 @@ def plan(
     waiting: list[str] = []
     for region in seen:
         if not region.reachable:
-            problems.append((region.name, "RegionUnreachable", f"{region.name} could not be asked: {region.problem}"))
+            problems.append((region.name, region.reason, f"{region.name} could not be asked: {region.problem}"))
         elif region.topic is None and topic_comes:
             waiting.append(f"{region.name} gets {topic} from its GeoTopic")
         elif region.topic is None:
@@ -150,7 +150,7 @@ def deletion(spec: ReplicatedSubscriptionSpec, seen: Sequence[RegionSeen], aband
     """
     topic = TopicName.parse(spec.topic)
     problems = [
-        (region.name, "RegionUnreachable", f"{region.name} could not be asked: {region.problem}")
+        (region.name, region.reason, f"{region.name} could not be asked: {region.problem}")
         for region in seen
         if not region.reachable
     ]

@@ -1,14 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One region's admin REST: look, and apply changes.
-
-Every call has a bound in time. A region that does not answer is an observation, not an error: the others go on.
-"""
+"""One region's admin REST: look at many topics at once, and apply changes. Every call has a bound in time."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import quote
 
@@ -19,9 +17,12 @@ from meridian_operator.plan.observed import Link, RegionSeen, SubscriptionSeen, 
 from meridian_operator.regions.directory import Region, Tokens
 
 CALL_SECONDS: Final = 10.0
-POLICIES: Final = ("replication", "retention", "messageTTL", "deduplicationEnabled")
-"""Topic-level policies that are read as they are written. Quotas are read by another path."""
+PROBE_SECONDS: Final = 5.0
 QUOTA: Final = "backlogQuota"
+POLICIES: Final = ("replication", "retention", "messageTTL", "deduplicationEnabled", QUOTA)
+"""Topic-level policies that objects rule."""
+_PROBE: Final = "/admin/v2/brokers/ready"
+"""Any answer shows that the region can be reached; this one costs it nothing and needs no token."""
 _ABSENT: Final[tuple[Any, ...]] = (None, {}, [], "")
 
 
@@ -33,6 +34,14 @@ class Refused(Exception):
         self.status = status
 
 
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """What an object wants to know of a region."""
+
+    topic: TopicName
+    subscription: str | None = None
+
+
 class RegionClient:
     """Speaks with one region's brokers."""
 
@@ -41,30 +50,44 @@ class RegionClient:
         self._http = http
         self._tokens = tokens
 
-    async def see(self, topic: TopicName, subscription: str | None = None) -> RegionSeen:
-        """What the region holds of a topic, and of a subscription on it."""
-        name, url = self.region.name, self.region.url
+    async def describe(self, asks: Sequence[Ask]) -> list[RegionSeen]:
+        """What the region holds, of each ask in turn; the last ones may be missing.
+
+        :raises Refused: the region said no.
+        :raises aiohttp.ClientError: no connection, or it broke.
+        :raises TimeoutError: no answer.
+        :raises ValueError: no answer of a broker.
+        """
+        wanted = [
+            {"topic": str(ask.topic), "subscriptions": [] if ask.subscription is None else [ask.subscription]}
+            for ask in asks
+        ]
+        async with asyncio.timeout(CALL_SECONDS):
+            text = await self._call("POST", "/meridian/v1/describe", {"topics": wanted})
+        found = json.loads(text)
         try:
-            async with asyncio.timeout(CALL_SECONDS):
-                known = frozenset(await self._get("/admin/v2/clusters") or ())
-                if await self._get(f"/admin/v2/namespaces/{topic.tenant}/{topic.namespace}") is None:
-                    return RegionSeen(name, url, namespace_exists=False, known_regions=known)
-                seen = await self._topic(topic)
-                place = None
-                if subscription is not None and seen is not None:
-                    place = await self._subscription(topic, subscription)
-                return RegionSeen(name, url, known_regions=known, topic=seen, subscription=place)
+            known = frozenset(found["clusters"])
+            described = list(zip(asks, found["topics"], strict=False))
+            if not described or any(one["topic"] != str(ask.topic) for ask, one in described):
+                raise ValueError("it describes other topics than were asked for")
+            return [seen_of(self.region, ask, one, known) for ask, one in described]
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"a part of it is missing: {error!r}") from error
+
+    async def probe(self) -> str:
+        """Why the region cannot be reached; empty: it can."""
+        url = self.region.url
+        try:
+            async with asyncio.timeout(PROBE_SECONDS), self._http.get(f"{url}{_PROBE}") as response:
+                await response.read()
+                return ""
         except TimeoutError:
-            return RegionSeen(name, url, problem=f"no answer from {url} within {CALL_SECONDS:.0f} s")
-        except Refused as error:
-            return RegionSeen(name, url, problem=str(error))
+            return f"no answer from {url} within {PROBE_SECONDS:.0f} s"
         except (aiohttp.ClientError, OSError) as error:
-            return RegionSeen(name, url, problem=f"no connection to {url} ({type(error).__name__})")
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            return RegionSeen(name, url, problem=f"{url} answers with what is no answer of a broker: {error!r}"[:500])
+            return f"no connection to {url} ({type(error).__name__})"
 
     async def apply(self, change: changes.Change) -> None:
-        """Make one change.
+        """Make one change; its time limit begins now.
 
         :raises Refused: the region said no. What is already as wanted is no refusal.
         :raises aiohttp.ClientError: no connection, or it broke.
@@ -119,53 +142,6 @@ class RegionClient:
                 case _:
                     raise TypeError(f"no call makes {change!r}")
 
-    async def _topic(self, topic: TopicName) -> TopicSeen | None:
-        path = _topic_path(topic)
-        found = await self._get(f"{path}/partitions")
-        partitions = int((found or {}).get("partitions", 0))
-        stats = await self._get(f"{path}/partitioned-stats?perPartition=false" if partitions else f"{path}/stats")
-        if stats is None:
-            return None
-        policies = {policy: await self._get(f"{path}/{policy}") for policy in POLICIES}
-        if isinstance(policies["replication"], list):
-            policies["replication"] = sorted(policies["replication"])
-        policies[QUOTA] = _quotas(await self._get(f"{path}/backlogQuotaMap"))
-        schema = await self._get(f"/admin/v2/schemas/{topic.tenant}/{topic.namespace}/{_quoted(topic.local)}/schema")
-        return TopicSeen(
-            partitions=partitions,
-            policies={policy: value for policy, value in policies.items() if value not in _ABSENT},
-            schema=schema,
-            unfilled=_unfilled(stats.get("fill", {})),
-            links=tuple(_link(name, one) for name, one in sorted(stats.get("replication", {}).items())),
-        )
-
-    async def _subscription(self, topic: TopicName, subscription: str) -> SubscriptionSeen | None:
-        found = await self._get(f"{_own_path(topic, subscription)}/status")
-        if found is None:
-            return None
-        parts = list(found["partitions"].values()) if "partitions" in found else [found]
-        return SubscriptionSeen(
-            replicated=all(part["replicated"] for part in parts),
-            mark_delete=parts[0]["mark_delete"] if len(parts) == 1 else "",
-            holes=sum(part["holes"] for part in parts),
-            backlog=sum(part["backlog"] for part in parts),
-            consumers=sum(part["consumers"] for part in parts),
-            synced=all(part["synced"] for part in parts),
-            reasons=tuple(
-                sorted(
-                    {
-                        f"{peer['region']}: {peer['reason']}"
-                        for part in parts
-                        for peer in part["peers"]
-                        if peer["reason"]
-                    }
-                )
-            ),
-            scopes=frozenset(part.get("dispatch_scope", "local") for part in parts),
-            witnesses=frozenset(part.get("witness", "") for part in parts),
-            scope_problem=next((part["scope_reason"] for part in parts if part.get("scope_reason")), ""),
-        )
-
     async def _set_quotas(self, path: str, quotas: Mapping[str, Any]) -> None:
         for kind, quota in quotas.items():
             await self._call("POST", f"{path}/{QUOTA}?backlogQuotaType={kind}", quota)
@@ -182,12 +158,14 @@ class RegionClient:
                 raise Refused(self.region.name, response.status, _reason(text))
             return json.loads(text) if text else None
 
-    async def _call(self, method: str, path: str, body: Any = None, *, allow: tuple[int, ...] = ()) -> None:
+    async def _call(self, method: str, path: str, body: Any = None, *, allow: tuple[int, ...] = ()) -> str:
         data = None if body is None else json.dumps(body)
         headers = {**self._headers(), "Content-Type": "application/json"}
         async with self._http.request(method, self.region.url + path, data=data, headers=headers) as response:
+            text = await response.text()
             if response.status >= 300 and response.status not in allow:
-                raise Refused(self.region.name, response.status, _reason(await response.text()))
+                raise Refused(self.region.name, response.status, _reason(text))
+            return text
 
     def _headers(self) -> dict[str, str]:
         token = self._tokens.of(self.region.name)
@@ -215,18 +193,59 @@ def _quotas(found: Any) -> dict[str, Any]:
     }
 
 
+def seen_of(region: Region, ask: Ask, found: Mapping[str, Any], known: frozenset[str]) -> RegionSeen:
+    """What a region described.
+
+    :param known: the clusters that it knows.
+    :raises KeyError: something is missing.
+    :raises TypeError: something is of another type.
+    """
+    name, url = region.name, region.url
+    if "problem" in found:
+        return RegionSeen(name, url, problem=str(found["problem"]), reason="TopicUnavailable")
+    if not found["exists"]:
+        return RegionSeen(name, url, namespace_exists=bool(found["namespace"]), known_regions=known)
+    subscription = None
+    if ask.subscription is not None and (place := found["subscriptions"][ask.subscription]) is not None:
+        subscription = _subscription(place)
+    policies = {**found["policies"], QUOTA: _quotas(found["policies"].get(QUOTA))}
+    topic = TopicSeen(
+        partitions=int(found["partitions"]),
+        policies={policy: policies[policy] for policy in POLICIES if policies.get(policy) not in _ABSENT},
+        schema=found["schema"],
+        unfilled=_unfilled(found["fill"]),
+        links=tuple(_link(remote, one) for remote, one in sorted(found["replication"].items())),
+    )
+    return RegionSeen(name, url, known_regions=known, topic=topic, subscription=subscription)
+
+
+def _subscription(found: Mapping[str, Any]) -> SubscriptionSeen:
+    return SubscriptionSeen(
+        replicated=bool(found["replicated"]),
+        mark_delete=str(found["markDelete"]),
+        holes=int(found["holes"]),
+        backlog=int(found["backlog"]),
+        consumers=int(found["consumers"]),
+        synced=bool(found["synced"]),
+        reasons=tuple(f"{region}: {reason}" for region, reason in sorted(found["behind"].items())),
+        scopes=frozenset(found["scopes"]),
+        witnesses=frozenset(found["witnesses"]),
+        scope_problem=str(found["scopeProblem"]),
+    )
+
+
 def _unfilled(fill: Mapping[str, Any]) -> str:
-    if fill.get("ready", True):
+    if fill["ready"]:
         return ""
-    return f"{fill.get('reason') or 'no reason given'} ({int(fill.get('missing', 0))} entries known to be missing)"
+    return f"{fill['reason'] or 'no reason given'} ({int(fill['missing'])} entries known to be missing)"
 
 
 def _link(region: str, stats: Mapping[str, Any]) -> Link:
     return Link(
         region=region,
-        connected=bool(stats.get("connected", False)),
-        backlog=int(stats.get("replicationBacklog", 0)),
-        lag_seconds=int(stats.get("replicationDelayInSeconds", 0)),
+        connected=bool(stats["connected"]),
+        backlog=int(stats["backlog"]),
+        lag_seconds=int(stats["delaySeconds"]),
     )
 
 

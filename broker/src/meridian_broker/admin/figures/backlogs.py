@@ -31,19 +31,20 @@ class Standing:
     """Ranges ``(after, upto]`` acked or dropped beyond mark-delete, in this region's positions; the first ones."""
 
 
-async def standing(subscription: Subscription, holes_kept: int = HOLES_KEPT) -> Standing:
+async def standing(subscription: Subscription, holes_kept: int = HOLES_KEPT, walk: int = WALK) -> Standing:
     """Look ahead of the cursor. What is acked meanwhile may count or not; a rewind makes the look begin anew.
 
+    :param walk: entries looked at one by one.
     :raises LedgerError: a ledger cannot be read.
     """
     while True:
         epoch = subscription.progress.epoch
-        found = await _look(subscription, holes_kept)
+        found = await _look(subscription, holes_kept, walk)
         if subscription.progress.epoch == epoch:
             return found
 
 
-async def _look(subscription: Subscription, holes_kept: int) -> Standing:
+async def _look(subscription: Subscription, holes_kept: int, walk: int) -> Standing:
     log = subscription.topic.log
     mark_delete = subscription.mark_delete
     end = log.last_confirmed
@@ -53,10 +54,10 @@ async def _look(subscription: Subscription, holes_kept: int) -> Standing:
     backlog = walked = 0
     unacked = last = mark_delete
     for ledger, entries, _ in log.counts():
-        if ledger < mark_delete.ledger or not entries or walked >= WALK:
+        if ledger < mark_delete.ledger or not entries or walked >= walk:
             continue
         first = mark_delete.entry + 1 if ledger == mark_delete.ledger else 0
-        while first < entries and walked < WALK:
+        while first < entries and walked < walk:
             upto = min(first + CHUNK, entries)
             try:
                 index = log.index(ledger) or await log.load_index(ledger)

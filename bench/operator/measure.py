@@ -1,0 +1,243 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A thousand GeoTopics in three regions: how soon all are Ready, and what they cost while nothing happens.
+
+Real brokers with a real etcd each, the operator in a process of its own, and the tests' API server in this one. First
+all objects are made at once. Then nothing happens for a while. Then one topic has traffic, and many replicated
+subscriptions that see it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pulsar
+from processes import Regions, cpu_seconds, rss_bytes, wait
+from support.kubernetes.kube_api import KubeApi
+
+HERE = Path(__file__).resolve().parent
+NAMES = ("us-east", "us-west", "eu-central")
+READY_SECONDS = 120.0
+"""For a thousand objects; for fewer in proportion."""
+
+
+@dataclass(slots=True)
+class Target:
+    """One promise, and whether it is kept."""
+
+    value: float
+    limit: float
+    met: bool
+
+
+@dataclass(slots=True)
+class Bench:
+    """Figures and targets as they come."""
+
+    say: bool
+    figures: dict[str, float] = field(default_factory=dict)
+    targets: dict[str, Target] = field(default_factory=dict)
+
+    def figure(self, name: str, value: float) -> None:
+        self.figures[name] = round(value, 3)
+        if self.say:
+            print(f"  {name:52} {value:,.2f}", flush=True)
+
+    def at_most(self, name: str, value: float, limit: float) -> None:
+        self.figures[name] = round(value, 3)
+        self.targets[name] = Target(round(value, 3), limit, value <= limit)
+        if self.say:
+            met = "met" if value <= limit else "MISSED"
+            print(f"  {name:52} {value:,.2f}  (target <= {limit:,g}: {met})", flush=True)
+
+
+class Operator:
+    """The operator's process."""
+
+    def __init__(self, api: KubeApi, regions: Regions) -> None:
+        urls = {name: regions.listed[name]["admin_url"] for name in NAMES}
+        command = [sys.executable, str(HERE / "operator_program.py"), str(api.port), json.dumps(urls)]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self.pid = self._process.pid
+
+    def __enter__(self) -> Operator:
+        if self._line() != "ready":
+            raise SystemExit("bench: the operator did not start")
+        return self
+
+    def region_calls(self) -> dict[str, int]:
+        """Requests to each region so far."""
+        assert self._process.stdin is not None
+        self._process.stdin.write("\n")
+        self._process.stdin.flush()
+        calls: dict[str, int] = json.loads(self._line())
+        return calls
+
+    def _line(self) -> str:
+        assert self._process.stdout is not None
+        return self._process.stdout.readline().strip()
+
+    def __exit__(self, *_: object) -> None:
+        self._process.communicate(timeout=60)
+
+
+class Cluster:
+    """Everything that runs, as it is measured."""
+
+    def __init__(self, bench: Bench, api: KubeApi, regions: Regions, operator: Operator) -> None:
+        self.bench, self.api, self.regions, self.operator = bench, api, regions, operator
+
+    def used(self) -> dict[str, float]:
+        """Processor seconds so far, by process."""
+        used = {"operator": cpu_seconds(self.operator.pid)}
+        for name in NAMES:
+            used[f"broker {name}"] = cpu_seconds(self.regions.pid(name))
+            used[f"etcd {name}"] = cpu_seconds(int((self.regions.directory / name / "etcd/etcd.pid").read_text()))
+        return used
+
+    def ready(self, plural: str) -> int:
+        found = [one for (kind, _, _), one in list(self.api.objects.items()) if kind == plural]
+        return sum(_ready(one) for one in found)
+
+    def falsely_unreachable(self) -> int:
+        return len(self.api.ever("geotopics", "RegionUnreachable"))
+
+    def watch(self, what: str, seconds: float) -> dict[str, float]:
+        """What is used and asked while nobody does anything here, per second."""
+        before, calls, asked, began = (
+            self.used(),
+            self.operator.region_calls(),
+            len(self.api.requests),
+            time.monotonic(),
+        )
+        time.sleep(seconds)
+        took = time.monotonic() - began
+        shares = {name: (after - before[name]) / took for name, after in self.used().items()}
+        for name, share in shares.items():
+            self.bench.figure(f"{what}_percent_of_a_core_{name.replace(' ', '_').replace('-', '_')}", 100 * share)
+        after_calls = self.operator.region_calls()
+        most = max((after_calls[name] - calls[name]) / took for name in NAMES)
+        return shares | {"calls": most, "api": (len(self.api.requests) - asked) / took}
+
+
+def _ready(one: dict[str, Any]) -> bool:
+    conditions = one.get("status", {}).get("conditions", ())
+    return any(condition["type"] == "Ready" and condition["status"] == "True" for condition in conditions)
+
+
+@contextmanager
+def cluster(bench: Bench, directory: Path) -> Iterator[Cluster]:
+    """Three regions, an API server that knows them, an operator."""
+    with Regions(directory / "regions", *NAMES, metadata="etcd") as regions, KubeApi() as api:
+        api.create_regions(NAMES)
+        with Operator(api, regions) as operator:
+            yield Cluster(bench, api, regions, operator)
+
+
+def making(world: Cluster, count: int, patience: float) -> None:
+    """So many objects at once."""
+    bench, api = world.bench, world.api
+    base = world.used()
+    began = time.monotonic()
+    for number in range(count):
+        spec = {"topic": f"persistent://public/default/topic-{number}", "regions": list(NAMES), "messageTTL": "7d"}
+        api.create("geotopics", f"topic-{number}", spec=spec)
+    bench.figure("create_seconds", time.monotonic() - began)
+    _wait_shown(bench, lambda: world.ready("geotopics"), count, patience)
+    took = time.monotonic() - began
+    bench.at_most("all_ready_seconds", took, READY_SECONDS * max(count, 100) / 1000)
+    for name, value in world.used().items():
+        bench.figure(f"making_cpu_seconds_{name.replace(' ', '_').replace('-', '_')}", value - base[name])
+    bench.figure("making_api_requests_per_object", len(api.requests) / count)
+    events = [one for (plural, _, _), one in list(api.objects.items()) if plural == "events"]
+    bench.at_most("events_per_object", len(events) / count, 1)
+    bench.at_most("falsely_unreachable_objects_while_made", world.falsely_unreachable(), 0)
+
+
+def _wait_shown(bench: Bench, ready: Callable[[], int], count: int, patience: float) -> None:
+    until, shown = time.monotonic() + patience, time.monotonic()
+    while (now := ready()) < count:
+        if time.monotonic() > until:
+            bench.figure("not_ready", count - now)
+            return
+        if bench.say and time.monotonic() - shown > 10:
+            shown = time.monotonic()
+            print(f"    {now} of {count} are Ready", flush=True)
+        time.sleep(0.2)
+
+
+def resting(world: Cluster, settle: float, seconds: float) -> None:
+    """Nothing happens."""
+    bench = world.bench
+    time.sleep(settle)
+    shares = world.watch("idle", seconds)
+    bench.at_most("idle_broker_percent_of_a_core", 100 * max(shares[f"broker {name}"] for name in NAMES), 2)
+    bench.at_most("idle_etcd_percent_of_a_core", 100 * max(shares[f"etcd {name}"] for name in NAMES), 1)
+    bench.at_most("idle_requests_per_second_to_a_region", shares["calls"], 1.1)
+    bench.at_most("idle_api_requests_per_second", shares["api"], 5)
+    bench.at_most("falsely_unreachable_objects", world.falsely_unreachable(), 0)
+    bench.at_most("operator_mebibytes", rss_bytes(world.operator.pid) / (1 << 20), 300)
+
+
+def busy(world: Cluster, subscriptions: int, seconds: float) -> None:
+    """Subscriptions of one topic whose numbers move all the time."""
+    for number in range(subscriptions):
+        spec = {"topic": "persistent://public/default/topic-0", "subscription": f"subscription-{number}"}
+        world.api.create("replicatedsubscriptions", f"subscription-{number}", spec=spec)
+    wait(lambda: world.ready("replicatedsubscriptions") == subscriptions, "the subscriptions", 120)
+    client = pulsar.Client(
+        f"pulsar://127.0.0.1:{world.regions.port(NAMES[0])}", logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error)
+    )
+    producer = client.create_producer("persistent://public/default/topic-0")
+    asked, began = len(world.api.requests), time.monotonic()
+    while time.monotonic() - began < seconds:
+        producer.send(b"x")
+        time.sleep(0.2)
+    client.close()
+    took = time.monotonic() - began
+    world.bench.at_most("traffic_api_requests_per_second", (len(world.api.requests) - asked) / took, 5)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="at most 240 s: 200 objects, shorter watches")
+    parser.add_argument("--json", action="store_true", help="nothing but one JSON object, on the last line")
+    parser.add_argument("--prepare", action="store_true", help="fetch what a run needs: nothing")
+    parser.add_argument("--objects", type=int, help="so many GeoTopics; default: 1000")
+    parser.add_argument("--idle", type=float, help="seconds to watch while nothing happens; default: 600")
+    parser.add_argument("--directory", type=Path, default=Path(), help="where to write; it must be on a real disk")
+    options = parser.parse_args()
+    if options.prepare:
+        return 0
+    count = options.objects or (200 if options.quick else 1000)
+    load_before = os.getloadavg()[0]
+    bench = Bench(not options.json)
+    with (
+        tempfile.TemporaryDirectory(prefix="bench-operator-", dir=options.directory) as directory,
+        cluster(bench, Path(directory).resolve()) as world,
+    ):
+        bench.figure("objects", count)
+        making(world, count, 90 if options.quick else 600)
+        resting(world, 10 if options.quick else 30, options.idle or (30 if options.quick else 600))
+        busy(world, 60 if options.quick else 200, 15 if options.quick else 60)
+    machine = {"processors": os.cpu_count(), "load_before": load_before, "load_after": os.getloadavg()[0]}
+    if options.json:
+        targets = {name: asdict(target) for name, target in bench.targets.items()}
+        print(json.dumps({"figures": bench.figures, "targets": targets, "machine": machine}))
+    else:
+        print(f"load of the machine: {machine['load_before']:.1f} before, {machine['load_after']:.1f} after")
+    return 0 if all(target.met for target in bench.targets.values()) else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
