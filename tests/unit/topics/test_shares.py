@@ -16,8 +16,9 @@ from meridian_broker.positions import Progress
 from meridian_broker.positions.position import EARLIEST, Position
 from meridian_broker.replication.leases.quorums import Electorates
 from meridian_broker.topics.dispatch.consumer import Consumer
-from meridian_broker.topics.dispatch_scope.shares import DRAIN_SECONDS, Lease, Stream
+from meridian_broker.topics.dispatch_scope.shares import DRAIN_SECONDS
 from meridian_broker.topics.journal.subscription_record import ORIGIN
+from meridian_broker.topics.ports import Lease, Stream
 from meridian_broker.topics.subscriptions.subscription import SubscriptionType
 from meridian_broker.wire.proto import pulsar_pb2 as pb
 from meridian_broker.wire.pulsar.metadata import build_body

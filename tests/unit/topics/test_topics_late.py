@@ -4,8 +4,8 @@
 from __future__ import annotations
 
 from meridian_broker.ledgers.index import LedgerIndex, RegionCodes
+from meridian_broker.ledgers.retired_indexes import LEDGERS_MAX, Late
 from meridian_broker.positions.position import EARLIEST, Position
-from meridian_broker.topics.cursors.retired_indexes import LEDGERS_MAX, Late
 
 
 def index_of(ledger: int, entries: int) -> LedgerIndex:

@@ -8,20 +8,18 @@ ledger - fences the topic: clients are told to look it up again, and it is opene
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from collections.abc import Awaitable, Callable, Mapping
+from typing import TYPE_CHECKING, Final
 
 from meridian_broker.ledgers.entry import unpack
 from meridian_broker.ledgers.log import TopicLog
 from meridian_broker.ledgers.reading import Stored
 from meridian_broker.ledgers.scheduling import Scheduler
-from meridian_broker.ledgers.store import Done, LedgerError, WhenDurable
+from meridian_broker.ledgers.store import Done
 from meridian_broker.ledgers.throttling import Rate
 from meridian_broker.ledgers.times import first_since
 from meridian_broker.ledgers.under_way import UnderWay, all_over
-from meridian_broker.metadata.rules import Rules
-from meridian_broker.metadata.store import MetadataError
-from meridian_broker.positions import Beginning, HybridClock, Progress, Stamp
+from meridian_broker.positions import Beginning, HybridClock, Progress
 from meridian_broker.positions.position import EARLIEST, LATEST, Position
 from meridian_broker.topics import policies, validation
 from meridian_broker.topics.backfill.gaps import Gaps
@@ -30,27 +28,25 @@ from meridian_broker.topics.backfill.intake import Intake
 from meridian_broker.topics.backfill.repair import Mending
 from meridian_broker.topics.backfill.schema_numbers import AddSchema
 from meridian_broker.topics.compaction.compaction import COMPACTION_SUBSCRIPTION, Compaction
+from meridian_broker.topics.context import TopicContext
 from meridian_broker.topics.cursors import seeking
-from meridian_broker.topics.cursors.retired_indexes import Late
 from meridian_broker.topics.dispatch.consumer import Consumer, ConsumerPort
 from meridian_broker.topics.dispatch.key_ranges import KeySharedPolicy
 from meridian_broker.topics.dispatch.rates import Pacing
-from meridian_broker.topics.dispatch_scope.shares import Leasing
 from meridian_broker.topics.errors import (
     NotAllowed,
     SubscriptionExists,
     SubscriptionNotFound,
     TopicError,
-    TopicFenced,
 )
 from meridian_broker.topics.journal.progress_log import ProgressLog
 from meridian_broker.topics.journal.topic_record import SET_ASIDE
 from meridian_broker.topics.limits import TopicLimits
+from meridian_broker.topics.ports import Exchange
 from meridian_broker.topics.publishing.admission import Admission
 from meridian_broker.topics.publishing.deduplication import Deduplication
 from meridian_broker.topics.publishing.producer import Producer
 from meridian_broker.topics.publishing.storing import store_foreign, store_own
-from meridian_broker.topics.reopening import Failing
 from meridian_broker.topics.subscriptions.damaged_records import LostRecords
 from meridian_broker.topics.subscriptions.registry import Lives
 from meridian_broker.topics.subscriptions.subscription import Subscription, SubscriptionType
@@ -61,7 +57,6 @@ if TYPE_CHECKING:
     from meridian_broker.positions.skipped import Skipped
     from meridian_broker.replication.entries.source import DeletionNotice
     from meridian_broker.topics.backfill.backfill import Recall
-    from meridian_broker.topics.journal.topic_record import TopicMetadata
 
 log = logging.getLogger(__name__)
 
@@ -71,40 +66,7 @@ _NOWHERE: Final[Mapping[str, Position]] = {}
 """Before everything: one for all subscriptions that begin there."""
 
 
-class Exchange(Protocol):
-    """The progress exchange, seen from a topic."""
-
-    def local_change(
-        self,
-        topic: str,
-        subscription: str,
-        delta: Progress,
-        durable: WhenDurable,
-        *,
-        record_changed: bool = False,
-        entries: int = 0,
-    ) -> None:
-        """Something was acked, rewound or made here: tell the other regions, once it is durable (R60).
-
-        :param durable: asked when that is.
-        :param entries: how many entries were acked.
-        """
-        ...
-
-    def send_pending(self) -> None:
-        """What was told so far leaves now, without waiting for neighbours, as far as links take it."""
-        ...
-
-    def barrier(self, topic: str, subscription: str, passed: Callable[[], None]) -> None:
-        """``passed`` once the newest progress of every reachable region is merged, or the time for it is over (R20)."""
-        ...
-
-    def flush(self, topic: str, subscription: str, passed: Callable[[], None]) -> None:
-        """``passed`` once the other regions confirmed all that was told so far, or the time for it is over (R20)."""
-        ...
-
-
-class Topic:
+class Topic(TopicContext):
     """See the module's text. Made by the topic service; ``await open`` before anything else."""
 
     def __init__(
@@ -120,22 +82,14 @@ class Topic:
         limits: TopicLimits,
         exchange: Exchange | None,
     ) -> None:
-        self.name = name
-        self.partition = partition
-        self.region = region
-        self.incarnation = incarnation
-        self.log = log
-        self.scheduler = scheduler
-        self.clock = clock
-        self.limits = limits
-        self.exchange = exchange
-        self.progress_log = progress_log(self)
+        # What it consists of follows; the context is what these parts share.
+        super().__init__(
+            *(name, partition, region, incarnation, log, progress_log(self)),
+            *(scheduler, clock, limits, exchange),
+        )
         self.progress_log.on_failure = self.fence
+        self.when_fenced(self._send_clients_away)
         self.pacing = Pacing(self)
-        self.late = Late()
-        self.rules = Rules()
-        """What holds for it: its own policies, its namespace's, the broker's settings."""
-        self.bounds = policies.bounds(limits, self.rules)
         self.producers: dict[str, Producer] = {}
         self.admission = Admission(self)
         self.deduplication = Deduplication(self)
@@ -145,46 +99,21 @@ class Topic:
         self.lives = Lives(self)
         self.gaps = Gaps(self)
         self.lost_records = LostRecords(self)
-        self.unread = Failing()
-        """Subscriptions for which the storage lately failed a read."""
         self.mending = Mending(self)
         log.on_damage = self.mending.noticed
-        self.regions: Callable[[], frozenset[str]] = lambda: frozenset((region,))
-        """Where it lives, this region included."""
-        self.followed: frozenset[str] = frozenset()
-        """Where it lived when that was looked at last (``service/leased_topics.py``): the same object as long as it is
-        the same."""
-        self.leasing: Leasing | None = None
-        self.votes: dict[str, dict[str, tuple[str, int, int]]] = {}
-        """Subscription -> origin -> what this region voted: holder, term, milliseconds (R26)."""
         self.intake = Intake(self)
         self.keeps_quotas = True
         """Backlog quotas are enforced."""
-        self.is_ended = False
-        """It takes no more messages."""
-        self.terminated: Position | None = None
-        """Its last entry for ever; None: it goes on."""
-        self.failure: str | None = None
         self.reopen = True  # anew after a failure; false once it is closed on purpose
-        self.metadata: TopicMetadata | None = None
         self.recall: Recall | None = None
         self.rolled_back: Callable[[str], None] = lambda _: None
         self.came_back: Callable[[str, Position, Position], bool] = lambda *_: False
         self.deleted_elsewhere: Callable[[DeletionNotice], None] = lambda _: None
         self.own_before = log.own_before
-        self.partitions: int | None = None
-        """Of the partitioned topic this is a partition of; None for other topics."""
-        self.created: Stamp | None = None
-        """Of its creation, or of the partitioned topic's that this is a partition of; None: not known."""
-        self.base_incarnation = ""
-        """Stamp of that topic's last deletion (R8)."""
         self.schema_source: Callable[[bytes], Awaitable[pb.Schema | None]] | None = None
         self.add_schema: AddSchema | None = None
         self.was_alone = False
         """It lived in this region only, when that was last looked at."""
-        self.remotes: set[str] = set()
-        """Regions a replicator runs to."""
-        self.on_fenced: Callable[[Topic], None] | None = None
         self.messages_in = 0
         self.bytes_in = 0
         self.messages_replicated_in = 0
@@ -199,33 +128,13 @@ class Topic:
 
     # -- closing -------------------------------------------------------------------------------------------------
 
-    def fence(self, reason: str) -> None:
-        """Stop serving: send every client away. The service opens the topic anew when somebody asks for it."""
-        if self.failure is not None:
-            return
-        self.failure = reason
+    def _send_clients_away(self, reason: str) -> None:
         for producer in list(self.producers.values()):
             producer.port.disconnect_producer(producer)
         self.producers.clear()
         self.admission.close(reason)
         for subscription in self.subscriptions.values():
             subscription.disconnect_consumers()
-        if self.on_fenced is not None:
-            self.on_fenced(self)
-
-    def serve(self, work: Coroutine[Any, Any, None], name: str) -> None:
-        """Run work that a client waits for. Should it fail, the topic is fenced: the client comes back and is served
-        anew, where a task that ended in silence would keep it waiting for ever."""
-        self.scheduler.spawn(self._or_fence(work, name), name)
-
-    async def _or_fence(self, work: Coroutine[Any, Any, None], name: str) -> None:
-        try:
-            await work
-        except (LedgerError, MetadataError, TopicError) as error:
-            self.fence(f"failed to {name}: {error}")
-        except Exception as error:
-            self.fence(f"failed to {name}: {error!r}")
-            raise
 
     async def close(self, reason: str) -> None:
         """Let go of the topic in good order: clients away, all acknowledgements taken so far written, ledgers sealed.
@@ -454,11 +363,6 @@ class Topic:
         found = await first_since(self.log, time_ms)
         return found or Position(self.log.last_confirmed.ledger, self.log.last_confirmed.entry + 1)
 
-    def check_open(self) -> None:
-        """:raises TopicFenced: it is not served now."""
-        if self.failure is not None:
-            raise TopicFenced(f"{self.name} is not served now ({self.failure}): look it up again")
-
     # -- as the source of replication ----------------------------------------------------------------------------
 
     def last_confirmed(self) -> Position:
@@ -501,16 +405,6 @@ class Topic:
         self.replicated_positions.pop(remote, None)
         if self.recall is not None:
             self.recall.left(remote)
-
-    def tell_others(
-        self, subscription: str, delta: Progress, *, record_changed: bool = False, entries: int = 0
-    ) -> None:
-        """Tell the other regions what changed, once it is on disk, with all that was written before it."""
-        if self.exchange is not None:
-            durable = self.progress_log.when_durable
-            self.exchange.local_change(
-                self.name, subscription, delta, durable, record_changed=record_changed, entries=entries
-            )
 
     @property
     def is_set_aside(self) -> bool:

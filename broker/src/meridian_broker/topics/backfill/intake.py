@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from meridian_broker.positions.position import Position
 from meridian_broker.topics.errors import BacklogQuotaHold, MessageTooLarge, TopicError
-from meridian_broker.topics.lifecycle import termination
 from meridian_broker.topics.policies import METADATA_BYTES
 from meridian_broker.topics.retention import backlog_quotas
 
@@ -88,7 +87,7 @@ class Intake:
         if verdict is Verdict.STORE:
             return
         if verdict is Verdict.REFUSE_ENDED:
-            raise termination.refusal(topic)
+            raise topic.refusal()
         if verdict is Verdict.REFUSE_FULL:
             raise BacklogQuotaHold(f"{topic.name}: {self._full}; entries of other regions may come when less waits")
         raise MessageTooLarge(

@@ -19,7 +19,7 @@ from meridian_broker.topics.errors import SubscriptionNotFound
 if TYPE_CHECKING:
     from meridian_broker.positions.skipped import Skipped
     from meridian_broker.topics.backfill.questions import Feed
-    from meridian_broker.topics.topic import Topic
+    from meridian_broker.topics.context import TopicContext
 
 PAGE: Final = 1000
 """Entries whose age is looked at in one turn of the loop."""
@@ -39,7 +39,7 @@ class Replicators(Protocol):
         ...
 
 
-async def skip_entries(topic: Topic, remote: str, replicators: Replicators, count: int | None) -> None:
+async def skip_entries(topic: TopicContext, remote: str, replicators: Replicators, count: int | None) -> None:
     """Skip the next ``count`` stored entries of the backlog; None: all that are stored now.
 
     :raises SubscriptionNotFound: the topic is not replicated there.
@@ -51,12 +51,12 @@ async def skip_entries(topic: Topic, remote: str, replicators: Replicators, coun
     await _skip(topic, remote, replicators, upto)
 
 
-async def skip_upto(topic: Topic, remote: str, replicators: Replicators, upto: Position) -> None:
+async def skip_upto(topic: TopicContext, remote: str, replicators: Replicators, upto: Position) -> None:
     """Skip everything up to a position, itself included. Raises as ``skip_entries``."""
     await _skip(topic, remote, replicators, min(upto, topic.log.last_confirmed))
 
 
-async def skip_old(topic: Topic, remote: str, replicators: Replicators, before_ms: int) -> None:
+async def skip_old(topic: TopicContext, remote: str, replicators: Replicators, before_ms: int) -> None:
     """Skip the beginning of the backlog as long as entries were published, or stored here, before ``before_ms``.
 
     Raises as ``skip_entries``.
@@ -76,12 +76,12 @@ async def skip_old(topic: Topic, remote: str, replicators: Replicators, before_m
     await _skip(topic, remote, replicators, upto)
 
 
-def backlog(topic: Topic, remote: str, replicators: Replicators) -> int:
+def backlog(topic: TopicContext, remote: str, replicators: Replicators) -> int:
     """Stored entries that wait for the region. :raises SubscriptionNotFound: the topic is not replicated there."""
     return _feed(topic, remote, replicators).behind
 
 
-def _feed(topic: Topic, remote: str, replicators: Replicators) -> Feed:
+def _feed(topic: TopicContext, remote: str, replicators: Replicators) -> Feed:
     feed = replicators.feed(topic.name, remote) if remote in topic.remotes else None
     if feed is None:
         others = ", ".join(sorted(topic.remotes)) or "no other region"
@@ -89,7 +89,7 @@ def _feed(topic: Topic, remote: str, replicators: Replicators) -> Feed:
     return feed
 
 
-def _further(topic: Topic, after: Position, count: int) -> Position:
+def _further(topic: TopicContext, after: Position, count: int) -> Position:
     """The entry ``count`` stored entries further on, or the last one."""
     for ledger, first, last in topic.log.stretches(after, topic.log.last_confirmed):
         if count <= last - first + 1:
@@ -98,7 +98,7 @@ def _further(topic: Topic, after: Position, count: int) -> Position:
     return topic.log.last_confirmed
 
 
-async def _skip(topic: Topic, remote: str, replicators: Replicators, upto: Position) -> None:
+async def _skip(topic: TopicContext, remote: str, replicators: Replicators, upto: Position) -> None:
     if upto <= _feed(topic, remote, replicators).confirmed:
         return
     own = await _last_own(topic, upto)
@@ -109,7 +109,7 @@ async def _skip(topic: Topic, remote: str, replicators: Replicators, upto: Posit
     replicators.skip(topic.name, remote, skipped)
 
 
-async def _last_own(topic: Topic, upto: Position) -> Position:
+async def _last_own(topic: TopicContext, upto: Position) -> Position:
     """The last own entry stored up to a position."""
     own = next(span.own_before for span in topic.log.spans() if span.ledger_id == upto.ledger)
     index = await topic.log.load_index(upto.ledger)

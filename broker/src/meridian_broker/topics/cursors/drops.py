@@ -27,8 +27,8 @@ from meridian_broker.topics.journal.progress_log import Kind
 if TYPE_CHECKING:
     from meridian_broker.ledgers.log import TopicLog
     from meridian_broker.ledgers.store import Done
+    from meridian_broker.topics.context import TopicContext
     from meridian_broker.topics.subscriptions.subscription import Subscription
-    from meridian_broker.topics.topic import Topic
 
 PAGE: Final = 2000
 """Entries dropped in one step."""
@@ -40,7 +40,7 @@ Page = tuple[LedgerIndex, list[int]]
 
 
 async def drop_old(
-    topic: Topic, subscriptions: Collection[Subscription], before_ms: int, cause: Cause = Cause.TTL
+    topic: TopicContext, subscriptions: Collection[Subscription], before_ms: int, cause: Cause = Cause.TTL
 ) -> dict[str, int]:
     """Drop what was published before ``before_ms``. Says how many entries each subscription let go.
 
@@ -55,7 +55,7 @@ async def drop_old(
 
 
 async def drop_upto(
-    topic: Topic, subscriptions: Collection[Subscription], cause: Cause, upto: Position
+    topic: TopicContext, subscriptions: Collection[Subscription], cause: Cause, upto: Position
 ) -> dict[str, int]:
     """Drop everything up to a position, itself included. Answers and raises as ``drop_old``."""
     pages = _pages_upto(topic.log, _begin(subscriptions), min(upto, topic.log.last_confirmed))
@@ -66,7 +66,7 @@ def _begin(subscriptions: Collection[Subscription]) -> Position | None:
     return min((one.mark_delete for one in subscriptions), default=None)
 
 
-async def _old_pages(topic: Topic, after: Position | None, before_ms: int) -> AsyncIterator[Page]:
+async def _old_pages(topic: TopicContext, after: Position | None, before_ms: int) -> AsyncIterator[Page]:
     log = topic.log
     doubtful: list[Page] = []  # damaged, of unknown age: those stored before something old are old, too
     while after is not None and (found := await log.read_after(after, PAGE, PAGE_BYTES)):
@@ -107,7 +107,7 @@ async def _pages_upto(log: TopicLog, after: Position | None, upto: Position) -> 
 
 
 async def _drop(
-    topic: Topic, subscriptions: Collection[Subscription], cause: Cause, pages: AsyncIterator[Page]
+    topic: TopicContext, subscriptions: Collection[Subscription], cause: Cause, pages: AsyncIterator[Page]
 ) -> dict[str, int]:
     counts = dict.fromkeys((one.name for one in subscriptions), 0)
     async for index, entries in pages:
@@ -182,7 +182,7 @@ def record(subscription: Subscription, ranges: Dropped, done: Done | None = None
         log.when_durable(done)
 
 
-async def durable(topic: Topic) -> None:
+async def durable(topic: TopicContext) -> None:
     """Wait until all that was recorded of the topic so far is on disk. :raises TopicFenced: it never will be."""
     try:
         await topic.scheduler.answer(topic.progress_log.when_durable)

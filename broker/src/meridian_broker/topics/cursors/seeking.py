@@ -15,9 +15,9 @@ from meridian_broker.topics.cursors.log_walks import Ranges
 from meridian_broker.topics.errors import LimitReached
 
 if TYPE_CHECKING:
+    from meridian_broker.topics.context import TopicContext
     from meridian_broker.topics.cursors.compacted_cursor import CompactedReading
     from meridian_broker.topics.subscriptions.subscription import Subscription
-    from meridian_broker.topics.topic import Topic
 
 
 def latest(log: TopicLog, region: str) -> dict[str, Position]:
@@ -39,7 +39,7 @@ async def before(log: TopicLog, region: str, position: Position) -> dict[str, Po
     return _known({**span.origins_before, region: span.own_before, **index.last_of_each(position.entry)})
 
 
-async def for_new(topic: Topic, initial: Position) -> dict[str, Position] | None:
+async def for_new(topic: TopicContext, initial: Position) -> dict[str, Position] | None:
     """What a new durable subscription needs before anything changes: a ledger for its record, and the places of its
     first entry (``before``) if it begins at one.
 

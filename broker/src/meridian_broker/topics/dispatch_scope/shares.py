@@ -14,11 +14,12 @@ until then, and stand before it, would count as acknowledged although nobody got
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 from meridian_broker.positions.position import EARLIEST, Position
 from meridian_broker.replication.leases.quorums import Electorates, Voters, home_among
 from meridian_broker.topics.journal.subscription_record import ORIGIN
+from meridian_broker.topics.ports import Lease, Leasing, Stream
 
 if TYPE_CHECKING:
     from meridian_broker.topics.subscriptions.subscription import Subscription
@@ -28,46 +29,6 @@ DRAIN_SECONDS: Final = 0.2
 
 COUNTED_MAX: Final = 20_000
 """Entries behind a cursor that are looked at when somebody asks for status."""
-
-Stream = tuple[str, str, str]
-"""Topic, subscription, origin."""
-
-
-class Lease(Protocol):
-    """The right to dispatch a share."""
-
-    @property
-    def until_ms(self) -> int:
-        """It ends then, by ``Leasing.now_ms``; renewals move it on. 0: it is over."""
-
-
-class Leasing(Protocol):
-    """Where leases come from."""
-
-    def now_ms(self) -> int:
-        """A monotone clock."""
-
-    @property
-    def promise_ms(self) -> int:
-        """How long a vote binds, by this region's settings."""
-
-    def objection(self, regions: tuple[str, ...], /) -> str:
-        """Why there are no leases for topics of these regions; empty: there are."""
-
-    def agree(self, topic: str, subscription: str, /) -> None:
-        """It is to be agreed who votes on shares of this subscription."""
-
-    def want(self, stream: Stream, electorates: Electorates, home: str, /) -> Lease:
-        """Ask for a lease, and renew it, from now on. ``won`` and ``lost`` of the share hear how it goes."""
-
-    def unwant(self, stream: Stream, /) -> None:
-        """Give it back in a moment, unless it is wanted again."""
-
-    def release(self, stream: Stream, /) -> None:
-        """Nothing of it is dispatched any more: others may have it."""
-
-    def found(self, stream: Stream, holder: str, term: int, duration_ms: int, /) -> None:
-        """This region has voted so."""
 
 
 def home_of(subscription: Subscription, origin: str) -> str:

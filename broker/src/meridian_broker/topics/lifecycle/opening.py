@@ -65,7 +65,7 @@ async def open_topic(
         _recall(service, topic, metadata)
     topic.log.watch(topic.dispatch_all)
     topic.mending.noticed()
-    topic.on_fenced = service.fenced
+    topic.when_fenced(lambda _: service.fenced(topic))
     service.labels.forget(str(name))
     return topic
 

@@ -15,16 +15,11 @@ from typing import TYPE_CHECKING
 
 from meridian_broker.ledgers.store import LedgerError
 from meridian_broker.positions.position import Position
-from meridian_broker.topics.errors import TopicFenced, TopicTerminated
+from meridian_broker.topics.errors import TopicFenced
 
 if TYPE_CHECKING:
     from meridian_broker.topics.subscriptions.subscription import Subscription
     from meridian_broker.topics.topic import Topic
-
-
-def refusal(topic: Topic) -> TopicTerminated:
-    """Why nothing can be published."""
-    return TopicTerminated(f"{topic.name} was terminated in {topic.region}: it accepts no more messages")
 
 
 async def terminate(topic: Topic) -> Position:
@@ -59,7 +54,7 @@ async def terminate(topic: Topic) -> Position:
 def ended(topic: Topic, last: Position) -> None:
     """It is on record that ``last`` is the end: producers go, and consumers may be told."""
     topic.is_ended, topic.terminated = True, last
-    topic.admission.end(str(refusal(topic)))
+    topic.admission.end(str(topic.refusal()))
     for producer in list(topic.producers.values()):
         topic.remove_producer(producer)
         producer.port.disconnect_producer(producer)

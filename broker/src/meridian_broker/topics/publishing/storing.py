@@ -16,7 +16,6 @@ from meridian_broker.positions.position import EARLIEST, Position
 from meridian_broker.topics import validation
 from meridian_broker.topics.entry_metadata import foreign_header, own_entry
 from meridian_broker.topics.errors import NotAllowed, OriginConflict, ReplicationGap, TopicError
-from meridian_broker.topics.lifecycle import termination
 from meridian_broker.topics.publishing.producer import Producer
 from meridian_broker.wire.pulsar import metadata as message_metadata
 from meridian_broker.wire.pulsar.frames import Send
@@ -34,7 +33,7 @@ def store_own(topic: Topic, producer: Producer, sends: list[Send]) -> int:
     """
     if topic.is_ended:
         for send in sends:
-            producer.port.refused(producer, send, termination.refusal(topic))
+            producer.port.refused(producer, send, topic.refusal())
         return 0
     largest, longest_delay = topic.bounds.body_bytes, topic.bounds.delay_ms
     entries: list[OwnEntry] = []

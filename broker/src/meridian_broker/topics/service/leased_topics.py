@@ -19,9 +19,10 @@ from typing import TYPE_CHECKING, Protocol
 from meridian_broker.ledgers.store import LedgerError
 from meridian_broker.replication.leases.quorums import Electorates, Voters
 from meridian_broker.topics.dispatch_scope import shares
-from meridian_broker.topics.dispatch_scope.shares import Lease, Leasing, Shares, Stream
+from meridian_broker.topics.dispatch_scope.shares import Shares
 from meridian_broker.topics.journal.progress_log import Kind
 from meridian_broker.topics.journal.subscription_record import ORIGIN
+from meridian_broker.topics.ports import Lease, Leasing, Stream
 from meridian_broker.topics.service.witness import Ballot, Subject, WitnessBook
 
 if TYPE_CHECKING:

@@ -36,7 +36,6 @@ from meridian_broker.topics.compaction.compactor import CompactionLimits
 from meridian_broker.topics.cursors import seeking
 from meridian_broker.topics.directory.schemas import SchemaBook
 from meridian_broker.topics.directory.watching import TopicWatchers
-from meridian_broker.topics.dispatch_scope.shares import Leasing
 from meridian_broker.topics.errors import (
     NotAllowed,
     NotInThisRegion,
@@ -50,6 +49,7 @@ from meridian_broker.topics.lifecycle.unconfirmed import Before
 from meridian_broker.topics.limits import TopicLimits
 from meridian_broker.topics.nonpersistent.topic import NonPersistentTopic
 from meridian_broker.topics.nonpersistent.topics import NonPersistentTopics
+from meridian_broker.topics.ports import Exchange, Leasing
 from meridian_broker.topics.reopening import Failing, reopen
 from meridian_broker.topics.retention import trimming
 from meridian_broker.topics.service import creation, kinds, leased_topics, partition_growth
@@ -57,7 +57,7 @@ from meridian_broker.topics.service.backfill_rounds import Missing
 from meridian_broker.topics.service.preloading import Loading
 from meridian_broker.topics.subscriptions.registry import Lives
 from meridian_broker.topics.subscriptions.subscription import Subscription
-from meridian_broker.topics.topic import Exchange, Topic
+from meridian_broker.topics.topic import Topic
 from meridian_broker.wire.proto import pulsar_pb2 as pb
 from meridian_broker.wire.pulsar import topic_name
 from meridian_broker.wire.pulsar.errors import InvalidTopicNameError

@@ -38,7 +38,8 @@ if TYPE_CHECKING:
     from meridian_broker.ledgers.times import PublishTimes
     from meridian_broker.topics.compaction.compaction import Compaction
     from meridian_broker.topics.dispatch_scope.shares import Shares
-    from meridian_broker.topics.topic import Exchange, Topic
+    from meridian_broker.topics.ports import Exchange
+    from meridian_broker.topics.topic import Topic
 
 
 class SubscriptionType(IntEnum):

@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What every part of an open topic shares: who it is, what it stands on, what holds for it, and whether it still runs.
+
+The parts of a topic - admission, compaction, subscriptions, backfill and the rest - get this context instead of the
+topic itself, so each of them can be read, and made in a test, without the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from typing import TYPE_CHECKING, Any
+
+from meridian_broker.ledgers.retired_indexes import Late
+from meridian_broker.ledgers.store import LedgerError
+from meridian_broker.metadata.rules import Rules
+from meridian_broker.metadata.store import MetadataError
+from meridian_broker.topics.errors import TopicError, TopicFenced, TopicTerminated
+from meridian_broker.topics.policies import bounds
+from meridian_broker.topics.reopening import Failing
+
+if TYPE_CHECKING:
+    from meridian_broker.ledgers.log import TopicLog
+    from meridian_broker.ledgers.scheduling import Scheduler
+    from meridian_broker.positions import HybridClock, Position, Progress, Stamp
+    from meridian_broker.topics.journal.progress_log import ProgressLog
+    from meridian_broker.topics.journal.topic_record import TopicMetadata
+    from meridian_broker.topics.limits import TopicLimits
+    from meridian_broker.topics.ports import Exchange, Leasing
+
+
+class TopicContext:
+    """See the module's text. One per open topic or partition."""
+
+    def __init__(
+        self,
+        name: str,
+        partition: int,
+        region: str,
+        incarnation: str,
+        log: TopicLog,
+        progress_log: ProgressLog,
+        scheduler: Scheduler,
+        clock: HybridClock,
+        limits: TopicLimits,
+        exchange: Exchange | None,
+    ) -> None:
+        self.name = name
+        self.partition = partition
+        """-1: the topic is not a partition of another."""
+        self.region = region
+        self.incarnation = incarnation
+        """Stamp of its last deletion (R8)."""
+        self.log = log
+        """Its messages."""
+        self.progress_log = progress_log
+        """Its subscriptions' records and progress."""
+        self.scheduler = scheduler
+        self.clock = clock
+        self.limits = limits
+        self.exchange = exchange
+        self.late = Late()
+        self.unread = Failing()
+        """Subscriptions for which the storage lately failed a read."""
+        self.rules = Rules()
+        """What holds for it: its own policies, its namespace's, the broker's settings."""
+        self.bounds = bounds(limits, self.rules)
+        self.metadata: TopicMetadata | None = None
+        self.partitions: int | None = None
+        """Of the partitioned topic this is a partition of; None for other topics."""
+        self.created: Stamp | None = None
+        """Of its creation, or of the partitioned topic's that this is a partition of; None: not known."""
+        self.base_incarnation = ""
+        """Stamp of the last deletion of the partitioned topic it belongs to (R8)."""
+        self.regions: Callable[[], frozenset[str]] = lambda: frozenset((region,))
+        """Where it lives, this region included."""
+        self.followed: frozenset[str] = frozenset()
+        """Where it lived when that was looked at last (``service/leased_topics.py``): the same object as long as it is
+        the same."""
+        self.leasing: Leasing | None = None
+        self.votes: dict[str, dict[str, tuple[str, int, int]]] = {}
+        """Subscription -> origin -> what this region voted: holder, term, milliseconds (R26)."""
+        self.remotes: set[str] = set()
+        """Regions a replicator runs to."""
+        self.is_ended = False
+        """It takes no more messages."""
+        self.terminated: Position | None = None
+        """Its last entry for ever; None: it goes on."""
+        self.failure: str | None = None
+        """Why it is not served any more; None: it is."""
+        self._when_fenced: list[Callable[[str], None]] = []
+
+    # -- the fence -----------------------------------------------------------------------------------------------
+
+    def fence(self, reason: str) -> None:
+        """Stop serving: send every client away. The service opens the topic again when somebody asks for it."""
+        if self.failure is not None:
+            return
+        self.failure = reason
+        for callback in self._when_fenced:
+            callback(reason)
+
+    def when_fenced(self, callback: Callable[[str], None]) -> None:
+        """``callback`` hears the reason, once, after those that asked before."""
+        self._when_fenced.append(callback)
+
+    def check_open(self) -> None:
+        """:raises TopicFenced: it is not served now."""
+        if self.failure is not None:
+            raise TopicFenced(f"{self.name} is not served now ({self.failure}): look it up again")
+
+    def refusal(self) -> TopicTerminated:
+        """Why nothing can be published to a terminated topic."""
+        return TopicTerminated(f"{self.name} was terminated in {self.region}: it accepts no more messages")
+
+    # -- work ----------------------------------------------------------------------------------------------------
+
+    def serve(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        """Run work that a client waits for. If it fails, the topic is fenced: the client comes back and is served
+        again, where a task that ended in silence would leave it waiting."""
+        self.scheduler.spawn(self._or_fence(work, name), name)
+
+    async def _or_fence(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        try:
+            await work
+        except (LedgerError, MetadataError, TopicError) as error:
+            self.fence(f"failed to {name}: {error}")
+        except Exception as error:
+            self.fence(f"failed to {name}: {error!r}")
+            raise
+
+    def tell_others(
+        self, subscription: str, delta: Progress, *, record_changed: bool = False, entries: int = 0
+    ) -> None:
+        """Tell the other regions what changed, once it is on disk, with everything written before it."""
+        if self.exchange is not None:
+            durable = self.progress_log.when_durable
+            self.exchange.local_change(
+                self.name, subscription, delta, durable, record_changed=record_changed, entries=entries
+            )

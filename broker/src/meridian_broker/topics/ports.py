@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a topic asks of the broker around it: the progress exchange with other regions, and leases on shares."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from meridian_broker.ledgers.store import WhenDurable
+from meridian_broker.positions import Progress
+from meridian_broker.replication.leases.quorums import Electorates
+
+Stream = tuple[str, str, str]
+"""Topic, subscription, origin."""
+
+
+class Exchange(Protocol):
+    """The progress exchange, seen from a topic."""
+
+    def local_change(
+        self,
+        topic: str,
+        subscription: str,
+        delta: Progress,
+        durable: WhenDurable,
+        *,
+        record_changed: bool = False,
+        entries: int = 0,
+    ) -> None:
+        """Something was acked, rewound or made here: tell the other regions, once it is durable (R60).
+
+        :param durable: asked when that is.
+        :param entries: how many entries were acked.
+        """
+        ...
+
+    def send_pending(self) -> None:
+        """Send everything collected so far now, as far as links take it, without waiting to batch more."""
+        ...
+
+    def barrier(self, topic: str, subscription: str, passed: Callable[[], None]) -> None:
+        """``passed`` once the newest progress of every reachable region is merged, or the time for it is over (R20)."""
+        ...
+
+    def flush(self, topic: str, subscription: str, passed: Callable[[], None]) -> None:
+        """``passed`` once the other regions confirmed everything sent so far, or the time for it is over (R20)."""
+        ...
+
+
+class Lease(Protocol):
+    """The right to dispatch a share."""
+
+    @property
+    def until_ms(self) -> int:
+        """It ends then, by ``Leasing.now_ms``; renewals move it on. 0: it is over."""
+
+
+class Leasing(Protocol):
+    """Where leases come from."""
+
+    def now_ms(self) -> int:
+        """A monotone clock."""
+
+    @property
+    def promise_ms(self) -> int:
+        """How long a vote binds, by this region's settings."""
+
+    def objection(self, regions: tuple[str, ...], /) -> str:
+        """Why there are no leases for topics of these regions; empty: there are."""
+
+    def agree(self, topic: str, subscription: str, /) -> None:
+        """It is to be agreed who votes on shares of this subscription."""
+
+    def want(self, stream: Stream, electorates: Electorates, home: str, /) -> Lease:
+        """Ask for a lease, and renew it, from now on. ``won`` and ``lost`` of the share hear how it goes."""
+
+    def unwant(self, stream: Stream, /) -> None:
+        """Give it back in a moment, unless it is wanted again."""
+
+    def release(self, stream: Stream, /) -> None:
+        """Nothing of it is dispatched any more: others may have it."""
+
+    def found(self, stream: Stream, holder: str, term: int, duration_ms: int, /) -> None:
+        """This region has voted so."""
