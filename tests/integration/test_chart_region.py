@@ -132,6 +132,14 @@ def test_a_pod_that_is_not_the_regions_first_does_not_touch_etcd() -> None:
     assert init["args"][0] == "secure-etcd"
 
 
+def test_clients_reach_a_broker_that_starts() -> None:
+    """It lets them wait. Were they refused, each would wait longer before its next attempt."""
+    made = rendered("meridian-region", region_values(external={"enabled": True, "host": "east.example.org"}))
+    for name in ("meridian-broker", "meridian-broker-external"):
+        assert made["Service", name]["spec"]["publishNotReadyAddresses"] is True
+    assert "lifecycle" not in pod(made, "broker")["spec"]["containers"][0], "SIGTERM begins the drain at once"
+
+
 def test_three_members_of_etcd_are_kept_apart_and_drained_one_at_a_time() -> None:
     made = rendered("meridian-region", region_values(etcd={"replicas": 3}))
     assert made["PodDisruptionBudget", "meridian-etcd"]["spec"]["maxUnavailable"] == 1

@@ -39,9 +39,21 @@ class TlsListeners:
         self._handshakes: set[asyncio.Task[None]] = set()
 
     async def listen(
-        self, protocol: Callable[[], asyncio.Protocol], host: str, port: int, *, backlog: int
+        self,
+        protocol: Callable[[], asyncio.Protocol],
+        host: str,
+        port: int,
+        *,
+        backlog: int,
+        early: socket.socket | None = None,
     ) -> TlsListener:
-        """Take the address; nobody is accepted before ``start_serving``. :raises OSError: it is taken."""
+        """Take the address; nobody is accepted before ``start_serving``.
+
+        :param early: the address, which is open already.
+        :raises OSError: it is taken.
+        """
+        if early is not None:
+            return TlsListener(self, protocol, [early], backlog)
         bound = await asyncio.get_running_loop().create_server(asyncio.Protocol, host, port, start_serving=False)
         sockets = [socket.socket(fileno=os.dup(one.fileno())) for one in bound.sockets]
         bound.close()

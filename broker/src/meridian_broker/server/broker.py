@@ -34,6 +34,7 @@ from meridian_broker.gateway.client_options import ClientOptions, peer_options
 from meridian_broker.gateway.exchange import ExchangeShell
 from meridian_broker.gateway.peer_identity import PeerIdentity
 from meridian_broker.gateway.places import Places
+from meridian_broker.gateway.pulsar import handshake
 from meridian_broker.gateway.pulsar.broker import Broker
 from meridian_broker.gateway.pulsar.handlers import HANDLERS
 from meridian_broker.gateway.region_calls import RegionCalls
@@ -65,6 +66,8 @@ from meridian_broker.server.behind import BehindBook
 from meridian_broker.server.chores import Chores
 from meridian_broker.server.descriptors import Shares, limit, raise_limit, shares
 from meridian_broker.server.doors import Doors, client_tls
+from meridian_broker.server.draining import settled
+from meridian_broker.server.early import PATIENCE_SECONDS, EarlyPorts
 from meridian_broker.server.keys import Keys
 from meridian_broker.server.loop import LoopScheduler
 from meridian_broker.server.privacy import close_to_others
@@ -101,15 +104,18 @@ M_TRIM_THRESHOLD: Final = -1
 """glibc maps and unmaps every block over 128 KiB; entries of that size would cost three times as much."""
 
 
-def run_broker(settings: Settings, files: Callable[[Path], FilePort] | None = None) -> int:
+def run_broker(
+    settings: Settings, files: Callable[[Path], FilePort] | None = None, early: EarlyPorts | None = None
+) -> int:
     """Run until SIGTERM or SIGINT, then drain. The exit code: 0 for a clean end.
 
     :param files: see ``BrokerProcess.start``.
+    :param early: ports that are open already.
     :raises Outranked: a later broker of the region has started.
     """
     _tune()
     raise_limit()
-    uvloop.run(_run(settings, files))
+    uvloop.run(_run(settings, files, early))
     return 0
 
 
@@ -123,13 +129,16 @@ def _tune() -> None:
         log.info("no glibc here: large messages cost more memory traffic")
 
 
-async def _run(settings: Settings, files: Callable[[Path], FilePort] | None) -> None:
+async def _run(settings: Settings, files: Callable[[Path], FilePort] | None, early: EarlyPorts | None) -> None:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for name in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(name, stop.set)
     async with AsyncExitStack() as stack:
-        process = await _started(BrokerProcess.start(settings, stack, files), stop)
+        if early is not None:
+            stack.callback(early.close)
+            loop.call_later(PATIENCE_SECONDS, early.close)
+        process = await _started(BrokerProcess.start(settings, stack, files, early), stop)
         if process is None:
             return
         log.info("region %s serves %s", process.region, process.doors)
@@ -174,7 +183,7 @@ async def open_metadata(settings: Settings, went_back: Callable[[str], None]) ->
 class BrokerProcess:
     """Everything one broker is made of."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, early: EarlyPorts | None = None) -> None:
         self.settings = settings
         self.region = settings.region.cluster_name
         self._listed = listed_regions(settings)
@@ -195,23 +204,28 @@ class BrokerProcess:
         self._metadata: NotingStore
         self.keys = Keys(settings)
         self._connections = shares(limit())
-        self.doors = Doors(settings, _http_places(settings, self._connections), self._connections.handshakes)
+        self.doors = Doors(settings, _http_places(settings, self._connections), self._connections.handshakes, early)
         self._client_tls = client_tls(settings)
         self._names = 0
 
     @classmethod
     async def start(
-        cls, settings: Settings, stack: AsyncExitStack, files: Callable[[Path], FilePort] | None = None
+        cls,
+        settings: Settings,
+        stack: AsyncExitStack,
+        files: Callable[[Path], FilePort] | None = None,
+        early: EarlyPorts | None = None,
     ) -> BrokerProcess:
         """Open what is stored, then the doors: to other regions first, to clients once those were heard (R10).
 
         ``stack`` closes everything again.
 
         :param files: makes the file port of the ledgers' directory; None: the operating system's own.
+        :param early: ports for clients that are open already; what is not taken is its owner's to close.
         """
         make_directory(settings.region.data_directory)
         close_to_others(settings.region.data_directory)
-        process = cls(settings)
+        process = cls(settings, early)
         stack.push_async_callback(process.scheduler.close)
         patience = settings.process.start_timeout_seconds
         store = await once_there(lambda: open_metadata(settings, begin_anew), MetadataUnavailable, patience)
@@ -245,7 +259,8 @@ class BrokerProcess:
         process.speak_with_regions()
         await process.exchange.first_contact(CONTACT_SECONDS)
         process.chores.start()
-        process.gateway.ready = process.admin.ready = True
+        process.admin.ready = True
+        process.gateway.admit(handshake.connect)
         return process
 
     async def _build(self, fence: int, stack: AsyncExitStack) -> None:
@@ -424,6 +439,7 @@ class BrokerProcess:
         limit = self.settings.process.broker_shutdown_timeout_ms / 1000
         try:
             async with asyncio.timeout(limit):
+                await settled(self.service, self.gateway)
                 await self.service.send_consumers_away()
                 await self._confirmed()
                 self.leases.release_unwanted()  # others go on at once with what was dispatched here (R26)

@@ -21,6 +21,7 @@ from meridian_broker.gateway.addresses import Addresses, parse_bind_addresses, p
 from meridian_broker.gateway.places import Places
 from meridian_broker.gateway.pulsar.broker import Broker, listen
 from meridian_broker.gateway.tls_listeners import TlsListener, TlsListeners
+from meridian_broker.server.early import EarlyPorts
 from meridian_broker.server.regions_file import listed_regions
 from meridian_broker.server.setting_fields import SettingsError
 from meridian_broker.server.settings import Settings
@@ -29,14 +30,16 @@ from meridian_broker.server.settings import Settings
 class Doors:
     """The listeners of one process. ``open`` them, let clients in with ``serve``, and ``close`` them to new ones."""
 
-    def __init__(self, settings: Settings, http: Places, handshakes: int) -> None:
+    def __init__(self, settings: Settings, http: Places, handshakes: int, early: EarlyPorts | None = None) -> None:
         """
         :param http: for connections over HTTP.
         :param handshakes: of TLS that may be under way, half of them from one address.
+        :param early: ports for clients that are open already.
         :raises SettingsError: the certificate or its key cannot be used.
         """
         self._settings = settings
         self._http_places = http
+        self._early = early or EarlyPorts("", ())
         self._tls = _tls_listeners(settings, Places(handshakes, (handshakes + 1) // 2))
         self._listeners = parse_listeners(settings.network.advertised_listeners)
         self._internal = settings.network.internal_listener_name or next(iter(self._listeners), "")
@@ -78,7 +81,7 @@ class Doors:
         self, gateway: Broker, host: str, port: int, secure: TlsListeners | None = None, listener: str = ""
     ) -> int:
         try:
-            server = await listen(gateway, host, port, secure, listener)
+            server = await listen(gateway, host, port, secure, listener, self._early.take(host, port))
         except OSError as error:
             raise _taken(host, port, error) from None
         self._servers.append(server)

@@ -20,6 +20,7 @@ import click
 from meridian_broker.cli.main import build
 from meridian_broker.cli.output import COULD_NOT_TELL
 from meridian_broker.cli.programs import Sources, UpOptions
+from meridian_broker.server.early import EarlyPorts
 from meridian_broker.wire.shown import shown_lines
 
 if TYPE_CHECKING:
@@ -37,11 +38,12 @@ class ServerPrograms:
             die_with_parent(supervisor)
         settings = _settings(sources)
         start_logging(settings.process.log_level)
+        early = _early_ports(settings)
         gc.disable()  # while modules load there is next to no garbage: looking for it takes a tenth of the start
         from meridian_broker.server.broker import run_broker
 
         gc.enable()
-        return run_broker(settings)
+        return run_broker(settings, early=early)
 
     def up(self, options: UpOptions, say: Callable[[str], None]) -> int:
         """Several regions as child processes."""
@@ -65,6 +67,14 @@ def _settings(sources: Sources) -> Settings:
 
     create_for_ourselves()
     return load(sources.config, sources.assignments, os.environ)
+
+
+def _early_ports(settings: Settings) -> EarlyPorts:
+    network = settings.network
+    ports = [network.broker_service_port]
+    if settings.tls.is_served:
+        ports.append(settings.tls.broker_service_port_tls)
+    return EarlyPorts(network.bind_address, ports)
 
 
 def start_logging(level: LogLevel) -> None:

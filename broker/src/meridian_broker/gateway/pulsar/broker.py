@@ -4,9 +4,11 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final, Protocol
 
 from meridian_broker.gateway.addresses import AddressBook
@@ -14,7 +16,7 @@ from meridian_broker.gateway.authentication import Authentication
 from meridian_broker.gateway.peer_identity import PeerIdentity
 from meridian_broker.gateway.pulsar.connection import Connection, Handler
 from meridian_broker.gateway.pulsar.expiry import Expiries
-from meridian_broker.gateway.pulsar.flow import BYTES, WRITE_BYTES, turn_bytes
+from meridian_broker.gateway.pulsar.flow import BYTES, STOPPING, WRITE_BYTES, turn_bytes
 from meridian_broker.gateway.tls_listeners import TlsListener, TlsListeners
 from meridian_broker.ledgers.telling import tell_each
 from meridian_broker.topics.service.service import TopicService
@@ -72,7 +74,9 @@ class Broker:
     objections: Callable[[str, str], Awaitable[str | None]] = _no_objection
     """Asks the other regions why a replicated subscription of a topic may not go now; None: it may."""
     ready: bool = False
-    """Set once everything is open; until then other brokers are served and clients are told to come again."""
+    """Set once everything is open; until then other brokers are served, and clients wait for the answer to CONNECT."""
+    waiting: dict[Connection, Any] = field(default_factory=dict)
+    """Clients that said CONNECT before that, and their commands."""
     draining: bool = False
     lookups: int = 0
     """Lookups and partition queries under way."""
@@ -122,12 +126,29 @@ class Broker:
         self.turn_bytes = turn_bytes(len(self.connections))
         self.held_back.discard(connection)
         self.strangers.pop(connection, None)
+        self.waiting.pop(connection, None)
         if connection in self.clients:
             self.clients.discard(connection)
             address = connection.address
             self.addresses_connected[address] -= 1
             if not self.addresses_connected[address]:
                 del self.addresses_connected[address]
+
+    def admit(self, connect: Callable[[Connection, Any], None]) -> None:
+        """Everything is open: clients that wait are answered, by ``connect``."""
+        self.ready = True
+        waiting, self.waiting = self.waiting, {}
+        tell_each([partial(connect, connection, command) for connection, command in waiting.items()])
+
+    def hear_no_more(self) -> None:
+        """Read nothing more from clients: what they send from now on is not stored, and they send it again."""
+        for one in self.clients:
+            one.pause(STOPPING)
+
+    @property
+    def owes_receipts(self) -> bool:
+        """Does any client wait for the receipt of a message that is being stored?"""
+        return any(one.owes_receipts for one in self.clients)
 
     def let_on(self) -> None:
         """Read on from those that were held back, once half of the bytes are durable."""
@@ -149,12 +170,18 @@ class Broker:
 
 
 async def listen(
-    broker: Broker, host: str, port: int, secure: TlsListeners | None = None, listener: str = ""
+    broker: Broker,
+    host: str,
+    port: int,
+    secure: TlsListeners | None = None,
+    listener: str = "",
+    early: socket.socket | None = None,
 ) -> asyncio.Server | TlsListener:
     """Take the address; nobody is accepted before ``start_serving``.
 
     :param secure: encrypts connections; None: they are plain.
     :param listener: whose addresses those who come in here are told, unless they name another.
+    :param early: the address, which is open already.
     :raises OSError: the address is taken.
     """
     loop = asyncio.get_running_loop()
@@ -162,6 +189,8 @@ async def listen(
     def accept() -> Connection:
         return Connection(broker, loop, listener)
 
-    if secure is None:
-        return await loop.create_server(accept, host, port, backlog=BACKLOG, start_serving=False)
-    return await secure.listen(accept, host, port, backlog=BACKLOG)
+    if secure is not None:
+        return await secure.listen(accept, host, port, backlog=BACKLOG, early=early)
+    if early is not None:
+        return await loop.create_server(accept, sock=early, backlog=BACKLOG, start_serving=False)
+    return await loop.create_server(accept, host, port, backlog=BACKLOG, start_serving=False)

@@ -388,6 +388,11 @@ class Connection(FlowControl):
         """Messages will have no receipt: their topic was fenced, their client resends them."""
         self._settled(len(sends))
 
+    @property
+    def owes_receipts(self) -> bool:
+        """Are messages of it being stored?"""
+        return self._pending > 0
+
     def _settled(self, count: int) -> None:
         """So many were stored, or will not be. Their bytes are taken for average ones: adding up costs each message."""
         broker, pending = self.broker, self._pending

@@ -31,6 +31,7 @@ BYTES: Final = 2
 RATE: Final = 4
 UNANSWERED: Final = 8
 UNREAD: Final = 16
+STOPPING: Final = 32
 
 
 def turn_bytes(connections: int) -> int:

@@ -26,7 +26,7 @@ def connect(connection: Connection, command: Any) -> None:
     """Answer CONNECT. A peer is asked for a proof; others are peers neither now nor later (R7)."""
     asked: pb.CommandConnect = command.message
     broker = connection.broker
-    if connection.started or connection.proving is not None:
+    if connection.started or connection.proving is not None or connection in broker.waiting:
         connection.end("a second CONNECT")
         return
     if broker.draining:
@@ -35,7 +35,7 @@ def connect(connection: Connection, command: Any) -> None:
     if asked.auth_method_name == PEER_AUTH_METHOD:
         _challenge(connection, asked)
     elif not broker.ready:
-        _turn_away(connection, ServerError.SERVICE_NOT_READY, "this broker is starting: try again in a moment")
+        broker.waiting[connection] = command
     elif not broker.authentication.required or _authenticated(connection, asked):
         _welcome(connection, asked)
 

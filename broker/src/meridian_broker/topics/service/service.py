@@ -317,7 +317,7 @@ class TopicService:
             await self.drop(topic)
 
     async def send_consumers_away(self) -> None:
-        """The beginning of a drain: nobody gets more messages, and what was acknowledged is told to other regions."""
+        """Consumers have to come again, and what was acknowledged is told to other regions."""
         self.closing = True
         topics = list(self.topics.values())
         for topic in topics:

@@ -85,6 +85,7 @@ class Subscription:
         "progress",
         "record",
         "resent",
+        "resting",
         "share",
         "times",
         "topic",
@@ -119,6 +120,8 @@ class Subscription:
         """Acknowledgements that were taken and whose entries are being looked up; made by the first of them."""
         self._barriers = 0
         self.barrier = False
+        self.resting = False
+        """Nothing is dispatched any more: the broker is about to stop."""
         """True while dispatch waits for the newest progress of the other regions (R20)."""
         self.messages_out = 0
         self.bytes_out = 0
@@ -257,7 +260,7 @@ class Subscription:
         self._pumping = False
         if self.dispatcher is not None and not self.barrier and self.topic.failure is None:
             self.claims.flush_pending()
-            if self.share is None or self.share.held:
+            if not self.resting and (self.share is None or self.share.held):
                 self.dispatcher.pump()
             if self.topic.terminated is not None:
                 termination.tell_consumers(self)

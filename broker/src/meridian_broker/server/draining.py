@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The beginning of a drain: clients settle what is under way before they are sent away.
+
+Whatever is under way when a connection ends is done again on the next one: an acknowledgement that the client had not
+sent yet means that its message is delivered again, and a message without a receipt is stored twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from typing import Final
+
+from meridian_broker.gateway.pulsar.broker import Broker
+from meridian_broker.topics.dispatch.dispatcher import SharedDispatcher
+from meridian_broker.topics.service.service import TopicService
+from meridian_broker.topics.subscriptions.subscription import Subscription
+
+ACK_SECONDS: Final = 0.25
+"""How long consumers may acknowledge what they were sent. Official clients gather acknowledgements for 100 ms.
+Publishing goes on meanwhile."""
+RECEIPT_SECONDS: Final = 1.0
+"""How long messages that were read may take to be stored."""
+LOOK_SECONDS: Final = 0.025
+
+
+async def settled(service: TopicService, gateway: Broker) -> None:
+    """Dispatch no more, and wait for acknowledgements; read no more, and wait for receipts. Both for a bounded time."""
+    for subscription in _subscriptions(service):
+        subscription.resting = True
+    await _until(lambda: not any(map(_is_owed_acks, _subscriptions(service))), ACK_SECONDS)
+    gateway.hear_no_more()
+    await _until(lambda: not gateway.owes_receipts, RECEIPT_SECONDS)
+
+
+def _subscriptions(service: TopicService) -> Iterator[Subscription]:
+    return (one for topic in service.topics.values() for one in topic.subscriptions.values())
+
+
+def _is_owed_acks(subscription: Subscription) -> bool:
+    """Do its consumers have something that they have not acknowledged?"""
+    dispatcher = subscription.dispatcher
+    if dispatcher is None or not subscription.consumers or not subscription.durable:
+        return False
+    # Of types whose consumers share messages it is known which one has which.
+    return subscription.unacked_messages > 0 or (
+        dispatcher.read > subscription.mark_delete and not isinstance(dispatcher, SharedDispatcher)
+    )
+
+
+async def _until(condition: Callable[[], bool], seconds: float) -> None:
+    """Wait for the condition, no longer than that."""
+    for _ in range(round(seconds / LOOK_SECONDS)):
+        if condition():
+            return
+        await asyncio.sleep(LOOK_SECONDS)
