@@ -301,7 +301,9 @@ class SimRegion:
     def taken_back(self, path: str) -> None:
         """A topic that holds no message should not have been made."""
         if path.startswith(keys.topics_of("public/default", "persistent")):
-            self.world.model.told.taken_back(self.name, path.rpartition("/")[2])
+            topic = path.rpartition("/")[2]
+            self.world.model.told.taken_back(self.name, topic)
+            self.world.model.ends.taken_back(self.name, topic)
 
     def named_ledgers(self, topic: str, *, every_kind: bool = False) -> set[int]:
         """Those that hold a topic's entries, as the metadata say. ``every_kind``: its progress and views, too."""

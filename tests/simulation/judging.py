@@ -31,7 +31,9 @@ class Judging:
             if home.name not in self._world.gone:
                 self._check_order(home, topic)
                 self._check_receipts(home, topic)
-                self._check_end(home, topic)
+                broker = home.broker_of(topic)
+                if broker is not None and (opened := broker.topic(topic)) is not None:
+                    self._model.ends.check(home, topic, opened)
                 self._model.check_replicas(home)
 
     def _check_order(self, home: SimRegion, topic: str) -> None:
@@ -64,17 +66,6 @@ class Judging:
                 model.violate("lost", f"{home.name} confirmed {self._world.shown(origin)} and has it no more")
             elif model.logs.payloads[origin] != payload:
                 model.violate("another message under the receipt's id", f"{self._world.shown(origin)} in {home.name}")
-
-    def _check_end(self, home: SimRegion, topic: str) -> None:
-        """Behind the end that is on record of a terminated topic nothing is stored."""
-        broker = home.broker_of(topic)
-        opened = None if broker is None else broker.topic(topic)
-        if opened is None or opened.terminated is None:
-            return
-        behind = [origin for place, origin, _ in self._model.logs.of_topic(home, opened) if place > opened.terminated]
-        if behind:
-            text = f"{home.name} stores {len(behind)} entries behind the end of {topic}"
-            self._model.violate("stored behind the end", f"{text}, the first {self._world.shown(behind[0])}")
 
     def check_record(self, topic: str, subscription: Subscription) -> None:
         """Of several creations the earliest counts (R15), where regions tell each other."""

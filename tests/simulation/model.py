@@ -27,6 +27,7 @@ from simulation.confirming import Confirming
 from simulation.crashes import Crashes
 from simulation.creations import Creations
 from simulation.deletions import Deletions
+from simulation.ends import Ends
 from simulation.facts import (
     Acked,
     Dropping,
@@ -65,6 +66,7 @@ class Model(Crashes):
         self.facts: dict[Key, SubscriptionFacts] = defaultdict(SubscriptionFacts)
         """(incarnation of a topic, life of a subscription) -> what is known of it."""
         self.logs = Logs(self.violate)
+        self.ends = Ends(self.logs, lambda origin: world.shown(origin), self.violate)
         self.creations = Creations(self.logs)
         self.deletions = Deletions()
         self.confirming = Confirming(world, self.facts, self.violate)
@@ -398,9 +400,8 @@ class Model(Crashes):
         origin, _, _ = self.logs.look(home.name, position, entry)
         if origin is None:
             return
-        name, end = subscription.name, subscription.topic.terminated
-        if end is not None and position > end:
-            self.violate("delivered behind the end", f"{home.name} sends {position} of {topic}, which ended at {end}")
+        name = subscription.name
+        self.ends.delivering(subscription.topic, position, origin)
         facts = self.facts.get(self.key(subscription))
         if facts is None:
             return

@@ -40,6 +40,7 @@ class TopicSteps(Teller):
         async def work() -> None:
             try:
                 await termination.terminate(ending)
+                self.world.model.ends.told(ending, self.world.loop.now_us)
             except (LedgerError, MetadataError, TopicError) as error:
                 self.say(f"refused: {error}")
 

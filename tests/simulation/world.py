@@ -192,6 +192,8 @@ class World:
         # All that is known stands on the volume. An older one alone may be without what the metadata name.
         known_us = {"": home.saved[2], "volume": -1, "metadata": self.loop.now_us}[what]
         self.model.restored(home, known_us, lost)
+        if what != "volume":  # metadata older than the volume may be those of another life of the region
+            self.model.ends.forgotten(region, -1 if what else home.saved[2])
         home.start()
 
     def _origins(self, home: SimRegion, topic: str) -> set[Origin]:

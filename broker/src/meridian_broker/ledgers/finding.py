@@ -41,6 +41,22 @@ async def origins_between(
     return sorted(found)
 
 
+async def goes_on_behind(log: TopicLog, end: Position) -> bool:
+    """Whether messages were taken behind ``end``. This region's own from before it, given back after a restore, may
+    stand there all the same, and copies of damaged entries.
+
+    :raises LedgerError: a ledger cannot be read.
+    """
+    for span in log.spans():
+        if span.ledger_id < end.ledger:
+            continue
+        index = await log.load_index(span.ledger_id)
+        first = end.entry + 1 if span.ledger_id == end.ledger else 0
+        if index.is_foreign_from(first) or index.between(log.region, end, LATEST, 1):
+            return True
+    return False
+
+
 async def stored_at(log: TopicLog, places: list[tuple[Position, Position]]) -> AsyncIterator[tuple[Position, Stored]]:
     """``(origin, stored entry)`` of what ``origins_between`` found; neighbours are read together.
 

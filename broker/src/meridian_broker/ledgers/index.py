@@ -349,6 +349,10 @@ class LedgerIndex:
                 found[region] = at, Position(self.ledger_id, at) if kind == OWN else self._foreign(at)
         return {region: origin for region, (_, origin) in found.items()}
 
+    def is_foreign_from(self, first: int) -> bool:
+        """Whether one of the entries from ``first`` on was published in another region."""
+        return bool(self.kinds[first:].translate(None, bytes((OWN, RETURNED, NO_PLACE))))
+
     def between(self, region: str, after: Position, before: Position, most: int) -> list[tuple[Position, int]]:
         """``(origin, entry)`` of a region's entries strictly between the two; the first ``most`` of them, or more.
 

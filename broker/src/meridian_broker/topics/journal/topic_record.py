@@ -177,8 +177,8 @@ class TopicMetadata:
         async with self._lock:
             await self._write(replace(self.record, topic_epoch=epoch))
 
-    async def save_terminated(self, last: Position) -> None:
-        """:raises MetadataError: it is not written."""
+    async def save_terminated(self, last: Position | None) -> None:
+        """``None``: the topic goes on. :raises MetadataError: it is not written."""
         async with self._lock:
             await self._write(replace(self.record, terminated=last))
 

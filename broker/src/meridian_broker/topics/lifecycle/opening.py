@@ -12,8 +12,7 @@ from meridian_broker.topics.backfill.backfill import Recall
 from meridian_broker.topics.errors import LimitReached, NotAllowed, OtherKind, TopicFenced, TopicNotFound
 from meridian_broker.topics.journal.progress_log import ProgressLog
 from meridian_broker.topics.journal.topic_record import TopicMetadata
-from meridian_broker.topics.lifecycle import deletion, incarnations, orphans, replay
-from meridian_broker.topics.lifecycle.termination import ended
+from meridian_broker.topics.lifecycle import deletion, incarnations, orphans, replay, termination
 from meridian_broker.topics.lifecycle.unconfirmed import Unconfirmed
 from meridian_broker.topics.topic import Topic
 from meridian_broker.wire.pulsar.topic_name import TopicName
@@ -128,7 +127,7 @@ async def _open(service: TopicService, name: TopicName, metadata: TopicMetadata,
     topic.admission.recall(record.topic_epoch)
     await topic.compaction.open(metadata, service.workshop, adopted.views)
     if record.terminated is not None:
-        ended(topic, record.terminated)
+        await termination.recall(topic, metadata, record.terminated)
     await topic.progress_log.open(list(record.progress_ledgers), adopted.progress)
     if service.before is None:
         await replay.recover(topic)

@@ -7,19 +7,26 @@ record, and only then anybody is told. Consumers that have acknowledged everythi
 Other regions go on: each has its own topic of that name, and is terminated by itself. What their clients publish is not
 stored here then (``topics/backfill/intake.py``). Their replicators are refused with this reason, keep what they have,
 and show it in their status. What a restore lost of this region's own entries is asked for before the end is recorded.
+
+The log has the last word on the end, because what it holds was acknowledged (``recall``).
 """
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING
 
+from meridian_broker.ledgers.finding import goes_on_behind
 from meridian_broker.ledgers.store import LedgerError
 from meridian_broker.positions.position import Position
 from meridian_broker.topics.errors import TopicFenced
 
 if TYPE_CHECKING:
+    from meridian_broker.topics.journal.topic_record import TopicMetadata
     from meridian_broker.topics.subscriptions.subscription import Subscription
     from meridian_broker.topics.topic import Topic
+
+log = logging.getLogger(__name__)
 
 
 async def terminate(topic: Topic) -> Position:
@@ -49,6 +56,34 @@ async def terminate(topic: Topic) -> Position:
         topic.is_ended = False
     ended(topic, last)
     return last
+
+
+async def recall(topic: Topic, metadata: TopicMetadata, end: Position) -> None:
+    """The topic is being opened, and its record says that it ended at ``end``.
+
+    A log that took messages behind that place shows that the topic went on: the record is an older copy, of before the
+    region was rebuilt; or nobody could tell whether the end had been written, and the topic was left open. Then the
+    termination is forgotten. To keep it would refuse producers that were let in, for ever; whoever still wants the
+    topic to end terminates it again.
+
+    What was given back of this region's own messages from before the end moves the end: it stands in later ledgers.
+
+    :raises LedgerError: the log cannot be read.
+    :raises MetadataError: what became of the end cannot be written.
+    """
+    last = topic.log.last_confirmed
+    if last > end:
+        if await goes_on_behind(topic.log, end):
+            await metadata.save_terminated(None)
+            log.warning(
+                "%s: the metadata say that it was terminated at %s, but it took messages later, up to %s: it goes on. "
+                "Terminate it again if it is to end",
+                *(topic.name, end, last),
+            )
+            return
+        await metadata.save_terminated(last)
+        end = last
+    ended(topic, end)
 
 
 def ended(topic: Topic, last: Position) -> None:
