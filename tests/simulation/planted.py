@@ -77,7 +77,7 @@ def hunt(folder: Path, seeds: int, *options: str) -> subprocess.CompletedProcess
 
 def tell_stories(folder: Path) -> subprocess.CompletedProcess[str]:
     """Run every story against the copy in ``folder``; exit code 1: one of them goes another way."""
-    return _against(folder, str(_TESTS / "unit/script_runner.py"))
+    return _against(folder, str(_TESTS / "support/worlds/script_runner.py"))
 
 
 def run_tests(folder: Path, file: str) -> subprocess.CompletedProcess[str]:
@@ -87,7 +87,7 @@ def run_tests(folder: Path, file: str) -> subprocess.CompletedProcess[str]:
 
 def _against(folder: Path, *program: str) -> subprocess.CompletedProcess[str]:
     environment = os.environ | {
-        "PYTHONPATH": os.pathsep.join((str(folder), str(_TESTS), str(_TESTS / "unit"))),
+        "PYTHONPATH": os.pathsep.join((str(folder), str(_TESTS))),
         "PYTHONHASHSEED": "0",
         "PYTHONDONTWRITEBYTECODE": "1",
     }

@@ -49,23 +49,23 @@ BY_STORIES = (
 )
 """Not every thousand seeds find these; stories that were written for them do."""
 BY_TESTS = {
-    "a-damaged-creation-is-forgotten": "unit/test_topics_lost_records.py",
+    "a-damaged-creation-is-forgotten": "unit/topics/test_topics_lost_records.py",
     "a-failed-join-is-not-answered": "integration/test_merges_from_regions.py",
     "a-failed-sync-is-believed-after-a-start": "integration/test_ledger_engine_crashes.py",
-    "a-gap-that-grew-is-overwritten": "unit/test_topics_gaps.py",
+    "a-gap-that-grew-is-overwritten": "unit/topics/test_topics_gaps.py",
     "a-told-deletion-is-forgotten": "integration/test_record_before_memory.py",
-    "an-earlier-life-counts": "unit/test_positions_progress.py",
+    "an-earlier-life-counts": "unit/positions/test_positions_progress.py",
     "an-unreadable-segment-is-tried-at-once": "integration/test_ledger_engine_faults.py",
-    "close-without-look-ups": "unit/test_topics_closing.py",
+    "close-without-look-ups": "unit/topics/test_topics_closing.py",
     "copies-of-a-failed-move-stay": "integration/test_ledger_engine_faults.py",
-    "damaged-entry-claimed": "unit/test_topics_damaged.py",
-    "lease-term-used-again": "unit/test_lease_renewals.py",
-    "nothing-is-in-doubt": "unit/test_topics_lost_records.py",
-    "one-error-ends-periodic-work": "unit/test_periodic_work.py",
-    "report-told-before-its-record": "unit/test_topics_floors.py",
+    "damaged-entry-claimed": "unit/topics/test_topics_damaged.py",
+    "lease-term-used-again": "unit/replication/test_lease_renewals.py",
+    "nothing-is-in-doubt": "unit/topics/test_topics_lost_records.py",
+    "one-error-ends-periodic-work": "unit/server/test_periodic_work.py",
+    "report-told-before-its-record": "unit/topics/test_topics_floors.py",
     "topics-close-one-by-one": "integration/test_harm_nobody_else.py",
     "view-forgotten-in-memory-first": "integration/test_record_before_memory.py",
-    "what-is-made-again-follows-nobody": "unit/test_topics_lost_records.py",
+    "what-is-made-again-follows-nobody": "unit/topics/test_topics_lost_records.py",
 }
 """Nor does any of them find these; tests of the parts do."""
 
@@ -75,6 +75,11 @@ def test_the_bug_applies(bug: Bug, tmp_path: Path) -> None:
     plant(bug, tmp_path)
     for one in bug.replacements:
         compile((tmp_path / "meridian_broker" / one.path).read_text(), one.path, "exec")
+
+
+@pytest.mark.parametrize("file", sorted({*BY_TESTS.values()}))
+def test_the_tests_that_find_bugs_are_there(file: str) -> None:
+    assert (Path(__file__).parents[1] / file).is_file()
 
 
 def test_a_bug_that_no_longer_applies_is_named(tmp_path: Path) -> None:
