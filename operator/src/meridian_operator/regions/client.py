@@ -83,6 +83,8 @@ class RegionClient:
                 return ""
         except TimeoutError:
             return f"no answer from {url} within {PROBE_SECONDS:.0f} s"
+        except aiohttp.ClientConnectorCertificateError as error:
+            return _distrust(url, error.certificate_error)
         except (aiohttp.ClientError, OSError) as error:
             return f"no connection to {url} ({type(error).__name__})"
 
@@ -246,6 +248,14 @@ def _link(region: str, stats: Mapping[str, Any]) -> Link:
         connected=bool(stats["connected"]),
         backlog=int(stats["backlog"]),
         lag_seconds=int(stats["delaySeconds"]),
+    )
+
+
+def _distrust(url: str, error: Exception) -> str:
+    why = getattr(error, "verify_message", "") or error
+    return (
+        f"the certificate of {url} is not trusted ({why}), so nothing was sent: it has to be signed by an authority in "
+        "the operator's tls.caSecret, and to name that host"
     )
 
 
