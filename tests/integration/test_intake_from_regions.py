@@ -58,9 +58,17 @@ async def nothing_comes(topic: Topic, remote: Region, why: str) -> None:
     await until(lambda: why in topic.intake.refusals().get(remote.name, ""))
     assert topic.recall is not None
     assert remote.name not in topic.recall.absent({remote.name})[0], "it can dial us: it is not one to be helped"
-    topic.intake._turned_away.clear()  # as if it had not tried for a while
-    topic.recall.start()
-    await until(lambda: topic.recall is not None and why in topic.recall.problem)
+    recall = topic.recall
+
+    def refused() -> bool:
+        """Asks anew as if the replicator had not tried for a while: while it is connected nothing is fetched."""
+        if why in recall.problem:
+            return True
+        topic.intake._turned_away.clear()
+        recall.start()
+        return False
+
+    await until(refused)
     assert topic.log.last_confirmed == before
 
 

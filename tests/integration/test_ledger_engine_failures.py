@@ -151,8 +151,9 @@ def test_a_full_volume_of_the_kernel_takes_acknowledgements_and_is_emptied(tmp_p
     alone = ["unshare", "--mount", "sh", "-c", 'mount -t tmpfs -o size=24m none "$0" && exec "$@"', str(tmp_path)]
     if shutil.which("unshare") is None or subprocess.run([*alone, "true"], check=False, capture_output=True).returncode:
         pytest.skip("no volume can be mounted here")
-    program = [sys.executable, str(Path(full_volume.__file__)), str(tmp_path / "ledgers")]
-    ended = subprocess.run([*alone, *program], check=False, capture_output=True, text=True, timeout=120)
+    program = [sys.executable, "-m", full_volume.__name__, str(tmp_path / "ledgers")]
+    tests = Path(full_volume.__file__).parents[2]
+    ended = subprocess.run([*alone, *program], cwd=tests, check=False, capture_output=True, text=True, timeout=120)
     assert ended.stdout == "went well\n", ended.stderr
 
 
