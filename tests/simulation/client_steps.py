@@ -34,10 +34,10 @@ from meridian_broker.metadata.store import MetadataError
 from meridian_broker.positions import ZERO, Progress, Stamp
 from meridian_broker.positions.position import EARLIEST, LATEST, Position
 from meridian_broker.topics.dispatch.consumer import Consumer
+from meridian_broker.topics.dispatch.types import EXCLUSIVE, FAILOVER, KEY_SHARED, SHARED
 from meridian_broker.topics.errors import TopicError
 from meridian_broker.topics.publishing.producer import Producer
 from meridian_broker.topics.subscriptions import administration
-from meridian_broker.topics.subscriptions.subscription import SubscriptionType
 from meridian_broker.wire.proto import pulsar_pb2 as pb
 from meridian_broker.wire.pulsar import metadata
 from meridian_broker.wire.pulsar.frames import Send
@@ -45,10 +45,10 @@ from simulation.consumers import SHARING, SimConsumer
 from simulation.teller import Teller
 
 KINDS: Final = {
-    "shared": SubscriptionType.SHARED,
-    "exclusive": SubscriptionType.EXCLUSIVE,
-    "failover": SubscriptionType.FAILOVER,
-    "key_shared": SubscriptionType.KEY_SHARED,
+    "shared": SHARED,
+    "exclusive": EXCLUSIVE,
+    "failover": FAILOVER,
+    "key_shared": KEY_SHARED,
 }
 
 
@@ -116,7 +116,7 @@ class ClientSteps(Teller):
         if name in self.world.consumers:
             self.say(f"there is a consumer {name}")
             return
-        kind = next((KINDS[option] for option in options if option in KINDS), SubscriptionType.SHARED)
+        kind = next((KINDS[option] for option in options if option in KINDS), SHARED)
         consumer = self.world.consume(name, region, topic, subscription, kind)
         consumer.initial = LATEST if "latest" in options else EARLIEST
         consumer.auto = "auto" in options

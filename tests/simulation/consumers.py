@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from meridian_broker.positions import Stamp
 from meridian_broker.positions.position import EARLIEST, Position
-from meridian_broker.topics.subscriptions.subscription import SubscriptionType
+from meridian_broker.topics.dispatch.types import KEY_SHARED, SHARED, SubscriptionType
 from simulation.consuming import ConsumerServer, Held
 from simulation.names import RETRY_US
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 PERMITS: Final = 40
 LATE_MAX: Final = 20
-SHARING: Final = (SubscriptionType.SHARED, SubscriptionType.KEY_SHARED)
+SHARING: Final = (SHARED, KEY_SHARED)
 
 
 class SimConsumer:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from meridian_broker.topics.subscriptions.subscription import Subscription, SubscriptionType
+from meridian_broker.topics.dispatch.types import EXCLUSIVE
+from meridian_broker.topics.subscriptions.subscription import Subscription
 from simulation import passing
 from simulation.acceptance import accept_all
 from simulation.consumers import SimConsumer
@@ -93,7 +94,7 @@ class Quiet:
                 self._look_at_all(region, topic, name)
 
     def _look_at_all(self, region: str, topic: str, name: str) -> None:
-        probe = SimConsumer(self._world, f"probe of {name}", region, topic, name, SubscriptionType.EXCLUSIVE)
+        probe = SimConsumer(self._world, f"probe of {name}", region, topic, name, EXCLUSIVE)
         probe.probe = {}
         probe.connect()
         got = -1

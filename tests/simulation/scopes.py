@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING, Final
 
 from meridian_broker.positions import ZERO
 from meridian_broker.positions.position import Origin
+from meridian_broker.topics.dispatch.types import EXCLUSIVE
 from meridian_broker.topics.journal.subscription_record import LOCAL, ORIGIN
-from meridian_broker.topics.subscriptions.subscription import Subscription, SubscriptionType
+from meridian_broker.topics.subscriptions.subscription import Subscription
 from simulation.consumers import SimConsumer
 from simulation.sharing import holders
 from simulation.teller import Teller
@@ -93,9 +94,7 @@ def probe_shares(world: World, topic: str, name: str) -> None:
         world.run(1000)
     probes = {}
     for region in homes:
-        probe = probes[region] = SimConsumer(
-            world, f"probe of {name} in {region}", region, topic, name, SubscriptionType.EXCLUSIVE
-        )
+        probe = probes[region] = SimConsumer(world, f"probe of {name} in {region}", region, topic, name, EXCLUSIVE)
         probe.probe = {}
         probe.connect()
     world.run(SETTLED_MS)

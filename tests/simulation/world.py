@@ -13,9 +13,9 @@ from meridian_broker.metadata import keys
 from meridian_broker.metadata.store import MetadataError
 from meridian_broker.positions.position import Origin, Position
 from meridian_broker.replication.progress.messages import PeerMessage
+from meridian_broker.topics.dispatch.types import SubscriptionType
 from meridian_broker.topics.errors import TopicError
 from meridian_broker.topics.journal import progress_log
-from meridian_broker.topics.subscriptions.subscription import SubscriptionType
 from meridian_broker.wire.pulsar import topic_name
 from simulation.agreement import Agreement
 from simulation.broker import SimBroker, SimRegion

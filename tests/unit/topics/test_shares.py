@@ -16,10 +16,10 @@ from meridian_broker.positions import Progress
 from meridian_broker.positions.position import EARLIEST, Position
 from meridian_broker.replication.leases.quorums import Electorates
 from meridian_broker.topics.dispatch.consumer import Consumer
+from meridian_broker.topics.dispatch.types import EXCLUSIVE, KEY_SHARED, SHARED, SubscriptionType
 from meridian_broker.topics.dispatch_scope.shares import DRAIN_SECONDS
 from meridian_broker.topics.journal.subscription_record import ORIGIN
 from meridian_broker.topics.ports import Lease, Stream
-from meridian_broker.topics.subscriptions.subscription import SubscriptionType
 from meridian_broker.wire.proto import pulsar_pb2 as pb
 from meridian_broker.wire.pulsar.metadata import build_body
 from test_sharing_dispatch import LEDGER, START_MS, Message, World, run
@@ -130,7 +130,7 @@ class Shared(World):
 
     def deliver(self, consumer: Consumer, position: Position, entry: bytes, redeliveries: int, _: int | None) -> None:
         assert self.scheduler.ms < self.leasing.leases[began(position)].until_ms, "this share is not held"
-        if self.kind in (SubscriptionType.SHARED, SubscriptionType.KEY_SHARED):
+        if self.kind in (SHARED, KEY_SHARED):
             # What was given back while the share was not held is counted anew.
             assert redeliveries <= self.given_back[position]
             self.given_back[position] = redeliveries
@@ -173,7 +173,7 @@ BEGIN: list[Step] = [(Shared.join, 1), (Shared.flow, 9), (Shared.win, 0), (Share
 
 
 @settings(max_examples=300, deadline=None)
-@given(some, steps, st.sampled_from([SubscriptionType.SHARED, SubscriptionType.KEY_SHARED]))
+@given(some, steps, st.sampled_from([SHARED, KEY_SHARED]))
 def test_what_is_held_is_sent_once_and_nothing_else(
     listed: list[Message], chosen: list[Step], kind: SubscriptionType
 ) -> None:
@@ -198,7 +198,7 @@ def ten() -> list[Message]:
 
 def test_a_share_that_is_won_later_is_read_from_the_start(ten: list[Message]) -> None:
     async def told() -> None:
-        world = Shared(SubscriptionType.EXCLUSIVE, ten)
+        world = Shared(EXCLUSIVE, ten)
         await world.open()
         world.join(0)
         world.consumers[0].flow(100)
@@ -215,7 +215,7 @@ def test_a_share_that_is_won_later_is_read_from_the_start(ten: list[Message]) ->
 
 def test_nothing_is_sent_when_the_lease_is_over_though_nobody_said_so(ten: list[Message]) -> None:
     async def told() -> None:
-        world = Shared(SubscriptionType.SHARED, ten)
+        world = Shared(SHARED, ten)
         await world.open()
         world.join(0)
         world.win(0)
@@ -234,7 +234,7 @@ def test_a_cumulative_acknowledgement_covers_what_was_sent_before(ten: list[Mess
     """Entry 8 was sent before any of the other share: acknowledging it says nothing of those."""
 
     async def told() -> None:
-        world = Shared(SubscriptionType.EXCLUSIVE, ten)
+        world = Shared(EXCLUSIVE, ten)
         await world.open()
         world.join(0)
         (consumer,) = world.consumers
@@ -264,7 +264,7 @@ def test_what_comes_before_the_last_cumulative_acknowledgement_is_not_covered_by
     """Official clients drop it: nobody has seen entries 1, 3, 5 and 7."""
 
     async def told() -> None:
-        world = Shared(SubscriptionType.EXCLUSIVE, ten)
+        world = Shared(EXCLUSIVE, ten)
         await world.open()
         world.join(0)
         (consumer,) = world.consumers
@@ -288,7 +288,7 @@ def test_what_comes_before_the_last_cumulative_acknowledgement_is_not_covered_by
 
 def test_what_its_home_wants_back_is_not_sent_any_more_and_released_in_a_moment(ten: list[Message]) -> None:
     async def told() -> None:
-        world = Shared(SubscriptionType.SHARED, ten)
+        world = Shared(SHARED, ten)
         await world.open()
         world.join(0)
         world.win(1)

@@ -26,16 +26,18 @@ from meridian_broker.positions.position import EARLIEST, Position
 from meridian_broker.server.loop import LoopScheduler
 from meridian_broker.topics import policies
 from meridian_broker.topics.cursors import rewinding
-from meridian_broker.topics.dispatch import dispatcher, key_shared
+from meridian_broker.topics.dispatch import in_flight, key_shared
 from meridian_broker.topics.dispatch.consumer import Consumer
 from meridian_broker.topics.dispatch.delayed import TICK_MS, Delays
-from meridian_broker.topics.dispatch.dispatcher import SharedDispatcher
+from meridian_broker.topics.dispatch.in_flight import InFlightDispatcher
 from meridian_broker.topics.dispatch.key_ranges import KeySharedPolicy
 from meridian_broker.topics.dispatch.key_shared import KeySharedDispatcher
+from meridian_broker.topics.dispatch.shared import SharedDispatcher
+from meridian_broker.topics.dispatch.types import KEY_SHARED, SHARED, SubscriptionType
 from meridian_broker.topics.journal.progress_log import ProgressLog
 from meridian_broker.topics.lifecycle import replay
 from meridian_broker.topics.limits import TopicLimits
-from meridian_broker.topics.subscriptions.subscription import Subscription, SubscriptionType
+from meridian_broker.topics.subscriptions.subscription import Subscription
 from meridian_broker.topics.topic import Topic
 from meridian_broker.wire.proto import pulsar_pb2 as pb
 from meridian_broker.wire.pulsar.metadata import build_body
@@ -176,7 +178,7 @@ class World:
         assert self.scheduler.ms >= START_MS + message.delay_ms, "delivered too early"
         if message.chunk is None:
             assert consumer.permits + message.messages > 0
-        if self.kind == SubscriptionType.KEY_SHARED:
+        if self.kind == KEY_SHARED:
             self._check_key(consumer, position, message.key)
         self.in_flight[position] = consumer
         self.deliveries.append((consumer, position))
@@ -265,10 +267,12 @@ class World:
     def check_counts(self) -> None:
         """Redeliveries are counted only of entries on their way."""
         dispatcher = self.subscription.dispatcher
-        if isinstance(dispatcher, SharedDispatcher):
-            waiting = set(dispatcher._replay)
+        if isinstance(dispatcher, InFlightDispatcher):
             if isinstance(dispatcher, KeySharedDispatcher):
-                waiting.update(position for lane in dispatcher._lanes._lanes.values() for position in lane.waiting)
+                waiting = {position for lane in dispatcher._lanes._lanes.values() for position in lane.waiting}
+            else:
+                assert isinstance(dispatcher, SharedDispatcher)
+                waiting = set(dispatcher._replay)
             assert dispatcher._redeliveries.keys() <= self.in_flight.keys() | waiting
 
     async def finish(self) -> None:
@@ -289,7 +293,7 @@ class World:
         if self.messages:
             assert self.subscription.mark_delete == Position(LEDGER, len(self.messages) - 1)
         dispatcher = self.subscription.dispatcher
-        assert isinstance(dispatcher, SharedDispatcher)
+        assert isinstance(dispatcher, InFlightDispatcher)
         assert not dispatcher._redeliveries
         assert not dispatcher.delays
         if isinstance(dispatcher, KeySharedDispatcher):
@@ -345,13 +349,13 @@ async def story(world: World, chosen: list[Step]) -> None:
 @settings(max_examples=700, deadline=None)
 @given(st.tuples(messages, steps) | busy)
 def test_key_shared_keeps_the_order_of_keys_whatever_consumers_do(drawn: tuple[list[Message], list[Step]]) -> None:
-    run(story(World(SubscriptionType.KEY_SHARED, drawn[0]), drawn[1]))
+    run(story(World(KEY_SHARED, drawn[0]), drawn[1]))
 
 
 @settings(max_examples=500, deadline=None)
 @given(messages, steps)
 def test_shared_delivers_everything_and_nothing_too_early(listed: list[Message], chosen: list[Step]) -> None:
-    run(story(World(SubscriptionType.SHARED, listed), chosen))
+    run(story(World(SHARED, listed), chosen))
 
 
 @settings(max_examples=500, deadline=None)
@@ -364,7 +368,7 @@ def test_chunks_stay_together_while_their_consumer_does(order: list[int], chosen
     for message in order:
         listed.append(Message(0, chunk=(f"u{message}", seen[message], sizes[message])))
         seen[message] += 1
-    world = World(SubscriptionType.SHARED, listed)
+    world = World(SHARED, listed)
     calm = [step for step in chosen if step[0] not in (World.leave, World.give_back, World.give_all_back)]
     run(story(world, calm))
     takers: dict[str, set[int]] = {}
@@ -388,7 +392,7 @@ def test_small_bounds_slow_down_and_lose_nothing(drawn: tuple[list[Message], lis
                 step(world, choice)
                 await world.settle()
                 dispatcher = world.subscription.dispatcher
-                if isinstance(dispatcher, SharedDispatcher):
+                if isinstance(dispatcher, InFlightDispatcher):
                     assert len(dispatcher.delays) <= 2
                 if isinstance(dispatcher, KeySharedDispatcher):
                     given_back = sum(world.given_back.values()) + len(world.deliveries)
@@ -399,14 +403,14 @@ def test_small_bounds_slow_down_and_lose_nothing(drawn: tuple[list[Message], lis
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(key_shared, "LOOK_AHEAD", 3)
-        patch.setattr(dispatcher, "Delays", lambda scheduler, wake: Delays(scheduler, wake, limit=2))
-        for kind in (SubscriptionType.SHARED, SubscriptionType.KEY_SHARED):
+        patch.setattr(in_flight, "Delays", lambda scheduler, wake: Delays(scheduler, wake, limit=2))
+        for kind in (SHARED, KEY_SHARED):
             run(bounded(World(kind, listed)))
 
 
 def test_a_delayed_entry_wakes_its_subscription_within_a_tick() -> None:
     async def told() -> None:
-        world = World(SubscriptionType.SHARED, [Message(0, 1234), Message(0), Message(0, 2500)])
+        world = World(SHARED, [Message(0, 1234), Message(0), Message(0, 2500)])
         await world.open()
         world.join(0)
         world.flow(9)
@@ -426,7 +430,7 @@ def test_a_delayed_entry_wakes_its_subscription_within_a_tick() -> None:
     run(told())
 
 
-@pytest.mark.parametrize("kind", [SubscriptionType.SHARED, SubscriptionType.KEY_SHARED])
+@pytest.mark.parametrize("kind", [SHARED, KEY_SHARED])
 def test_reading_anew_forgets_what_was_noted(kind: SubscriptionType) -> None:
     """After a rewind (a barrier passed) delayed and waiting entries are met again, and come once."""
 

@@ -12,9 +12,9 @@ from meridian_broker.engines.memory.ledgers import MemoryReader
 from meridian_broker.ledgers import under_way
 from meridian_broker.ledgers.store import LedgerError, LedgerNotFound
 from meridian_broker.topics.dispatch.consumer import Consumer
+from meridian_broker.topics.dispatch.types import EXCLUSIVE
 from meridian_broker.topics.subscriptions import closing
 from meridian_broker.topics.subscriptions.administration import _Nobody
-from meridian_broker.topics.subscriptions.subscription import SubscriptionType
 from support.worlds.topic_of_one_region import BEGAN_MS, Region, region
 
 
@@ -53,7 +53,7 @@ def single(one: Region, done: Callable[[LedgerError | None], None] | None = None
 
 def cumulative(one: Region, done: Callable[[LedgerError | None], None] | None = None) -> list[int]:
     sub = one.topic.subscriptions["sub"]
-    sub.type = SubscriptionType.EXCLUSIVE
+    sub.type = EXCLUSIVE
     nobody = Consumer(sub, _Nobody(), 0, "", 0, BEGAN_MS, None, None, sub.progress.epoch)
     sub.acknowledge_cumulative(nobody, one.stored[7], None, done)
     return list(range(8))

@@ -15,7 +15,8 @@ from meridian_broker.positions.position import EARLIEST, Position
 from meridian_broker.topics.compaction.compaction import Status, Workshop
 from meridian_broker.topics.compaction.compactor import CompactionLimits
 from meridian_broker.topics.dispatch.consumer import Consumer
-from meridian_broker.topics.subscriptions.subscription import Subscription, SubscriptionType
+from meridian_broker.topics.dispatch.types import EXCLUSIVE
+from meridian_broker.topics.subscriptions.subscription import Subscription
 from meridian_broker.wire.pulsar.metadata import body_checksum
 from support.worlds.compaction_world import Message, batch_body, single_body
 from support.worlds.topic_of_one_region import BEGAN_MS, Region
@@ -89,7 +90,7 @@ class World(Region):
         """All that there is is sent."""
         await self.topic.compaction.prepare()
         if not self.subscription.consumers:
-            self.subscription.add_consumer(self.consumer, SubscriptionType.EXCLUSIVE)
+            self.subscription.add_consumer(self.consumer, EXCLUSIVE)
         self.consumer.flow(100)
         await self.settle()
 

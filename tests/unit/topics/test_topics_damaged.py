@@ -13,8 +13,8 @@ from meridian_broker.positions.position import EARLIEST, Position
 from meridian_broker.topics.backfill import repair
 from meridian_broker.topics.backfill.repair import PATIENCE_MS
 from meridian_broker.topics.dispatch.consumer import Consumer
+from meridian_broker.topics.dispatch.types import EXCLUSIVE, KEY_SHARED, SHARED, SubscriptionType
 from meridian_broker.topics.subscriptions.administration import _Nobody
-from meridian_broker.topics.subscriptions.subscription import SubscriptionType
 from support.worlds.topic_of_one_region import BEGAN_MS, Region, region
 
 
@@ -69,9 +69,9 @@ async def test_who_counts_on_an_order_waits_and_others_go_round(rotten: set[Posi
     ports = {
         name: (await consuming(one, name, kind))[1]
         for name, kind in (
-            ("exclusive", SubscriptionType.EXCLUSIVE),
-            ("shared", SubscriptionType.SHARED),
-            ("keyed", SubscriptionType.KEY_SHARED),
+            ("exclusive", EXCLUSIVE),
+            ("shared", SHARED),
+            ("keyed", KEY_SHARED),
         )
     }
     others = [number for number in range(12) if number != 6]
@@ -91,7 +91,7 @@ async def test_a_cumulative_acknowledgement_claims_no_damaged_entry_that_was_not
     rotten |= {one.stored[2], one.stored[6]}
     await one.start()
     subscription = one.topic.subscriptions["s"]
-    consumer, port = await consuming(one, "s", SubscriptionType.EXCLUSIVE)
+    consumer, port = await consuming(one, "s", EXCLUSIVE)
     assert numbers(one, port) == [0, 1]
     subscription.acknowledge_cumulative(consumer, one.stored[9])
     await one.settle()
@@ -108,7 +108,7 @@ async def test_a_cumulative_acknowledgement_claims_no_damaged_entry_that_was_not
 async def test_an_entry_that_was_sent_before_it_was_damaged_is_acknowledged(rotten: set[Position]) -> None:
     one = await region(s=False)
     subscription = one.topic.subscriptions["s"]
-    consumer, port = await consuming(one, "s", SubscriptionType.EXCLUSIVE)
+    consumer, port = await consuming(one, "s", EXCLUSIVE)
     assert numbers(one, port) == list(range(12))
     rotten.add(one.stored[2])
     one.topic.log.drop_tail()
@@ -127,7 +127,7 @@ async def test_a_stretch_of_damaged_entries_of_a_ledger_is_one_gap(rotten: set[P
     one = await region(s=False)
     rotten |= set(one.stored[6:9])
     await one.start()
-    _, port = await consuming(one, "s", SubscriptionType.EXCLUSIVE)
+    _, port = await consuming(one, "s", EXCLUSIVE)
     (gap,) = one.topic.gaps.all()
     assert (gap.origin, gap.after, gap.upto, gap.is_judged) == ("us", one.stored[5], one.stored[8], True)
     accepted, names = await one.topic.gaps.accept("us", gap.upto, "a test", forced=False)
@@ -143,7 +143,7 @@ async def test_a_reader_waits_as_others_do_and_passes_what_is_lost(rotten: set[P
     rotten.add(one.stored[4])
     await one.start()
     reader = one.topic.create_subscription("reader", EARLIEST, durable=False)
-    _, port = await consuming(one, reader.name, SubscriptionType.EXCLUSIVE)
+    _, port = await consuming(one, reader.name, EXCLUSIVE)
     assert numbers(one, port) == list(range(4))
     await one.topic.gaps.accept("us", one.stored[4], "a test", forced=False)
     await one.settle()
@@ -158,7 +158,7 @@ async def test_very_many_damaged_entries_are_looked_at_in_turns_and_shown_as_one
     one = await region(s=False)
     rotten |= set(one.stored[5:10])
     await one.start()
-    _, port = await consuming(one, "s", SubscriptionType.EXCLUSIVE)
+    _, port = await consuming(one, "s", EXCLUSIVE)
     (gap,) = one.topic.gaps.all()
     assert (gap.after, gap.upto, gap.is_judged) == (one.stored[4], one.stored[9], True)
     one.scheduler.ms += PATIENCE_MS

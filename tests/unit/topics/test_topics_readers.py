@@ -5,8 +5,9 @@ from __future__ import annotations
 
 from meridian_broker.positions.position import EARLIEST, Position
 from meridian_broker.topics.dispatch.consumer import Consumer
+from meridian_broker.topics.dispatch.types import EXCLUSIVE
 from meridian_broker.topics.retention import trimming
-from meridian_broker.topics.subscriptions.subscription import Subscription, SubscriptionType
+from meridian_broker.topics.subscriptions.subscription import Subscription
 from test_topic_drops import World
 
 
@@ -38,7 +39,7 @@ class Reading:
 async def reading(world: World) -> tuple[Subscription, Reading]:
     subscription = world.topic.create_subscription("reader", EARLIEST, durable=False)
     port = Reading()
-    consumer = world.topic.add_consumer(subscription, port, 1, "r", SubscriptionType.EXCLUSIVE, 0, None)
+    consumer = world.topic.add_consumer(subscription, port, 1, "r", EXCLUSIVE, 0, None)
     consumer.flow(100)
     await world.settle()
     return subscription, port
@@ -58,7 +59,7 @@ async def test_a_reader_that_never_comes_back_after_its_seek_is_forgotten() -> N
     await trimming.trim(world.topic)
     assert "reader" in world.topic.subscriptions, "its client may be on its way"
     again = Reading()
-    consumer = world.topic.add_consumer(subscription, again, 1, "r", SubscriptionType.EXCLUSIVE, 0, None)
+    consumer = world.topic.add_consumer(subscription, again, 1, "r", EXCLUSIVE, 0, None)
     consumer.flow(100)
     await world.settle()
     assert again.sent == port.sent[1:]

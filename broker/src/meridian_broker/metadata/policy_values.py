@@ -9,10 +9,12 @@ from typing import Any, Final
 
 from meridian_broker.metadata.errors import Invalid
 from meridian_broker.metadata.records import Json, mapping, take
+from meridian_broker.wire.proto import pulsar_pb2 as pb
 
 QUOTA_POLICIES: Final = ("producer_request_hold", "producer_exception", "consumer_backlog_eviction")
 QUOTA_KINDS: Final = ("destination_storage", "message_age")
-SUBSCRIPTION_TYPES: Final = ("Exclusive", "Shared", "Failover", "Key_Shared")
+SUBSCRIPTION_TYPES: Final = tuple(pb.CommandSubscribe.SubType.keys())
+"""Named as on the wire."""
 TOPIC_TYPES: Final = ("non-partitioned", "partitioned")
 
 WITHOUT_SUBSCRIPTIONS: Final = "delete_when_no_subscriptions"

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from meridian_broker.gateway.pulsar.broker import Broker
-from meridian_broker.topics.dispatch.dispatcher import SharedDispatcher
 from meridian_broker.topics.service.service import TopicService
 from meridian_broker.topics.subscriptions.subscription import Subscription
 
@@ -44,7 +43,7 @@ def _is_owed_acks(subscription: Subscription) -> bool:
         return False
     # Of types whose consumers share messages it is known which one has which.
     return subscription.unacked_messages > 0 or (
-        dispatcher.read > subscription.mark_delete and not isinstance(dispatcher, SharedDispatcher)
+        dispatcher.read > subscription.mark_delete and not dispatcher.tracks_holders
     )
 
 

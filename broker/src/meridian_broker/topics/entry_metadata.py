@@ -10,16 +10,14 @@ from meridian_broker.bounds.clients import LATEST_TIME_MS, REPLICATE_TO_BYTES
 from meridian_broker.ledgers.entry import BATCH, EntryHeader, pack_extras, sound_count
 from meridian_broker.ledgers.pending import OwnEntry
 from meridian_broker.positions.position import Position
-from meridian_broker.topics.dispatch.key_ranges import slot_of
 from meridian_broker.wire.pulsar import metadata
-from meridian_broker.wire.pulsar.metadata import BodyError, MetadataView
+from meridian_broker.wire.pulsar.metadata import MetadataView
 
 if TYPE_CHECKING:
     from meridian_broker.wire.proto.peer_pb2 import OriginStamp
     from meridian_broker.wire.pulsar.frames import Send
 
-_KEY_HASH: Final = struct.Struct(">I")
-_KEY_HASH_AT: Final = 8
+_SIZE: Final = struct.Struct(">I")
 _FLAG_BITS: Final = 0xFF
 """Of an entry's header."""
 _SIZE_AT: Final = 6
@@ -32,19 +30,8 @@ def view(entry: bytes) -> MetadataView:
     :raises BodyError: the body is not valid.
     """
     offset = entry[2] << 8 | entry[3]
-    (size,) = _KEY_HASH.unpack_from(entry, offset + _SIZE_AT)
+    (size,) = _SIZE.unpack_from(entry, offset + _SIZE_AT)
     return metadata.scan(entry[offset : offset + _HEAD_BYTES + size])
-
-
-def slot(entry: bytes) -> int:
-    """The Key_Shared slot. A message without a key counts by its producer's name and sequence id, so they spread."""
-    (key_hash,) = _KEY_HASH.unpack_from(entry, _KEY_HASH_AT)
-    if key_hash == 0:
-        try:
-            key_hash = metadata.key_hash(view(entry))
-        except (BodyError, struct.error):
-            return 1  # it was let in once, so somebody may have it
-    return slot_of(key_hash)
 
 
 def own_entry(flags: int, view: MetadataView, body: bytes | memoryview) -> OwnEntry:

@@ -10,16 +10,15 @@ from meridian_broker.metadata.rules import Rules
 from meridian_broker.topics.errors import ConsumerBusy, LimitReached, NotAllowed
 
 if TYPE_CHECKING:
+    from meridian_broker.topics.dispatch.types import SubscriptionType
     from meridian_broker.topics.limits import TopicLimits
-    from meridian_broker.topics.subscriptions.subscription import Subscription, SubscriptionType
+    from meridian_broker.topics.subscriptions.subscription import Subscription
     from meridian_broker.topics.topic import Topic
 
 METADATA_BYTES: Final = 4096
 """What a message's metadata may add to the largest message."""
 UNLIMITED: Final = 1 << 70
 """More than any number on the wire."""
-TYPE_NAMES: Final = ("Exclusive", "Shared", "Failover", "Key_Shared")
-"""By the wire's numbers, as policies name them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +73,8 @@ def check_new_consumer(subscription: Subscription, kind: SubscriptionType) -> No
     :raises ConsumerBusy: there are as many consumers as there may be.
     """
     topic, rules = subscription.topic, subscription.topic.rules
-    if TYPE_NAMES[kind] not in rules.subscription_types:
-        raise NotAllowed(f"{topic.name} takes no {TYPE_NAMES[kind]} subscriptions: its policies do not enable them")
+    if kind.name not in rules.subscription_types:
+        raise NotAllowed(f"{topic.name} takes no {kind.name} subscriptions: its policies do not enable them")
     if (most := rules.max_consumers) and sum(len(s.consumers) for s in topic.subscriptions.values()) >= most:
         raise ConsumerBusy(f"{topic.name} has {most} consumers, its limit: close some")
     if (most := rules.max_consumers_per_subscription) and len(subscription.consumers) >= most:

@@ -49,7 +49,7 @@ from meridian_broker.topics.publishing.producer import Producer
 from meridian_broker.topics.publishing.storing import store_foreign, store_own
 from meridian_broker.topics.subscriptions.damaged_records import LostRecords
 from meridian_broker.topics.subscriptions.registry import Lives
-from meridian_broker.topics.subscriptions.subscription import Subscription, SubscriptionType
+from meridian_broker.topics.subscriptions.subscription import Subscription
 from meridian_broker.wire.proto import pulsar_pb2 as pb
 from meridian_broker.wire.pulsar.frames import Send
 
@@ -57,6 +57,7 @@ if TYPE_CHECKING:
     from meridian_broker.positions.skipped import Skipped
     from meridian_broker.replication.entries.source import DeletionNotice
     from meridian_broker.topics.backfill.backfill import Recall
+    from meridian_broker.topics.dispatch.types import SubscriptionType
 
 log = logging.getLogger(__name__)
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 from aiohttp import web
 
 from meridian_broker.admin.http.requests import any_topic_of, part, state
-from meridian_broker.admin.pulsar.topic_stats import TYPES, Json, TopicStats
+from meridian_broker.admin.pulsar.topic_stats import Json, TopicStats
 from meridian_broker.topics.nonpersistent.topic import NonPersistentSubscription, NonPersistentTopic
 from meridian_broker.wire.pulsar.topic_name import NON_PERSISTENT
 
@@ -67,7 +67,7 @@ def _subscription(stats: TopicStats, subscription: NonPersistentSubscription) ->
         "msgOutCounter": subscription.messages_out,
         "msgBacklog": 0,
         "unackedMessages": 0,
-        "type": TYPES[subscription.type],
+        "type": subscription.type.name,
         "activeConsumerName": subscription.active.name if subscription.active is not None else None,
         "msgDropRate": stats.rates.rate((topic.name, subscription.name, "dropped"), subscription.dropped, age),
         "msgDropCount": subscription.dropped,

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, Final
+from typing import Any
 
 from meridian_broker.admin.figures import lagging
 from meridian_broker.admin.figures.backlogs import Standing, standing
@@ -16,14 +16,12 @@ from meridian_broker.gateway.pulsar.connection import Connection
 from meridian_broker.positions.position import Position
 from meridian_broker.replication.entries.replicator_status import ReplicatorStatus
 from meridian_broker.topics.dispatch.consumer import Consumer
-from meridian_broker.topics.dispatch.dispatcher import SingleDispatcher
+from meridian_broker.topics.dispatch.single import SingleDispatcher
 from meridian_broker.topics.publishing.producer import Producer
 from meridian_broker.topics.subscriptions.subscription import Subscription
 from meridian_broker.topics.topic import Topic
 
 Json = dict[str, Any]
-TYPES: Final = ("Exclusive", "Shared", "Failover", "Key_Shared")
-"""By the wire's number, as the admin API writes them."""
 
 
 @dataclass(slots=True)
@@ -113,7 +111,7 @@ class TopicStats:
         consumers = [self.consumer(one) for one in subscription.consumers]
         dispatcher = subscription.dispatcher
         active = dispatcher.active if isinstance(dispatcher, SingleDispatcher) else None
-        kind = "" if subscription.type is None else TYPES[subscription.type]
+        kind = "" if subscription.type is None else subscription.type.name
         return {
             "msgRateOut": sum(one["msgRateOut"] for one in consumers),
             "msgThroughputOut": sum(one["msgThroughputOut"] for one in consumers),

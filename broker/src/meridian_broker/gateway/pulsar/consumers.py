@@ -16,11 +16,12 @@ from meridian_broker.positions.position import EARLIEST, LATEST, Position
 from meridian_broker.topics import validation
 from meridian_broker.topics.dispatch.consumer import Consumer
 from meridian_broker.topics.dispatch.key_ranges import KeySharedPolicy
+from meridian_broker.topics.dispatch.types import EXCLUSIVE, TYPES
 from meridian_broker.topics.errors import NO_TRANSACTIONS, NotAllowed
 from meridian_broker.topics.nonpersistent.topic import NonPersistentTopic
 from meridian_broker.topics.subscriptions.administration import move_subscription, move_subscription_to_time
 from meridian_broker.topics.subscriptions.closing import leave
-from meridian_broker.topics.subscriptions.subscription import Subscription, SubscriptionType
+from meridian_broker.topics.subscriptions.subscription import Subscription
 from meridian_broker.topics.topic import Topic
 from meridian_broker.wire.proto import pulsar_pb2 as pb
 from meridian_broker.wire.pulsar import encode, topic_name
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
 
 _new: Final = tuple.__new__
 """Half the price of calling a ``NamedTuple`` class."""
-_ONE_READS: Final = (SubscriptionType.EXCLUSIVE, SubscriptionType.FAILOVER)
 SAY_NO_BY_THEMSELVES: Final = ("Pulsar-CPP", "Pulsar Go", "Pulsar-Java-v2.", "Pulsar-Java-v3.", "Pulsar-Java-v4.0.")
 """Clients that say of every subscription nobody asked to be replicated that it is not to be."""
 
@@ -59,7 +59,7 @@ async def _subscribe(connection: Connection, asked: pb.CommandSubscribe) -> None
     try:
         validation.consumer(asked, connection.clients - 1)
         name = topic_name.parse(asked.topic)
-        if asked.read_compacted and not (name.is_persistent and SubscriptionType(asked.subType) in _ONE_READS):
+        if asked.read_compacted and (TYPES[asked.subType].tracks_holders or not name.is_persistent):
             raise NotAllowed("read_compacted is for readers, Exclusive and Failover consumers of persistent topics")
         topic, subscription = await patiently(
             lambda: _found(connection, asked, name), lambda: _is_wanted(connection, asked)
@@ -141,7 +141,7 @@ def _enter(
 ) -> Consumer:
     """:raises TopicError: the subscription does not take this consumer."""
     who = (connection, asked.consumer_id, asked.consumer_name or f"{asked.subscription}-{asked.consumer_id}")
-    kind = SubscriptionType(asked.subType)
+    kind = TYPES[asked.subType]
     metadata = {pair.key: pair.value for pair in asked.metadata} or None
     shared = _key_shared(asked)
     if isinstance(topic, Topic):
@@ -393,6 +393,6 @@ def consumer_stats(connection: Connection, command: Any) -> None:
             answer.address = f"/{peer[0]}:{peer[1]}"
         since = datetime.fromtimestamp(consumer.connected_since_ms / 1000, UTC)
         answer.connectedSince = since.isoformat(timespec="milliseconds")
-        answer.type = (consumer.subscription.type or SubscriptionType.EXCLUSIVE).name.title()
+        answer.type = (consumer.subscription.type or EXCLUSIVE).name
         answer.msgBacklog = consumer.subscription.backlog()
     connection.write(encode.simple(26, answer))

@@ -11,6 +11,7 @@ A delayed message takes no part in its key's order until it is due: it would hol
 
 from __future__ import annotations
 
+import struct
 from typing import TYPE_CHECKING, Final
 
 from meridian_broker.ledgers.entry import deliver_at_ms
@@ -18,32 +19,36 @@ from meridian_broker.ledgers.store import LedgerCorrupt, LedgerError, LedgerUnre
 from meridian_broker.positions.position import Position
 from meridian_broker.topics import entry_metadata
 from meridian_broker.topics.dispatch.consumer import Consumer
-from meridian_broker.topics.dispatch.dispatcher import REPLAY_TURN, TURN_ENTRIES, SharedDispatcher
+from meridian_broker.topics.dispatch.dispatcher import TURN_ENTRIES
+from meridian_broker.topics.dispatch.in_flight import REPLAY_TURN, InFlightDispatcher
 from meridian_broker.topics.dispatch.key_lanes import Lanes
-from meridian_broker.topics.dispatch.key_ranges import AutoSplit, KeySharedPolicy, Split, StickyRanges
+from meridian_broker.topics.dispatch.key_ranges import AutoSplit, KeySharedPolicy, Split, StickyRanges, slot_of
 from meridian_broker.topics.errors import ConsumerBusy
 from meridian_broker.topics.policies import UNLIMITED
+from meridian_broker.wire.pulsar import metadata
+from meridian_broker.wire.pulsar.metadata import BodyError
 
 if TYPE_CHECKING:
     from meridian_broker.ledgers.reading import Stored
     from meridian_broker.topics.subscriptions.subscription import Subscription
 
+_KEY_HASH: Final = struct.Struct(">I")
+_KEY_HASH_AT: Final = 8
+"""Place in an entry's header."""
 LOOK_AHEAD: Final = 20_000
 """Entries of one subscription that may wait while those behind them are sent; about 200 bytes each."""
 PASSED_EVERY_MS: Final = 1000
 """How often what waits is compared with mark-delete, which also moves by acknowledgements in other regions."""
 
 
-class KeySharedDispatcher(SharedDispatcher):
+class KeySharedDispatcher(InFlightDispatcher):
     """See the module's text."""
 
     __slots__ = ("_lanes", "_passed", "_passed_ms", "_sending", "_slots", "policy")
 
-    goes_round = False
-
-    def __init__(self, subscription: Subscription, policy: KeySharedPolicy) -> None:
-        super().__init__(subscription)
-        self.policy = policy
+    def __init__(self, subscription: Subscription, policy: KeySharedPolicy | None) -> None:
+        super().__init__(subscription, policy)
+        self.policy = policy = policy or KeySharedPolicy()
         split: Split[Consumer] = StickyRanges() if policy.sticky else AutoSplit()
         self._lanes = Lanes(split, policy.out_of_order)
         self._slots: dict[Position, int] = {}
@@ -83,7 +88,7 @@ class KeySharedDispatcher(SharedDispatcher):
         self._lanes.keep(self._of_others(origin))
 
     def _send_late(self, position: Position, entry: bytes) -> None:
-        self._lanes.hold(entry_metadata.slot(entry), position)
+        self._lanes.hold(_slot(entry), position)
 
     # -- what happens to entries in flight -----------------------------------------------------------------------
 
@@ -138,10 +143,10 @@ class KeySharedDispatcher(SharedDispatcher):
             if deliver_ms > now_ms:
                 if self.delays.full:
                     return
-                self.delays.add(deliver_ms, position, entry_metadata.slot(entry))
+                self.delays.add(deliver_ms, position, _slot(entry))
                 self.read = position
                 continue
-            slot = entry_metadata.slot(entry)
+            slot = _slot(entry)
             consumer = lanes.consumer_for(slot)
             if consumer is not None and consumer.ready and not subscription.blocked:
                 self.read = position
@@ -212,3 +217,14 @@ class KeySharedDispatcher(SharedDispatcher):
             for position in [position for position in self._redeliveries if position <= mark_delete]:
                 if not self._is_held(position):
                     del self._redeliveries[position]
+
+
+def _slot(entry: bytes) -> int:
+    """The slot of an entry. A message without a key counts by its producer's name and sequence id, so they spread."""
+    (key_hash,) = _KEY_HASH.unpack_from(entry, _KEY_HASH_AT)
+    if key_hash == 0:
+        try:
+            key_hash = metadata.key_hash(entry_metadata.view(entry))
+        except (BodyError, struct.error):
+            return 1  # it was let in once, so somebody may have it
+    return slot_of(key_hash)

@@ -10,7 +10,6 @@ A topic lives here and nowhere else, and is forgotten some time after its last c
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from meridian_broker.ledgers.entry import pack_bare
@@ -20,8 +19,6 @@ from meridian_broker.metadata.rules import Rules
 from meridian_broker.positions.position import Position
 from meridian_broker.topics import validation
 from meridian_broker.topics.dispatch.consumer import Consumer, ConsumerPort
-from meridian_broker.topics.dispatch.dispatcher import preferred
-from meridian_broker.topics.dispatch.key_ranges import AutoSplit, KeySharedPolicy, Split, StickyRanges, slot_of
 from meridian_broker.topics.errors import (
     ConsumerBusy,
     NotAllowed,
@@ -30,16 +27,17 @@ from meridian_broker.topics.errors import (
     TopicFenced,
 )
 from meridian_broker.topics.limits import TopicLimits
-from meridian_broker.topics.policies import TYPE_NAMES, UNLIMITED, bounds
+from meridian_broker.topics.policies import UNLIMITED, bounds
 from meridian_broker.topics.publishing.admission import Admission
 from meridian_broker.topics.publishing.producer import Producer
-from meridian_broker.topics.subscriptions.subscription import SubscriptionType
 from meridian_broker.topics.topic import REPLICATION_PREFIX
 from meridian_broker.wire.pulsar import metadata as message_metadata
-from meridian_broker.wire.pulsar.metadata import MetadataView
 
 if TYPE_CHECKING:
+    from meridian_broker.topics.dispatch.key_ranges import KeySharedPolicy
+    from meridian_broker.topics.dispatch.types import SubscriptionType
     from meridian_broker.wire.pulsar.frames import Send
+    from meridian_broker.wire.pulsar.metadata import MetadataView
 
 NOWHERE: Final = Position(0, 0)
 """The id of every message, as in Pulsar."""
@@ -127,8 +125,8 @@ class NonPersistentTopic:
     ) -> Consumer:
         """:raises ConsumerBusy, ConsumerAssignError: as on other topics."""
         self.check_open()
-        if TYPE_NAMES[kind] not in self.rules.subscription_types:
-            raise NotAllowed(f"{self.name} takes no {TYPE_NAMES[kind]} subscriptions: its policies do not enable them")
+        if kind.name not in self.rules.subscription_types:
+            raise NotAllowed(f"{self.name} takes no {kind.name} subscriptions: its policies do not enable them")
         if not name or name.startswith(REPLICATION_PREFIX):
             raise NotAllowed(f"a subscription cannot be called {name!r}")
         subscription = self.subscriptions.get(name)
@@ -199,40 +197,31 @@ class NonPersistentSubscription:
         self.topic = topic
         self.name = name
         self.type = kind
-        self.consumers: list[Consumer] = []
-        self.active: Consumer | None = None
-        """Exclusive and Failover: who gets the messages."""
+        self._selection = kind.selection(topic.partition, policy)
         self.messages_out = 0
         self.bytes_out = 0
         self.dropped = 0
-        self._policy = policy or KeySharedPolicy()
-        self._split: Split[Consumer] = StickyRanges() if self._policy.sticky else AutoSplit()
-        self._turn = 0
-        self._choose: Callable[[MetadataView], Consumer | None] = {
-            SubscriptionType.SHARED: self._next_in_turn,
-            SubscriptionType.KEY_SHARED: self._owner,
-        }.get(kind, lambda _: self.active)
+
+    @property
+    def consumers(self) -> list[Consumer]:
+        return self._selection.consumers
+
+    @property
+    def active(self) -> Consumer | None:
+        """Exclusive and Failover: who gets the messages."""
+        return self._selection.active
 
     def add_consumer(self, consumer: Consumer, kind: SubscriptionType) -> None:
         """:raises ConsumerBusy, ConsumerAssignError: it does not go with those that are here."""
         if kind != self.type:
-            raise ConsumerBusy(f"subscription {self.name!r} has {self.type.name.title()} consumers: use the same type")
-        if self.consumers and kind == SubscriptionType.EXCLUSIVE:
-            raise ConsumerBusy(f"subscription {self.name!r} is Exclusive and has its consumer already")
-        if kind == SubscriptionType.KEY_SHARED:
-            policy = consumer.key_shared or KeySharedPolicy()
-            if not policy.fits(self._policy):
-                raise ConsumerBusy(f"consumers of {self.name!r} share keys by {self._policy}, not by {policy}")
-            self._split.join(consumer, consumer.name, policy.ranges)
-        self.consumers.append(consumer)
-        self._choose_active(consumer)
+            raise ConsumerBusy(f"subscription {self.name!r} has {self.type.name} consumers: use the same type")
+        if self.consumers and kind.admits_one:
+            raise ConsumerBusy(f"subscription {self.name!r} is {kind.name} and has its consumer already")
+        self._selection.add(consumer)
 
     def remove_consumer(self, consumer: Consumer) -> None:
-        if consumer in self.consumers:
-            self.consumers.remove(consumer)
-            if self.type == SubscriptionType.KEY_SHARED:
-                self._split.leave(consumer)
-            self._choose_active(None)
+        if consumer in self._selection.consumers:
+            self._selection.remove(consumer)
 
     def disconnect_consumers(self) -> None:
         """Send every consumer away to subscribe again."""
@@ -240,19 +229,11 @@ class NonPersistentSubscription:
             self.remove_consumer(consumer)
             consumer.port.disconnect_consumer(consumer)
 
-    def _choose_active(self, newcomer: Consumer | None) -> None:
-        before, self.active = self.active, preferred(self.consumers, self.topic.partition)
-        if self.type != SubscriptionType.FAILOVER:
-            return
-        told = self.consumers if self.active is not before else [newcomer] if newcomer is not None else []
-        for consumer in told:
-            consumer.port.active_consumer_changed(consumer, consumer is self.active)
-
     # -- messages ------------------------------------------------------------------------------------------------
 
     def offer(self, entry: bytes, messages: int, view: MetadataView) -> int:
         """Send one entry to its consumer. Returns how many messages are lost because it cannot take them."""
-        consumer = self._choose(view)
+        consumer = self._selection.pick(view)
         if consumer is None or not consumer.ready:
             self.dropped += messages
             return messages
@@ -263,19 +244,6 @@ class NonPersistentSubscription:
         self.bytes_out += len(entry)
         consumer.port.deliver(consumer, NOWHERE, entry, 0, None)
         return 0
-
-    def _next_in_turn(self, _: MetadataView) -> Consumer | None:
-        """The best priority first, among equals one after the other."""
-        ready = [consumer for consumer in self.consumers if consumer.ready]
-        if not ready:
-            return None
-        best = min(consumer.priority for consumer in ready)
-        ready = [consumer for consumer in ready if consumer.priority == best]
-        self._turn += 1
-        return ready[self._turn % len(ready)]
-
-    def _owner(self, view: MetadataView) -> Consumer | None:
-        return self._split.owner(slot_of(message_metadata.key_hash(view)))
 
     # -- what consumers ask: nothing is remembered of what they had -----------------------------------------------
 

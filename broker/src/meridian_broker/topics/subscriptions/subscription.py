@@ -10,7 +10,6 @@ does in ``topics/cursors/rewinding.py``.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from enum import IntEnum
 from typing import TYPE_CHECKING, Final
 
 from meridian_broker.ledgers.entry import MARKER, publish_time_ms
@@ -24,9 +23,7 @@ from meridian_broker.topics.cursors.ack_buffer import Claims
 from meridian_broker.topics.cursors.compacted_cursor import CompactedReading
 from meridian_broker.topics.cursors.rewinding import Resent
 from meridian_broker.topics.dispatch.consumer import Consumer
-from meridian_broker.topics.dispatch.dispatcher import Dispatcher, SharedDispatcher, SingleDispatcher
-from meridian_broker.topics.dispatch.key_ranges import KeySharedPolicy
-from meridian_broker.topics.dispatch.key_shared import KeySharedDispatcher
+from meridian_broker.topics.dispatch.dispatcher import Dispatcher
 from meridian_broker.topics.dispatch.rates import Pace
 from meridian_broker.topics.errors import ConsumerBusy, TopicFenced
 from meridian_broker.topics.journal.subscription_record import SubscriptionRecord
@@ -37,26 +34,16 @@ if TYPE_CHECKING:
     from meridian_broker.ledgers.log import TopicLog
     from meridian_broker.ledgers.times import PublishTimes
     from meridian_broker.topics.compaction.compaction import Compaction
+    from meridian_broker.topics.dispatch.types import SubscriptionType
     from meridian_broker.topics.dispatch_scope.shares import Shares
     from meridian_broker.topics.ports import Exchange
     from meridian_broker.topics.topic import Topic
-
-
-class SubscriptionType(IntEnum):
-    """The wire's numbers."""
-
-    EXCLUSIVE = 0
-    SHARED = 1
-    FAILOVER = 2
-    KEY_SHARED = 3
 
 
 WALK: Final = 3000
 """Entries that a cursor passes in one turn of the loop: some milliseconds."""
 LEAP: Final = 64
 """After so many entries it looks whether the rest of the ledger can be passed at once."""
-_SHARING: Final = (SubscriptionType.SHARED, SubscriptionType.KEY_SHARED)
-"""Types of which the broker keeps in mind who has what."""
 
 
 class Subscription:
@@ -149,6 +136,11 @@ class Subscription:
     def consumers(self) -> list[Consumer]:
         return [] if self.dispatcher is None else self.dispatcher.consumers
 
+    @property
+    def tracks_holders(self) -> bool:
+        """Whether several of its consumers receive at once, also of one whose last consumer left."""
+        return self.type is not None and self.type.tracks_holders
+
     # -- consumers -----------------------------------------------------------------------------------------------
 
     def add_consumer(self, consumer: Consumer, kind: SubscriptionType) -> None:
@@ -159,15 +151,15 @@ class Subscription:
         if dispatcher is not None and dispatcher.consumers:
             if kind != self.type:
                 raise ConsumerBusy(
-                    f"subscription {self.name!r} has {_label(self.type)} consumers; a {_label(kind)} one cannot join"
+                    f"subscription {self.name!r} has {_label(self.type)} consumers; a {kind.name} one cannot join"
                 )
-            if kind == SubscriptionType.EXCLUSIVE:
-                raise ConsumerBusy(f"subscription {self.name!r} is Exclusive and has its consumer already")
+            if kind.admits_one:
+                raise ConsumerBusy(f"subscription {self.name!r} is {kind.name} and has its consumer already")
         else:
             self.type = kind
-            if kind in _SHARING:  # none of those reads compacted; of the others the one that gets messages decides
+            if kind.tracks_holders:  # none of those reads compacted; of the others the one that gets messages decides
                 self.read_compacted(False)
-            dispatcher = self._make_dispatcher(kind, consumer.key_shared)
+            dispatcher = self.dispatcher = kind.dispatcher(self, consumer.key_shared)
             is_known_elsewhere = self.replicated or self.topic.lost_records.concerns(self.name)
             if self.durable and is_known_elsewhere and self.topic.exchange is not None:
                 self._ask_others(self.topic.exchange)
@@ -176,15 +168,6 @@ class Subscription:
         if self.share is not None:  # where nobody could be asked, the barrier has passed before the consumer was there
             self.share.refresh()
         self.dispatch_soon()
-
-    def _make_dispatcher(self, kind: SubscriptionType, policy: KeySharedPolicy | None) -> Dispatcher:
-        if kind == SubscriptionType.SHARED:
-            self.dispatcher = SharedDispatcher(self)
-        elif kind == SubscriptionType.KEY_SHARED:
-            self.dispatcher = KeySharedDispatcher(self, policy or KeySharedPolicy())
-        else:
-            self.dispatcher = SingleDispatcher(self, kind == SubscriptionType.FAILOVER, self.topic.partition)
-        return self.dispatcher
 
     def remove_consumer(self, consumer: Consumer) -> None:
         """The consumer closed or its connection broke; what it did not ack goes to others."""
@@ -343,13 +326,13 @@ class Subscription:
                 remaining = self.progress.remaining(place.region, place.origin, messages, time_ms)
         if messages > 1 and self.compacted is not None:
             self.compacted.note_batch(position, messages, remaining)
-        if self.type in _SHARING:
+        dispatcher = self.dispatcher
+        if dispatcher is not None and dispatcher.tracks_holders:
             unacked = consumer.unacked
             if unacked is None:
                 unacked = consumer.unacked = {}
             unacked[position] = messages
-            if self.dispatcher is not None:
-                self.dispatcher.holders[position] = consumer
+            dispatcher.holders[position] = consumer
             consumer.unacked_messages += messages
             self.unacked_messages += messages
             if consumer.unacked_messages >= self.topic.bounds.unacked_per_consumer:
@@ -359,13 +342,8 @@ class Subscription:
     def send_again(self, consumer: Consumer, positions: list[Position] | None, consumer_epoch: int) -> None:
         """REDELIVER_UNACKNOWLEDGED_MESSAGES: named entries on Shared, everything unacked otherwise."""
         consumer.consumer_epoch = max(consumer.consumer_epoch, consumer_epoch)
-        dispatcher = self.dispatcher
-        if isinstance(dispatcher, SharedDispatcher):
-            dispatcher.send_again(consumer, positions)
-            self.unblock(consumer)
-        elif dispatcher is not None and dispatcher.is_active(consumer):
-            dispatcher.rewind()
-            self.dispatch_soon()
+        if self.dispatcher is not None:
+            self.dispatcher.send_again(consumer, positions)
 
     @property
     def blocked(self) -> bool:
@@ -394,7 +372,7 @@ class Subscription:
         All ids of one command become one delta (R18). ``confirmed`` hears when it is durable.
         """
         if not self.durable:
-            acknowledging.in_memory(self, consumer, positions, confirmed, is_sharing=self.type in _SHARING)
+            acknowledging.in_memory(self, consumer, positions, confirmed, is_sharing=self.tracks_holders)
             return
         stale = rewinding.stale(self, positions)
         if self.compacted is not None and positions:
@@ -446,7 +424,7 @@ class Subscription:
     ) -> None:
         """Everything up to ``position`` in this region's order; ``part``: the last entry only but for these bits. Entry
         -1 of a ledger: everything before it."""
-        if self.type in _SHARING:
+        if self.tracks_holders:
             if confirmed is not None:
                 confirmed(None)
             return
@@ -545,7 +523,7 @@ class Subscription:
         is_any_held, dispatcher = False, self.dispatcher
         for position in positions:
             self.entries_dropped += 1
-            is_any_held |= self.type not in _SHARING and dispatcher is not None and position <= dispatcher.read
+            is_any_held |= not self.tracks_holders and dispatcher is not None and position <= dispatcher.read
             holder = None if dispatcher is None else dispatcher.holders.get(position)
             if holder is not None:
                 is_any_held = True
@@ -597,4 +575,4 @@ class Subscription:
 
 
 def _label(kind: SubscriptionType | None) -> str:
-    return "no" if kind is None else kind.name.title()
+    return "no" if kind is None else kind.name

@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What Shared and Key_Shared have in common: several consumers receive at once, and each holds its own entries.
+
+The broker knows who holds what until it is acked. What a consumer gives back, or leaves behind, goes to another one
+with a redelivery count; an entry that is to be delivered later waits until it is due; an entry that another region
+acked is released here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
+
+from meridian_broker.ledgers.entry import deliver_at_ms
+from meridian_broker.topics.dispatch.delayed import Delays
+from meridian_broker.topics.dispatch.dispatcher import Dispatcher
+from meridian_broker.topics.dispatch.remote_acks import Settling
+
+if TYPE_CHECKING:
+    from meridian_broker.positions.position import Position
+    from meridian_broker.topics.dispatch.consumer import Consumer
+    from meridian_broker.topics.dispatch.key_ranges import KeySharedPolicy
+    from meridian_broker.topics.subscriptions.subscription import Subscription
+
+REPLAY_TURN: Final = 100
+"""Entries sent again in one turn."""
+
+
+class InFlightDispatcher(Dispatcher):
+    """Knows which consumer holds which entry. How entries given back wait for their turn is up to each kind."""
+
+    __slots__ = ("_delays", "_left_out", "_redeliveries", "_settling", "_turn")
+
+    tracks_holders = True
+
+    def __init__(self, subscription: Subscription, policy: KeySharedPolicy | None) -> None:
+        super().__init__(subscription, policy)
+        self._turn = 0
+        self._redeliveries: dict[Position, int] = {}
+        """How often an entry was given back. Only entries that a consumer holds, or that wait to be sent again, have a
+        count, so there are no more of these than entries in flight."""
+        self._delays: Delays | None = None
+        self._settling: Settling | None = None
+        self._left_out: set[Position] | None = None
+        """Damaged entries that were skipped."""
+
+    @property
+    def delays(self) -> Delays:
+        """Delayed entries that were read too early."""
+        if self._delays is None:
+            self._delays = Delays(self.subscription.topic.scheduler, self.subscription.dispatch_soon)
+        return self._delays
+
+    def rewind(self) -> None:
+        super().rewind()
+        self._redeliveries.clear()
+        if self._delays is not None:
+            self._delays.clear()
+        self._left_out = None
+        if self._settling is not None:
+            self._settling.cancel()
+        self.holders.clear()
+        for consumer in self.consumers:
+            self.subscription.unacked_messages -= consumer.unacked_messages
+            consumer.unacked = None
+            consumer.unacked_messages = 0
+            consumer.blocked = False
+
+    def remove(self, consumer: Consumer) -> None:
+        super().remove(consumer)
+        unacked, consumer.unacked = consumer.unacked, None
+        self.subscription.unacked_messages -= consumer.unacked_messages
+        consumer.unacked_messages = 0
+        if not self.consumers:
+            self.rewind()
+            return
+        for position in unacked or ():
+            del self.holders[position]
+            self._again(position)
+        self.subscription.dispatch_soon()
+
+    def _forget(self, origin: str) -> None:
+        kept = self._of_others(origin)
+        for position in [position for position in self._redeliveries if not kept(position)]:
+            if not self._is_held(position):
+                del self._redeliveries[position]
+        if self._delays is not None:
+            self._delays.keep(kept)
+
+    def _of_others(self, origin: str) -> Callable[[Position], bool]:
+        log = self.subscription.topic.log
+
+        def kept(position: Position) -> bool:
+            index = log.index(position.ledger) if log.holds(position) else None
+            began = None if index is None else index.origin(position.entry)
+            return began is not None and began[0] != origin
+
+        return kept
+
+    def send_again(self, consumer: Consumer, positions: list[Position] | None) -> None:
+        unacked = consumer.unacked or {}
+        for position in list(unacked) if positions is None else positions:
+            messages = unacked.pop(position, None)
+            if messages is None:
+                continue
+            del self.holders[position]
+            consumer.unacked_messages -= messages
+            self.subscription.unacked_messages -= messages
+            self._redeliveries[position] = self._redeliveries.get(position, 0) + 1
+            self._again(position)
+        self.subscription.unblock(consumer)
+        self.subscription.dispatch_soon()
+
+    def _again(self, position: Position) -> None:
+        """Send an entry again that a consumer gave back or left behind."""
+        raise NotImplementedError
+
+    def _send_late(self, position: Position, entry: bytes) -> None:
+        """Send a damaged entry that was skipped and is whole again."""
+        raise NotImplementedError
+
+    def _leave_out(self, position: Position) -> None:
+        if self._left_out is None:
+            self._left_out = set()
+        self._left_out.add(position)
+
+    def mended(self, position: Position, entry: bytes) -> None:
+        if self._left_out is None or position not in self._left_out:
+            return
+        self._left_out.discard(position)
+        self._send_late(position, entry)
+
+    def settled(self, position: Position) -> None:
+        self._redeliveries.pop(position, None)
+
+    def acked_elsewhere(self) -> None:
+        if self.subscription.unacked_messages:
+            if self._settling is None:
+                self._settling = Settling(self.subscription)
+            self._settling.soon()
+
+    def _due_later(self, entry: bytes) -> int:
+        """When it may be delivered; 0: now."""
+        topic, deliver_ms = self.subscription.topic, deliver_at_ms(entry)
+        return deliver_ms if deliver_ms > topic.scheduler.now_ms() and topic.rules.delayed_delivery.active else 0

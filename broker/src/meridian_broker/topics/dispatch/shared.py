@@ -1,0 +1,177 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Shared: every consumer that is ready takes its turn; what one did not ack goes back to be sent to another."""
+
+from __future__ import annotations
+
+from heapq import heapify, heappop, heappush
+from typing import TYPE_CHECKING, Final
+
+from meridian_broker.ledgers.entry import CHUNK, HEADER
+from meridian_broker.ledgers.store import LedgerCorrupt, LedgerError, LedgerUnreadable
+from meridian_broker.positions.position import Position
+from meridian_broker.topics.dispatch.chunks import ChunkKeepers
+from meridian_broker.topics.dispatch.consumer import Consumer
+from meridian_broker.topics.dispatch.dispatcher import TURN_ENTRIES
+from meridian_broker.topics.dispatch.in_flight import REPLAY_TURN, InFlightDispatcher
+
+if TYPE_CHECKING:
+    from meridian_broker.ledgers.reading import Stored
+    from meridian_broker.topics.dispatch.key_ranges import KeySharedPolicy
+    from meridian_broker.topics.subscriptions.subscription import Subscription
+
+DUE_TURN: Final = 1000
+"""Delayed entries made ready at a time, once they are due."""
+_BARE: Final = HEADER.size
+"""Low byte of the body's offset in an entry without optional fields, as nearly all are: not a delayed one."""
+
+
+class SharedDispatcher(InFlightDispatcher):
+    """See the module's text."""
+
+    __slots__ = ("_chunks", "_reading_replay", "_replay", "_replayed")
+
+    goes_round = True
+
+    def __init__(self, subscription: Subscription, policy: KeySharedPolicy | None) -> None:
+        super().__init__(subscription, policy)
+        self._replay: list[Position] = []
+        """Entries to be sent again, as a heap."""
+        self._replayed: set[Position] | None = None
+        self._reading_replay = False
+        self._chunks: ChunkKeepers | None = None
+
+    def rewind(self) -> None:
+        super().rewind()
+        self._replay.clear()
+        self._replayed = None
+        self._chunks = None
+
+    def remove(self, consumer: Consumer) -> None:
+        if self._chunks is not None:
+            self._chunks.gone(consumer)
+        super().remove(consumer)
+
+    def _forget(self, origin: str) -> None:
+        kept = self._of_others(origin)
+        self._replay = [position for position in self._replay if kept(position)]
+        heapify(self._replay)
+        self._replayed = set(self._replay)
+        super()._forget(origin)
+
+    def _again(self, position: Position) -> None:
+        if self._replayed is None:
+            self._replayed = set()
+        if position not in self._replayed:
+            self._replayed.add(position)
+            heappush(self._replay, position)
+
+    def _send_late(self, position: Position, entry: bytes) -> None:
+        if deliver_ms := self._due_later(entry):
+            self.delays.add(deliver_ms, position)
+        else:
+            self._again(position)
+
+    def _next_ready(self) -> Consumer | None:
+        """The next consumer in turn, best priority first."""
+        best: Consumer | None = None
+        consumers = self.consumers
+        count = len(consumers)
+        for step in range(count):
+            candidate = consumers[(self._turn + step) % count]
+            if candidate.ready and (best is None or candidate.priority < best.priority):
+                best = candidate
+                chosen = step
+                if candidate.priority == 0:
+                    break
+        if best is not None:
+            self._turn = (self._turn + chosen + 1) % count
+        return best
+
+    def pump(self) -> None:
+        if not any(consumer.ready for consumer in self.consumers) or self.subscription.blocked:
+            return
+        if self._chunks is not None and self._chunks.waiting:
+            return
+        if self._delays and len(self._replay) < DUE_TURN:
+            for due, _ in self._delays.take_due(self.subscription.topic.scheduler.now_ms(), DUE_TURN):
+                self._again(due)
+        if self._replay:
+            self._pump_replay()
+            return
+        if self._delays is not None and self._delays.full:
+            return
+        wanted = sum(consumer.permits for consumer in self.consumers if consumer.ready)
+        entries = self._next_entries(max(1, min(TURN_ENTRIES, wanted)))
+        if entries:
+            self._take(entries)
+            self.subscription.dispatch_soon()
+
+    def _take(self, entries: list[Stored]) -> None:
+        subscription = self.subscription
+        for position, entry in entries:
+            if subscription.is_done(position, entry):
+                self.read = position
+                continue
+            if entry[3] != _BARE and (deliver_ms := self._due_later(entry)):
+                if self.delays.full:
+                    return
+                self.delays.add(deliver_ms, position)
+                self.read = position
+                continue
+            consumer = None if subscription.blocked else self._next_ready()
+            if entry[1] & CHUNK:
+                consumer = self._keeper(entry, consumer)
+            if consumer is None:
+                return
+            self.read = position
+            subscription.send(consumer, position, entry, self._redeliveries.get(position, 0))
+
+    def _keeper(self, chunk: bytes, anybody: Consumer | None) -> Consumer | None:
+        """Who gets this chunk of a message."""
+        if self._chunks is None:
+            self._chunks = ChunkKeepers()
+        return self._chunks.keeper(chunk, anybody)
+
+    def _pump_replay(self) -> None:
+        if self._reading_replay:
+            return
+        self._reading_replay = True
+        self.subscription.topic.serve(self._replay_turn(self._generation), "send entries again")
+
+    async def _replay_turn(self, generation: int) -> None:
+        subscription, log = self.subscription, self.subscription.topic.log
+        try:
+            for _ in range(REPLAY_TURN):
+                if not self._replay or not any(consumer.ready for consumer in self.consumers):
+                    break
+                position, is_sent = self._replay[0], False
+                if log.holds(position):
+                    entry = await log.read_one(position)
+                    await log.load_index(position.ledger)
+                    if generation != self._generation or not self._replay or self._replay[0] != position:
+                        break
+                    if not subscription.is_done(position, entry):
+                        consumer = self._next_ready()
+                        if entry[1] & CHUNK:
+                            consumer = self._keeper(entry, consumer)
+                        if consumer is None:
+                            break
+                        subscription.send(consumer, position, entry, self._redeliveries.get(position, 0))
+                        is_sent = True
+                    elif position in log.damage.damaged:
+                        self._leave_out(position)
+                if not is_sent:
+                    self._redeliveries.pop(position, None)
+                replayed = heappop(self._replay)
+                if self._replayed is not None:
+                    self._replayed.discard(replayed)
+        except (LedgerUnreadable, LedgerCorrupt) as error:
+            self._try_later(error, self._replay_on)
+        except LedgerError as error:
+            subscription.topic.fence(f"entries cannot be read again: {error}")
+        else:
+            self._replay_on()
+
+    def _replay_on(self) -> None:
+        self._reading_replay = False
+        self.subscription.dispatch_soon()

@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Exclusive and Failover: one consumer is active; what it did not ack is read again when it goes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+from meridian_broker.ledgers.entry import CHUNK
+from meridian_broker.topics.dispatch.chunks import Pieces
+from meridian_broker.topics.dispatch.consumer import Consumer
+from meridian_broker.topics.dispatch.dispatcher import TURN_ENTRIES, Dispatcher
+
+if TYPE_CHECKING:
+    from meridian_broker.ledgers.reading import Stored
+    from meridian_broker.ledgers.scheduling import Timer
+    from meridian_broker.topics.dispatch.key_ranges import KeySharedPolicy
+    from meridian_broker.topics.subscriptions.subscription import Subscription
+
+
+class SingleDispatcher(Dispatcher):
+    """Exclusive: one active consumer."""
+
+    __slots__ = ("_waiting", "active")
+
+    hands_over: ClassVar[bool] = False
+    """Whether others stand by for the active consumer: each is told which it is, and a change takes a moment."""
+
+    def __init__(self, subscription: Subscription, policy: KeySharedPolicy | None) -> None:
+        super().__init__(subscription, policy)
+        self._waiting: Timer | None = None
+        """A change of the active consumer waits a moment, so that the last acknowledgements of the one before count."""
+        self.active: Consumer | None = None
+
+    def add(self, consumer: Consumer) -> None:
+        super().add(consumer)
+        self._choose(consumer)
+
+    def remove(self, consumer: Consumer) -> None:
+        super().remove(consumer)
+        if self.active is consumer:
+            self.active = None
+            self.rewind()
+            self._wait_a_moment()
+        self._choose()
+
+    def _choose(self, newcomer: Consumer | None = None) -> None:
+        if not self.consumers:
+            self.active = None
+            return
+        chosen = preferred(self.consumers, self.subscription.topic.partition)
+        if chosen is self.active:
+            if self.hands_over and newcomer is not None:
+                newcomer.port.active_consumer_changed(newcomer, False)
+            return
+        if self.active is not None:
+            self.rewind()
+            self._wait_a_moment()
+        self.active = chosen
+        self.subscription.read_compacted(chosen is not None and chosen.read_compacted)
+        if self._waiting is None:
+            self._tell()
+        self.subscription.dispatch_soon()
+
+    def _tell(self) -> None:
+        """Say to each Failover consumer whether it is the active one."""
+        if self.hands_over:
+            for consumer in self.consumers:
+                consumer.port.active_consumer_changed(consumer, consumer is self.active)
+
+    def _wait_a_moment(self) -> None:
+        topic = self.subscription.topic
+        if self.hands_over and self._waiting is None and self.consumers:
+            self._waiting = topic.scheduler.later(topic.limits.failover_delay_seconds, self._waited)
+
+    def _waited(self) -> None:
+        self._waiting = None
+        self.rewind()
+        self._tell()
+        self.subscription.dispatch_soon()
+
+    def is_active(self, consumer: Consumer) -> bool:
+        return self.active is consumer
+
+    def pump(self) -> None:
+        active = self.active
+        if active is None or not active.ready or self._waiting is not None:
+            return
+        entries = self._next_entries(min(TURN_ENTRIES, max(active.permits, 1)))
+        if entries:
+            self._take(entries)
+            self.subscription.dispatch_soon()
+
+    def _take(self, entries: list[Stored]) -> None:
+        active = self.active
+        subscription = self.subscription
+        if active is None:
+            return
+        for position, entry in entries:
+            if not active.ready:
+                return
+            self.read = position
+            if not subscription.is_done(position, entry):
+                subscription.send(active, position, entry, 0)
+                if entry[1] & CHUNK and subscription.durable:
+                    if active.pieces is None:
+                        active.pieces = Pieces()
+                    active.pieces.sent(position, entry, active.acked_to, subscription.mark_delete)
+
+
+class FailoverDispatcher(SingleDispatcher):
+    """Failover: one active consumer, and others that stand by."""
+
+    __slots__ = ()
+
+    hands_over = True
+
+
+def preferred(consumers: list[Consumer], partition: int) -> Consumer | None:
+    """Of several that want to be the active one: the best priority wins; among equals, by name, the partition number
+    picks, so that partitions spread. None when there is nobody."""
+    if not consumers:
+        return None
+    best = min(consumer.priority for consumer in consumers)
+    candidates = sorted((c for c in consumers if c.priority == best), key=lambda c: c.name)
+    return candidates[max(partition, 0) % len(candidates)]
