@@ -125,6 +125,24 @@ async def test_who_connects_while_the_broker_starts_is_answered_once_it_serves(t
         await wire.close()
 
 
+async def test_no_more_wait_for_a_start_than_may_connect(tmp_path: Path) -> None:
+    async with broker_inside(tmp_path, brokerMaxConnections=2) as inside:
+        inside.gateway.ready = False
+        port = inside.settings.network.broker_service_port
+        wires = [RawConnection(*await asyncio.open_connection("127.0.0.1", port)) for _ in range(3)]
+        for number, wire in enumerate(wires):
+            wire.say(T.CONNECT, pb.CommandConnect(client_version="raw", protocol_version=21))
+            await until(lambda number=number: len(inside.gateway.waiting) == min(number + 1, 2))
+        assert "is starting" in (await wires[2].hear(T.ERROR)).message
+        assert not inside.gateway.strangers, "those who wait keep nobody else from saying CONNECT"
+        await wires[0].close()
+        await until(lambda: len(inside.gateway.waiting) == 1)
+        inside.gateway.admit(handshake.connect)
+        await wires[1].hear(T.CONNECTED)
+        for wire in wires[1:]:
+            await wire.close()
+
+
 async def test_ports_are_open_before_the_broker_is_there(tmp_path: Path) -> None:
     port = free_port()
     early = EarlyPorts("127.0.0.1", (port,))

@@ -134,6 +134,14 @@ class Broker:
             if not self.addresses_connected[address]:
                 del self.addresses_connected[address]
 
+    def lets_wait(self, connection: Connection, command: Any) -> bool:
+        """It said CONNECT before everything was open. False: as many wait as may connect."""
+        if len(self.waiting) >= self.connections_max:
+            return False
+        self.strangers.pop(connection, None)
+        self.waiting[connection] = command
+        return True
+
     def admit(self, connect: Callable[[Connection, Any], None]) -> None:
         """Everything is open: clients that wait are answered, by ``connect``."""
         self.ready = True

@@ -35,7 +35,8 @@ def connect(connection: Connection, command: Any) -> None:
     if asked.auth_method_name == PEER_AUTH_METHOD:
         _challenge(connection, asked)
     elif not broker.ready:
-        broker.waiting[connection] = command
+        if not broker.lets_wait(connection, command):
+            _turn_away(connection, ServerError.SERVICE_NOT_READY, "this broker is starting: try again in a moment")
     elif not broker.authentication.required or _authenticated(connection, asked):
         _welcome(connection, asked)
 
