@@ -78,6 +78,17 @@ def test_replicas_share_a_lease_that_they_may_hold_and_no_other() -> None:
     assert ("PodDisruptionBudget", "meridian") not in alone, "it would block every drain"
 
 
+def test_helm_test_asks_for_the_lease_that_replicas_hold() -> None:
+    made = rendered("meridian-operator", {"crds": {"enabled": False}})
+    spec = made["Pod", "meridian-test"]["spec"]
+    assert "/namespaces/us-east/leases/meridian" in spec["containers"][0]["command"][2]
+    compile(spec["containers"][0]["command"][2], "the test", "exec")
+    bound = made["RoleBinding", "meridian-lease"]["subjects"][0]["name"]
+    assert spec["serviceAccountName"] == bound == made["ServiceAccount", "meridian"]["metadata"]["name"]
+    selected = made["Deployment", "meridian"]["spec"]["selector"]["matchLabels"]
+    assert not selected.items() <= made["Pod", "meridian-test"]["metadata"]["labels"].items(), "it is no replica"
+
+
 def test_prometheus_finds_every_replica_and_is_let_in() -> None:
     prometheus = [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}]
     values = {
