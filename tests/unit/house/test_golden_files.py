@@ -29,11 +29,11 @@ from meridian_broker.positions.dropped import Dropped
 from meridian_broker.positions.position import Position
 from meridian_broker.positions.progress import Progress
 from meridian_broker.replication.progress import codec
+from meridian_broker.topics.dispatch_scope import votes
 from meridian_broker.topics.journal import progress_log
 from meridian_broker.topics.journal.subscription_record import decode_record, encode_record
 from meridian_broker.topics.journal.subscription_snapshot import Whole
 from meridian_broker.topics.publishing import sequence_ids
-from meridian_broker.topics.service import leased_topics
 from meridian_broker.topics.subscriptions.damaged_records import Loss
 from meridian_broker.wire.pulsar.frames import FrameDecoder
 from meridian_broker.wire.pulsar.topic_name import parse
@@ -130,7 +130,7 @@ def test_progress_records_are_read(kind: progress_log.Kind) -> None:
     if kind is progress_log.Kind.LOST:
         assert Loss.decode("7", expected[3]) == Loss(7, 3, world.TIME_MS, ("billing",), in_doubt=True)
     if kind is progress_log.Kind.VOTES:
-        assert leased_topics.decode(expected[3]) == {
+        assert votes.decode(expected[3]) == {
             "eu-central": ("eu-central#7", 3, 6000),
             "us-east": ("us-west#12", 9, 0),
         }

@@ -14,14 +14,9 @@ A subscription that cannot be read waits by the same rule, and its topic goes on
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from meridian_broker.topics.errors import TopicFenced
-from meridian_broker.wire.pulsar import topic_name
-
-if TYPE_CHECKING:
-    from meridian_broker.topics.service.service import TopicService
-    from meridian_broker.topics.topic import Topic
 
 FIRST_MS: Final = 100
 LAST_MS: Final = 10_000
@@ -91,25 +86,3 @@ class Failing:
     def all(self, now_ms: int) -> list[Run]:
         """What failed more than once and is not well yet, the latest failure last."""
         return [run for run in self._runs.values() if run.failures > 1 and not run.is_over(now_ms)]
-
-
-def reopen(service: TopicService, topic: Topic) -> None:
-    """Open a topic that failed again, after its pause."""
-    if service.closing or not topic.reopen:
-        return
-    scheduler = service.scheduler
-    pause_ms = service.failing.failed(topic.name, str(topic.failure), scheduler.monotonic_ms())
-
-    def begin() -> None:
-        service.failing.end_pause(topic.name, scheduler.monotonic_ms())
-        scheduler.spawn(_open(service, topic), f"open {topic.name} again")
-
-    if pause_ms:
-        scheduler.later(pause_ms / 1000, begin)
-    else:
-        begin()
-
-
-async def _open(service: TopicService, topic: Topic) -> None:
-    if service.topics.get(topic.name) is topic and not service.closing and topic.reopen:
-        await service.loader.open(topic_name.parse(topic.name))

@@ -21,18 +21,19 @@ from meridian_broker.ledgers.times import first_since
 from meridian_broker.ledgers.under_way import UnderWay, all_over
 from meridian_broker.positions import Beginning, HybridClock, Progress
 from meridian_broker.positions.position import EARLIEST, LATEST, Position
-from meridian_broker.topics import policies, validation
+from meridian_broker.topics import names, policies, validation
 from meridian_broker.topics.backfill.gaps import Gaps
 from meridian_broker.topics.backfill.holds import Holding
 from meridian_broker.topics.backfill.intake import Intake
 from meridian_broker.topics.backfill.repair import Mending
 from meridian_broker.topics.backfill.schema_numbers import AddSchema
-from meridian_broker.topics.compaction.compaction import COMPACTION_SUBSCRIPTION, Compaction
+from meridian_broker.topics.compaction.compaction import Compaction
 from meridian_broker.topics.context import TopicContext
 from meridian_broker.topics.cursors import seeking
 from meridian_broker.topics.dispatch.consumer import Consumer, ConsumerPort
 from meridian_broker.topics.dispatch.key_ranges import KeySharedPolicy
 from meridian_broker.topics.dispatch.rates import Pacing
+from meridian_broker.topics.dispatch_scope import shares
 from meridian_broker.topics.errors import (
     NotAllowed,
     SubscriptionExists,
@@ -61,8 +62,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-REPLICATION_PREFIX: Final = "pulsar.repl"
-"""Producer and subscription names that begin so belong to replicators."""
 _NOWHERE: Final[Mapping[str, Position]] = {}
 """Before everything: one for all subscriptions that begin there."""
 
@@ -97,7 +96,7 @@ class Topic(TopicContext):
         self.compaction = Compaction(self)
         self.holding = Holding(self)
         self.subscriptions: dict[str, Subscription] = {}
-        self.lives = Lives(self)
+        self.lives = Lives(self, shares.follow)
         self.gaps = Gaps(self)
         self.lost_records = LostRecords(self)
         self.mending = Mending(self)
@@ -224,7 +223,7 @@ class Topic(TopicContext):
         if durable and not may_create:
             ready(SubscriptionNotFound(f"there is no subscription {name!r}, and automatic creation is switched off"))
             return
-        if name.startswith(REPLICATION_PREFIX) or name == COMPACTION_SUBSCRIPTION or not name:
+        if not names.is_free(name):
             ready(NotAllowed(f"a subscription cannot be called {name!r}"))
             return
         try:

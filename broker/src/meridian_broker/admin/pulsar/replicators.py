@@ -14,7 +14,8 @@ from meridian_broker.admin.http.requests import Refused, part, state
 from meridian_broker.admin.pulsar.topics import opened
 from meridian_broker.positions.position import Position
 from meridian_broker.topics.backfill import skipping
-from meridian_broker.topics.topic import REPLICATION_PREFIX, Topic
+from meridian_broker.topics.names import REPLICATION_PREFIX
+from meridian_broker.topics.topic import Topic
 
 _PREFIX: Final = f"{REPLICATION_PREFIX}."
 

@@ -27,8 +27,8 @@ from meridian_broker.admin.pulsar.non_persistent import is_non_persistent, non_p
 from meridian_broker.admin.pulsar.topics import opened
 from meridian_broker.positions.position import EARLIEST, LATEST, Position
 from meridian_broker.topics import validation
-from meridian_broker.topics.compaction.compaction import COMPACTION_SUBSCRIPTION
 from meridian_broker.topics.errors import SubscriptionExists, SubscriptionNotFound
+from meridian_broker.topics.names import COMPACTION_SUBSCRIPTION
 from meridian_broker.topics.subscriptions.administration import (
     make_subscription,
     move_subscription,

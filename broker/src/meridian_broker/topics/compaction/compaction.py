@@ -47,8 +47,6 @@ log = logging.getLogger(__name__)
 
 READ_ENTRIES: Final = 1000
 READ_BYTES: Final = 1 << 20
-COMPACTION_SUBSCRIPTION: Final = "__compaction"
-"""The name under which Pulsar's tools see that a topic is compacted: what the view does not cover yet stays."""
 
 
 class Status(StrEnum):

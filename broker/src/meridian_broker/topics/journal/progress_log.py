@@ -74,7 +74,7 @@ class Kind(IntEnum):
     (``topics/subscriptions/damaged_records.py``)."""
     VOTES = 16
     """To whom this region has promised shares of a subscription, and for how long
-    (``topics/service/leased_topics.py``)."""
+    (``topics/dispatch_scope/votes.py``)."""
 
 
 _KINDS: Final = frozenset(Kind)

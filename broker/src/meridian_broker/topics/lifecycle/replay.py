@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Final
 from meridian_broker.ledgers.scheduling import next_turn
 from meridian_broker.positions import ZERO, Dropped, Progress
 from meridian_broker.topics.cursors import drops, floors, rewinding
+from meridian_broker.topics.dispatch_scope import votes
 from meridian_broker.topics.journal.progress_log import Change, Kind
 from meridian_broker.topics.journal.subscription_record import decode_record, encode_record
 from meridian_broker.topics.journal.subscription_snapshot import Whole
-from meridian_broker.topics.service import leased_topics
 from meridian_broker.topics.subscriptions.registry import whole
 
 if TYPE_CHECKING:
@@ -125,7 +125,7 @@ def _take_one(topic: Topic, change: Change) -> None:
     elif kind == Kind.GAP:
         topic.gaps.recall(name, payload)
     elif kind == Kind.VOTES:
-        leased_topics.recall(topic, name, payload)
+        votes.replay(topic.votes, name, payload)
     elif kind == Kind.SUBSCRIPTION:
         topic.lives.recall(decode_record(payload), time_ms)
     elif kind == Kind.REMOVED:
@@ -175,4 +175,4 @@ def snapshot(topic: Topic) -> Iterator[tuple[Kind, str, bytes]]:
     yield from topic.lost_records.snapshot()
     for record in topic.lives.snapshot():
         yield Kind.SUBSCRIPTION, record.name, encode_record(record)
-    yield from leased_topics.snapshot(topic)
+    yield from votes.snapshot(topic.votes, topic.subscriptions.keys() | topic.lives.tombstones.keys())

@@ -23,7 +23,6 @@ from meridian_broker.topics.errors import TopicFenced
 
 if TYPE_CHECKING:
     from meridian_broker.topics.journal.topic_record import TopicMetadata
-    from meridian_broker.topics.subscriptions.subscription import Subscription
     from meridian_broker.topics.topic import Topic
 
 log = logging.getLogger(__name__)
@@ -95,13 +94,3 @@ def ended(topic: Topic, last: Position) -> None:
         producer.port.disconnect_producer(producer)
     for subscription in topic.subscriptions.values():
         subscription.dispatch_soon()
-
-
-def tell_consumers(subscription: Subscription) -> None:
-    """To the consumers of a terminated topic, once each: everything is acknowledged, and nothing will follow."""
-    if subscription.mark_delete < subscription.topic.log.last_confirmed:
-        return
-    for consumer in subscription.consumers:
-        if not consumer.knows_end:
-            consumer.knows_end = True
-            consumer.port.reached_end(consumer)

@@ -27,10 +27,10 @@ from meridian_broker.topics.errors import (
     TopicFenced,
 )
 from meridian_broker.topics.limits import TopicLimits
+from meridian_broker.topics.names import REPLICATION_PREFIX
 from meridian_broker.topics.policies import UNLIMITED, bounds
 from meridian_broker.topics.publishing.admission import Admission
 from meridian_broker.topics.publishing.producer import Producer
-from meridian_broker.topics.topic import REPLICATION_PREFIX
 from meridian_broker.wire.pulsar import metadata as message_metadata
 
 if TYPE_CHECKING:

@@ -28,9 +28,9 @@ from meridian_broker.metadata.records import TopicRecord
 from meridian_broker.metadata.store import MetadataError
 from meridian_broker.positions import ZERO, Stamp
 from meridian_broker.positions.position import EARLIEST
-from meridian_broker.topics.compaction.compaction import COMPACTION_SUBSCRIPTION
 from meridian_broker.topics.errors import OtherKind, TopicError, TopicFenced
 from meridian_broker.topics.lifecycle import deletion, incarnations, quarantine
+from meridian_broker.topics.names import COMPACTION_SUBSCRIPTION
 from meridian_broker.wire.pulsar import topic_name
 from meridian_broker.wire.pulsar.topic_name import TopicName
 

@@ -12,18 +12,18 @@ renewed.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
 from meridian_broker.ledgers.store import LedgerError
 from meridian_broker.replication.leases.quorums import Electorates, Voters
 from meridian_broker.topics.dispatch_scope import shares
 from meridian_broker.topics.dispatch_scope.shares import Shares
+from meridian_broker.topics.dispatch_scope.votes import Ballot, encode
 from meridian_broker.topics.journal.progress_log import Kind
 from meridian_broker.topics.journal.subscription_record import ORIGIN
 from meridian_broker.topics.ports import Lease, Leasing, Stream
-from meridian_broker.topics.service.witness import Ballot, Subject, WitnessBook
+from meridian_broker.topics.service.witness import Subject, WitnessBook
 
 if TYPE_CHECKING:
     from meridian_broker.topics.service.service import TopicService
@@ -228,36 +228,6 @@ def _longest_ms(topic: Topic, leasing: Leasing) -> int:
     """How long a promise may bind of which nothing is left."""
     known = (duration for ballots in topic.votes.values() for _, _, duration in ballots.values())
     return max(leasing.promise_ms, *known, 0)
-
-
-def encode(ballots: dict[str, Ballot]) -> bytes:
-    return json.dumps(ballots, separators=(",", ":"), sort_keys=True).encode()
-
-
-def recall(topic: Topic, name: str, payload: bytes) -> None:
-    """A record that the progress log holds; later ones count."""
-    topic.votes.setdefault(name, {}).update(decode(payload))
-
-
-def decode(payload: bytes) -> dict[str, Ballot]:
-    """:raises ValueError: these are no votes."""
-    try:
-        return {
-            str(origin): (str(holder), int(term), int(duration))
-            for origin, (holder, term, duration) in json.loads(payload).items()
-        }
-    except (TypeError, ValueError, AttributeError) as error:
-        raise ValueError(f"{payload[:80]!r} is not a record of votes: {error}") from error
-
-
-def snapshot(topic: Topic) -> Iterator[tuple[Kind, str, bytes]]:
-    """What the progress log must begin a ledger with. Of a subscription that was deleted a promise may still bind; what
-    is not written again is not known any more either."""
-    known = topic.subscriptions.keys() | topic.lives.tombstones.keys()
-    for name in topic.votes.keys() - known:
-        del topic.votes[name]
-    for name, ballots in list(topic.votes.items()):
-        yield Kind.VOTES, name, encode(ballots)
 
 
 def _when_done(streams: list[Stream], durable: Callable[[list[Stream]], None]) -> Callable[[LedgerError | None], None]:

@@ -22,9 +22,11 @@ from meridian_broker.metadata.store import MetadataError
 from meridian_broker.topics.errors import TopicError, TopicNotFound
 from meridian_broker.topics.lifecycle import deletion
 from meridian_broker.topics.service import creation
+from meridian_broker.wire.pulsar import topic_name
 
 if TYPE_CHECKING:
     from meridian_broker.topics.service.service import TopicService
+    from meridian_broker.topics.topic import Topic
     from meridian_broker.wire.pulsar.topic_name import TopicName
 
 log = logging.getLogger(__name__)
@@ -65,6 +67,28 @@ class Loading:
         except (TopicError, LedgerError, MetadataError) as error:
             log.warning("topic %s is not open, next try in a while, or when somebody asks: %s", name, error)
             self.later(name)
+
+    def open_again(self, topic: Topic) -> None:
+        """Open a topic that failed again, after its pause (``topics/reopening.py``)."""
+        service = self._service
+        if service.closing or not topic.reopen:
+            return
+        scheduler = service.scheduler
+        pause_ms = service.failing.failed(topic.name, str(topic.failure), scheduler.monotonic_ms())
+
+        def begin() -> None:
+            service.failing.end_pause(topic.name, scheduler.monotonic_ms())
+            scheduler.spawn(self._open_again(topic), f"open {topic.name} again")
+
+        if pause_ms:
+            scheduler.later(pause_ms / 1000, begin)
+        else:
+            begin()
+
+    async def _open_again(self, topic: Topic) -> None:
+        service = self._service
+        if service.topics.get(topic.name) is topic and not service.closing and topic.reopen:
+            await self.open(topic_name.parse(topic.name))
 
     async def load_all(self) -> None:
         """Open all that is on the list, and finish the making and the deletions of partitioned topics.

@@ -50,7 +50,7 @@ from meridian_broker.topics.limits import TopicLimits
 from meridian_broker.topics.nonpersistent.topic import NonPersistentTopic
 from meridian_broker.topics.nonpersistent.topics import NonPersistentTopics
 from meridian_broker.topics.ports import Exchange, Leasing
-from meridian_broker.topics.reopening import Failing, reopen
+from meridian_broker.topics.reopening import Failing
 from meridian_broker.topics.retention import trimming
 from meridian_broker.topics.service import creation, kinds, leased_topics, partition_growth
 from meridian_broker.topics.service.backfill_rounds import Missing
@@ -233,7 +233,7 @@ class TopicService:
         log.warning("topic %s is fenced: %s", topic.name, topic.failure)
         if self.replication is not None:
             self.replication.stop(topic.name)
-        reopen(self, topic)
+        self.loader.open_again(topic)
 
     async def drop(self, topic: Topic) -> None:
         """It is not open any more."""

@@ -23,6 +23,8 @@ from meridian_broker.metadata.records import TopicRecord
 from meridian_broker.metadata.store import ABSENT, MetadataError
 from meridian_broker.replication.leases import quorums
 from meridian_broker.replication.leases.quorums import Electorates
+from meridian_broker.topics.dispatch_scope import votes
+from meridian_broker.topics.dispatch_scope.votes import Ballot
 from meridian_broker.topics.errors import TopicError
 from meridian_broker.topics.journal.progress_log import Damaged, Kind, ProgressLog, ProgressLogError
 from meridian_broker.topics.journal.topic_record import TopicMetadata
@@ -39,8 +41,6 @@ RETRY_SECONDS: Final = 1.0
 
 Subject = tuple[str, str]
 """Topic, subscription."""
-Ballot = tuple[str, int, int]
-"""Holder, term, duration in milliseconds."""
 
 log = logging.getLogger(__name__)
 
@@ -220,6 +220,6 @@ def _recall(pages: dict[Subject, _Page], topic: str, payload: bytes) -> None:
         page = pages.setdefault(subject, _Page(told))
         page.known = page.known.joined(told)
         page.asked_ms = max(page.asked_ms, int(fields["asked"]))
-        page.ballots.update({str(o): (str(h), int(t), int(d)) for o, (h, t, d) in fields["ballots"].items()})
+        page.ballots.update(votes.from_json(fields["ballots"]))
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise ProgressLogError(f"{payload[:80]!r} is not a page of a witness's record: {error}") from error

@@ -13,12 +13,11 @@ from typing import TYPE_CHECKING, Final
 from meridian_broker.bounds.clients import LATEST_TIME_MS
 from meridian_broker.ledgers.store import LedgerError
 from meridian_broker.positions.position import Position
-from meridian_broker.topics.compaction.compaction import COMPACTION_SUBSCRIPTION
+from meridian_broker.topics import names
 from meridian_broker.topics.cursors import rewinding, seeking
 from meridian_broker.topics.dispatch.consumer import Consumer
 from meridian_broker.topics.errors import InvalidName, NotAllowed, SubscriptionNotFound, TopicFenced
 from meridian_broker.topics.policies import check_new_subscription
-from meridian_broker.topics.topic import REPLICATION_PREFIX
 
 if TYPE_CHECKING:
     from meridian_broker.ledgers.store import Done
@@ -160,7 +159,7 @@ async def make_subscription(
     :raises SubscriptionExists: there is one of that name.
     :raises LimitReached: the topic has as many as it may have.
     """
-    if not name or name.startswith(REPLICATION_PREFIX) or name == COMPACTION_SUBSCRIPTION:
+    if not names.is_free(name):
         raise InvalidName(f"a subscription cannot be called {name!r}")
     check_new_subscription(topic, name)
     places = await seeking.for_new(topic, place)

@@ -19,7 +19,6 @@ from meridian_broker.ledgers.store import Done, LedgerError
 from meridian_broker.positions import ZERO, Beginning, Position, Progress
 from meridian_broker.replication.leases.quorums import Electorates
 from meridian_broker.topics.cursors import rewinding
-from meridian_broker.topics.dispatch_scope.shares import follow as follow_scope
 from meridian_broker.topics.errors import LimitReached, NotAllowed, SubscriptionInUse, SubscriptionNotFound
 from meridian_broker.topics.journal.progress_log import Kind
 from meridian_broker.topics.journal.subscription_record import (
@@ -44,8 +43,10 @@ TOMBSTONE_MS: Final = 30 * 86_400_000
 class Lives:
     """See the module's text. Each topic has one."""
 
-    def __init__(self, topic: Topic) -> None:
+    def __init__(self, topic: Topic, record_changed: Callable[[Subscription], None]) -> None:
+        """:param record_changed: called when a subscription of other regions came, or its flag or scope changed."""
         self._topic = topic
+        self._record_changed = record_changed
         self.tombstones: dict[str, SubscriptionRecord] = {}
         self._closed_until_ms: dict[str, int] = {}
         """Ordered by time: every name stays closed equally long."""
@@ -148,7 +149,7 @@ class Lives:
         if replicated and subscription.first_hand is None:
             subscription.first_hand = subscription.progress.copy()
         self.write(subscription, done)
-        follow_scope(subscription)
+        self._record_changed(subscription)
 
     def set_scope(
         self,
@@ -169,7 +170,7 @@ class Lives:
         homes = dict(sorted(homes.items()))
         subscription.record = replace(record, scope=scope, homes=homes, scope_stamp=stamp, witness=witness)
         self.write(subscription, done)
-        follow_scope(subscription)
+        self._record_changed(subscription)
 
     def set_electorates(self, subscription: Subscription, known: Electorates) -> None:
         """Keep what is known of who votes (R26). It is told on where another region told it: a third may not know."""
@@ -306,7 +307,7 @@ class Lives:
             subscription = topic.subscriptions[name] = Subscription(topic, joined, _nothing(joined))
             subscription.start_cursor()
             topic.progress_log.append(Kind.SUBSCRIPTION, name, encode_record(joined))
-            follow_scope(subscription)
+            self._record_changed(subscription)
             return
         turned_on = joined.replicated and not subscription.replicated
         subscription.record = joined
@@ -315,7 +316,7 @@ class Lives:
             self.write(subscription)
         else:
             topic.progress_log.append(Kind.SUBSCRIPTION, name, encode_record(joined))
-        follow_scope(subscription)
+        self._record_changed(subscription)
 
     def _leave_alone(self, told: SubscriptionRecord) -> None:
         """Other regions deleted a subscription of the name of one that was always this region's own."""

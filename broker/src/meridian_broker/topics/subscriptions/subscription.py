@@ -27,7 +27,6 @@ from meridian_broker.topics.dispatch.dispatcher import Dispatcher
 from meridian_broker.topics.dispatch.rates import Pace
 from meridian_broker.topics.errors import ConsumerBusy, TopicFenced
 from meridian_broker.topics.journal.subscription_record import SubscriptionRecord
-from meridian_broker.topics.lifecycle import termination
 
 if TYPE_CHECKING:
     from meridian_broker.ledgers.index import Place
@@ -246,10 +245,18 @@ class Subscription:
             if not self.resting and (self.share is None or self.share.held):
                 self.dispatcher.pump()
             if self.topic.terminated is not None:
-                termination.tell_consumers(self)
+                self._tell_end()
             if self._passed_over:
                 self._passed_over = False
                 self.advance()
+
+    def _tell_end(self) -> None:
+        """To the consumers of a terminated topic, once each: everything is acknowledged, and nothing will follow."""
+        if self.mark_delete >= self.topic.log.last_confirmed:
+            for consumer in self.consumers:
+                if not consumer.knows_end:
+                    consumer.knows_end = True
+                    consumer.port.reached_end(consumer)
 
     def is_done(self, position: Position, entry: bytes) -> bool:
         """Is this entry not to be sent: a marker, or acked in whatever region?"""
