@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 from meridian_broker.engines.local.store import LocalWriter
-from meridian_broker.gateway.pulsar import handshake
 from meridian_broker.positions.position import Position
 from meridian_broker.server import draining
 from meridian_broker.server.broker import BrokerProcess
@@ -119,7 +118,7 @@ async def test_who_connects_while_the_broker_starts_is_answered_once_it_serves(t
             one.say(T.CONNECT, pb.CommandConnect(client_version="raw", protocol_version=21))
         assert await hasty.ended(), "a second CONNECT"
         await until(lambda: len(inside.gateway.waiting) == 1)
-        inside.gateway.admit(handshake.connect)
+        inside.gateway.admit()
         await wire.hear(T.CONNECTED)
         assert not inside.gateway.waiting
         await wire.close()

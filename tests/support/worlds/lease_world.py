@@ -9,7 +9,8 @@ from heapq import heappop, heappush
 from random import Random
 
 from meridian_broker.positions import Stamp
-from meridian_broker.replication.leases.leases import CLOCK_RATE, Claim, Leases, LeaseTimes
+from meridian_broker.replication.leases.claim import Claim
+from meridian_broker.replication.leases.leases import CLOCK_RATE, Leases, LeaseTimes
 from meridian_broker.replication.leases.messages import (
     NOT_SERVED,
     OTHER_VOTERS,

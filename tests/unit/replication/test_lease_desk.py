@@ -5,7 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from meridian_broker.replication.leases.leases import Claim, LeaseTimes
+from meridian_broker.replication.leases.claim import Claim
+from meridian_broker.replication.leases.leases import LeaseTimes
 from meridian_broker.replication.leases.manager import TIDY_MS, LeaseDesk
 from meridian_broker.replication.leases.messages import (
     AnswerItem,

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from meridian_broker.replication.leases import grant_digests
+from meridian_broker.replication.leases.claim import State
 from meridian_broker.replication.leases.grant_digests import Roll
-from meridian_broker.replication.leases.leases import State
 from meridian_broker.replication.leases.messages import (
     AnswerItem,
     AskItem,

@@ -9,7 +9,8 @@ from dataclasses import replace
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from meridian_broker.replication.leases.leases import CLOCK_RATE, LeaseTimes, State
+from meridian_broker.replication.leases.claim import State
+from meridian_broker.replication.leases.leases import CLOCK_RATE, LeaseTimes
 from meridian_broker.replication.leases.messages import (
     HELD,
     AnswerItem,

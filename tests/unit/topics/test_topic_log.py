@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from meridian_broker.engines.memory.ledgers import MemoryDisk, MemoryLedgerStore
-from meridian_broker.ledgers import times
+from meridian_broker.ledgers import block_times, times
 from meridian_broker.ledgers.chapters import CacheBudget, LogLimits, Span
 from meridian_broker.ledgers.entry import EntryHeader, unpack
 from meridian_broker.ledgers.log import TopicLog
@@ -222,6 +222,7 @@ async def _times(chosen: list[Step], moments: list[int]) -> None:
 @given(steps, st.lists(st.integers(1, 5), max_size=3))
 def test_publish_times_tell_what_came_before_and_after_a_moment(chosen: list[Step], moments: list[int]) -> None:
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(block_times, "BLOCK", 3)
         patch.setattr(times, "BLOCK", 3)
         patch.setattr(times, "BLOCKS_MAX", 2)
         asyncio.run(_times(chosen, moments))

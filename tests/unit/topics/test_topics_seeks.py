@@ -11,11 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from meridian_broker.engines.memory.ledgers import MemoryReader
-from meridian_broker.ledgers import times
+from meridian_broker.ledgers import block_times, times
+from meridian_broker.ledgers.block_times import BLOCK, BlockTimes
 from meridian_broker.ledgers.chapters import LogLimits
 from meridian_broker.ledgers.entry import publish_time_ms
 from meridian_broker.ledgers.pending import OwnEntry
-from meridian_broker.ledgers.times import BLOCK, BlockTimes, PublishTimes, first_since
+from meridian_broker.ledgers.times import PublishTimes, first_since
 from meridian_broker.positions.position import EARLIEST, Position
 from meridian_broker.topics.cursors import drops, floors, log_walks
 from meridian_broker.topics.subscriptions.subscription import Subscription
@@ -33,8 +34,8 @@ steps = st.lists(
 def small_blocks() -> Iterator[None]:
     """So that ledgers of five entries have several."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(times, "BLOCK", 2)
-        patch.setattr(drops, "BLOCK", 2)
+        for module in (block_times, times, drops):
+            patch.setattr(module, "BLOCK", 2)
         patch.setattr(times, "BLOCKS_MAX", 3)
         yield
 
@@ -165,7 +166,8 @@ async def test_a_seek_by_time_reads_no_more_than_it_has_to(
 ) -> None:
     """One block to find the place; the one ledger that is consumed from there on; and where nothing is known since a
     restart, the ledger in which the place is."""
-    monkeypatch.setattr(times, "BLOCK", BLOCK)
+    for module in (block_times, times):
+        monkeypatch.setattr(module, "BLOCK", BLOCK)
     world = LongWorld()
     await world.open()
     await world.fill()
@@ -195,7 +197,7 @@ async def test_a_seek_by_time_reads_no_more_than_it_has_to(
 
 
 def test_a_group_in_two_blocks_counts_in_both(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(times, "BLOCK", BLOCK)
+    monkeypatch.setattr(block_times, "BLOCK", BLOCK)
     known = BlockTimes()
     known.note(0, BLOCK + 3, 5, 9)
     known.note(BLOCK + 3, 1, 7, (1 << 64) - 1)

@@ -23,7 +23,7 @@ from meridian_broker.replication.progress.waits import BarrierResult
 
 if TYPE_CHECKING:
     from meridian_broker.gateway.client_options import ClientOptions
-    from meridian_broker.gateway.pulsar.connection import Connection
+    from meridian_broker.gateway.pulsar.connected import Connected
 
 CONTACT_POLL_SECONDS: Final = 0.005
 
@@ -164,7 +164,7 @@ class ExchangeShell:
     def _came_back(self, region: str, kind: int, message: Any, send: Send) -> None:
         self._take(region, kind, message, _sender(send))
 
-    def received(self, connection: Connection, kind: int, message: Any) -> None:
+    def received(self, connection: Connected, kind: int, message: Any) -> None:
         """A command on a connection that a peer opened. HELLO makes it a region's link."""
 
         def reply(answer: PeerMessage) -> None:
@@ -184,7 +184,7 @@ class ExchangeShell:
             self.core.received(connection.peer_region, decoded, reply, self._now_ms())
             self._tick_soon()
 
-    def gone(self, connection: Connection) -> None:
+    def gone(self, connection: Connected) -> None:
         """A peer's connection to us ended: its own link will come again."""
         log.info("region %s closed its connection", connection.peer_region)
 

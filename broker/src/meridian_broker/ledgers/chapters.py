@@ -8,11 +8,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
+from meridian_broker.ledgers.block_times import BlockTimes
 from meridian_broker.ledgers.holes import Hole
 from meridian_broker.ledgers.index import LedgerIndex
 from meridian_broker.ledgers.labels import Belonging, Kind, Label
 from meridian_broker.ledgers.store import LedgerNotFound, Reader
-from meridian_broker.ledgers.times import BlockTimes
 from meridian_broker.positions.position import EARLIEST, Position
 
 _new: Final = tuple.__new__

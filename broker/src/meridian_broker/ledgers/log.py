@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final
 
+from meridian_broker.ledgers.block_times import BlockTimes
 from meridian_broker.ledgers.chapters import CacheBudget, Chapter, LogLimits, LogMetadata, Span
 from meridian_broker.ledgers.damage import Mend
 from meridian_broker.ledgers.entry import MARKER, NO_ORIGIN, EntryHeader, pack_foreign, pack_own, unpack
@@ -26,7 +27,6 @@ from meridian_broker.ledgers.restored import standing
 from meridian_broker.ledgers.scheduling import Scheduler, next_turn
 from meridian_broker.ledgers.store import LedgerError, LedgerStore, Writer
 from meridian_broker.ledgers.telling import tell_each
-from meridian_broker.ledgers.times import BlockTimes
 from meridian_broker.positions.position import EARLIEST, Position
 
 _log: Final = logging.getLogger(__name__)

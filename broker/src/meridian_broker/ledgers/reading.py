@@ -2,8 +2,8 @@
 """Reading a topic's log: entries from memory while they are new, else from the store; and what their headers say.
 
 Of entries that were read once, two things stay when they are gone from memory: the index of their origins
-(``index.py``), until nobody needs it, and of blocks of them the publish times (``times.py``). Both are rebuilt from
-the headers of a ledger whenever they are not there.
+(``index.py``), until nobody needs it, and of blocks of them the publish times (``block_times.py``). Both are rebuilt
+from the headers of a ledger whenever they are not there.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from collections.abc import Callable, Mapping
 from itertools import islice
 from typing import Final
 
+from meridian_broker.ledgers.block_times import BlockTimes
 from meridian_broker.ledgers.chapters import CacheBudget, Chain, Chapter
 from meridian_broker.ledgers.damage import Damage, Rebuilding, published_ms, stand_in
 from meridian_broker.ledgers.entry import EntryFormatError, unpack
 from meridian_broker.ledgers.index import LedgerIndex, Place, RegionCodes
 from meridian_broker.ledgers.scheduling import Scheduler, next_turn
 from meridian_broker.ledgers.store import LedgerCorrupt, LedgerNotFound, LedgerStore, Reader
-from meridian_broker.ledgers.times import BlockTimes
 from meridian_broker.positions.position import EARLIEST, Position
 
 log = logging.getLogger(__name__)

@@ -1,10 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """When the entries of a topic were published, for the few who have to know (R12).
 
-To keep each time would cost every topic eight bytes an entry. So of each *block* of entries only the earliest and the
-latest one are kept. That tells in which block a time is first reached, however disordered the entries are: those of
-other regions, and of publishers whose clocks differ, are. And where a seek by time asks on which side of a moment an
-entry lies, it is an answer for all blocks but those that lie on both sides: of these the headers are read.
+A log keeps the earliest and the latest publish time of each block of entries (``block_times.py``). That tells on which
+side of a moment an entry lies, except in blocks that have entries on both sides: of these the headers are read.
 """
 
 from __future__ import annotations
@@ -12,61 +10,17 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_right
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+from meridian_broker.ledgers.block_times import BLOCK
 from meridian_broker.ledgers.entry import publish_time_ms
+from meridian_broker.ledgers.reading import ReadableLog
 from meridian_broker.positions.position import Position
 
-if TYPE_CHECKING:
-    from meridian_broker.ledgers.reading import ReadableLog
-
-BLOCK: Final = 512
-"""Entries."""
 BLOCKS_MAX: Final = 128
 """Of which each time is kept in memory, of one subscription; of more those read longest ago go."""
 PAGE_BYTES: Final = 1 << 20
 """Read at a time."""
-
-
-class BlockTimes:
-    """Of each block of a ledger the earliest and the latest publish time, at worst a little more apart than they are.
-
-    Groups of entries are noted as a whole; one that lies in two blocks counts in both.
-    """
-
-    __slots__ = ("_earliest", "_latest")
-
-    def __init__(self) -> None:
-        self._earliest = array("Q")  # what a client says, up to the last millisecond there is
-        self._latest = array("Q")
-
-    def note(self, first: int, count: int, earliest_ms: int, latest_ms: int) -> None:
-        """The next ``count`` entries, from ``first`` on, were published between the two."""
-        earliest, latest = self._earliest, self._latest
-        earliest_ms, latest_ms = earliest_ms or 1, latest_ms or 1  # 0 stands for "not known"
-        for block in range(first // BLOCK, (first + count - 1) // BLOCK + 1):
-            if block == len(latest):
-                earliest.append(earliest_ms)
-                latest.append(latest_ms)
-            else:
-                if earliest_ms < earliest[block]:
-                    earliest[block] = earliest_ms
-                if latest_ms > latest[block]:
-                    latest[block] = latest_ms
-
-    @property
-    def latest_ms(self) -> int:
-        """Of all entries; 0: there are none."""
-        return max(self._latest, default=0)
-
-    def between(self, entry: int) -> tuple[int, int] | None:
-        """Between which times an entry was published; None: it is not known of."""
-        block = entry // BLOCK
-        return (self._earliest[block], self._latest[block]) if 0 <= block < len(self._latest) else None
-
-    def reaching(self, time_ms: int) -> Iterable[int]:
-        """The first entry of each block in which something may be published at ``time_ms`` or later."""
-        return (block * BLOCK for block, latest_ms in enumerate(self._latest) if latest_ms >= time_ms)
 
 
 async def first_since(log: ReadableLog, time_ms: int) -> Position | None:

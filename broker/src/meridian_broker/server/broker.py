@@ -34,9 +34,7 @@ from meridian_broker.gateway.client_options import ClientOptions, peer_options
 from meridian_broker.gateway.exchange import ExchangeShell
 from meridian_broker.gateway.peer_identity import PeerIdentity
 from meridian_broker.gateway.places import Places
-from meridian_broker.gateway.pulsar import handshake
 from meridian_broker.gateway.pulsar.broker import Broker
-from meridian_broker.gateway.pulsar.handlers import HANDLERS
 from meridian_broker.gateway.region_calls import RegionCalls
 from meridian_broker.gateway.replication import ReplicatorRunner
 from meridian_broker.ledgers.chapters import CacheBudget, LogLimits
@@ -260,7 +258,7 @@ class BrokerProcess:
         await process.exchange.first_contact(CONTACT_SECONDS)
         process.chores.start()
         process.admin.ready = True
-        process.gateway.admit(handshake.connect)
+        process.gateway.admit()
         return process
 
     async def _build(self, fence: int, stack: AsyncExitStack) -> None:
@@ -344,7 +342,6 @@ class BrokerProcess:
             region=self.region,
             service=self.service,
             peers=self.exchange,
-            handlers=HANDLERS,
             addresses=self.doors.addresses,
             authentication=self.keys.authentication,
             identity=identity,
@@ -363,7 +360,18 @@ class BrokerProcess:
         stack.push_async_callback(self.exchange.close)
 
     async def _open_doors(self, stack: AsyncExitStack) -> None:
-        self.chores = Chores(self)
+        self.chores = Chores(
+            settings=self.settings,
+            scheduler=self.scheduler,
+            service=self.service,
+            gateway=self.gateway,
+            keys=self.keys,
+            ledgers=self.ledgers,
+            held=self.held,
+            behind=self.behind,
+            speak_with_regions=self.speak_with_regions,
+            look_for_room=self._metadata.look_for_room,
+        )
         self.admin = AdminState(
             region=self.region,
             work=self.chores.states,
@@ -448,10 +456,6 @@ class BrokerProcess:
             log.warning("draining took longer than %.0f s; what is durable is safe, the rest is sent again", limit)
         for connection in tuple(self.gateway.connections):
             connection.end("this broker is shutting down")
-
-    async def look_for_room(self) -> None:
-        """See ``NotingStore``."""
-        await self._metadata.look_for_room()
 
     async def _confirmed(self) -> None:
         """Wait, within the barrier's time, until peers confirmed what was told (R20)."""

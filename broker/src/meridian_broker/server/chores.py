@@ -6,17 +6,23 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Final
+from dataclasses import dataclass
+from typing import Final
 
+from meridian_broker.engines.held import HeldLedgers
+from meridian_broker.engines.local.store import LocalLedgerStore
 from meridian_broker.gateway.client_options import PEER_KEEP_ALIVE_SECONDS
+from meridian_broker.gateway.pulsar.broker import Broker
 from meridian_broker.ledgers.periodic import PeriodicWork, WorkState
+from meridian_broker.server.behind import BehindBook
 from meridian_broker.server.keys import LOOK_SECONDS as KEYS_SECONDS
+from meridian_broker.server.keys import Keys
+from meridian_broker.server.loop import LoopScheduler
+from meridian_broker.server.settings import Settings
 from meridian_broker.topics.lifecycle import deletion
 from meridian_broker.topics.retention import trimming
 from meridian_broker.topics.service.cold_encoding import Cooling
-
-if TYPE_CHECKING:
-    from meridian_broker.server.broker import BrokerProcess
+from meridian_broker.topics.service.service import TopicService
 
 LOOK_SECONDS: Final = 1.0
 """How often topics are compared with their policies and with other regions."""
@@ -25,12 +31,25 @@ OPEN_SECONDS: Final = 5.0
 """Between attempts to open topics that could not be opened."""
 
 
+@dataclass(kw_only=True)
 class Chores:
     """Begins the periodic work of one broker, as tasks of its scheduler."""
 
-    def __init__(self, process: BrokerProcess) -> None:
-        self._process = process
-        self._works: list[PeriodicWork] = [process.ledgers.upkeep]
+    settings: Settings
+    scheduler: LoopScheduler
+    service: TopicService
+    gateway: Broker
+    keys: Keys
+    ledgers: LocalLedgerStore
+    held: HeldLedgers
+    behind: BehindBook
+    speak_with_regions: Callable[[], None]
+    """Keep links to exactly the regions that the metadata name."""
+    look_for_room: Callable[[], Awaitable[None]]
+    """See whether a full metadata store is full still."""
+
+    def __post_init__(self) -> None:
+        self._works: list[PeriodicWork] = [self.ledgers.upkeep]
 
     def states(self) -> list[WorkState]:
         """How each kind of work is doing, as of now."""
@@ -38,12 +57,12 @@ class Chores:
 
     def start(self) -> None:
         """Begin all of it. It ends when the scheduler is closed."""
-        process, service = self._process, self._process.service
-        storage, removing = process.settings.storage, process.settings.removal
+        service = self.service
+        storage, removing = self.settings.storage, self.settings.removal
         cooling = Cooling()
 
         async def follow_policies() -> None:
-            process.speak_with_regions()
+            self.speak_with_regions()
             service.follow_policies()
 
         async def recall_missing() -> None:
@@ -53,15 +72,15 @@ class Chores:
             cooling.look(service)
 
         async def end_expired() -> None:
-            process.gateway.expiries.look(process.scheduler.now_ms() // 1000)
+            self.gateway.expiries.look(self.scheduler.now_ms() // 1000)
 
         async def follow_token_keys() -> None:
-            await process.keys.follow_tokens(
-                lambda keys: process.gateway.expiries.keep_only(keys, process.scheduler.now_ms() // 1000)
+            await self.keys.follow_tokens(
+                lambda keys: self.gateway.expiries.keep_only(keys, self.scheduler.now_ms() // 1000)
             )
 
         async def give_space_back() -> None:
-            await process.held.retry_deletions()
+            await self.held.retry_deletions()
             await trimming.trim_all(service)
 
         self._begin(
@@ -93,7 +112,7 @@ class Chores:
         )
         self._begin(
             *("enforce backlog quotas", lambda: trimming.check_quotas(service)),
-            process.settings.backlog.backlog_quota_check_interval_in_seconds,
+            self.settings.backlog.backlog_quota_check_interval_in_seconds,
             "backlogs grow beyond their quotas",
         )
         self._begin(
@@ -112,8 +131,8 @@ class Chores:
             "compacted views fall behind",
         )
         self._begin(
-            *("look after client connections", lambda: process.gateway.keep_alive(peers=False)),
-            process.gateway.keep_alive_seconds,
+            *("look after client connections", lambda: self.gateway.keep_alive(peers=False)),
+            self.gateway.keep_alive_seconds,
             "dead connections of clients are not noticed",
         )
         self._begin(
@@ -125,22 +144,22 @@ class Chores:
             "tokens are still checked with the previous keys",
         )
         self._begin(
-            *("follow the peer secret", process.keys.follow_peers, KEYS_SECONDS),
+            *("follow the peer secret", self.keys.follow_peers, KEYS_SECONDS),
             "regions still use the previous secret",
         )
         self._begin(
-            *("look after connections of other regions", lambda: process.gateway.keep_alive(peers=True)),
+            *("look after connections of other regions", lambda: self.gateway.keep_alive(peers=True)),
             PEER_KEEP_ALIVE_SECONDS,
             "dead links are not noticed",
         )
 
     def _begin_with_metadata(self) -> None:
         self._begin(
-            *("record which regions are behind", self._process.behind.follow, LOOK_SECONDS),
+            *("record which regions are behind", self.behind.follow, LOOK_SECONDS),
             "a restart may show a region that is behind as in step",
         )
         self._begin(
-            *("see whether a full metadata store has room again", self._process.look_for_room, ROOM_SECONDS),
+            *("see whether a full metadata store has room again", self.look_for_room, ROOM_SECONDS),
             "a metadata store that is not full any more is shown as full",
         )
 
@@ -155,4 +174,4 @@ class Chores:
     ) -> None:
         work = PeriodicWork(name, consequence, turn, seconds, clock=time.monotonic, sleep=asyncio.sleep)
         self._works.append(work)
-        self._process.scheduler.spawn(work.run(at_once=at_once), name)
+        self.scheduler.spawn(work.run(at_once=at_once), name)

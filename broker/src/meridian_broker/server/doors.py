@@ -19,7 +19,8 @@ from meridian_broker.admin.server import AdminServer
 from meridian_broker.gateway import tls
 from meridian_broker.gateway.addresses import Addresses, parse_bind_addresses, parse_listeners, url
 from meridian_broker.gateway.places import Places
-from meridian_broker.gateway.pulsar.broker import Broker, listen
+from meridian_broker.gateway.pulsar.broker import Broker
+from meridian_broker.gateway.pulsar.listener import listen
 from meridian_broker.gateway.tls_listeners import TlsListener, TlsListeners
 from meridian_broker.server.early import EarlyPorts
 from meridian_broker.server.regions_file import listed_regions

@@ -1,28 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What connections see of the broker they belong to, and the listener that makes them."""
+"""What connections see of the broker they belong to."""
 
 from __future__ import annotations
 
 import asyncio
-import socket
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, Final, Protocol
 
 from meridian_broker.gateway.addresses import AddressBook
 from meridian_broker.gateway.authentication import Authentication
 from meridian_broker.gateway.peer_identity import PeerIdentity
-from meridian_broker.gateway.pulsar.connection import Connection, Handler
+from meridian_broker.gateway.pulsar.connected import Connected
 from meridian_broker.gateway.pulsar.expiry import Expiries
 from meridian_broker.gateway.pulsar.flow import BYTES, STOPPING, WRITE_BYTES, turn_bytes
-from meridian_broker.gateway.tls_listeners import TlsListener, TlsListeners
 from meridian_broker.ledgers.telling import tell_each
 from meridian_broker.topics.service.service import TopicService
 
-BACKLOG: Final = 1024
-"""Connections that the system takes before this process does."""
 LONG_ANSWERS: Final = 4
 """Lists of topics and schemas made at the same time; each may be megabytes."""
 
@@ -30,11 +25,11 @@ LONG_ANSWERS: Final = 4
 class Peers(Protocol):
     """Where commands of peer brokers go."""
 
-    def received(self, connection: Connection, kind: int, message: Any) -> None:
+    def received(self, connection: Connected, kind: int, message: Any) -> None:
         """A peer command (types from 1000)."""
         ...
 
-    def gone(self, connection: Connection) -> None:
+    def gone(self, connection: Connected) -> None:
         """A connection that a peer had opened is closed."""
         ...
 
@@ -50,7 +45,6 @@ class Broker:
     region: str
     service: TopicService
     peers: Peers
-    handlers: dict[int, Handler]
     addresses: AddressBook
     """Where lookups send clients."""
     authentication: Authentication
@@ -75,8 +69,8 @@ class Broker:
     """Asks the other regions why a replicated subscription of a topic may not go now; None: it may."""
     ready: bool = False
     """Set once everything is open; until then other brokers are served, and clients wait for the answer to CONNECT."""
-    waiting: dict[Connection, Any] = field(default_factory=dict)
-    """Clients that said CONNECT before that, and their commands."""
+    waiting: dict[Connected, Callable[[], None]] = field(default_factory=dict)
+    """Clients that said CONNECT before that, and what answers them."""
     draining: bool = False
     lookups: int = 0
     """Lookups and partition queries under way."""
@@ -85,17 +79,17 @@ class Broker:
     turn_bytes: int = WRITE_BYTES
     """What each connection may write in a turn of the loop."""
     publish_bytes: int = 0
-    held_back: set[Connection] = field(default_factory=set)
+    held_back: set[Connected] = field(default_factory=set)
     """Not read from until ``publish_bytes`` is less."""
-    connections: set[Connection] = field(default_factory=set)
-    strangers: dict[Connection, None] = field(default_factory=dict)
+    connections: set[Connected] = field(default_factory=set)
+    strangers: dict[Connected, None] = field(default_factory=dict)
     """Those without a CONNECT, oldest first."""
-    clients: set[Connection] = field(default_factory=set)
+    clients: set[Connected] = field(default_factory=set)
     expiries: Expiries = field(default_factory=Expiries)
     addresses_connected: Counter[str] = field(default_factory=Counter)
     """Clients by address."""
 
-    def connected(self, connection: Connection) -> None:
+    def connected(self, connection: Connected) -> None:
         """One more."""
         self.connections.add(connection)
         self.turn_bytes = turn_bytes(len(self.connections))
@@ -105,7 +99,7 @@ class Broker:
             del self.strangers[oldest]
             oldest.end("others want the place, and it has not said CONNECT")
 
-    def let_in(self, connection: Connection) -> str | None:
+    def let_in(self, connection: Connected) -> str | None:
         """It said CONNECT, and who it is. Says why it may not stay, if so; brokers of other regions always may."""
         address = connection.address
         self.strangers.pop(connection, None)
@@ -121,7 +115,7 @@ class Broker:
         self.addresses_connected[address] += 1
         return None
 
-    def disconnected(self, connection: Connection) -> None:
+    def disconnected(self, connection: Connected) -> None:
         self.connections.discard(connection)
         self.turn_bytes = turn_bytes(len(self.connections))
         self.held_back.discard(connection)
@@ -134,19 +128,19 @@ class Broker:
             if not self.addresses_connected[address]:
                 del self.addresses_connected[address]
 
-    def lets_wait(self, connection: Connection, command: Any) -> bool:
-        """It said CONNECT before everything was open. False: as many wait as may connect."""
+    def lets_wait(self, connection: Connected, answer: Callable[[], None]) -> bool:
+        """It said CONNECT before everything was open: it is answered then. False: as many wait as may connect."""
         if len(self.waiting) >= self.connections_max:
             return False
         self.strangers.pop(connection, None)
-        self.waiting[connection] = command
+        self.waiting[connection] = answer
         return True
 
-    def admit(self, connect: Callable[[Connection, Any], None]) -> None:
-        """Everything is open: clients that wait are answered, by ``connect``."""
+    def admit(self) -> None:
+        """Everything is open: clients that wait are answered."""
         self.ready = True
         waiting, self.waiting = self.waiting, {}
-        tell_each([partial(connect, connection, command) for connection, command in waiting.items()])
+        tell_each(list(waiting.values()))
 
     def hear_no_more(self) -> None:
         """Read nothing more from clients: what they send from now on is not stored, and they send it again."""
@@ -165,7 +159,7 @@ class Broker:
             for connection in held_back:
                 connection.read_on(BYTES)
 
-    def peer_gone(self, connection: Connection) -> None:
+    def peer_gone(self, connection: Connected) -> None:
         self.peers.gone(connection)
 
     async def keep_alive(self, *, peers: bool) -> None:
@@ -175,30 +169,3 @@ class Broker:
             if one.is_peer and not self.identity.holds(one.peer_secret):
                 one.end("the peer secret that it proved was removed")
         tell_each([one.keep_alive for one in self.connections if one.is_peer == peers])
-
-
-async def listen(
-    broker: Broker,
-    host: str,
-    port: int,
-    secure: TlsListeners | None = None,
-    listener: str = "",
-    early: socket.socket | None = None,
-) -> asyncio.Server | TlsListener:
-    """Take the address; nobody is accepted before ``start_serving``.
-
-    :param secure: encrypts connections; None: they are plain.
-    :param listener: whose addresses those who come in here are told, unless they name another.
-    :param early: the address, which is open already.
-    :raises OSError: the address is taken.
-    """
-    loop = asyncio.get_running_loop()
-
-    def accept() -> Connection:
-        return Connection(broker, loop, listener)
-
-    if secure is not None:
-        return await secure.listen(accept, host, port, backlog=BACKLOG, early=early)
-    if early is not None:
-        return await loop.create_server(accept, sock=early, backlog=BACKLOG, start_serving=False)
-    return await loop.create_server(accept, host, port, backlog=BACKLOG, start_serving=False)

@@ -14,11 +14,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
-from typing import TYPE_CHECKING, Any, Final, cast
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any, Final, cast
 
 from meridian_broker.bounds.clients import FIRST_FRAME_BYTES, FRAME_PADDING_BYTES, MESSAGE_BYTES
 from meridian_broker.gateway.authentication import METHOD
+from meridian_broker.gateway.pulsar.broker import Broker
 from meridian_broker.gateway.pulsar.flow import (
     BYTES,
     PENDING,
@@ -41,9 +42,6 @@ from meridian_broker.wire.pulsar import encode
 from meridian_broker.wire.pulsar.errors import ChecksumError
 from meridian_broker.wire.pulsar.frames import SEND, FrameDecoder, FrameError, Send
 from meridian_broker.wire.pulsar.metadata import BodyError
-
-if TYPE_CHECKING:
-    from meridian_broker.gateway.pulsar.broker import Broker
 
 REQUESTS: Final = 1000
 """Requests of one connection under way at which nothing more is read from it; a client waits for far fewer."""
@@ -73,6 +71,7 @@ class Connection(FlowControl):
         "_closed_ids",
         "_decoder",
         "_flushing",
+        "_handlers",
         "_heard",
         "_out",
         "_pending",
@@ -105,9 +104,13 @@ class Connection(FlowControl):
         "watchers",
     )
 
-    def __init__(self, broker: Broker, loop: asyncio.AbstractEventLoop, listener: str = "") -> None:
+    def __init__(
+        self, broker: Broker, handlers: Mapping[int, Handler], loop: asyncio.AbstractEventLoop, listener: str = ""
+    ) -> None:
+        """:param handlers: what answers each command."""
         super().__init__(loop)
         self.broker = broker
+        self._handlers = handlers
         self.listener = listener
         """Whose addresses lookups answer when the client names no listener."""
         self._decoder = FrameDecoder(FIRST_FRAME_BYTES)
@@ -209,7 +212,7 @@ class Connection(FlowControl):
                 elif not self.started and kind not in _BEFORE_CONNECT:
                     self.end(f"command {kind} before CONNECT")
                 else:
-                    handler = self.broker.handlers.get(kind)
+                    handler = self._handlers.get(kind)
                     if handler is None:
                         log.info("%s: command %d is unknown and passed over", self, kind)
                     else:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import ssl
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from meridian_broker.gateway.authentication import METHOD, SCOPES, NotAuthenticated
@@ -35,7 +36,7 @@ def connect(connection: Connection, command: Any) -> None:
     if asked.auth_method_name == PEER_AUTH_METHOD:
         _challenge(connection, asked)
     elif not broker.ready:
-        if not broker.lets_wait(connection, command):
+        if not broker.lets_wait(connection, partial(connect, connection, command)):
             _turn_away(connection, ServerError.SERVICE_NOT_READY, "this broker is starting: try again in a moment")
     elif not broker.authentication.required or _authenticated(connection, asked):
         _welcome(connection, asked)

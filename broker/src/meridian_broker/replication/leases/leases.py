@@ -25,16 +25,14 @@ Groups within a region can use this as it is: their leader is then the only vote
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
-from enum import Enum
-from typing import Final, Protocol, TypeAlias
+from dataclasses import dataclass
+from typing import Final, Protocol
 
 from meridian_broker.positions import ZERO
+from meridian_broker.replication.leases.claim import Claim, Quorums, State
 from meridian_broker.replication.leases.messages import (
     ITEMS_MAX,
     PAST,
-    AnswerItem,
-    AskItem,
     LeaseAnswer,
     LeaseAsk,
     LeaseMessage,
@@ -42,7 +40,7 @@ from meridian_broker.replication.leases.messages import (
     LeaseRenewed,
     Stream,
 )
-from meridian_broker.replication.leases.quorums import Electorates, Voters, home_among
+from meridian_broker.replication.leases.quorums import Electorates, home_among
 from meridian_broker.replication.leases.renewals import Renewals
 
 CLOCK_RATE: Final = 0.01
@@ -79,56 +77,6 @@ class LeaseTimes:
     def attempt(self) -> int:
         """How long the answers to one attempt are waited for."""
         return max(self.duration // 4, 1)
-
-
-Quorums: TypeAlias = tuple[tuple[Voters, int], ...]
-
-
-class State(Enum):
-    IDLE = "idle"
-    ASKING = "asking"
-    HELD = "held"
-    YIELDING = "yielding"
-    """Held, and being handed over: it is not renewed."""
-
-
-@dataclass(slots=True)
-class Claim:
-    """What this holder has of one stream."""
-
-    stream: Stream
-    electorates: Electorates
-    home: str
-    voters: Voters = ()
-    """All who are asked."""
-    quorums: Quorums = ()
-    """Of which voters it takes how many; of each of these."""
-    by_name: set[str] = field(default_factory=set)
-    """Voters who did not promise what is asked for now, as far as is known: they are asked by name."""
-    state: State = State.IDLE
-    until_ms: int = 0
-    """It may be read before this, by the holder's clock; 0: not at all."""
-    term: int = 0
-    known_term: int = 0
-    """The highest heard of."""
-    asked_ms: dict[str, int] = field(default_factory=dict)
-    """Voter -> when it was asked for what it promised."""
-    refusals: dict[str, AnswerItem] = field(default_factory=dict)
-    """What voters said who did not, in this attempt."""
-    next_ms: int = 0
-    """The next attempt; while one is under way, its end; while it is held, when it is renewed before the others."""
-    tries: int = 0
-    unwanted_ms: int | None = None
-    """Since when it is not wanted any more."""
-
-    @property
-    def is_held(self) -> bool:
-        return self.until_ms > 0
-
-    @property
-    def item(self) -> AskItem:
-        """What is asked for."""
-        return AskItem(self.stream, self.term, self.electorates.mark, self.home)
 
 
 class LeaseHost(Protocol):

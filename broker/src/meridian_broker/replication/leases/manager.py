@@ -11,7 +11,8 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Final, Protocol
 
-from meridian_broker.replication.leases.leases import Claim, Leases, LeaseTimes
+from meridian_broker.replication.leases.claim import Claim
+from meridian_broker.replication.leases.leases import Leases, LeaseTimes
 from meridian_broker.replication.leases.messages import (
     ITEMS_MAX,
     NOT_SERVED,

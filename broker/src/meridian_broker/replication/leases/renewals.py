@@ -4,13 +4,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
 
+from meridian_broker.replication.leases.claim import Claim
 from meridian_broker.replication.leases.grant_digests import Roll
 from meridian_broker.replication.leases.messages import LeaseRenewal, LeaseRenewed
-
-if TYPE_CHECKING:
-    from meridian_broker.replication.leases.leases import Claim
 
 
 class Renewals:

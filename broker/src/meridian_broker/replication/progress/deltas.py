@@ -26,7 +26,8 @@ from meridian_broker.replication.progress.messages import (
     Refusal,
     SubscriptionKey,
 )
-from meridian_broker.replication.progress.peer import Peer, Pending, PendingKey
+from meridian_broker.replication.progress.peer import Peer
+from meridian_broker.replication.progress.pending import Pending, PendingKey
 from meridian_broker.replication.progress.waits import Waits
 
 NOT_CONFIRMED = "NotConfirmedInTime"

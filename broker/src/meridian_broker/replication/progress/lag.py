@@ -15,12 +15,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Set
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from meridian_broker.replication.progress.messages import SubscriptionKey
-
-if TYPE_CHECKING:
-    from meridian_broker.replication.progress.peer import Pending
+from meridian_broker.replication.progress.pending import Pending
 
 
 class Why(StrEnum):

@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Final, TypeAlias
+from typing import Final
 
 from meridian_broker.positions.progress import Progress
 from meridian_broker.replication.progress.catching_up import CatchingUp
@@ -33,29 +33,10 @@ from meridian_broker.replication.progress.messages import (
     SubscriptionKey,
     Summary,
 )
+from meridian_broker.replication.progress.pending import Pending, PendingKey
 
 HEALED_MS: Final = 60_000
 """So long after a link is back, what was missed before was compared often enough."""
-
-PendingKey: TypeAlias = tuple[str, str, bool]
-"""``(topic, subscription, passed on)``: what a third region told us is kept apart, it travels no further (R19)."""
-
-
-@dataclass(slots=True)
-class Pending:
-    """Progress of one subscription that waits to be sent."""
-
-    delta: Progress
-    record: bytes | None
-    """The subscription's, where the peer may lack it; durable here, as the delta is."""
-    incarnation: str
-    """Of the topic of which it was said (R8)."""
-    entries: int = 0
-    """How many entries were acknowledged in it."""
-    since_ms: int = 0
-    """When the first of it was offered."""
-    shared: bool = True
-    """The delta is queued for other peers too: copied before anything is joined to it."""
 
 
 @dataclass(frozen=True, slots=True)

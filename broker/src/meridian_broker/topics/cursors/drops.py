@@ -14,11 +14,11 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Collection, Iterable
 from typing import TYPE_CHECKING, Final
 
+from meridian_broker.ledgers.block_times import BLOCK
 from meridian_broker.ledgers.damage import is_damaged
 from meridian_broker.ledgers.entry import unpack
 from meridian_broker.ledgers.index import LedgerIndex
 from meridian_broker.ledgers.store import LedgerError
-from meridian_broker.ledgers.times import BLOCK
 from meridian_broker.positions import Cause, Dropped, Progress
 from meridian_broker.positions.position import EARLIEST, LATEST, Position
 from meridian_broker.topics.errors import TopicFenced

@@ -1,0 +1,29 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Progress that waits to be sent to one peer, or is on its way there."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from meridian_broker.positions.progress import Progress
+
+PendingKey: TypeAlias = tuple[str, str, bool]
+"""``(topic, subscription, passed on)``: what a third region told us is kept apart, it travels no further (R19)."""
+
+
+@dataclass(slots=True)
+class Pending:
+    """Progress of one subscription that waits to be sent."""
+
+    delta: Progress
+    record: bytes | None
+    """The subscription's, where the peer may lack it; durable here, as the delta is."""
+    incarnation: str
+    """Of the topic of which it was said (R8)."""
+    entries: int = 0
+    """How many entries were acknowledged in it."""
+    since_ms: int = 0
+    """When the first of it was offered."""
+    shared: bool = True
+    """The delta is queued for other peers too: copied before anything is joined to it."""
