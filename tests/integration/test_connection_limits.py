@@ -195,6 +195,7 @@ async def until(condition: Callable[[], object]) -> None:
 
 def only_connection(inside: Inside) -> Connection:
     (connection,) = inside.gateway.connections
+    assert isinstance(connection, Connection)
     return connection
 
 

@@ -136,7 +136,7 @@ async def test_no_more_wait_for_a_start_than_may_connect(tmp_path: Path) -> None
         assert not inside.gateway.strangers, "those who wait keep nobody else from saying CONNECT"
         await wires[0].close()
         await until(lambda: len(inside.gateway.waiting) == 1)
-        inside.gateway.admit(handshake.connect)
+        inside.gateway.admit()
         await wires[1].hear(T.CONNECTED)
         for wire in wires[1:]:
             await wire.close()

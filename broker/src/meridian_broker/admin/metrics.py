@@ -18,8 +18,9 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 from prometheus_client.registry import Collector
 
+from meridian_broker.admin.export.export import EXPORTS
 from meridian_broker.admin.figures import lagging
-from meridian_broker.admin.http.requests import EXPORTS, state
+from meridian_broker.admin.http.requests import state
 from meridian_broker.admin.http.state import AdminState
 from meridian_broker.engines.local.stats import SYNC_SECONDS_BUCKETS, EngineStats
 from meridian_broker.topics.subscriptions.subscription import Subscription

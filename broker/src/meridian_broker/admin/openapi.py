@@ -6,12 +6,10 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from meridian_broker.admin.http.route import Route
 from meridian_broker.admin.pulsar.health import software_version
-
-if TYPE_CHECKING:
-    from meridian_broker.admin.routes import Route
 
 
 def document(routes: Iterable[Route]) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final
 
 from aiohttp import web
@@ -13,6 +12,7 @@ from meridian_broker.admin.export import requests
 from meridian_broker.admin.export.export import CONTENT_TYPE
 from meridian_broker.admin.http.errors import Handler
 from meridian_broker.admin.http.requests import answer
+from meridian_broker.admin.http.route import Route
 from meridian_broker.admin.meridian import describing, gaps, regions, scoping, syncing, translating, uniting
 from meridian_broker.admin.openapi import document
 from meridian_broker.admin.pulsar import (
@@ -29,22 +29,6 @@ from meridian_broker.admin.pulsar import (
     tenants,
     topics,
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Route:
-    """One verb on one path."""
-
-    method: str
-    path: str
-    handler: Handler
-    status: int = 200
-    """Of a good answer."""
-    content: str = "application/json"
-    peers: str | None = None
-    """Brokers of other regions call it, with this query parameter if one is named. None: they do not."""
-    exports: bool = False
-    """A token for the export alone opens it."""
 
 
 def _get(path: str, handler: Handler, content: str = "application/json", *, peers: str | None = None) -> Route:

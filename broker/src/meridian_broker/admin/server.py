@@ -9,17 +9,17 @@ from typing import Final
 
 from aiohttp import web
 
-from meridian_broker.admin.export.export import Exports
+from meridian_broker.admin.export.export import EXPORTS, Exports
 from meridian_broker.admin.figures.rates import Rates
 from meridian_broker.admin.http.connections import HttpConnection, within_limits
 from meridian_broker.admin.http.errors import refusals
 from meridian_broker.admin.http.gatekeeping import EXPORT_CALLS, PEER_CALLS, gatekeeper, proven_answers
-from meridian_broker.admin.http.requests import EXPORTS, STATE, STATS
+from meridian_broker.admin.http.requests import STATE
 from meridian_broker.admin.http.state import AdminState
 from meridian_broker.admin.http.web_pages import HOSTS, no_web_pages
 from meridian_broker.admin.meridian.describing import REMEMBERS, Remembered
 from meridian_broker.admin.pulsar.health import live, ready
-from meridian_broker.admin.pulsar.topic_stats import TopicStats
+from meridian_broker.admin.pulsar.topic_stats import STATS, TopicStats
 from meridian_broker.admin.routes import ROUTES
 from meridian_broker.bounds.http import PROBES
 from meridian_broker.gateway.places import Hall, Places

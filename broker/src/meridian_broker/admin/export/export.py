@@ -30,6 +30,7 @@ from meridian_broker.admin.export.capture import (
     capture_view,
 )
 from meridian_broker.admin.export.plan import FORMAT, topic_filter
+from meridian_broker.admin.http.requests import Refused
 from meridian_broker.admin.http.state import AdminState
 from meridian_broker.ledgers.store import LedgerError
 from meridian_broker.topics.errors import TopicError
@@ -54,16 +55,25 @@ ATTEMPTS: Final = 3
 CONTENT_TYPE: Final = "application/vnd.apache.arrow.stream"
 
 
-class SnapshotGone(Exception):
+class SnapshotGone(Refused):
     """There is no such snapshot, table or partition, or not any more."""
 
+    def __init__(self, reason: str) -> None:
+        super().__init__(404, reason)
 
-class ExportBusy(Exception):
+
+class ExportBusy(Refused):
     """Too many streams are wanted at once."""
 
+    def __init__(self, reason: str) -> None:
+        super().__init__(503, reason)
 
-class ExportFailed(Exception):
+
+class ExportFailed(Refused):
     """The encoder gave nothing. The message is its last word."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(500, reason)
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,7 +244,8 @@ class Exports:
         try:
             data = await child.stdout.read(CHUNK)
             if not data and await child.wait() != 0:
-                raise ExportFailed(f"export of {table}: {await said}")
+                log.warning("the encoder of the export of %s ended: %s", table, words := await said)
+                raise ExportFailed(f"export of {table}: {words}")
             await response.prepare(request)
             while data:
                 async with asyncio.timeout(STALLED_SECONDS):
@@ -285,3 +296,7 @@ def _break_off(request: web.Request) -> None:
     """End the response without its last chunk: what came is not the whole."""
     if request.transport is not None:
         request.transport.abort()
+
+
+EXPORTS: Final = web.AppKey("exports", Exports)
+"""Where the admin server keeps those of its broker."""

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 
 from aiohttp import web
 
-from meridian_broker.admin.http.requests import EXPORTS, Refused, answer, body, number, part
+from meridian_broker.admin.export.export import EXPORTS
+from meridian_broker.admin.http.requests import Refused, answer, body, number, part
 from meridian_broker.metadata.errors import Invalid
 
 

@@ -10,7 +10,6 @@ from typing import Final
 
 from aiohttp import web
 
-from meridian_broker.admin.export.export import ExportBusy, ExportFailed, SnapshotGone
 from meridian_broker.admin.http.requests import Refused
 from meridian_broker.ledgers.store import LedgerError
 from meridian_broker.metadata.errors import AlreadyExists, Contended, Invalid, NotEmpty, NotFound, QuotaReached
@@ -46,7 +45,6 @@ STATUSES: Final[tuple[tuple[type[Exception], int], ...]] = (
     (NotFound, 404),
     (TopicNotFound, 404),
     (SubscriptionNotFound, 404),
-    (SnapshotGone, 404),
     (LimitReached, 412),
     (OtherKind, 409),
     (NotInThisRegion, 412),
@@ -70,10 +68,8 @@ STATUSES: Final[tuple[tuple[type[Exception], int], ...]] = (
     (ProducerBusy, 412),
     (TopicTerminated, 412),
     (MetadataUnavailable, 503),
-    (ExportBusy, 503),
     (TopicUnreadable, 500),
     (TopicError, 503),
-    (ExportFailed, 500),
     (LedgerError, 500),
     (MetadataError, 500),
 )

@@ -9,17 +9,13 @@ from typing import Any, Final
 
 from aiohttp import web
 
-from meridian_broker.admin.export.export import Exports
 from meridian_broker.admin.http.state import AdminState
-from meridian_broker.admin.pulsar.topic_stats import TopicStats
 from meridian_broker.bounds.http import BODY_BYTES
 from meridian_broker.metadata.errors import Invalid
 from meridian_broker.positions.position import EARLIEST, LATEST, Position
 from meridian_broker.wire.pulsar.topic_name import PERSISTENT, TopicName, parse
 
 STATE: Final = web.AppKey("state", AdminState)
-EXPORTS: Final = web.AppKey("exports", Exports)
-STATS: Final = web.AppKey("stats", TopicStats)
 NAMES_MAX: Final = (1 << 63) - 1
 READ: Final = web.RequestKey("body", bytes)
 """Where a request keeps its body once that was read."""

@@ -8,9 +8,9 @@ from typing import Any, Final
 from aiohttp import web
 
 from meridian_broker.admin.figures.filling import together
-from meridian_broker.admin.http.requests import STATS, Refused, answer, any_topic_of, flag, state
+from meridian_broker.admin.http.requests import Refused, answer, any_topic_of, flag, state
 from meridian_broker.admin.pulsar.non_persistent import is_non_persistent, non_persistent, non_persistent_stats
-from meridian_broker.admin.pulsar.topic_stats import Json
+from meridian_broker.admin.pulsar.topic_stats import STATS, Json
 from meridian_broker.admin.pulsar.topics import opened
 from meridian_broker.metadata.errors import NotFound
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Final
+
+from aiohttp import web
 
 from meridian_broker.admin.figures import lagging
 from meridian_broker.admin.figures.backlogs import Standing, standing
@@ -275,3 +277,7 @@ def _state(topic: Topic) -> str:
     if topic.failure is not None:
         return "Fenced"
     return "LedgerOpened" if topic.terminated is None else "Terminated"
+
+
+STATS: Final = web.AppKey("stats", TopicStats)
+"""Where the admin server keeps the one of its broker."""

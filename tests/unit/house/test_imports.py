@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Imports between the files of this checkout go one way: no file reaches itself by them, type-only imports counted.
+
+``.importlinter`` says which room stands on which. This counts files, tests and tools included. A circle of files cannot
+be read, tested or moved one at a time, and an annotation is as much a reason to open the other file as a call is.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import pytest
+from test_tidy import ROOT, python_files
+
+SOURCES = tuple(map(Path, ("broker/src", "operator/src", "verifier/src")))
+ALSO_ON_THE_PATH = tuple(map(Path, ("tests", "tests/integration", "demo", "bench/core", "bench/failover")))
+"""Beside the folder of the importing file and those above it."""
+
+IN_CIRCLES = {"broker/src/meridian_broker/topics": 80, "tests/simulation": 25}
+"""How many files of a folder may be in circles still: while one is cut, it may grow by the pieces. Goes at zero."""
+
+IMPORT = re.compile(r"^[ \t]*(?:from ([\w.]+) import (\([^)]*\)|.+)|import (.+))", re.MULTILINE)
+"""One statement. It is looked for in the text: to parse a thousand files costs ten seconds, this a third of one."""
+NAME = re.compile(r"(?<!as )\b(?!as\b)[A-Za-z_][\w.]*")
+
+SUPPORT = tuple(
+    Path("tests", room)
+    for room in (
+        "support/kubernetes",
+        "support/verifier",
+        "support/worlds",
+        "simulation",
+        "support/brokers",
+        "support/contracts",
+        "support/protocol",
+    )
+)
+"""What tests stand on, each room on those behind it."""
+
+
+class Finder:
+    """Finds the file that a name stands for, as the interpreter does on the paths that the checkout uses."""
+
+    def __init__(self, files: list[Path]) -> None:
+        self._files = {str(path.with_suffix("")).removesuffix("/__init__"): path for path in files}
+        self._tops = {part for path in self._files for part in path.split("/")}
+
+    def imported(self, path: Path) -> Iterator[Path]:
+        """The files of the checkout that a file imports, wherever in it, also for types only."""
+        folders = [str(folder) for folder in (*path.parents, *SOURCES, *ALSO_ON_THE_PATH)]
+        for module, names, modules in IMPORT.findall((ROOT / path).read_text(encoding="utf-8")):
+            for name in NAME.findall(names or modules):
+                choices = (f"{module}.{name}", module) if module else (name,)
+                if choices[0].partition(".")[0] not in self._tops:
+                    continue
+                places = (f"{folder}/{choice.replace('.', '/')}" for choice in choices for folder in folders)
+                place = next(filter(None, map(self._files.get, places)), path)
+                if place != path:
+                    yield place
+
+
+@functools.cache
+def imports() -> dict[Path, set[Path]]:
+    """Of each file those that it imports."""
+    files = python_files()
+    finder = Finder(files)
+    return {path: set(finder.imported(path)) for path in files}
+
+
+def circles(graph: dict[Path, set[Path]]) -> set[Path]:
+    """Files that reach themselves."""
+    left = {path: set(others) for path, others in graph.items()}
+    found: set[Path] = set()
+    while True:
+        try:
+            TopologicalSorter(left).prepare()
+            return found
+        except CycleError as error:
+            around = set(error.args[1])
+            one = min(around)
+            found |= around
+            # The circle becomes one file, so that what is tied to it is found as the next circle.
+            left[one] = set().union(*(left.pop(path) for path in around)) - around
+            left = {path: {one if other in around else other for other in others} for path, others in left.items()}
+            left[one].discard(one)
+
+
+def test_finds_imports() -> None:
+    this = Path("tests/unit/house/test_imports.py")
+    assert imports()[this] == {Path("tests/unit/house/test_tidy.py")}
+    assert sum(map(len, imports().values())) > 3000
+
+
+def test_finds_circles() -> None:
+    a, b, c, d, e = map(Path, "abcde")
+    assert circles({a: {b}, b: {c}, c: set()}) == set()
+    assert circles({a: {b}, b: {c}, c: {b, d}, d: {e}, e: {c}}) == {b, c, d, e}
+
+
+def test_no_file_is_in_a_circle_of_imports() -> None:
+    found = circles(imports())
+    for folder, allowed in IN_CIRCLES.items():
+        inside = {path for path in found if path.is_relative_to(folder)}
+        found -= inside
+        assert len(inside) <= allowed, f"more files of {folder} are in circles of imports than were: {len(inside)}"
+    assert not found, f"in circles of imports: {', '.join(map(str, sorted(found)))}"
+
+
+@pytest.mark.parametrize("room", SUPPORT, ids=str)
+def test_what_tests_stand_on_imports_only_what_is_below_it(room: Path) -> None:
+    below = SUPPORT[SUPPORT.index(room) :]
+    offences = [
+        f"{path} imports {other}"
+        for path, others in imports().items()
+        if path.is_relative_to(room)
+        for other in others
+        if other.parts[0] == "tests" and not any(other.is_relative_to(folder) for folder in below)
+    ]
+    assert not offences, "\n".join(sorted(offences))
+
+
+def test_every_room_of_the_tests_support_has_its_place() -> None:
+    rooms = {path.parent for path in python_files("tests/support/")}
+    assert rooms == {room for room in SUPPORT if room.is_relative_to("tests/support")}
