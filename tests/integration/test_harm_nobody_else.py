@@ -61,7 +61,7 @@ async def test_a_consumer_that_is_closed_while_it_is_made_is_none_and_the_next_o
         wire.say(T.SUBSCRIBE, subscribe(4))
         assert (await wire.hear(T.SUCCESS)).request_id == 2
         refused = await wire.hear(T.ERROR)
-        assert (refused.request_id, refused.message) == (4, "this consumer is still being made")
+        assert (refused.request_id, refused.message) == (4, "this consumer is still being created")
     assert (await wire.hear(T.SUCCESS)).request_id == 3
     subscription = inside.service.topics[ONE].subscriptions["sub"]
     assert len(subscription.consumers) == 1

@@ -294,7 +294,7 @@ async def test_a_broken_checkpoint_behind_a_whole_one_is_reported_once_and_remov
     older, newer = sorted(name for name in files if name.startswith("checkpoint"))
     disk = RecordingDisk(flip(files, older, 60))
     store = await start(disk)
-    assert store.damages == (f"{older} is damaged and not needed: a newer one is whole",)
+    assert store.damages == (f"{older} is damaged but not needed: a newer one is intact",)
     assert await read_all(store, 1) == entries
     await store.tidy()
     await store.close()
@@ -333,7 +333,7 @@ async def test_without_any_checkpoint_the_log_says_it_all() -> None:
     for name in [name for name in files if name.startswith("checkpoint")]:
         files = flip(files, name, 60)
     store = await start(RecordingDisk(files))
-    assert "no checkpoint is whole" in store.damages[-1]
+    assert "no checkpoint is intact" in store.damages[-1]
     assert await read_all(store, 1) == entries
     assert {info.ledger_id: info.sealed for info in await store.list()} == {1: False, 2: True}
     await store.close()

@@ -184,7 +184,7 @@ async def test_a_disk_that_refuses_many_writes_is_logged_once(caplog: pytest.Log
         assert len(caplog.records) < 5
         disk.fault = None
         await append_all(await store.create(next(ids), fence=1), [b"well"])
-        assert "takes writes again" in caplog.text
+        assert "accepts writes again" in caplog.text
     await store.close()
 
 

@@ -79,7 +79,7 @@ async def test_a_taken_port_is_named(tmp_path: Path) -> None:
 async def test_one_that_dies_at_once_shows_its_log(tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "member").write_text("not a directory")
-    with pytest.raises(EtcdFailed, match=r"ended at once\n(.|\n)*member"):
+    with pytest.raises(EtcdFailed, match=r"exited at once\n(.|\n)*member"):
         await EtcdProcess.start(tmp_path)
     assert not (tmp_path / "etcd.pid").exists()
 

@@ -97,7 +97,7 @@ async def test_a_file_of_another_program_is_not_touched(tmp_path: Path) -> None:
     with sqlite3.connect(path) as sql:
         sql.execute("CREATE TABLE theirs (x)")
     sql.close()
-    with pytest.raises(MetadataError, match="some other program"):
+    with pytest.raises(MetadataError, match="another program"):
         await SqliteMetadataStore.open(path)
     path.write_bytes(b"not a database at all" * 100)
     with pytest.raises(MetadataError, match="damaged or not a metadata file"):
@@ -145,6 +145,6 @@ async def test_a_cancelled_caller_does_not_disturb_others(store: SqliteMetadataS
 
 async def test_a_place_where_no_file_can_be_made_is_refused_and_not_waited_for(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("no directory")
-    with pytest.raises(MetadataUnavailable, match="cannot be made"):
+    with pytest.raises(MetadataUnavailable, match="cannot be created"):
         async with asyncio.timeout(10):
             await SqliteMetadataStore.open(tmp_path / "file" / "metadata.sqlite")

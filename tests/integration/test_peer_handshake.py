@@ -275,12 +275,12 @@ async def test_a_call_is_taken_once_and_as_it_was_said(east: BrokerProcess) -> N
     assert challenge.status == 401
     caller.challenged(challenge.headers["WWW-Authenticate"], nonce, b"", now_ms())
     signed = caller.sign(Call("GET", path, b""), b"", now_ms())
-    assert "changed on its way" in say(signed.header, "/admin/v2/persistent/public/default/other/stats").reason
+    assert "changed in transit" in say(signed.header, "/admin/v2/persistent/public/default/other/stats").reason
     answer = say(signed.header)
     assert answer.status in (200, 404)
     caller.check(signed, answer.status, answer.body, answer.headers[PROOF_HEADER])
     again = say(signed.header)
-    assert (again.status, again.reason) == (401, "this request was made before")
+    assert (again.status, again.reason) == (401, "this request was received before")
     for noise in ("Meridian-Peer x", "Meridian-Peer " + "A" * 4000, "Meridian-Peer AAAAAA=="):
         assert say(noise).status == 401
 

@@ -294,7 +294,7 @@ async def test_what_is_no_meridian_broker_gets_nothing_of_ours() -> None:
         source = Source()
         source.publish(1)
         runner.start(source, REMOTE)
-        await until(lambda: "no Meridian broker" in (state(runner, source).last_error or ""))
+        await until(lambda: "not a Meridian broker" in (state(runner, source).last_error or ""))
         assert not server.of(T.PRODUCER)
 
 

@@ -182,7 +182,7 @@ def test_a_renewed_certificate_is_shown_without_a_restart(secure: Secure) -> Non
     producer.send(b"on the connection of before")
     files.certificate.write_text("half a certifi")
     assert secure.shown("west") == after, "what cannot be used changes nothing"
-    assert "What was read before stays in force" in secure.brokers["west"].log()
+    assert "The files read before stay in use" in secure.brokers["west"].log()
     secure.authority.issue("west")
     assert secure.shown("west") not in (before, after)
     client.close()

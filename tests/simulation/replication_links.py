@@ -344,7 +344,7 @@ class ReplicationServer:
                 remote_region=source.region,
             )
             if run.core.incarnation != topic.incarnation:
-                raise TopicFenced(f"{source.region} speaks of another incarnation of {topic.name}")
+                raise TopicFenced(f"{source.region} has another incarnation of {topic.name}")
             topic.add_producer(made)
             if run.core.missing is not None:
                 topic.gaps.told(source.region, run.core.missing)

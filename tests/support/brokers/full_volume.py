@@ -31,7 +31,7 @@ async def fill_and_empty(store: LocalLedgerStore) -> None:
     """What is full takes acknowledgements, gives space back by itself, and takes messages again."""
     writer = await store.create(ACKNOWLEDGEMENTS, 1, PROGRESS)
     last = await fill(store)
-    assert "for acknowledgements and for giving space back" in (store.full or "")
+    assert "for acknowledgements and for freeing space" in (store.full or "")
     for round_ in range(2):
         await append_all(writer, [b"acknowledged"] * 100)
         for ledger in range(last // 2 * round_ + 2, last + 1):

@@ -272,19 +272,19 @@ def test_without_its_base_a_namespace_is_not_visible() -> None:
 @pytest.mark.parametrize(
     ("policies", "message"),
     [
-        ({"retention_policies": {"retentionTimeInMinutes": 5, "retentionSizeInMB": 0}}, "both 0 or neither"),
-        ({"retention_policies": {"retentionTimeInMinutes": -2, "retentionSizeInMB": 1}}, "-1 is the least"),
-        ({"retention_policies": {"retentionTimeInMinutes": "5"}}, "a whole number is wanted"),
-        ({"retention_policies": 5}, "a JSON object is wanted"),
+        ({"retention_policies": {"retentionTimeInMinutes": 5, "retentionSizeInMB": 0}}, "both time and size to 0"),
+        ({"retention_policies": {"retentionTimeInMinutes": -2, "retentionSizeInMB": 1}}, "the minimum is -1"),
+        ({"retention_policies": {"retentionTimeInMinutes": "5"}}, "expected a whole number"),
+        ({"retention_policies": 5}, "expected a JSON object"),
         ({"message_ttl_in_seconds": -1}, "cannot be negative"),
-        ({"message_ttl_in_seconds": True}, "a whole number is wanted"),
-        ({"deduplicationEnabled": 1}, "true or false is wanted"),
+        ({"message_ttl_in_seconds": True}, "expected a whole number"),
+        ({"deduplicationEnabled": 1}, "expected true or false"),
         ({"replication_clusters": "us-east"}, "a list is wanted"),
-        ({"replication_clusters": [1]}, "a list of names is wanted"),
-        ({"backlog_quota_map": {"moon": {}}}, "are the kinds"),
+        ({"replication_clusters": [1]}, "expected a list of names"),
+        ({"backlog_quota_map": {"moon": {}}}, "the kinds are"),
         ({"backlog_quota_map": {"message_age": {"policy": "explode"}}}, "not a backlog quota policy"),
         ({"bundles": {"numBundles": 0}}, "1 to 1024"),
-        ([], "a JSON object is wanted"),
+        ([], "expected a JSON object"),
     ],
 )
 def test_impossible_policies_are_refused_with_a_sentence(policies: Any, message: str) -> None:

@@ -525,7 +525,7 @@ def test_what_rules_by_time_alone_has_a_format_that_older_brokers_refuse() -> No
     delta = progress.empty_delta()
     delta.ack(progress.epoch, "us-east", EARLIEST, Position(7, 4))
     assert delta.encode()[0] == 3
-    with pytest.raises(ValueError, match="no rewind that rules by time alone"):
+    with pytest.raises(ValueError, match="no rewind applies by time alone"):
         Progress.decode(bytes.fromhex("03000000000000000" + "10775732d65617374080400" + "00"))
 
 

@@ -231,7 +231,7 @@ def test_a_delta_that_names_no_seeks_by_time_is_refused() -> None:
     for damaged in (nested, *(whole[:end] for end in range(len(whole)))):
         with pytest.raises(ValueError):
             Progress.decode(damaged)
-    with pytest.raises(ValueError, match="nothing is noted"):
+    with pytest.raises(ValueError, match="record of several seeks by time is empty"):
         Progress.decode(b"\x05\x01\x00\x00\x01\x00\x00")
 
 

@@ -240,9 +240,9 @@ def test_of_two_it_is_said_why_nobody_takes_over_and_a_witness_is_one_more() -> 
     us.served.add(stream)
     us.desk.want(stream, Electorates.of("eu", "us"), "eu")
     us.desk.tick()
-    alone = "eu cannot be reached: of two regions, one takes over for the other by command only"
+    alone = "eu cannot be reached: with two regions, only a command lets one take over"
     assert us.desk.holder_of(stream)[2] == alone
     us.desk.want(stream, VOTERS, "eu")
     assert us.desk.holder_of(stream)[2] == "no majority of ap, eu, us: ap, eu cannot be reached"
     us.desk.greeted("ap", leases=True, renewals=True)
-    assert us.desk.holder_of(stream)[2] == "votes are asked for"
+    assert us.desk.holder_of(stream)[2] == "waiting for votes"

@@ -84,10 +84,10 @@ async def test_a_problem_that_lasts_is_logged_once_and_its_end_too(caplog: pytes
     errors = [LedgerError("full"), LedgerError("full"), LedgerError("gone"), None, LedgerError("gone")]
     await run(work_of(Clock(5), raising([*errors])))
     assert [record.getMessage() for record in caplog.records] == [
-        "failed to tidy up: full. It is tried again; until then, it is untidy",
-        "failed to tidy up: gone. It is tried again; until then, it is untidy",
-        "tidy up: it works again",
-        "failed to tidy up: gone. It is tried again; until then, it is untidy",
+        "failed to tidy up: full. Trying again; until it succeeds, it is untidy",
+        "failed to tidy up: gone. Trying again; until it succeeds, it is untidy",
+        "tidy up: works again",
+        "failed to tidy up: gone. Trying again; until it succeeds, it is untidy",
     ]
     assert not any(record.exc_info for record in caplog.records)
 

@@ -60,8 +60,8 @@ GAUGES: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
         "Entries of the topic first stored here that the region has not confirmed",
         REMOTE,
     ),
-    "meridian_unreplicated_tail_bytes": ("Bytes of them, about", REMOTE),
-    "meridian_unreplicated_tail_seconds": ("Age of the oldest of them", REMOTE),
+    "meridian_unreplicated_tail_bytes": ("Approximate bytes of the entries that the region has not confirmed", REMOTE),
+    "meridian_unreplicated_tail_seconds": ("Age of the oldest entry that the region has not confirmed", REMOTE),
     "meridian_progress_lag_entries": (
         "Entries acknowledged here since the start that the region has not confirmed, of all subscriptions",
         REMOTE,
@@ -96,9 +96,9 @@ GAUGES: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
         TOPIC,
     ),
     "meridian_progress_link_up": ("1 while the link that carries progress to the region is up", LINK),
-    "meridian_periodic_work_failing": ("1 while the last turn of the periodic work failed", WORK),
+    "meridian_periodic_work_failing": ("1 while the last run of the periodic work failed", WORK),
     "meridian_periodic_work_seconds_since_success": (
-        "Seconds since the last turn of the periodic work that went well",
+        "Seconds since the last successful run of the periodic work",
         WORK,
     ),
     "meridian_connections": ("Client and peer connections", ("cluster",)),
@@ -107,13 +107,13 @@ GAUGES: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
     "meridian_ledgers": ("Ledgers of all topics", ("cluster",)),
     "meridian_ledger_segments": ("Segment files of the log", ("cluster",)),
     "meridian_ledger_log_bytes": ("Bytes of all segment files", ("cluster",)),
-    "meridian_ledger_live_bytes": ("Bytes of closed segment files that some ledger needs", ("cluster",)),
-    "meridian_ledger_index_entries": ("Places of entries in memory", ("cluster",)),
-    "meridian_ledger_recovery_seconds": ("Time that reading the log took at the start", ("cluster",)),
+    "meridian_ledger_live_bytes": ("Bytes of closed segment files that a ledger still needs", ("cluster",)),
+    "meridian_ledger_index_entries": ("Entry locations in memory", ("cluster",)),
+    "meridian_ledger_recovery_seconds": ("Time it took to read the log at startup", ("cluster",)),
 }
 COUNTERS: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
     "pulsar_in_messages_total": ("Messages stored, of clients and of other regions", TOPIC),
-    "pulsar_in_bytes_total": ("Bytes of them", TOPIC),
+    "pulsar_in_bytes_total": ("Bytes stored, of clients and of other regions", TOPIC),
     "pulsar_out_messages_total": ("Messages sent to consumers", TOPIC),
     "pulsar_out_bytes_total": ("Bytes sent to consumers", TOPIC),
     "pulsar_subscription_msg_out_total": ("Messages sent to consumers of the subscription", SUBSCRIPTION),
@@ -121,19 +121,19 @@ COUNTERS: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
     "meridian_replicated_out_messages_total": ("Messages the region confirmed", REMOTE),
     "meridian_replicated_out_bytes_total": ("Bytes the region confirmed", REMOTE),
     "meridian_held_for_regions_given_up_total": (
-        "Entries given back although another region may lack them (entriesHeldForRegionsMinutes)",
+        "Entries trimmed although another region may lack them (entriesHeldForRegionsMinutes)",
         TOPIC,
     ),
     "meridian_replication_holes_given_up_total": (
-        "Places where lost entries of a region might have come back that are not waited for any more",
+        "Ranges in which a region may have lost entries, for which this region stopped waiting",
         TOPIC,
     ),
-    "meridian_periodic_work_failures_total": ("Turns of the periodic work that failed", WORK),
+    "meridian_periodic_work_failures_total": ("Failed runs of the periodic work", WORK),
     "meridian_damaged_entries_replaced_total": (
         "Entries that the disk damaged and that were fetched back from another region",
         TOPIC,
     ),
-    "meridian_progress_link_connections_total": ("Times the link to the region was made", LINK),
+    "meridian_progress_link_connections_total": ("Times the link to the region was established", LINK),
 }
 ENGINE_COUNTERS: Final = {
     "appends": "Entries that became durable",
@@ -145,10 +145,10 @@ ENGINE_COUNTERS: Final = {
     "read_bytes": "Bytes of entries read",
     "index_loads": "Indexes read back from files",
     "damaged_entries": "Entries found damaged",
-    "moved_bytes": "Bytes copied to empty old segments",
+    "moved_bytes": "Bytes copied to free old segments",
     "segments_removed": "Segment files removed",
     "checkpoints": "Index checkpoints written",
-    "recovered_bytes": "Bytes of log read at the start",
+    "recovered_bytes": "Bytes of log read at startup",
 }
 ENGINE_GAUGES: Final = {
     "pending_bytes": "meridian_ledger_pending_bytes",

@@ -52,13 +52,16 @@ class HeldLedgers:
         except FileNotFoundError:
             return
         except OSError as error:
-            log.warning("%s cannot be read (%s): ledgers named in it keep their space", self._note, error)
+            log.warning("%s cannot be read (%s): the space of ledgers listed in it is not freed", self._note, error)
             return
         noted = {int(line.split()[0]) for line in lines if _is_whole(line)}
         if len(noted) < len(lines):
             damaged = len(lines) - len(noted)
             log.warning(
-                "%s is damaged in %d of %d lines: their ledgers keep their space", self._note, damaged, len(lines)
+                "%s is damaged in %d of %d lines: the space of their ledgers is not freed",
+                self._note,
+                damaged,
+                len(lines),
             )
         self._waiting |= noted
         self._noted = noted | {-1}  # whatever the file says, it is written anew
@@ -89,7 +92,7 @@ class HeldLedgers:
             try:
                 await self._store.delete(ledger_id)
             except LedgerError as error:
-                log.warning("ledger %d keeps its space for now: %s", ledger_id, error)
+                log.warning("cannot free the space of ledger %d for now: %s", ledger_id, error)
                 self._write_note()
                 break
             self._waiting.discard(ledger_id)
@@ -115,7 +118,7 @@ class HeldLedgers:
                 self._note.unlink(missing_ok=True)
         except OSError as error:
             if not self._refused:
-                log.warning("%s cannot be written (%s): deletions go on without it", self._note, error)
+                log.warning("%s cannot be written (%s): ledgers are deleted without it", self._note, error)
             self._refused = True
         else:
             self._refused = False

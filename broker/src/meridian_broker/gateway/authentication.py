@@ -119,7 +119,7 @@ class Authentication:
         scope = said.get(SCOPE_CLAIM)
         if not (scope is None or (isinstance(scope, str) and scope in SCOPES)):
             known = " and ".join(SCOPES)
-            raise NotAuthenticated(f"the token's {SCOPE_CLAIM} is none that this version knows: {known} are")
+            raise NotAuthenticated(f"the token's {SCOPE_CLAIM} is not one that this version knows: {known}")
         expires = said.get("exp")
         return Granted(self._role(said), None if expires is None else int(expires), key, scope)
 
@@ -135,7 +135,7 @@ class Authentication:
         fitting = [key for key in keys if header.get("alg") in key.algorithms]
         if not fitting:
             known = sorted({algorithm for key in keys for algorithm in key.algorithms})
-            raise NotAuthenticated(f"the token is signed in another way than by {', '.join(known)}")
+            raise NotAuthenticated(f"the token is signed with an algorithm other than {', '.join(known)}")
         named = [key for key in fitting if "kid" in header and key.id == header["kid"]]
         checks: Any = {"verify_aud": False, "require": [self._claims.role]}
         for key in named or fitting:

@@ -325,11 +325,11 @@ class PulsarClientConnection(ClientWire):
         elif kind == _T.CLOSE_PRODUCER:
             producer = self._producers.pop(message.producer_id, None)
             if producer is not None:
-                producer.producer_closed(f"{self.url} closed the producer: its topic moves or closes")
+                producer.producer_closed(f"{self.url} closed the producer: its topic is moving or closing")
         elif kind == _T.CLOSE_CONSUMER:
             consumer = self._consumers.pop(message.consumer_id, None)
             if consumer is not None:
-                consumer.consumer_closed(f"{self.url} closed the consumer: its topic moves or closes")
+                consumer.consumer_closed(f"{self.url} closed the consumer: its topic is moving or closing")
         elif self._on_command is not None:
             self._on_command(kind, message)
 

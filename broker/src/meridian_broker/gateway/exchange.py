@@ -107,7 +107,7 @@ class ExchangeShell:
         def done(result: BarrierResult) -> None:
             for region in sorted(result.refused):
                 log.warning(
-                    "%s of %s is dispatched without what was acknowledged in %s, which may come again: %s",
+                    "dispatching %s of %s without the newest acknowledgements of %s; some may be delivered again: %s",
                     *(subscription, topic, region, result.missing[region]),
                 )
             passed()
@@ -174,7 +174,7 @@ class ExchangeShell:
         decoded = self._decode(kind, message)
         if isinstance(decoded, Hello):
             if decoded.region != connection.peer_name:
-                connection.end(f"it is region {connection.peer_name} and greets as {decoded.region!r}")
+                connection.end(f"region {connection.peer_name} introduced itself as {decoded.region!r}")
                 return
             if not connection.peer_region:
                 self._on_heard(decoded.region)
@@ -198,7 +198,7 @@ class ExchangeShell:
         try:
             return decode(kind, message)
         except ValueError as error:
-            log.warning("a peer sent command %d that cannot be read: %s", kind, error)
+            log.warning("cannot decode command %d from a peer: %s", kind, error)
             return None
 
     # -- time ----------------------------------------------------------------------------------------------------

@@ -26,15 +26,17 @@ def read_peer_secrets(path: Path) -> tuple[bytes, ...]:
     :raises BadKey: the file cannot be read, holds none or too many, or one of them is too short.
     """
     secrets = tuple(filter(None, map(bytes.strip, read_file("peerTokenFile", path).splitlines())))
-    advice = "`meridian tokens create-peer-secret FILE` makes one"
+    advice = "`meridian tokens create-peer-secret FILE` creates one"
     if not secrets:
         raise BadKey(f"peerTokenFile: {path} is empty: write a secret of {SHORTEST} bytes or more to it; {advice}")
     if len(secrets) > SECRETS_MAX:
-        raise BadKey(f"peerTokenFile: {path} holds {len(secrets)} secrets: remove old ones, {SECRETS_MAX} may be there")
+        raise BadKey(
+            f"peerTokenFile: {path} holds {len(secrets)} secrets, at most {SECRETS_MAX} are allowed: remove old ones"
+        )
     for number, secret in enumerate(secrets, 1):
         if len(secret) < SHORTEST:
             raise BadKey(
-                f"peerTokenFile: line {number} of {path} has {len(secret)} bytes: a secret has {SHORTEST} or more; "
+                f"peerTokenFile: line {number} of {path} has {len(secret)} bytes, a secret needs at least {SHORTEST}; "
                 f"{advice}"
             )
     return secrets

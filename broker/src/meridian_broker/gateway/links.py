@@ -145,7 +145,7 @@ class Link:
             except (ClientError, ValueError) as error:
                 self._tell(str(error))
             except Exception as error:
-                logger.exception("%s: unexpected error; it is made again", self._name)
+                logger.exception("%s: unexpected error; connecting again", self._name)
                 self._tell(repr(error))
             if loop.time() - began >= STEADY:
                 self._backoff.reset()
@@ -166,7 +166,7 @@ class Link:
         try:
             self.is_foreign = not connection.is_proven
             if self.is_foreign:
-                raise ConnectFailed(f"{self._url} is {connection.server_version}, no Meridian broker")
+                raise ConnectFailed(f"{self._url} is {connection.server_version}, not a Meridian broker")
             self.connection, self.problem = connection, None
             self._connections += 1
             self._up.set()
@@ -252,7 +252,7 @@ class PeerLinks:
             if connection is None:
                 raise ConnectionLost(f"the link to {region} is down: {link.problem}")
             if connection.unsent_bytes > UNSENT_LIMIT:
-                connection.fail(ConnectionLost(f"{region} left {UNSENT_LIMIT} bytes unread"))
+                connection.fail(ConnectionLost(f"{region} does not read: {UNSENT_LIMIT} bytes are waiting for it"))
                 return
             connection.write([encode.simple(kind, message)])
 

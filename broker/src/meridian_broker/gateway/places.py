@@ -62,9 +62,9 @@ class Hall:
         """One more, idle. Says why there is no place for it, if so."""
         places, address = self._places, guest.address
         if self._addresses[address] >= places.per_address and not self._make_room(address):
-            return f"{address} has {places.per_address} connections that are being served, the limit"
+            return f"{address} has reached the limit of {places.per_address} active connections"
         if self.count >= places.total and not self._make_room(None):
-            return f"this broker serves {places.total} connections, the limit: try again in a moment"
+            return f"this broker has reached its limit of {places.total} active connections: try again in a moment"
         self._addresses[address] += 1
         self._idle[guest] = None
         guest.has_place = True
@@ -82,7 +82,7 @@ class Hall:
     def _tell(self) -> None:
         self._gone += 1
         if self._clock() - self._said >= SAID_EVERY:
-            log.warning("%d %s made room for new ones: all places were taken", self._gone, self._what)
+            log.warning("closed %d %s to make room for new ones: the limit was reached", self._gone, self._what)
             self._said, self._gone = self._clock(), 0
 
     def leave(self, guest: Guest) -> None:

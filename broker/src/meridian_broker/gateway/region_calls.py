@@ -166,10 +166,10 @@ def _reason(error: Exception, seconds: float) -> str:
     if isinstance(error, NotProven):
         return str(error)
     if isinstance(error, aiohttp.ConnectionTimeoutError):
-        return f"does not take connections within {CONNECT_SECONDS:.0f} s"
+        return f"did not accept a connection within {CONNECT_SECONDS:.0f} s"
     if isinstance(error, TimeoutError):
-        return f"does not answer within {seconds:.0f} s"
+        return f"did not answer within {seconds:.0f} s"
     if isinstance(error, aiohttp.ClientConnectorError):
         number = error.os_error.errno
-        return f"does not take connections: {os.strerror(number) if number and number > 0 else error.os_error}"
+        return f"does not accept connections: {os.strerror(number) if number and number > 0 else error.os_error}"
     return f"broke off: {error or type(error).__name__}"

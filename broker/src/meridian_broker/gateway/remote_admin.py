@@ -119,18 +119,18 @@ class RemoteAdmin:
         method, query = ("POST", life) if count else ("PUT", making)
         status, body = await self._ask(method, region, path + query, partitions)
         if status == DELETED_LATER:
-            raise OtherDeletion(f"{topic} is not made in {region}: {body[:200]}")
+            raise OtherDeletion(f"{topic} was not created in {region}: {body[:200]}")
         if status == 409:  # another region's replicator was quicker: see what it made
             refusal = body
             status, body = await self._ask("GET", region, path + life, None)
             if status == 200 and (count := _count(body)) >= partitions:
                 return count
             if status == 200 and count == 0:
-                raise OtherKindThere(f"{topic} is not made in {region}: {refusal[:200]}")
+                raise OtherKindThere(f"{topic} was not created in {region}: {refusal[:200]}")
             status, body = await self._ask("POST", region, path + life, partitions)
         if status >= 300:
             raise RemoteAdminFailed(
-                f"{region} answered {status} when {topic} was to get {partitions} partitions: {body[:200]}"
+                f"{region} answered {status} to a request for {partitions} partitions of {topic}: {body[:200]}"
             )
         return partitions
 

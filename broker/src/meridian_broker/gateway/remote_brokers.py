@@ -59,6 +59,6 @@ class RemoteBrokers:
                 known = await PulsarClientConnection.connect(url, self._options)
                 if not known.is_proven:
                     await known.close()
-                    raise ConnectionLost(f"{url} is {known.server_version}, no Meridian broker")
+                    raise ConnectionLost(f"{url} is {known.server_version}, not a Meridian broker")
                 self._others[url] = known
             return known

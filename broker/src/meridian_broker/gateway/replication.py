@@ -126,7 +126,7 @@ class ReplicatorRunner:
         place = self._remotes.get(region)
         if place is None or not self.is_reachable(region):
             problem = None if place is None else place.link.problem
-            raise PeerAway(f"{region} cannot be asked for entries of {want.origin}: {problem or 'no way there'}")
+            raise PeerAway(f"{region} cannot be asked for entries of {want.origin}: {problem or 'no connection'}")
         asked = peer_pb2.EntriesWanted(
             request_id=0,
             region=self._region,
@@ -145,7 +145,7 @@ class ReplicatorRunner:
         except (ClientError, TimeoutError) as error:
             reason = str(error) or f"no answer in {ASK_SECONDS:g} s"
             refused = REFUSED.get(error.code, PeerAway) if isinstance(error, RequestRefused) else PeerAway
-            raise refused(f"{region} does not give entries of {want.origin}: {reason}") from error
+            raise refused(f"{region} did not return entries of {want.origin}: {reason}") from error
         last = Position(answer.last_ledger, answer.last_entry)
         feed = None
         if answer.HasField("feed"):
@@ -169,7 +169,7 @@ class ReplicatorRunner:
                 return await connection.get_schema(partitioned_topic(topic), version)
         except (ClientError, TimeoutError) as error:
             reason = str(error) or f"no answer in {ASK_SECONDS:g} s"
-            raise PeerAway(f"{region} does not give a schema of {topic}: {reason}") from error
+            raise PeerAway(f"{region} did not return a schema of {topic}: {reason}") from error
 
     async def make_partitioned(
         self, region: str, topic: str, partitions: int, incarnation: str, created: Stamp | None

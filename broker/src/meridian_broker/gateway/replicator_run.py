@@ -180,7 +180,7 @@ class ReplicatorRun:
         connection = await self.place.serving(source.name)
         if connection.peer_version == 0:
             raise RequestRefused(
-                pb.NotAllowedError, f"{connection.url} is {connection.server_version}, no Meridian broker"
+                pb.NotAllowedError, f"{connection.url} is {connection.server_version}, not a Meridian broker"
             )
         if source.partitions is not None:
             base = partitioned_topic(source.name)
@@ -302,8 +302,8 @@ def _place(state: peer_pb2.ReplicationState | None, url: str) -> RemotePlace:
     if state is None:
         raise RequestRefused(
             pb.NotAllowedError,
-            f"{url} accepted the replicator's producer but did not say what it has: it took it for a client's. Give "
-            "both regions the same peer token",
+            f"{url} accepted the replicator's producer but treated it as a client's, without peer authentication. Give "
+            "both regions the same peer secret (peerTokenFile)",
         )
     last = Position(state.last_origin_ledger, state.last_origin_entry)
     ends = {end.region: Position(end.ledger, end.entry) for end in state.ends}

@@ -160,6 +160,6 @@ class _Reloading:
         try:
             self._context = self._make()
         except TlsFilesUnusable as error:
-            log.warning("%s. What was read before stays in force", error)
+            log.warning("%s. The files read before stay in use", error)
         else:
-            log.info("read %s again", ", ".join(str(path) for path in self._paths))
+            log.info("reloaded %s", ", ".join(str(path) for path in self._paths))

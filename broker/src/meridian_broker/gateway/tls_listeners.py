@@ -147,7 +147,7 @@ class TlsListener:
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 return
             except OSError as error:
-                log.error("no connection can be accepted, which is tried again in %.0f s: %s", RETRY_SECONDS, error)
+                log.error("cannot accept connections, trying again in %.0f s: %s", RETRY_SECONDS, error)
                 self._loop.remove_reader(listening)
                 self._loop.call_later(RETRY_SECONDS, self._accept_again, listening)
                 return

@@ -67,13 +67,13 @@ def read_secret_key(path: Path) -> bytes:
 
     key = read_file("tokenSecretKey", path)
     if len(key) < SHORTEST:
-        raise BadKey(f"tokenSecretKey: {path} holds {len(key)} bytes: a key has {SHORTEST} or more")
+        raise BadKey(f"tokenSecretKey: {path} holds {len(key)} bytes: a key needs at least {SHORTEST}")
     try:
         HMACAlgorithm(HMACAlgorithm.SHA256).prepare_key(key)
     except InvalidKeyError:
         raise BadKey(
             f"tokenSecretKey: {path} holds a public or private key, or one in JSON: public keys belong to "
-            "tokenPublicKey; `meridian tokens create-secret-key` makes a secret one"
+            "tokenPublicKey; `meridian tokens create-secret-key` creates a secret key"
         ) from None
     return key
 
@@ -142,5 +142,5 @@ def _key_files(setting: str, place: str) -> list[Path]:
     if not found:
         raise BadKey(f"{setting}: {place} is a directory without keys: their files end in {suffix}")
     if len(found) > KEYS_MAX:
-        raise BadKey(f"{setting}: {place} holds {len(found)} keys: remove old ones, {KEYS_MAX} may be there")
+        raise BadKey(f"{setting}: {place} holds {len(found)} keys, at most {KEYS_MAX} are allowed: remove old ones")
     return found

@@ -330,8 +330,8 @@ class Rebuilding:
         nameless = BitMap(self._unknown) & BitMap(self._not_own)
         if nameless:
             log.error(
-                "%d entries of ledger %d are damaged, the first is %d. Nothing says what they were, but that none "
-                "of them is %s's own: markers, or entries whose regions send them again",
+                "%d entries of ledger %d are damaged, the first is %d. Their contents are unknown, but none of "
+                "them was first stored in %s: they are markers, or entries that their origins send again",
                 *(len(nameless), self._index.ledger_id, nameless.min(), self._region),
             )
         for count, number in enumerate(self._unknown, 1):

@@ -231,7 +231,7 @@ def unpack(entry: bytes) -> EntryHeader:
                 replaces = Position(*_PLACE.unpack_from(entry, at))
             at += length
     except (struct.error, UnicodeDecodeError) as error:
-        raise EntryFormatError(f"{len(entry)} bytes are no stored entry: {error}") from error
+        raise EntryFormatError(f"{len(entry)} bytes are not a stored entry: {error}") from error
     return EntryHeader(
         flags,
         offset,
@@ -258,7 +258,7 @@ def with_kept(entry: bytes, kept: int, body: bytes) -> bytes:
     bits = kept.to_bytes((kept.bit_length() + 7) // 8 or 1, "little")
     head = _without_kept(entry) + _EXTRA.pack(EXTRA_KEPT, len(bits)) + bits
     if len(head) > _MAX_OFFSET:
-        raise EntryFormatError(f"the bits of {kept.bit_length()} messages have no room in an entry's header")
+        raise EntryFormatError(f"the bits of {kept.bit_length()} messages do not fit an entry's header")
     return head[:2] + len(head).to_bytes(2, "big") + head[4:] + body
 
 

@@ -89,7 +89,7 @@ class Label:
             version, number = _HEAD.unpack_from(data)
             if version != FORMAT_VERSION:
                 raise ValueError(
-                    f"a ledger's label of format {version}; this broker reads {FORMAT_VERSION}: a newer broker wrote it"
+                    f"a ledger label of format {version}; this broker reads {FORMAT_VERSION}: a newer broker wrote it"
                 )
             kind, at, texts = Kind(number), _HEAD.size, []
             for _ in Belonging._fields:
@@ -109,11 +109,11 @@ class Label:
                 origins[region] = Position(origin_ledger, origin_entry)
             return cls(kind, belonging, Position(ledger, entry), origins, bool(is_joined))
         except struct.error as error:
-            raise ValueError(f"{len(data)} bytes are no ledger's label: {error}") from error
+            raise ValueError(f"{len(data)} bytes are not a ledger label: {error}") from error
 
 
 def _text(data: bytes, at: int, length: int) -> tuple[str, int]:
     """:raises ValueError: there is less, or it is no UTF-8."""
     if at + length > len(data):
-        raise ValueError(f"a ledger's label is cut off after {len(data)} bytes")
+        raise ValueError(f"a ledger label is cut off after {len(data)} bytes")
     return str(data[at : at + length], "utf-8"), at + length

@@ -466,7 +466,9 @@ class TopicLog(ReadableLog):
             self._room = self._limits.max_bytes
             await self._save()
         except Exception as error:
-            failure = error if isinstance(error, LedgerError) else LedgerError(f"no new ledger could be made: {error}")
+            failure = (
+                error if isinstance(error, LedgerError) else LedgerError(f"no new ledger could be created: {error}")
+            )
             self._rolling = False
             self._fail(failure)
             if not isinstance(error, LedgerError):

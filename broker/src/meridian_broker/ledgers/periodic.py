@@ -129,7 +129,7 @@ class PeriodicWork:
 
     def _succeeded(self) -> None:
         if self._problem is not None:
-            log.info("%s: it works again", self.name)
+            log.info("%s: works again", self.name)
         self._problem = None
         self._failed_in_a_row = 0
         self._last_success = self._clock()
@@ -143,7 +143,7 @@ class PeriodicWork:
         self._failed_in_a_row = 0 if isinstance(error, SomeFailed) else self._failed_in_a_row + 1
         if is_news:
             log.error(
-                "failed to %s: %s. It is tried again; until then, %s",
+                "failed to %s: %s. Trying again; until it succeeds, %s",
                 *(self.name, problem, self._consequence),
                 exc_info=next(filter(_is_bug, causes), None),
             )

@@ -165,7 +165,7 @@ class ReadableLog(Chain):
         """:param new: how many entries are. :param why: of the first one."""
         if new:
             more = f", and {new - 1} others of its ledger" if new > 1 else ""
-            log.error("%s%s; it is looked for in other regions", why, more)
+            log.error("%s%s; asking the other regions for copies", why, more)
             self._scheduler.defer(self.on_damage)
 
     # -- the tail in memory --------------------------------------------------------------------------------------

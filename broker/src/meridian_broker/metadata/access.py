@@ -119,7 +119,7 @@ class Access:
             result = await attempt()
             if result is not None:
                 return result
-        raise Contended(f"{doing}: others changed it {ATTEMPTS} times meanwhile; try again later")
+        raise Contended(f"{doing}: others changed it {ATTEMPTS} times in the meantime; try again later")
 
     async def value(self, path: str) -> tuple[Any, Stamp | None, int]:
         """Value, stamp and version at a path; version 0 and None when nothing is there."""
@@ -185,7 +185,7 @@ def check_name(name: str, what: str) -> str:
         parse_namespace(f"{name}/any")
     except InvalidTopicNameError:
         raise Invalid(
-            f"{name!r} is no name of a {what}: letters, digits and - = : . _ are allowed, and at least one of them"
+            f"{name!r} is not a valid {what} name: letters, digits and - = : . _ are allowed, and at least one of them"
         ) from None
     return name
 

@@ -173,7 +173,7 @@ class Catalog:
             except MetadataError:
                 await self._sleep(RETRY_SECONDS)
             except Exception:
-                log.exception("a change of the metadata could not be dealt with: everything is read again")
+                log.exception("failed to process a metadata change: reading everything again")
                 await self._sleep(RETRY_SECONDS)
 
     def subscribe(self, listener: Listener) -> Callable[[], None]:

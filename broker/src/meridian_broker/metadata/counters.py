@@ -91,7 +91,9 @@ class LedgerIds:
             last, _, version = await self._access.value(keys.LEDGER_IDS)
             if last is None or int(last) < ledger_id:
                 if ledger_id + BLOCK >= LEDGER_ID_END:
-                    raise MetadataError(f"another region names ledger {ledger_id} of ours: no ids are left above it")
+                    raise MetadataError(
+                        f"another region refers to our ledger {ledger_id}: there are no ids left above it"
+                    )
                 try:
                     await self._access.store.put(keys.LEDGER_IDS, encode(ledger_id), expected=version)
                 except VersionConflict:

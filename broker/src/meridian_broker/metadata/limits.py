@@ -47,7 +47,7 @@ def check_prefix(prefix: str) -> str:
     :raises BadRequest: it does not.
     """
     if len(prefix) > MAX_PATH_LENGTH or _PREFIX.fullmatch(prefix) is None:
-        raise BadRequest(f"{prefix[:80]!r} is not a metadata prefix: it has to begin with / and be printable ASCII")
+        raise BadRequest(f"{prefix[:80]!r} is not a metadata prefix: it must begin with / and be printable ASCII")
     return prefix
 
 

@@ -111,5 +111,5 @@ def _bundles(data: Mapping[str, Any]) -> int:
     value = data.get(BUNDLES)
     count: int = DEFAULT_BUNDLES if value is None else take(mapping(value, BUNDLES), "numBundles", int, DEFAULT_BUNDLES)
     if not 1 <= count <= MAX_BUNDLES:
-        raise Invalid(f"{count} bundles: 1 to {MAX_BUNDLES} are possible")
+        raise Invalid(f"{count} bundles: expected 1 to {MAX_BUNDLES}")
     return count

@@ -85,7 +85,7 @@ def _number(name: str, attribute: str) -> Policy:
     def parse(value: Any) -> Any:
         found = take({name: value}, name, int)
         if found < 0:
-            raise Invalid(f"{name} is {found}: it cannot be negative, 0 is for no limit")
+            raise Invalid(f"{name} is {found}: it cannot be negative; 0 means no limit")
         return found
 
     return Policy(name, attribute, parse, _as_it_is)
@@ -102,7 +102,7 @@ def _member(value: Any) -> Any:
 def _types(value: Any) -> frozenset[str]:
     """:raises Invalid: something in it is no subscription type."""
     if not isinstance(value, list) or not value or not set(map(str, value)) <= set(SUBSCRIPTION_TYPES):
-        raise Invalid(f"{ENABLED_TYPES} is {value!r}: one or several of {', '.join(SUBSCRIPTION_TYPES)} are wanted")
+        raise Invalid(f"{ENABLED_TYPES} is {value!r}: expected one or more of {', '.join(SUBSCRIPTION_TYPES)}")
     return frozenset(value)
 
 
@@ -155,7 +155,7 @@ def parse_level(data: Mapping[str, Any]) -> dict[str, Any]:
             continue
         elements = {key: policy.parse(one) for key, one in mapping(value, name).items() if one is not None}
         if policy.each == "kind" and not elements.keys() <= set(QUOTA_KINDS):
-            raise Invalid(f"{name} has {sorted(elements)}: {' and '.join(QUOTA_KINDS)} are the kinds")
+            raise Invalid(f"{name} has {sorted(elements)}: the kinds are {' and '.join(QUOTA_KINDS)}")
         if elements:
             level[name] = elements
     return level

@@ -26,7 +26,7 @@ def at_least(data: Mapping[str, Any], key: str, least: int, default: int) -> int
     """A whole number. :raises Invalid: it is something else, or too small."""
     value: int = take(data, key, int, default)
     if value < least:
-        raise Invalid(f"{key} is {value}: {least} is the least")
+        raise Invalid(f"{key} is {value}: the minimum is {least}")
     return value
 
 
@@ -34,7 +34,7 @@ def one_of(data: Mapping[str, Any], key: str, known: tuple[str, ...], default: s
     """One of some words. :raises Invalid: it is something else."""
     value: str = take(data, key, str, default)
     if value not in known:
-        raise Invalid(f"{key} is {value!r}: {', '.join(known)} are possible")
+        raise Invalid(f"{key} is {value!r}: expected one of {', '.join(known)}")
     return value
 
 
@@ -55,9 +55,11 @@ class Retention:
         time_minutes = take(data, "retentionTimeInMinutes", int, 0)
         size_mb = take(data, "retentionSizeInMB", int, 0)
         if min(time_minutes, size_mb) < -1:
-            raise Invalid(f"retention: {time_minutes} minutes, {size_mb} MB: -1 is the least, for no limit")
+            raise Invalid(f"retention: {time_minutes} minutes, {size_mb} MB: the minimum is -1, which means no limit")
         if (time_minutes == 0) != (size_mb == 0):
-            raise Invalid("retention: time and size are both 0 or neither is, else one would make the other void")
+            raise Invalid(
+                "retention: set both time and size to 0, or neither: a single 0 would make the other limit void"
+            )
         return cls(time_minutes, size_mb)
 
 
@@ -80,7 +82,7 @@ class BacklogQuota:
         data = mapping(source, "a backlog quota")
         policy = take(data, "policy", str, QUOTA_POLICIES[0])
         if policy not in QUOTA_POLICIES:
-            raise Invalid(f"{policy!r} is not a backlog quota policy: {', '.join(QUOTA_POLICIES)} are")
+            raise Invalid(f"{policy!r} is not a backlog quota policy: expected one of {', '.join(QUOTA_POLICIES)}")
         return cls(take(data, "limitSize", int, take(data, "limit", int, -1)), take(data, "limitTime", int, -1), policy)
 
 

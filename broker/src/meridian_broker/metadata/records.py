@@ -61,7 +61,7 @@ def take(source: Mapping[str, Any], key: str, kind: type | tuple[type, ...], def
     if value is None:
         return default
     if not isinstance(value, kind) or (isinstance(value, bool) and kind is int):
-        raise Invalid(f"{key} is {value!r}: {_article(kind)} is wanted")
+        raise Invalid(f"{key} is {value!r}: expected {_article(kind)}")
     return value
 
 
@@ -69,7 +69,7 @@ def names(source: Mapping[str, Any], key: str) -> frozenset[str]:
     """A list of names. :raises Invalid: it is something else."""
     value = take(source, key, (list, tuple, set, frozenset), ())
     if not all(isinstance(name, str) and name for name in value):
-        raise Invalid(f"{key} is {value!r}: a list of names is wanted")
+        raise Invalid(f"{key} is {value!r}: expected a list of names")
     return frozenset(value)
 
 
@@ -77,7 +77,7 @@ def strings(source: Mapping[str, Any], key: str) -> dict[str, str]:
     """A map of strings. :raises Invalid: it is something else."""
     value = take(source, key, Mapping, {})
     if not all(isinstance(name, str) and isinstance(text, str) for name, text in value.items()):
-        raise Invalid(f"{key} is {value!r}: a map of strings is wanted")
+        raise Invalid(f"{key} is {value!r}: expected an object whose values are strings")
     return dict(value)
 
 
@@ -89,12 +89,12 @@ def without(source: Mapping[str, Any], *known: str) -> Json:
 def mapping(source: Any, what: str) -> Mapping[str, Any]:
     """:raises Invalid: it is no JSON object."""
     if not isinstance(source, Mapping):
-        raise Invalid(f"{what} is {source!r}: a JSON object is wanted")
+        raise Invalid(f"{what} is {source!r}: expected a JSON object")
     return source
 
 
 def _article(kind: type | tuple[type, ...]) -> str:
-    words = {str: "a text", int: "a whole number", bool: "true or false", list: "a list", Mapping: "an object"}
+    words = {str: "a string", int: "a whole number", bool: "true or false", list: "a list", Mapping: "an object"}
     return words.get(kind[0] if isinstance(kind, tuple) else kind, "something else")
 
 
@@ -446,7 +446,7 @@ class SchemaRecord:
         try:
             definition = base64.b64decode(take(data, "data", str, ""), validate=True)
         except ValueError:
-            raise Invalid("the data of a schema are not base64") from None
+            raise Invalid("the schema data is not base64") from None
         kind, time_ms = take(data, "type", str, ""), take(data, "timestamp", int, 0)
         return cls(kind, definition, strings(data, "properties"), time_ms, version, stamp)
 

@@ -86,7 +86,7 @@ class Schemas:
                 number = contents.index(content, first)
                 return await self._read(topic, content, number)
             if len(contents) >= MAX_VERSIONS:
-                raise Invalid(f"topic {topic.base} has {MAX_VERSIONS} schemas, which is the limit")
+                raise Invalid(f"topic {topic.base} has {MAX_VERSIONS} schemas, the limit")
             namespace = await self._access.base_of_namespace(topic.namespace_name)
             total, total_version = await self._total(topic)
             if quota is not None:

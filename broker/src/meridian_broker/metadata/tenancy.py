@@ -63,14 +63,14 @@ class Clusters:
         await self.get(name)
         users = await self._users(name)
         if users:
-            raise NotEmpty(f"cluster {name} is used by {', '.join(users[:3])}: take it out there first")
+            raise NotEmpty(f"cluster {name} is used by {', '.join(users[:3])}: remove it there first")
         await self._access.change(keys.cluster(name), lambda _: {})
 
     async def check_known(self, wanted: Iterable[str]) -> None:
         """:raises Invalid: one of the names is no cluster's."""
         unknown = sorted(set(wanted) - set(await self.names()))
         if unknown:
-            raise Invalid(f"{', '.join(unknown)}: not known here as a cluster; create it first")
+            raise Invalid(f"{', '.join(unknown)}: not a cluster known here; create it first")
 
     async def _users(self, name: str) -> list[str]:
         users: list[str] = []

@@ -195,7 +195,7 @@ class PartitionedTopics:
         :raises Invalid: an impossible number, or a partition's name.
         """
         if topic.partition >= 0:
-            raise Invalid(f"{topic} is the name of a partition: a partitioned topic cannot be called so")
+            raise Invalid(f"{topic} is the name of a partition: a partitioned topic cannot have it")
         path, plain = keys.partitioned_topic(topic), keys.topic(topic)
         record = PartitionedTopicRecord(_check_count(partitions), dict(properties or {}))
 
@@ -358,7 +358,7 @@ class Topics:
             if await self._access.store.get(path) is not None:
                 raise AlreadyExists(f"topic {topic} exists already")
             if await self._access.store.get(partitioned) is not None:
-                raise AlreadyExists(f"topic {topic} is partitioned: its partitions are topics, it is not")
+                raise AlreadyExists(f"topic {topic} is partitioned: only its partitions are topics")
             incarnation, checks = await self._deletions.incarnation(topic)
             if topic.partition >= 0 and not is_found:
                 checks.append(await self._check_partition(topic, growing_to))
@@ -388,7 +388,7 @@ class Topics:
         value, stamp, version = await self._access.value(path)
         record = PartitionedTopicRecord.from_json(value, stamp) if version else None
         if record is None or record.deleting is not None:
-            raise NotFound(f"{topic.base} is not a partitioned topic (any more): {topic} cannot be made")
+            raise NotFound(f"{topic.base} is not a partitioned topic (any more): {topic} cannot be created")
         if topic.partition >= max(record.partitions, growing_to):
             raise NotFound(f"{topic.base} has {record.partitions} partitions, not {topic.partition + 1}")
         return Check(path, version)
@@ -567,5 +567,5 @@ async def list_topics(access: Access, namespace: str, domain: str, folder: str) 
 
 def _check_count(partitions: int) -> int:
     if not 1 <= partitions <= MAX_PARTITIONS:
-        raise Invalid(f"{partitions} partitions: 1 to {MAX_PARTITIONS} are possible")
+        raise Invalid(f"{partitions} partitions: expected 1 to {MAX_PARTITIONS}")
     return partitions

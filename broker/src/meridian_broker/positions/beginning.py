@@ -83,7 +83,7 @@ class Beginning(NamedTuple):
                 raise reader.broken(f"region {region!r} comes twice")
             places[region] = take_position(reader)
         if created == ZERO and places:
-            raise reader.broken("a subscription that was not made begins somewhere")
+            raise reader.broken("a subscription that does not exist has a beginning")
         return cls(life, created, places)
 
 

@@ -194,7 +194,7 @@ def _take_codes(reader: Reader, count: int) -> list[int]:
     parameter = reader.byte()
     data = reader.bytes()
     if parameter > _MAX_PARAMETER or not count <= 8 * len(data):
-        raise reader.broken("a Rice coding does not hold what it promises")
+        raise reader.broken("a Rice coding does not hold as many runs as announced")
     text = f"{int.from_bytes(data, 'big'):0{8 * len(data)}b}"
     codes = re.findall(f"1{{{_ESCAPE}}}[01]{{32}}|1{{0,{_ESCAPE - 1}}}0[01]{{{parameter}}}", text)[:count]
     used = "".join(codes)

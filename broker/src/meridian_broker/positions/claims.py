@@ -261,7 +261,7 @@ def take_position(reader: Reader) -> Position:
     ledger = reader.number() - 1
     entry = reader.number() - 1
     if ledger >= 1 << 63 or entry >= 1 << 63 or (ledger < 0 <= entry):
-        raise reader.broken(f"{ledger}:{entry} is no position")
+        raise reader.broken(f"{ledger}:{entry} is not a position")
     return Position(ledger, entry)
 
 
@@ -296,7 +296,7 @@ def _take_partial(reader: Reader, ledger: int) -> dict[int, Partial]:
         entry += reader.number() + 1
         size = reader.number()
         if entry >= ENTRY_LIMIT or not 0 < size <= BATCH_LIMIT:
-            raise reader.broken(f"a batch of {size} messages at entry {entry} cannot be")
+            raise reader.broken(f"a batch of {size} messages at entry {entry} is impossible")
         acked = int.from_bytes(reader.take((size + 7) // 8), "little")
         if not 0 < acked < (1 << size) - 1:
             raise reader.broken("a partly acked batch is not partly acked")

@@ -61,7 +61,9 @@ class Stamp(NamedTuple):
         time_ms, _, counter = numbers.partition(".")
         are_numbers = numbers.isascii() and time_ms.isdecimal() and counter.isdecimal()
         if not (region and are_numbers and len(numbers) <= _NUMBERS_MAX):
-            raise ValueError(f"{text[:80]!r} is not a stamp: milliseconds, a counter and a region are, as 12.0@us-east")
+            raise ValueError(
+                f"{text[:80]!r} is not a stamp: expected MILLISECONDS.COUNTER@REGION, such as 12.0@us-east"
+            )
         return cls(int(time_ms), int(counter), region)
 
     def encode(self) -> bytes:
@@ -75,7 +77,7 @@ class Stamp(NamedTuple):
             time_ms, counter = _FIXED.unpack_from(data)
             return cls(time_ms, counter, str(data[_FIXED.size :], "utf-8"))
         except (struct.error, UnicodeDecodeError) as error:
-            raise ValueError(f"{len(data)} bytes are no stamp: {error}") from None
+            raise ValueError(f"{len(data)} bytes are not a stamp: {error}") from None
 
 
 ZERO: Final = Stamp(0, 0, "")

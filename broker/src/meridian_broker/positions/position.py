@@ -49,4 +49,4 @@ def parse_position(text: str) -> Position:
             raise ValueError
         return Position(int(ledger), int(entry))
     except ValueError:
-        raise ValueError(f"{text!r} is not a position: two numbers with a colon between them, as 12:7") from None
+        raise ValueError(f"{text!r} is not a position: expected LEDGER:ENTRY, such as 12:7") from None

@@ -443,7 +443,7 @@ class Progress(LayeredAcks):
             result.beginning = Beginning.take(reader)
             if result.beginning == UNKNOWN:
                 if version == 2:
-                    raise reader.broken("nothing is said of the beginning")
+                    raise reader.broken("the beginning is missing")
                 result.beginning = UNKNOWN
         result._base = {sys.intern(region): acks for region, acks in take_acks(reader).items()}
         layers = [Layer.take(reader) for _ in range(reader.count(6))]
@@ -451,7 +451,7 @@ class Progress(LayeredAcks):
         check_order(layers)
         result._layers = Layers(layers) or None
         if version == 3 and not result._needs_times():
-            raise reader.broken("there is no rewind that rules by time alone")
+            raise reader.broken("no rewind applies by time alone")
         result._forget_overruled()
         return result
 
@@ -462,7 +462,7 @@ class Progress(LayeredAcks):
         timeless = {sys.intern(region): acks for region, acks in take_acks(reader).items()}
         rest = reader.rest()
         if not known.notes_once or not timeless or rest[:1] == b"\x05":
-            raise reader.broken("nothing is noted for several seeks by time")
+            raise reader.broken("the record of several seeks by time is empty")
         result = cls.decode(rest)
         touched = result._layers or ()
         if any(known.find(layer.epoch) is None for layer in touched):

@@ -53,7 +53,7 @@ class Reader:
         try:
             value = self._data[self._at]
         except IndexError:
-            raise self.broken("it ends too early") from None
+            raise self.broken("it is cut off") from None
         self._at += 1
         return value
 
@@ -79,13 +79,13 @@ class Reader:
         """How many items follow. Each takes at least ``bytes_each`` bytes, so a lie cannot make us loop for long."""
         value = self.number()
         if value * bytes_each > len(self._data) - self._at:
-            raise self.broken(f"it promises {value} items, more than the bytes left can hold")
+            raise self.broken(f"it announces {value} items, more than the remaining bytes can hold")
         return value
 
     def take(self, length: int) -> bytes:
         end = self._at + length
         if end > len(self._data):
-            raise self.broken("it ends too early")
+            raise self.broken("it is cut off")
         data = self._data[self._at : end]
         self._at = end
         return bytes(data)

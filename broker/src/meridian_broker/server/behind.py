@@ -35,7 +35,7 @@ class BehindBook:
         try:
             self._on_record = await self._catalog.behind.read(self._broker_id)
         except MetadataError as error:
-            log.warning("which regions were behind before this start is not known: %s", error)
+            log.warning("cannot read which regions were behind before this start: %s", error)
         known = self._catalog.known_clusters()
         self._before = {region: since for region, since in self._on_record.items() if region in known}
         for region, since_ms in self._before.items():
@@ -61,6 +61,6 @@ class BehindBook:
         try:
             await self._catalog.behind.write(self._broker_id, wanted)
         except MetadataError as error:
-            log.warning("which regions are behind is not on record, next try in a moment: %s", error)
+            log.warning("cannot record which regions are behind; trying again shortly: %s", error)
             return
         self._on_record = wanted

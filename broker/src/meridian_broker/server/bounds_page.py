@@ -22,7 +22,7 @@ _INTRODUCTION: Final = """\
 
 # Limits
 
-What a broker refuses for being too large, too many or too late, whatever its settings are. Limits that an operator may
+A broker refuses requests beyond these limits, whatever its settings. Limits that an operator may
 choose are settings: see [configuration.md](configuration.md).
 """
 

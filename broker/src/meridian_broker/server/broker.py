@@ -419,7 +419,7 @@ class BrokerProcess:
             listed = self._listed.get(region)
             if listed is None:
                 raise ConnectFailed(
-                    f"region {region} is not connected to: without TLS (brokerClientTlsEnabled) its address must be in "
+                    f"not connecting to region {region}: without TLS (brokerClientTlsEnabled) its address must be in "
                     "regionsFile"
                 )
             return listed.broker_service_url, listed.service_url
@@ -453,7 +453,9 @@ class BrokerProcess:
                 self.leases.release_unwanted()  # others go on at once with what was dispatched here (R26)
                 await self.service.close()
         except TimeoutError:
-            log.warning("draining took longer than %.0f s; what is durable is safe, the rest is sent again", limit)
+            log.warning(
+                "draining took longer than %.0f s; durable messages are safe, clients send the rest again", limit
+            )
         for connection in tuple(self.gateway.connections):
             connection.end("this broker is shutting down")
 

@@ -98,7 +98,7 @@ class Chores:
         )
         self._begin(
             *("pack idle acknowledgements", cool, LOOK_SECONDS),
-            "they take more memory than they need",
+            "idle acknowledgements take more memory than needed",
         )
         self._begin_with_metadata()
         self._begin(
@@ -133,11 +133,11 @@ class Chores:
         self._begin(
             *("look after client connections", lambda: self.gateway.keep_alive(peers=False)),
             self.gateway.keep_alive_seconds,
-            "dead connections of clients are not noticed",
+            "dead client connections are not noticed",
         )
         self._begin(
             *("end connections whose tokens have expired", end_expired, LOOK_SECONDS),
-            "clients go on with tokens that are no longer good",
+            "clients stay connected with expired tokens",
         )
         self._begin(
             *("follow the keys of tokens", follow_token_keys, KEYS_SECONDS),
@@ -160,7 +160,7 @@ class Chores:
         )
         self._begin(
             *("see whether a full metadata store has room again", self.look_for_room, ROOM_SECONDS),
-            "a metadata store that is not full any more is shown as full",
+            "a metadata store that has room again is still shown as full",
         )
 
     def _begin(

@@ -173,6 +173,6 @@ def client_tls(settings: Settings) -> tls.ContextSource | None:
 def _taken(host: str, port: int, error: OSError) -> SettingsError:
     why = os.strerror(error.errno) if error.errno and error.errno > 0 else error
     return SettingsError(
-        f"this broker cannot listen on {host}:{port}: {why}. Stop the process that has the port, or choose another by "
+        f"cannot listen on {host}:{port}: {why}. Stop the process that uses the port, or choose another with "
         "brokerServicePort, webServicePort, probeServicePort or bindAddresses"
     )

@@ -213,7 +213,7 @@ class EtcdProcess:
             if self._process.returncode is not None:
                 if b"address already in use" in (self.data_dir / "etcd.log").read_bytes()[log_at:]:
                     raise _PortTaken
-                raise EtcdFailed(f"{self.binary} ended at once\n{_log_end(self.data_dir)}")
+                raise EtcdFailed(f"{self.binary} exited at once\n{_log_end(self.data_dir)}")
             if time.monotonic() > deadline:
                 raise EtcdFailed(f"{self.binary} is not ready after {READY_SECONDS:.0f} s\n{_log_end(self.data_dir)}")
             await asyncio.sleep(_POLL_SECONDS)
@@ -318,7 +318,7 @@ def _prepare(directory: Path) -> None:
     deadline = time.monotonic() + STOP_SECONDS
     while _runs_on(pid, directory):
         if time.monotonic() > deadline:
-            raise EtcdFailed(f"an etcd of an earlier run (process {pid}) on {directory} does not end: end it by hand")
+            raise EtcdFailed(f"an etcd of an earlier run (process {pid}) on {directory} does not stop: stop it by hand")
         time.sleep(_POLL_SECONDS)
 
 

@@ -116,7 +116,7 @@ def plan_regions(options: UpOptions, given: Given) -> list[RegionPlan]:
     if len(set(ports)) != len(ports) or max(ports) > 65535:
         begin = " and ".join(f"{port} + {PORT_STEP} i" for port in first.values())
         raise UpFailed(
-            f"the ports {begin} of {len(plans)} regions meet each other or pass 65535: choose another "
+            f"the ports {begin} of {len(plans)} regions overlap or exceed 65535: choose another "
             + " or ".join(OPTION_OF[key] for key in first)
         )
     return plans
@@ -137,7 +137,7 @@ def require_free_ports(plans: Iterable[RegionPlan], bind_address: str) -> None:
                 except OSError as error:
                     raise UpFailed(
                         f"port {port}, meant for region {plan.name}, cannot be used: {error.strerror}. "
-                        f"Stop the process that has it, or choose another {OPTION_OF[key]}"
+                        f"Stop the process that uses it, or choose another {OPTION_OF[key]}"
                     ) from error
 
 

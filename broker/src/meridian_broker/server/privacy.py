@@ -28,8 +28,11 @@ def close_to_others(directory: Path) -> None:
     try:
         directory.chmod(mode & ~OTHERS)
     except OSError as error:
-        log.info("%s has mode %04o and stays so: %s", directory, mode, error.strerror)
+        log.info("%s keeps mode %04o, which cannot be changed: %s", directory, mode, error.strerror)
     else:
         log.warning(
-            "%s had mode %04o: other users of this machine could read it; now %04o", directory, mode, mode & ~OTHERS
+            "%s had mode %04o, which let other users of this machine read it; changed to %04o",
+            directory,
+            mode,
+            mode & ~OTHERS,
         )

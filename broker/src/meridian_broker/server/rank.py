@@ -25,8 +25,8 @@ async def until_outranked(catalog: Catalog, broker_id: str, epoch: int) -> None:
     """
     later = await catalog.later_broker_epoch(broker_id, epoch)
     raise Outranked(
-        f"another broker of region {catalog.region} has started (epoch {later}, this one has {epoch}), and a "
-        "region has one broker: this one ends. If both were started on purpose, stop one of them"
+        f"another broker of region {catalog.region} has started (epoch {later}, this one has {epoch}). A "
+        "region runs one broker, so this one exits. If both were started on purpose, stop one of them"
     )
 
 

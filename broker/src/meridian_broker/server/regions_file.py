@@ -27,7 +27,7 @@ def listed_regions(settings: Settings) -> dict[str, ClusterRecord]:
     if others and settings.region.peer_token_file is None:
         raise SettingsError(
             f"regionsFile: {file} names {', '.join(others)}: set peerTokenFile too, the same in all regions "
-            "(`meridian tokens create-peer-secret FILE` makes it). Without a secret regions do not speak to each other"
+            "(`meridian tokens create-peer-secret FILE` creates it). Without it, regions do not connect"
         )
     return listed
 

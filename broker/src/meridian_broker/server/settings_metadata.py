@@ -51,8 +51,8 @@ class MetadataSettings:
         if "@" in rest and kind != "sqlite":
             # What stands before it may be a password: nothing of the text is repeated.
             raise SettingsError(
-                "metadataStoreUrl contains a user name or password. Addresses appear in logs: take the credentials "
-                "out, and set metadataStoreUser and metadataStorePasswordFile"
+                "metadataStoreUrl contains a user name or password. Addresses appear in logs: remove the credentials "
+                "and set metadataStoreUser and metadataStorePasswordFile"
             )
         if url and not (kind in ("sqlite", "etcd") and rest):
             raise SettingsError(f"metadataStoreUrl={url!r}: expected sqlite:PATH or etcd:http://HOST:PORT")

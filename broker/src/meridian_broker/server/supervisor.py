@@ -179,14 +179,14 @@ class Supervisor:
                 task.cancel()
             await asyncio.gather(stopping, *waiting, return_exceptions=True)
         if not waiting:
-            self._say("No broker is left.")
+            self._say("No broker is running any more.")
 
     def _report_death(self, plan: RegionPlan) -> None:
         process = self._brokers.pop(plan.name)
         self._all_ended_well = False
         self._say(
             f"The broker of region {plan.name} (process {process.pid}) {_ending(process.returncode)}. "
-            f"The others go on. Its log: {plan.log_file}\n"
+            f"The others keep running. Its log: {plan.log_file}\n"
             f"Start it again: {shlex.join(['meridian', 'broker', '--config', str(plan.config_file)])}"
         )
 
@@ -197,9 +197,7 @@ class Supervisor:
         """
         limit = drain_seconds + limits.STOP_MARGIN_SECONDS
         if self._brokers:
-            self._say(
-                f"Stopping: brokers hand over and store what is open, at most {limit:.0f} s. Ctrl-C ends them now."
-            )
+            self._say(f"Stopping: brokers get {limit:.0f} s to finish and store open work. Ctrl-C kills them now.")
         for process in self._brokers.values():
             _signal(process, signal.SIGTERM)
         outcomes = await asyncio.gather(

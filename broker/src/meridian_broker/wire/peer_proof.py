@@ -71,7 +71,7 @@ def shared_secret(secrets: Sequence[bytes], ids: bytes) -> bytes:
     :raises NotProven: there is none.
     """
     if len(ids) % KEY_ID_BYTES or len(ids) > KEYS_MAX * KEY_ID_BYTES:
-        raise NotProven("the list of secret ids cannot be read")
+        raise NotProven("the list of secret ids cannot be decoded")
     known = {ids[at : at + KEY_ID_BYTES] for at in range(0, len(ids), KEY_ID_BYTES)}
     for secret in secrets:
         if key_id(secret) in known:
@@ -159,9 +159,9 @@ class Answering:
         if self._expected:
             raise NotProven("a second opening")
         if version != VERSION or purpose != self._purpose or len(nonce) != NONCE_BYTES:
-            raise NotProven("this handshake is for another version, or for something else")
+            raise NotProven("this handshake is of another version or for another purpose")
         if answerer != self._region.encode():
-            raise NotProven(f"this is region {self._region}, {region_name(answerer)!r} was meant: check its address")
+            raise NotProven(f"this is region {self._region}, not {region_name(answerer)!r}: check the address")
         self.dialler = region_name(dialler)
         if self.dialler == self._region:
             raise NotProven(f"this is region {self._region} itself: two regions have the same name or address")
@@ -176,7 +176,7 @@ class Answering:
         expected, self._expected = self._expected, b""
         if not expected or not hmac.compare_digest(response, expected):
             raise NotProven(
-                "the proof is wrong: the peer secret is not the same, or somebody intercepts the connection"
+                "the proof is wrong: the peer secret is not the same, or someone is intercepting the connection"
             )
         return self.dialler
 

@@ -121,7 +121,7 @@ class Caller:
         except NotProven:
             proof = b""
         if not hmac.compare_digest(proof, _answer_proof(signed.secret, signed.proof, status, body)):
-            raise NotProven(f"an answer ({status}) came that is not proven to be of region {self._remote}")
+            raise NotProven(f"the answer ({status}) does not prove that it is from region {self._remote}")
 
 
 class Asked(NamedTuple):
@@ -158,9 +158,9 @@ class Guard:
         """:raises NotProven: it is for somebody else, or shares no secret with us."""
         version, dialler, answerer, nonce, ids, life, time, key, proof = _fields(header, 9)
         if version != VERSION or len(nonce) != NONCE_BYTES:
-            raise NotProven("this request is for another version")
+            raise NotProven("this request is of another version")
         if answerer != self._region.encode():
-            raise NotProven(f"this is region {self._region}, {region_name(answerer)!r} was meant: check its address")
+            raise NotProven(f"this is region {self._region}, not {region_name(answerer)!r}: check the address")
         if region_name(dialler) == self._region:
             raise NotProven(f"this is region {self._region} itself: two regions have the same name or address")
         return Asked((dialler, answerer), nonce, life, time, shared_secret(self._secrets(), key or ids), proof)
@@ -180,12 +180,12 @@ class Guard:
         expected = _request_proof(asked.secret, asked.names, asked.nonce, asked.life, asked.time, binding, call)
         if not self.is_current(asked, now_ms) or not hmac.compare_digest(asked.proof, expected):
             raise NotProven(
-                "the request's proof is wrong: it was changed on its way, or somebody intercepts the connection"
+                "the request's proof is wrong: it was changed in transit, or someone is intercepting the connection"
             )
         while self._seen and next(iter(self._seen.values())) < now_ms:
             del self._seen[next(iter(self._seen))]
         if asked.nonce in self._seen:
-            raise NotProven("this request was made before")
+            raise NotProven("this request was received before")
         if len(self._seen) >= NONCES_MAX:
             raise NotProven(f"more than {NONCES_MAX} requests of other regions in {2 * WINDOW_MS // 1000} s")
         self._seen[asked.nonce] = now_ms + 2 * WINDOW_MS

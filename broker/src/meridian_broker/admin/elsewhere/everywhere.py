@@ -62,7 +62,7 @@ async def ask_all(
 
     problems = [one for one in await asyncio.gather(*map(problem, sorted(regions))) if one]
     if problems:
-        raise Refused(503, f"done in {admin.region}, but not everywhere: {'; '.join(problems)}; ask again")
+        raise Refused(503, f"done in {admin.region}, but not everywhere: {'; '.join(problems)}; repeat the request")
 
 
 def reason(said: Any) -> str:

@@ -21,8 +21,8 @@ SECONDS: Final = 5.0
 async def objections(admin: AdminState, topic: str, subscription: str) -> str | None:
     """Why a replicated subscription may not go: consumers in other regions, or regions that cannot be asked."""
     reasons = await _reasons(admin, topic, subscription, _consumers)
-    stays = f"subscription {subscription!r} of {topic} stays"
-    return f"{stays}: {reasons}. Close what uses it, or force" if reasons else None
+    stays = f"subscription {subscription!r} of {topic} was not deleted"
+    return f"{stays}: {reasons}. Disconnect its clients, or use force" if reasons else None
 
 
 async def used_elsewhere(admin: AdminState, topic: str, subscription: str, within_ms: int) -> str | None:
@@ -43,7 +43,7 @@ async def topic_objections(admin: AdminState, topic: str, others: Collection[str
     stats = f"{base}/stats" if base == path else f"{base}/partitioned-stats"
     said = await asyncio.gather(*(_asked(admin, region, stats, _clients, "clients") for region in sorted(others)))
     reasons = [one for one in said if one]
-    return f"{topic} stays: {'; '.join(reasons)}. Close what uses it, or force" if reasons else None
+    return f"{topic} was not deleted: {'; '.join(reasons)}. Disconnect its clients, or use force" if reasons else None
 
 
 async def split_objections(admin: AdminState, topic: str, others: Collection[str], path: str) -> str | None:
@@ -55,8 +55,8 @@ async def split_objections(admin: AdminState, topic: str, others: Collection[str
     having = ", ".join(one for one in said if one)
     kind = "without" if base != path else "with"
     return (
-        f"{topic} stays: {having} has the name for a topic {kind} partitions, which the regions have not settled yet. "
-        "Wait until they reach each other; or force: what another region has is set aside there under another name"
+        f"{topic} was not deleted: {having} uses the name for a topic {kind} partitions. "
+        "Wait until the regions resolve that, or use force: that region then keeps its topic under another name"
         if having
         else None
     )
@@ -88,7 +88,7 @@ async def _asked(
     if status == 404:
         return ""
     if status != 200 or not isinstance(said, Mapping):
-        return f"{region} cannot be asked: it answered {status}"
+        return f"{region} cannot be asked: it answered with status {status}"
     using = count(said)
     return f"{region} has {using} {what} of it" if using else ""
 

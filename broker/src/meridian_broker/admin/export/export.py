@@ -187,7 +187,7 @@ class Exports:
                 return captured, [change async for some in topic.progress_log.changes() for change in some]
             except (TopicError, LedgerError) as error:
                 if attempt == ATTEMPTS:
-                    log.warning("the export leaves %s out: %s", name, error)
+                    log.warning("%s is left out of the export: %s", name, error)
         return None
 
     # -- reading -------------------------------------------------------------------------------------------------
@@ -214,7 +214,7 @@ class Exports:
         :raises ExportFailed: the encoder ended before its first byte.
         """
         if self._waiting >= WAITING_MAX:
-            raise ExportBusy(f"{WAITING_MAX} streams wait for their turn: ask again in a moment")
+            raise ExportBusy(f"{WAITING_MAX} exports are already waiting: try again in a moment")
         self._waiting += 1
         try:
             await self._children.acquire()
@@ -289,7 +289,7 @@ async def _last_words(child: asyncio.subprocess.Process) -> str:
     kept = b""
     while data := await child.stderr.read(STDERR_KEPT):
         kept = (kept + data)[-STDERR_KEPT:]
-    return kept.decode(errors="replace").strip() or "the encoder ended without a word"
+    return kept.decode(errors="replace").strip() or "the encoder exited without a message"
 
 
 def _break_off(request: web.Request) -> None:

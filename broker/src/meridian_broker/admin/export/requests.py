@@ -17,7 +17,7 @@ async def take(request: web.Request) -> web.Response:
     asked = await body(request, default={})
     topics = asked.get("topics") if isinstance(asked, Mapping) else 0
     if topics is not None and not isinstance(topics, str):
-        raise Invalid('the body is {"topics": pattern}, and may be empty')
+        raise Invalid('expected the body {"topics": pattern}, and may be empty')
     try:
         return answer(await request.app[EXPORTS].take(topics))
     except ValueError as error:

@@ -28,13 +28,13 @@ SENTENCES: Final = {
     Why.OTHER_INCARNATION: "{detail}",
     Why.OTHER_VERSION: "{detail}",
     Why.NOT_A_REGION: "{detail}",
-    Why.UNKNOWN_SUBSCRIPTION: "{region} does not take the subscription over{since}: {detail}",
+    Why.UNKNOWN_SUBSCRIPTION: "{region} has not created the subscription{since}: {detail}",
     Why.UNDECODABLE: "{region} and {here} cannot read each other's progress{since}: {detail}",
     Why.REFUSED: "{region} refuses it{since}: {detail}",
     Why.TOO_LARGE: "it cannot be sent to {region}{since}: {detail}",
-    Why.NOT_CONFIRMED: "{region} is connected and confirms nothing{since}",
-    Why.DISPATCH_WAITS: "dispatch waits here: {region} does not say yet what was acknowledged there: {detail}",
-    Why.CATCHING_UP: "{region} is back{since}, and what it missed is being compared",
+    Why.NOT_CONFIRMED: "{region} is connected but confirms nothing{since}",
+    Why.DISPATCH_WAITS: "dispatch waits: {region} has not yet reported what was acknowledged there: {detail}",
+    Why.CATCHING_UP: "{region} is back{since} and is catching up on what it missed",
 }
 
 
@@ -156,12 +156,12 @@ def _gap_sentence(gap: Gap, topic: Topic, owed: list[str]) -> str:
             f"{gap.origin}'s entries after {gap.after} up to {gap.upto}{count} were damaged by {topic.region}'s disk"
         )
     if not gap.is_judged:
-        why = "" if gap.is_damage else f"{gap.origin} does not store them any more, "
+        why = "" if gap.is_damage else f"{gap.origin} no longer stores them, "
         return f"{missing}; {why}the other regions are being asked"
     lost = f"owed to {', '.join(owed)}" if owed else "owed to no subscription known here: all have acknowledged them"
     how = f"meridian topics accept-gap {topic.name} --origin {gap.origin} --up-to {gap.upto}"
     if gap.away:
-        away = f"{', '.join(gap.away)} may have them and cannot be asked, or its copy is damaged"
-        return f"{missing} ({lost}); {away}. To give them up all the same: {how} --force"
-    where = "and no other region has them" if gap.is_damage else "and are in no region any more"
-    return f"{missing} ({lost}) {where}. To accept that, and go on: {how}"
+        away = f"{', '.join(gap.away)} may have them but cannot be asked, or its copy is damaged"
+        return f"{missing} ({lost}); {away}. To give them up anyway: {how} --force"
+    where = "and no other region has them" if gap.is_damage else "and no region has them any more"
+    return f"{missing} ({lost}) {where}. To accept the loss and go on: {how}"

@@ -65,7 +65,7 @@ class HttpConnection(web.RequestHandler):
             self._end(503, problem)
             return
         super().connection_made(transport)
-        self._within(HEADER_SECONDS, 408, f"the headers were not here within {HEADER_SECONDS:.0f} s")
+        self._within(HEADER_SECONDS, 408, f"the headers did not arrive within {HEADER_SECONDS:.0f} s")
 
     def connection_lost(self, exc: BaseException | None) -> None:
         self._hall.leave(self)
@@ -78,7 +78,7 @@ class HttpConnection(web.RequestHandler):
             return
         if self._reads_headers and data:
             if not self._header_bytes:
-                self._within(HEADER_SECONDS, 408, f"the headers were not here within {HEADER_SECONDS:.0f} s")
+                self._within(HEADER_SECONDS, 408, f"the headers did not arrive within {HEADER_SECONDS:.0f} s")
             if not self._count(data):
                 self._end(431, f"the headers have more than {HEADER_BYTES} bytes")
                 return
@@ -90,7 +90,7 @@ class HttpConnection(web.RequestHandler):
         if ends >= 0:
             self._header_bytes += ends
             self._reads_headers = False
-            self._within(BODY_SECONDS, 408, f"the body was not here within {BODY_SECONDS:.0f} s")
+            self._within(BODY_SECONDS, 408, f"the body did not arrive within {BODY_SECONDS:.0f} s")
         else:
             self._header_bytes += len(data)
             self._tail = data[1 - len(_END_OF_HEADERS) :]

@@ -109,5 +109,5 @@ def _sentence(request: web.Request, error: web.HTTPException) -> str:
     if isinstance(error, web.HTTPNotFound):
         return f"there is nothing at {request.path}"
     if isinstance(error, web.HTTPMethodNotAllowed):
-        return f"{error.method} is not possible on {request.path}: {', '.join(sorted(error.allowed_methods))}"
+        return f"{error.method} is not allowed on {request.path}, only {', '.join(sorted(error.allowed_methods))}"
     return error.reason

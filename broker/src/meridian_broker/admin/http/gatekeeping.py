@@ -70,14 +70,14 @@ async def gatekeeper(request: web.Request, handler: Handler) -> web.StreamRespon
     if not authentication.required or OPEN.fullmatch(request.path):
         return await handler(request)
     if not header.startswith(_BEARER):
-        raise Refused(401, "this region asks for a token: send Authorization: Bearer TOKEN")
+        raise Refused(401, "this region requires a token: send Authorization: Bearer TOKEN")
     try:
         granted = authentication.check(header.removeprefix(_BEARER).strip().encode())
     except NotAuthenticated as error:
         raise Refused(401, str(error)) from None
     request[ROLE] = role = granted.role
     if granted.scope == EXPORT_SCOPE and request.match_info.handler not in request.app[EXPORT_CALLS]:
-        raise Refused(403, f"this token is for the export only, and opens no {request.method} {request.path}")
+        raise Refused(403, f"this token is for the export only and does not allow {request.method} {request.path}")
     if authentication.is_super_user(role):
         return await handler(request)
     if request.method in ("GET", "HEAD") and FOR_CLIENTS.fullmatch(request.path):

@@ -71,7 +71,7 @@ def topic_of(request: web.Request) -> TopicName:
     """
     name = any_topic_of(request)
     if not name.is_persistent:
-        raise Refused(405, f"{name} stores no messages: this can be asked of persistent topics only")
+        raise Refused(405, f"{name} stores no messages: this request is for persistent topics only")
     return name
 
 
@@ -83,7 +83,7 @@ def flag(request: web.Request, name: str) -> bool:
 def truth(text: str, what: str) -> bool:
     """:raises Refused: it is neither true nor false."""
     if text.lower() not in ("true", "false"):
-        raise Refused(400, f"{what} is {text!r}: true or false is wanted")
+        raise Refused(400, f"{what} is {text!r}: expected true or false")
     return text.lower() == "true"
 
 
@@ -91,7 +91,7 @@ def number(text: str, what: str, least: int = 0) -> int:
     """A whole number. :raises Refused: it is none, or out of bounds."""
     digits = text.removeprefix("-")
     if not (digits.isascii() and digits.isdecimal() and len(digits) < 20 and least <= int(text) <= NAMES_MAX):
-        raise Refused(400, f"{what} is {text!r}: a whole number of at least {least} is wanted")
+        raise Refused(400, f"{what} is {text!r}: expected a whole number of at least {least}")
     return int(text)
 
 
@@ -102,7 +102,7 @@ async def read_body(request: web.Request, limit: int) -> bytes:
     :raises Refused: it is compressed, too large, or broke off.
     """
     if (coding := request.headers.get("Content-Encoding", "identity")) != "identity":
-        raise Refused(415, f"the body is said to be encoded as {coding[:40]!r}: send it as it is")
+        raise Refused(415, f"the body has Content-Encoding {coding[:40]!r}: send it without")
     data = bytearray(request.get(READ, b""))
     try:
         while len(data) <= limit and (some := await request.content.readany()):
@@ -137,7 +137,7 @@ async def names(request: web.Request, what: str) -> list[str]:
     """A body that is a list of names. :raises Invalid: it is something else."""
     value = await body(request)
     if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
-        raise Invalid(f"{what}: a list of names is wanted")
+        raise Invalid(f"{what}: expected a list of names")
     return value
 
 
@@ -146,7 +146,7 @@ def properties(value: Any) -> dict[str, str]:
     if value is None:
         return {}
     if not isinstance(value, Mapping) or not all(isinstance(each, str) for pair in value.items() for each in pair):
-        raise Invalid("properties: a map of strings is wanted")
+        raise Invalid("properties: expected an object whose values are strings")
     return dict(value)
 
 
@@ -162,7 +162,7 @@ def message_id(value: Any) -> Position:
             position = Position(ledger, entry)
             if position in (EARLIEST, LATEST) or (0 <= ledger <= NAMES_MAX and -1 <= entry <= NAMES_MAX):
                 return position
-    raise Invalid(f'{value!r} is not a message id: {{"ledgerId": .., "entryId": ..}}, "earliest" or "latest"')
+    raise Invalid(f'{value!r} is not a message id: expected {{"ledgerId": .., "entryId": ..}}, "earliest" or "latest"')
 
 
 def is_excluded(given: object) -> bool:

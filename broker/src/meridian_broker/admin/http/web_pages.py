@@ -28,7 +28,7 @@ _OTHER_SITES: Final = ("cross-site", "same-site")
 async def no_web_pages(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Refuse writes of web pages, and requests that mean another host."""
     if request.method not in ("GET", "HEAD") and "Origin" in request.headers:
-        raise Refused(403, f"this API is not for web pages, and {request.headers['Origin']} asked")
+        raise Refused(403, f"this API refuses writes from web pages; this one came from {request.headers['Origin']}")
     open_to_all = not request.app[STATE].gateway.authentication.required
     if open_to_all and not PROBES.fullmatch(request.path):
         _check_host(request.headers.get("Host", ""), request.app[HOSTS])
@@ -39,7 +39,7 @@ def check_no_other_site(request: web.Request) -> None:
     """For a GET that changes something. :raises Refused: a page of another site asks."""
     headers = request.headers
     if "Origin" in headers or headers.get("Sec-Fetch-Site") in _OTHER_SITES:
-        raise Refused(403, "this request may create something, and a web page of another site asked")
+        raise Refused(403, "this request can create something and came from a web page of another site")
 
 
 def _check_host(given: str, known: frozenset[str]) -> None:

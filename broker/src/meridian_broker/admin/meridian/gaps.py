@@ -29,7 +29,7 @@ async def accept(request: web.Request) -> web.Response:
     """Give up what is missing of a region; the body is ``{"origin": REGION, "upto": "L:E", "force": bool}``."""
     given = await body(request)
     if not isinstance(given, Mapping) or not isinstance(given.get("origin"), str):
-        raise Invalid('the body is {"origin": REGION, "upto": "LEDGER:ENTRY"}, as .../gaps shows them')
+        raise Invalid('expected the body {"origin": REGION, "upto": "LEDGER:ENTRY"}, as .../gaps shows them')
     try:
         upto = parse_position(str(given.get("upto")))
     except ValueError as error:

@@ -19,8 +19,8 @@ from meridian_broker.topics.subscriptions.subscription import Subscription
 
 SCOPES: Final = (LOCAL, ORIGIN)
 _WANTED: Final = (
-    'the body is {"dispatchScope": "local"}, {"dispatchScope": "origin"}, {"witness": REGION or ""}, the last two '
-    'together, or {"takeOver": {"origin": REGION, "by": REGION}}'
+    'expected the body {"dispatchScope": "local" or "origin"}, {"witness": REGION or ""}, origin with a witness '
+    'in one, or {"takeOver": {"origin": REGION, "by": REGION}}'
 )
 
 
@@ -80,7 +80,7 @@ def _check_take_over(subscription: Subscription, origin: str, home: str) -> None
     if subscription.record.scope != ORIGIN:
         raise Refused(412, f"{subscription.name!r} has dispatch scope local: each region dispatches everything already")
     if home not in subscription.topic.regions():
-        raise Refused(412, f"{home} is no region of {subscription.topic.name}")
+        raise Refused(412, f"{home} is not a region of {subscription.topic.name}")
     if origin not in shares.origins_of(subscription):
         raise Refused(412, f"{subscription.topic.name} has no messages of a region {origin}")
 
@@ -89,7 +89,7 @@ def _check(admin: AdminState, subscription: Subscription, wanted: str | None, wi
     """:raises Refused: not every region of the topic, and the witness, is known to take part in leases."""
     topic = subscription.topic
     if witness and witness not in admin.catalog.known_clusters():
-        raise Refused(412, f"{witness} cannot be a witness of {topic.name}: no region of that name is known here")
+        raise Refused(412, f"{witness} cannot be a witness of {topic.name}: this region knows no region of that name")
     if witness and (objection := admin.leases.objection((witness,), sure=True)):
         raise Refused(412, f"{witness} cannot be a witness of {topic.name}: {objection}")
     if wanted is None and subscription.record.scope != ORIGIN:
@@ -99,7 +99,7 @@ def _check(admin: AdminState, subscription: Subscription, wanted: str | None, wi
     if not subscription.durable or not subscription.replicated:
         raise Refused(412, f"{subscription.name!r} is not replicated: switch that on first")
     if any(consumer.read_compacted for consumer in subscription.consumers):
-        raise Refused(412, f"{subscription.name!r} is read as a compacted view, which scope origin does not divide")
+        raise Refused(412, f"{subscription.name!r} is read as a compacted view, which scope origin does not support")
     objection = admin.leases.objection(topic.regions(), sure=True)
     if objection:
         raise Refused(412, f"{topic.name} cannot have dispatch scope origin: {objection}")

@@ -101,11 +101,11 @@ async def _status_of(admin: AdminState, region: str, path: str) -> dict[str, Any
 async def damage(request: web.Request) -> web.Response:
     """For tests of the verification only: lose messages on purpose. The body is ``{"entries": number}``."""
     if not state(request).faults:
-        raise Refused(405, "this loses messages: only a broker with faultInjectionEnabled=true does it")
+        raise Refused(405, "this loses messages on purpose: set faultInjectionEnabled=true to allow it")
     given = await body(request)
     entries = given.get("entries") if isinstance(given, Mapping) else None
     if not isinstance(entries, int) or not 0 < entries <= FAULTS:
-        raise Invalid(f'the body is {{"entries": number}}, at most {FAULTS}')
+        raise Invalid(f'expected the body {{"entries": number}}, at most {FAULTS}')
     lost = {}
     for subscription in await named(request):
         lost[subscription.topic.name] = [str(position) for position in await claim_unacked(subscription, entries)]

@@ -36,7 +36,7 @@ async def translate(request: web.Request) -> web.Response:
             origin = await _ask(request, topic, region, position)
     found = position if region == admin.region else await find_origin(topic, origin)
     if found is None:
-        raise NotFound(f"the message {origin} is not stored in {admin.region}: it has not come yet, or was given back")
+        raise NotFound(f"the message {origin} is not stored in {admin.region}: it has not arrived yet, or was trimmed")
     return answer(
         {
             "topic": topic.name,

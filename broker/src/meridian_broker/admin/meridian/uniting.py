@@ -34,7 +34,7 @@ Json = dict[str, Any]
 
 SLICE: Final = 2000
 """Entries counted before others run."""
-FOLLOWS: Final = "; it follows when it is back"
+FOLLOWS: Final = "; it will catch up when it is back"
 
 
 async def progress(request: web.Request) -> web.Response:
@@ -52,7 +52,7 @@ async def preview(request: web.Request) -> web.Response:
     try:
         others = {topic: Progress.decode(b64decode(text)) for topic, text in given["progress"].items()}
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise Invalid(f'the body is {{"progress": {{topic: base64}}}}: {error}') from None
+        raise Invalid(f'expected the body {{"progress": {{topic: base64}}}}: {error}') from None
     found = await named(request)
     return answer(await _counted(found, others, taken=given.get("taken") is True))
 
@@ -63,14 +63,16 @@ async def mode(request: web.Request) -> web.Response:
     wanted = given.get("replicated") if isinstance(given, Mapping) else None
     is_bool = isinstance(wanted, bool) and isinstance(given.get("dryRun", False), bool)
     if not is_bool or not given.keys() <= {"replicated", "from", "dryRun"}:  # a dry run with a slip must not be none
-        raise Invalid('the body is {"replicated": true} or {"replicated": false}, with "from" and "dryRun" if wanted')
+        raise Invalid(
+            'expected the body {"replicated": true} or {"replicated": false}, with "from" and "dryRun" if wanted'
+        )
     admin, source = state(request), given.get("from")
     found = await named(request)
     regions = admin.service.regions_of(str(topic_of(request)))
     if source is not None and (not wanted or source not in regions):
         raise Invalid(f'"from" is one of {", ".join(sorted(regions))}, when replication is switched on')
     if wanted and len(regions) < 2:
-        raise Refused(412, f"{found[0].topic.name} lives in this region alone: replicate its namespace first")
+        raise Refused(412, f"{found[0].topic.name} exists in this region only: replicate its namespace first")
     head = {"subscription": part(request, "subscription"), "replicated": wanted, "from": source}
     if not wanted:
         if not given.get("dryRun"):
@@ -128,7 +130,7 @@ async def _plan(
             told[region] = said
     if source is not None and source not in told:
         problem = plan.counts[source]["problem"].removesuffix(FOLLOWS)
-        raise Refused(503, f"{source}'s progress cannot be taken: {problem}")
+        raise Refused(503, f"cannot get {source}'s progress: {problem}")
     united = {one.topic.name: _united(one, told) for one in found}
     if source is not None:
         for one in found:
@@ -172,7 +174,7 @@ def _united(subscription: Subscription, told: Mapping[str, Json]) -> Progress:
             if one is not None:
                 united.join(Progress.decode(b64decode(one["progress"])))
         except ValueError as error:
-            raise Refused(412, f"the progress of {region} cannot be united with the others': {error}") from None
+            raise Refused(412, f"the progress of {region} cannot be merged with that of the others: {error}") from None
     return united
 
 

@@ -126,4 +126,4 @@ async def _id_elsewhere(request: web.Request, topic: Topic, place: Position, *, 
         if status >= 300 and status not in (404, 409):
             problems.append(f"{region} answered {status}: {reason(said)}")
     if problems:
-        raise Refused(503, f"done in {admin.region}, but not everywhere: {'; '.join(problems)}; ask again")
+        raise Refused(503, f"done in {admin.region}, but not everywhere: {'; '.join(problems)}; repeat the request")

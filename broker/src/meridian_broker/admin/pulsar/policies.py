@@ -41,8 +41,10 @@ class Endpoint:
 ENDPOINTS: Final = (
     Endpoint(policies.RETENTION, "retention", "retention", "how long acknowledged messages stay"),
     Endpoint(policies.MESSAGE_TTL, "messageTTL", "messageTTL", "the seconds after which messages expire"),
-    Endpoint(policies.DEDUPLICATION, "deduplication", "deduplicationEnabled", "whether producers' repeats are dropped"),
-    Endpoint(policies.ENCRYPTION_REQUIRED, "encryptionRequired", "", "whether only producers that encrypt may come in"),
+    Endpoint(
+        policies.DEDUPLICATION, "deduplication", "deduplicationEnabled", "whether duplicates from producers are dropped"
+    ),
+    Endpoint(policies.ENCRYPTION_REQUIRED, "encryptionRequired", "", "whether producers must encrypt"),
     Endpoint(
         policies.REPLICATE_SUBSCRIPTIONS,
         "replicateSubscriptionState",
@@ -51,21 +53,23 @@ ENDPOINTS: Final = (
         everywhere=True,
     ),
     Endpoint(policies.MAX_PRODUCERS, "maxProducersPerTopic", "maxProducers", "how many producers a topic may have"),
-    Endpoint(policies.PUBLISH_RATE, "publishRate", "publishRate", "what may be published a second, in this region"),
     Endpoint(
-        policies.DISPATCH_RATE, "dispatchRate", "dispatchRate", "what may be sent to all consumers, in this region"
+        policies.PUBLISH_RATE, "publishRate", "publishRate", "how much may be published per second, in this region"
+    ),
+    Endpoint(
+        policies.DISPATCH_RATE, "dispatchRate", "dispatchRate", "how much may be sent to all consumers, in this region"
     ),
     Endpoint(
         policies.SUBSCRIPTION_DISPATCH_RATE,
         "subscriptionDispatchRate",
         "subscriptionDispatchRate",
-        "what may be sent to the consumers of each subscription, in this region",
+        "how much may be sent to the consumers of each subscription, in this region",
     ),
     Endpoint(
         policies.REPLICATOR_DISPATCH_RATE,
         "replicatorDispatchRate",
         "replicatorDispatchRate",
-        "what may be sent to each other region, from this one",
+        "how much may be sent from this region to each other one",
     ),
     Endpoint(
         policies.DELAYED_DELIVERY, "delayedDelivery", "delayedDelivery", "whether and how much messages may be delayed"
@@ -110,7 +114,7 @@ ENDPOINTS: Final = (
         policies.ENABLED_TYPES,
         "subscriptionTypesEnabled",
         "subscriptionTypesEnabled",
-        "which types subscriptions may have",
+        "the allowed subscription types",
     ),
     Endpoint(
         policies.SUBSCRIPTION_EXPIRATION,
@@ -118,12 +122,14 @@ ENDPOINTS: Final = (
         "",
         "the minutes without a consumer after which a subscription is deleted",
     ),
-    Endpoint(policies.AUTO_TOPICS, "autoTopicCreation", "", "whether clients make topics by naming them, and which"),
+    Endpoint(
+        policies.AUTO_TOPICS, "autoTopicCreation", "", "whether clients create topics by naming them, and of which kind"
+    ),
     Endpoint(
         policies.AUTO_SUBSCRIPTIONS,
         "autoSubscriptionCreation",
         "autoSubscriptionCreation",
-        "whether consumers make subscriptions by naming them",
+        "whether consumers create subscriptions by naming them",
     ),
 )
 
@@ -190,7 +196,7 @@ async def _others(request: web.Request, place: _Place) -> frozenset[str]:
     only = request.query.get("region")
     if only is not None:
         if only != admin.region:
-            raise Refused(412, f"this is {admin.region}: what is about {only} alone is asked there")
+            raise Refused(412, f"this is {admin.region}: send a request for {only} alone to {only}")
         return frozenset()
     if place is _OfTopic:
         return frozenset(admin.service.regions_of(str(await _existing(request)))) - {admin.region}
@@ -210,7 +216,7 @@ def reading(place: _Place, endpoint: Endpoint) -> Handler:
             value = value.get(element)
         return done() if value is None else answer(TABLE[endpoint.policy].show(value))
 
-    read.__doc__ = f"Read {endpoint.what}; empty when that is not set here."
+    read.__doc__ = f"Read {endpoint.what}; empty when it is not set here."
     return read
 
 
@@ -243,7 +249,7 @@ def removing(place: _Place, endpoint: Endpoint) -> Handler:
         await ask_all(state(request), others, "DELETE", f"{request.rel_url.raw_path}?region={{region}}")
         return done()
 
-    remove.__doc__ = f"Do not set here any more {endpoint.what}{_WHERE[endpoint.everywhere]}."
+    remove.__doc__ = f"Remove the setting: {endpoint.what}{_WHERE[endpoint.everywhere]}."
     return remove
 
 

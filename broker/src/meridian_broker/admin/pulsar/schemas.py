@@ -61,7 +61,7 @@ async def delete(request: web.Request) -> web.Response:
 def _given(value: Any) -> pb.Schema:
     """:raises Refused: no schema, or of no type known here."""
     if not isinstance(value, Mapping) or not isinstance(value.get("schema", ""), str):
-        raise Refused(422, 'the body is {"type": .., "schema": text, "properties": {..}}')
+        raise Refused(422, 'expected the body {"type": .., "schema": text, "properties": {..}}')
     kind = value.get("type")
     if not isinstance(kind, str) or kind not in NUMBERS:
         raise Refused(422, f"{kind!r} is not a schema type: {', '.join(NUMBERS)}")

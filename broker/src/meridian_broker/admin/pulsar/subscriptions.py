@@ -191,7 +191,7 @@ async def replicate(request: web.Request, wanted: bool) -> None:
     """:raises Refused: the topic lives in this region alone."""
     found = await named(request)
     if wanted and len(state(request).service.regions_of(found[0].topic.name)) < 2:
-        raise Refused(412, f"{found[0].topic.name} lives in this region alone: replicate its namespace first")
+        raise Refused(412, f"{found[0].topic.name} exists in this region only: replicate its namespace first")
     for subscription in found:
         await replicate_subscription(subscription, wanted)
 

@@ -47,5 +47,5 @@ async def delete(request: web.Request) -> web.Response:
 async def _record(request: web.Request) -> TenantRecord:
     record = TenantRecord.from_json(await body(request))
     if not record.allowed_clusters:
-        raise Invalid("a tenant needs at least one allowed cluster: its namespaces could live nowhere")
+        raise Invalid("a tenant needs at least one allowed cluster: without one its namespaces have no region")
     return record

@@ -169,7 +169,7 @@ def _stamp(admin: AdminState, text: str) -> Stamp:
         or admin.catalog.cluster(stamp.region) is None
         or ahead_ms > incarnations.CLOCKS_APART_MS
     ):
-        raise Refused(412, f"?stamp={text}: no other region can have given this stamp")
+        raise Refused(412, f"?stamp={text}: not a stamp that another region can have issued")
     return stamp
 
 
@@ -228,7 +228,9 @@ async def _follow_base(request: web.Request, name: TopicName) -> None:
     """:raises Refused: another region asks, and we know of a later deletion than it does."""
     known = request.query.get("incarnation")
     if known is not None and (later := await incarnations.follow_base(state(request).service, name, known)) is not None:
-        raise Refused(412, f"{name} was deleted ({later.stamp}), and you know of {known or 'no deletion'} (R8)")
+        raise Refused(
+            412, f"{name} was deleted ({later.stamp}), and the request knows of {known or 'no deletion'} (R8)"
+        )
 
 
 async def grow(request: web.Request) -> web.Response:
@@ -257,9 +259,9 @@ async def delete_partitioned(request: web.Request) -> web.Response:
 def _count(value: object) -> int:
     """:raises Refused: no number of partitions a topic can have."""
     if not isinstance(value, int) or isinstance(value, bool):
-        raise Refused(400, f"the number of partitions is {value!r}: a whole number is wanted")
+        raise Refused(400, f"the number of partitions is {value!r}: expected a whole number")
     if not 1 <= value <= MAX_PARTITIONS:
-        raise Refused(406, f"{value} partitions: 1 to {MAX_PARTITIONS} are possible")
+        raise Refused(406, f"{value} partitions: expected 1 to {MAX_PARTITIONS}")
     return value
 
 

@@ -20,7 +20,7 @@ ENDPOINTS_MAX: Final = 16
 FILE_BYTES_MAX: Final = 1 << 20
 """Largest password, certificate or key file that is read."""
 
-_FORM = "http://127.0.0.1:2379, or several https://HOST:PORT with commas between"
+_FORM = "http://127.0.0.1:2379, or several https://HOST:PORT separated by commas"
 
 
 class BadAddress(MetadataError):
@@ -87,8 +87,8 @@ def parse_endpoints(text: str) -> tuple[Endpoint, ...]:
     """
     if "@" in text:
         raise BadAddress(
-            "the address of etcd contains a user name or password. Addresses appear in logs: take the credentials out, "
-            "and name them in metadataStoreUser and metadataStorePasswordFile"
+            "the address of etcd contains a user name or password. Addresses appear in logs: remove the credentials "
+            "and set metadataStoreUser and metadataStorePasswordFile"
         )
     endpoints = tuple(_endpoint(part.strip(), text) for part in text.split(","))
     if len(endpoints) > ENDPOINTS_MAX:

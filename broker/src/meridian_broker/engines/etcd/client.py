@@ -104,7 +104,9 @@ class EtcdChannel:
         said = answer.header
         least = known.revision + (1 if wrote(answer) else 0)
         if known.cluster and (said.cluster_id != known.cluster or said.raft_term < known.term or said.revision < least):
-            self._is_older(f"it is at revision {said.revision} of term {said.raft_term}, and was at {known.revision}")
+            self._is_older(
+                f"it is at revision {said.revision} of term {said.raft_term}, after revision {known.revision}"
+            )
         self._check_older(doing)
         term, revision = max(said.raft_term, self._newest.term), max(said.revision, self._newest.revision)
         self._newest = _Newest(said.cluster_id, term, revision)
@@ -145,8 +147,8 @@ class EtcdChannel:
 
     def _is_older(self, why: str) -> None:
         if not self._older:
-            who = "Somebody restored a copy while this broker was running"
-            self._older = f"etcd at {self.where} is older than it was: {why}. {who}"
+            who = "Was a backup restored while this broker was running?"
+            self._older = f"etcd at {self.where} went back in time: {why}. {who}"
             self._went_back(self._older)
 
     def _check_older(self, doing: str) -> None:
@@ -176,7 +178,7 @@ class EtcdChannel:
     def translated(self, error: grpc.aio.AioRpcError, doing: str) -> MetadataError:
         code, details = error.code(), error.details() or ""
         if code == grpc.StatusCode.NOT_FOUND and "lease" in details:
-            return LeaseExpired(f"{doing}: the lease is gone: take a new one and claim again what it protected")
+            return LeaseExpired(f"{doing}: the lease is gone: take a new one and create again what it protected")
         if is_passing(error):
             return self.no_answer(doing, f"{code.name.lower()}: {details}")
         if code == grpc.StatusCode.RESOURCE_EXHAUSTED and "space" in details:
@@ -188,7 +190,8 @@ class EtcdChannel:
             return MetadataUnavailable(f"{doing}: etcd at {self.where} is overloaded ({details}): try again later")
         if "user name is empty" in details:
             return MetadataError(
-                f"{doing}: etcd at {self.where} wants a password: set metadataStoreUser and metadataStorePasswordFile"
+                f"{doing}: etcd at {self.where} requires a password: "
+                "set metadataStoreUser and metadataStorePasswordFile"
             )
         return MetadataError(f"{doing}: etcd at {self.where} refused ({code.name.lower()}: {details})")
 

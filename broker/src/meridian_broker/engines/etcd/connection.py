@@ -208,14 +208,14 @@ class Connections:
         where, details = ", ".join(map(str, self._endpoints)), error.details() or ""
         if "authentication is not enabled" in details:
             raise MetadataError(
-                f"etcd at {where} asks nobody for a password, so whoever reaches it can read and change everything: "
-                "switch its authentication on, or take metadataStoreUser out of the settings"
+                f"etcd at {where} has authentication switched off, so anyone can read and change everything: "
+                "switch it on, or remove metadataStoreUser from the settings"
             ) from error
         if "authentication failed" in details:
             # Once let in, the password is being changed, perhaps: in etcd first, then in the file.
             kind = MetadataUnavailable if self._was_let_in else MetadataError
             raise kind(
-                f"etcd at {where} refuses user {self._login.user!r} with the password in {self._login.password_file}"
+                f"etcd at {where} rejects user {self._login.user!r} with the password in {self._login.password_file}"
             ) from error
 
 

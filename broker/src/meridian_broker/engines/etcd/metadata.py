@@ -169,7 +169,7 @@ class EtcdMetadataStore:
         """A lease of ours that is over by our clock must not protect anything new, whatever etcd thinks."""
         lease = self._leases.get(lease_id)
         if lease is not None and lease.lost():
-            raise LeaseExpired(f"{doing}: lease {lease_id} is gone: take a new one and claim again what it protected")
+            raise LeaseExpired(f"{doing}: lease {lease_id} is gone: take a new one and create again what it protected")
 
     def _comparison(self, check: Check) -> Any:
         return rpc.Compare(

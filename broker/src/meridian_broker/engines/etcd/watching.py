@@ -131,7 +131,7 @@ class EtcdWatch:
             raise _Broken("no answer in time") from None
         self._check(response)
         if not response.created:
-            raise MetadataError(f"{self._doing()}: etcd answered something else than that the watch is in place")
+            raise MetadataError(f"{self._doing()}: etcd did not confirm the watch")
         self._has_new_token = False
         if self._next == 0:
             self._next = response.header.revision + 1

@@ -128,10 +128,10 @@ class Committer:
             failure.__cause__ = error
             self._failures += 1
             if self._failures == 1:
-                _log.error("%s; the next failures are counted and not logged, until a write succeeds", failure)
+                _log.error("%s; further failures are counted but not logged until a write succeeds", failure)
             self._log.fail(failure)
         elif durable and self._failures:
-            _log.warning("%s takes writes again: %d failed", self._files.place, self._failures)
+            _log.warning("%s accepts writes again after %d failures", self._files.place, self._failures)
             self._failures = 0
         self._reports += 1
         if self._idle is None and self._log.is_unmarked and not self._stopped:

@@ -76,12 +76,14 @@ class Compaction:
                     continue
                 except LedgerCorrupt as error:
                     # The damaged entry stays where it is, as evidence; so does its segment.
-                    _log.error("segment %d cannot be emptied: %s", segment.number, error)
+                    _log.error("segment %d cannot be compacted: %s", segment.number, error)
                     self._given_up.add(segment.number)
                     break
                 except LedgerUnreadable as error:
                     seconds = self._avoid(segment.number)
-                    _log.error("segment %d is not emptied, next try in %.0f s: %s", segment.number, seconds, error)
+                    _log.error(
+                        "segment %d was not compacted, trying again in %.0f s: %s", segment.number, seconds, error
+                    )
                     break
         return bool(victims)
 

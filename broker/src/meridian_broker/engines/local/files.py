@@ -33,8 +33,7 @@ class VolumeInUse(LedgerError):
 def unreadable(place: str, error: OSError) -> LedgerUnreadable:
     """What a failed read means to those who asked for it."""
     return LedgerUnreadable(
-        f"the disk of {place} cannot be read ({error}): nothing is lost by that; repair or reconnect it, and reading "
-        "goes on"
+        f"the disk of {place} cannot be read ({error}): nothing is lost; repair or reconnect it, and reading resumes"
     )
 
 

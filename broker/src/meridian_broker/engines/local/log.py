@@ -253,7 +253,7 @@ class Log:
     def _begin(self, needed: int) -> Batch:
         """Start a batch with room for a record, in a new segment when this one is full."""
         if needed > RECORD_BYTES + MAX_DATA_BYTES:
-            raise ValueError(f"an entry of {needed} bytes: the log takes {MAX_DATA_BYTES} at most")
+            raise ValueError(f"an entry of {needed} bytes: the log accepts at most {MAX_DATA_BYTES}")
         self._close_batch()
         header: bytes | None = None
         full = self._tail + BATCH_BYTES + needed > self._segment_bytes and self._tail > SEGMENT_HEADER_BYTES

@@ -61,7 +61,7 @@ class Places:
         if places is None:
             places = await loop.run_in_executor(None, self._from_index, ledger.ledger_id, run)
         if places is None:
-            _log.error("%s cannot be used: working it out again from its segment", index_name(run.segment))
+            _log.error("%s cannot be used: rebuilding it from its segment", index_name(run.segment))
             places = await loop.run_in_executor(None, self._from_segment, ledger.ledger_id, run)
             segment = self._segments.get(run.segment)
             if segment is not None:

@@ -255,7 +255,7 @@ def recover(files: FilePort, *, repair: bool) -> State:
     for segment in found:
         length, marked = _take_in(files, replay, segment)
         if repair and length < _size(files, segment.number):
-            _log.info("%s: cut to %d bytes, what followed was never synced", segment_name(segment.number), length)
+            _log.info("%s: truncated to %d bytes, the rest was never synced", segment_name(segment.number), length)
             files.truncate(segment_name(segment.number), length)
         if repair and not segment.attested:
             # The first mark calls the header durable before it is.
@@ -270,7 +270,7 @@ def recover(files: FilePort, *, repair: bool) -> State:
     state.next_segment = max([last, *numbers, covered]) + 1
     state.previous = (last, state.segments[last].length) if last >= 0 else (-1, 0)
     for sentence in state.damages:
-        _log.error("%s; its ledgers go on without what was there", sentence)
+        _log.error("%s; its ledgers go on without the entries that were there", sentence)
     return state
 
 
@@ -281,18 +281,20 @@ def load_checkpoint(files: FilePort, names: list[str], state: State) -> None:
         name = checkpoint_name(number)
         checkpoint = unpack_checkpoint(read_whole(files, name), name)
         if checkpoint is None and state.checkpoints:
-            state.damages.append(f"{name} is damaged and not needed: a newer one is whole")
+            state.damages.append(f"{name} is damaged but not needed: a newer one is intact")
             state.unneeded.append(name)
             continue
         if checkpoint is None:
-            state.damages.append(f"{name} is damaged: an older one is used, and more of the log is read")
+            state.damages.append(f"{name} is damaged: an older one is used, so more of the log is read")
             continue
         state.checkpoints[number] = checkpoint.covered
         if len(state.checkpoints) == 1:
             _take_over(checkpoint, names, state)
     if numbers and not state.checkpoints:
         state.rebuilding = True
-        state.damages.append("no checkpoint is whole: the index is rebuilt from the log; deleted ledgers may come back")
+        state.damages.append(
+            "no checkpoint is intact: the index is rebuilt from the log; deleted ledgers may come back"
+        )
 
 
 def _take_over(checkpoint: Checkpoint, names: list[str], state: State) -> None:
@@ -363,7 +365,7 @@ def _chain(files: FilePort, tail: list[int], state: State, covered: int) -> tupl
         if named is not None and named.previous_length >= 0:
             end = named.previous_length
             if size < end:
-                state.damages.append(f"{name} has {size} bytes and should have {end}: its end is lost")
+                state.damages.append(f"{name} has {size} bytes instead of {end}: its end is lost")
                 end = size
         attested = named is not None and named.previous_length >= 0
         found.append(Found(number, end, attested, header.previous if broken else None))
@@ -413,7 +415,9 @@ def _header(files: FilePort, number: int) -> SegmentHeader | None:
     finally:
         file.close()
     if header is not None and header.number != number:
-        raise LedgerError(f"{name} says it is segment {header.number}: it was renamed; give it its name back")
+        raise LedgerError(
+            f"{name} has the header of segment {header.number}: it was renamed; give it its old name back"
+        )
     return header
 
 

@@ -37,7 +37,7 @@ class Room:
         if free >= self.reserve:
             return None
         return LedgerStorageFull(
-            f"the volume of {self._files.place} has {free >> 20} MiB left, and no messages are stored "
-            f"in the last {self.reserve >> 20} MiB: those are for acknowledgements and for giving space back. "
+            f"the volume of {self._files.place} has {free >> 20} MiB left, so no messages are stored: "
+            f"the last {self.reserve >> 20} MiB are reserved for acknowledgements and for freeing space. "
             "Free space, or enlarge the volume"
         )

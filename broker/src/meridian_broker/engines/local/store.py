@@ -243,7 +243,7 @@ class LocalLedgerStore:
     async def create(self, ledger_id: int, fence: int, label: bytes = b"") -> LocalWriter:
         self._check_open()
         if len(label) > LABEL_BYTES_MAX:
-            raise LedgerError(f"a label of {len(label)} bytes: {LABEL_BYTES_MAX} is the most a ledger keeps")
+            raise LedgerError(f"a label of {len(label)} bytes: the limit is {LABEL_BYTES_MAX}")
         if ledger_id < 0 or ledger_id in self._ledgers or ledger_id in self._making or ledger_id in self._deleted:
             raise LedgerError(f"ledger id {ledger_id} was used before: take a new one from the metadata store")
         ledger = Ledger(ledger_id, fence, ledger_seed(ENTRY, ledger_id), label)
@@ -270,12 +270,12 @@ class LocalLedgerStore:
         ledger = self._find(ledger_id)
         if fence < ledger.fence:
             raise LedgerFenced(
-                f"ledger {ledger_id} belongs to owner epoch {ledger.fence}, and {fence} is older: let go of the topic"
+                f"ledger {ledger_id} belongs to owner epoch {ledger.fence}, and {fence} is older: close the topic"
             )
         ledger.fence = fence
         if not ledger.sealed:
             ledger.refusal = LedgerFenced(
-                f"ledger {ledger_id} was taken over by owner epoch {fence}: this writer must let go of its topic"
+                f"ledger {ledger_id} was taken over by owner epoch {fence}: this writer must close its topic"
             )
             await self._seal(ledger)
         return ledger.info()

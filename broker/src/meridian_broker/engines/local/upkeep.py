@@ -93,7 +93,7 @@ class Upkeep:
         )
         self.work = PeriodicWork(
             "look after the ledger files",
-            f"space in {files.place} is not given back and a start takes longer",
+            f"space in {files.place} is not freed and the next start takes longer",
             self._rounds,
             PAUSE_SECONDS,
             clock=clock,
@@ -140,7 +140,7 @@ class Upkeep:
                 if self._stopping or not await self._round():
                     return
         except OSError as error:
-            raise LedgerError(f"the disk of {self._files.place} answers with an error: {error}") from error
+            raise LedgerError(f"the disk of {self._files.place} reports an error: {error}") from error
 
     async def _sleep(self, seconds: float) -> None:
         """Cut short by `stop`."""

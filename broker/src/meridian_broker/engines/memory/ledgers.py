@@ -69,7 +69,9 @@ class _Handle:
         self.fence = stored.fence
         self.appended = len(stored.entries)
         self.size = sum(map(len, stored.entries))
-        self.refusal: LedgerError | None = LedgerError(f"ledger {ledger_id} was found, not made: its writer is gone")
+        self.refusal: LedgerError | None = LedgerError(
+            f"ledger {ledger_id} was opened, not created, by this process: its writer is gone"
+        )
         self.deleted = False
 
     def info(self) -> LedgerInfo:
@@ -204,7 +206,7 @@ class MemoryLedgerStore:
         if ledger_id < 0 or ledger_id in self.disk.used or ledger_id in self._taken:
             raise LedgerError(f"ledger id {ledger_id} was used before: take a new one from the metadata store")
         if len(label) > LABEL_BYTES_MAX:
-            raise LedgerError(f"a label of {len(label)} bytes: {LABEL_BYTES_MAX} is the most a ledger keeps")
+            raise LedgerError(f"a label of {len(label)} bytes: the limit is {LABEL_BYTES_MAX}")
         self._taken.add(ledger_id)
         handle = _Handle(ledger_id, StoredLedger(fence, label=label))
         handle.refusal = None
@@ -228,12 +230,12 @@ class MemoryLedgerStore:
         handle = self._find(ledger_id)
         if fence < handle.fence:
             raise LedgerFenced(
-                f"ledger {ledger_id} belongs to owner epoch {handle.fence}, and {fence} is older: let go of the topic"
+                f"ledger {ledger_id} belongs to owner epoch {handle.fence}, and {fence} is older: close the topic"
             )
         handle.fence = fence
         if not handle.stored.sealed:
             handle.refusal = LedgerFenced(
-                f"ledger {ledger_id} was taken over by owner epoch {fence}: this writer must let go of its topic"
+                f"ledger {ledger_id} was taken over by owner epoch {fence}: this writer must close its topic"
             )
             await self._seal(handle)
         return handle.info()
@@ -326,7 +328,7 @@ class MemoryLedgerStore:
         if handle is None and ledger_id in self.disk.used:
             raise LedgerDeleted(f"ledger {ledger_id} was deleted")
         if handle is None:
-            raise LedgerNotFound(f"there is no ledger {ledger_id} in memory: it was never made")
+            raise LedgerNotFound(f"there is no ledger {ledger_id} in memory: it was never created")
         return handle
 
     def _check_open(self) -> None:

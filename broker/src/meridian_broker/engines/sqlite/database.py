@@ -99,7 +99,7 @@ class Database:
             self._queue.put_nowait(job)
         except queue.Full:
             raise MetadataUnavailable(
-                f"{MAX_QUEUED} metadata requests wait for the disk under {self._path}: it is too slow or stuck"
+                f"{MAX_QUEUED} metadata requests are waiting for the disk under {self._path}: it is too slow or stuck"
             ) from None
 
     def stop(self) -> None:
@@ -120,7 +120,7 @@ class Database:
             return
         except OSError as error:
             self._started.put(
-                MetadataUnavailable(f"{self._path} cannot be made ({error}): look at the disk and its rights")
+                MetadataUnavailable(f"{self._path} cannot be created ({error}): check the disk and the permissions")
             )
             return
         self._started.put(None)
@@ -200,7 +200,7 @@ def _open(path: Path) -> sqlite3.Connection:
         found = sql.execute("PRAGMA user_version").fetchone()[0]
         empty = sql.execute("SELECT count(*) FROM sqlite_schema").fetchone()[0] == 0
         if not empty and application != APPLICATION_ID:
-            raise MetadataError(f"{path} is an SQLite file of some other program: choose another data directory")
+            raise MetadataError(f"{path} is an SQLite file of another program: choose another data directory")
         if found > FORMAT:
             raise MetadataError(
                 f"{path} has metadata format {found}, made by a newer version; this one reads up to {FORMAT}: upgrade"
@@ -222,7 +222,7 @@ def _translated(path: Path, error: sqlite3.Error) -> MetadataError:
     if "locked" in text:
         return MetadataUnavailable(f"{path} is in use by another process: stop that one, or choose another directory")
     if "full" in text:
-        return MetadataFull(f"{path}: the disk is full, nothing was written: make room")
+        return MetadataFull(f"{path}: the disk is full, nothing was written: free space")
     if isinstance(error, sqlite3.OperationalError):
-        return MetadataUnavailable(f"{path}: SQLite says {text!r}: look at the disk and the rights of the file")
+        return MetadataUnavailable(f"{path}: SQLite says {text!r}: check the disk and the permissions of the file")
     return MetadataError(f"{path} is damaged or not a metadata file (SQLite says {text!r}): restore it from a backup")

@@ -197,7 +197,7 @@ class SqliteMetadataStore:
 
     def _check_lease(self, lease: int | None) -> None:
         if lease is not None and (lease not in self._leases or self._leases[lease].lost()):
-            raise LeaseExpired(f"lease {lease} is gone: take a new one and claim again what it protected")
+            raise LeaseExpired(f"lease {lease} is gone: take a new one and create again what it protected")
 
     async def _end_lease(self, lease_id: int) -> None:
         """Forget a lease and remove what was put with it, as one transaction."""

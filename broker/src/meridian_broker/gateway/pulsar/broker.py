@@ -97,7 +97,7 @@ class Broker:
         if len(self.strangers) > self.strangers_max:
             oldest = next(iter(self.strangers))
             del self.strangers[oldest]
-            oldest.end("others want the place, and it has not said CONNECT")
+            oldest.end("it sent no CONNECT, and new connections need its place")
 
     def let_in(self, connection: Connected) -> str | None:
         """It said CONNECT, and who it is. Says why it may not stay, if so; brokers of other regions always may."""
@@ -106,7 +106,7 @@ class Broker:
         if connection.is_peer:
             return None
         if len(self.clients) >= self.connections_max:
-            return f"this broker has {self.connections_max} connections, the limit (brokerMaxConnections)"
+            return f"this broker has reached its limit of {self.connections_max} connections (brokerMaxConnections)"
         if 0 < self.connections_per_address_max <= self.addresses_connected[address]:
             return (
                 f"{address} has {self.connections_per_address_max} connections, the limit (brokerMaxConnectionsPerIp)"

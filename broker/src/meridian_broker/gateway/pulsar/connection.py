@@ -214,7 +214,7 @@ class Connection(FlowControl):
                 else:
                     handler = self._handlers.get(kind)
                     if handler is None:
-                        log.info("%s: command %d is unknown and passed over", self, kind)
+                        log.info("%s: ignoring unknown command %d", self, kind)
                     else:
                         handler(self, command)
             except Exception:
@@ -363,7 +363,7 @@ class Connection(FlowControl):
         self._pending += len(sends)
         sound = [send for send in sends if send.checksum_ok]
         if len(sound) < len(sends):
-            error = ChecksumError("the checksum does not fit the message: it was damaged on its way")
+            error = ChecksumError("the checksum does not match: the message was damaged in transit")
             for send in sends:
                 if not send.checksum_ok:
                     self.refused(producer, send, error)
@@ -491,4 +491,4 @@ class Connection(FlowControl):
 
     def lost_watcher(self, watcher: Watcher) -> None:
         del watcher
-        self.end("it does not read notifications about topics, and too many are waiting")
+        self.end("it does not read its topic notifications, and too many are waiting")

@@ -46,7 +46,7 @@ def subscribe(connection: Connection, command: Any) -> None:
     """SUBSCRIBE. The same id again: an error while it is being made, success once it is there."""
     asked: pb.CommandSubscribe = command.message
     if asked.consumer_id in connection.subscribing:
-        connection.fail(asked.request_id, ServiceNotReadyError("this consumer is still being made"))
+        connection.fail(asked.request_id, ServiceNotReadyError("this consumer is still being created"))
         return
     if _consumer(connection, asked.consumer_id) is not None:
         connection.succeed(asked.request_id)
@@ -184,7 +184,9 @@ def ack(connection: Connection, command: Ack) -> None:
         if command.ack_type == CUMULATIVE and command.ids:
             connection.sent_away.acknowledged(command.consumer_id, validation.end(*command.ids[0]))
         if confirmed is not None:
-            confirmed(ConsumerNotFoundError("this connection has no such consumer (any more): it is not acknowledged"))
+            confirmed(
+                ConsumerNotFoundError("this connection has no such consumer (any more): nothing was acknowledged")
+            )
         return
     if command.detail is not None and command.detail.HasField("txnid_most_bits"):
         if confirmed is not None:
@@ -282,7 +284,7 @@ def _unsubscribe(connection: Connection, asked: pb.CommandUnsubscribe, consumer:
     """Whether others consume is looked at here, in the turn of the loop that deletes the subscription."""
     subscription = consumer.subscription
     if len(subscription.consumers) > 1 and not asked.force:
-        text = f"{subscription.name!r} has other consumers: close them first, or force"
+        text = f"{subscription.name!r} has other consumers: close them first, or use force"
         connection.fail(asked.request_id, MetadataError(text))
         return
     assert connection.consumers is not None
@@ -312,7 +314,7 @@ def seek(connection: Connection, command: Any) -> None:
         connection.fail(asked.request_id, MetadataError("this connection has no such consumer"))
         return
     if not asked.HasField("message_id") and not asked.HasField("message_publish_time"):
-        connection.fail(asked.request_id, MetadataError("neither a message id nor a time is given to seek"))
+        connection.fail(asked.request_id, MetadataError("a seek needs a message id or a time"))
     elif isinstance(consumer.subscription, Subscription):
         connection.run(_seek(connection, asked, consumer.subscription))
     else:

@@ -80,7 +80,7 @@ def auth_response(connection: Connection, command: Any) -> None:
 def _refresh(connection: Connection, answer: pb.AuthData) -> None:
     """A client's new token."""
     if not connection.broker.expiries.was_asked(connection):
-        connection.end("an AUTH_RESPONSE that nobody asked for")
+        connection.end("an unexpected AUTH_RESPONSE")
         return
     try:
         _grant(connection, answer.auth_data)
@@ -119,7 +119,7 @@ def _authenticated(connection: Connection, asked: pb.CommandConnect) -> bool:
     """Is this client who it says? If not, it has been told so."""
     try:
         if asked.auth_method_name != METHOD:
-            raise NotAuthenticated(f"this region asks for authentication by {METHOD}: give the client a token")
+            raise NotAuthenticated(f"this region requires authentication by {METHOD}: give the client a token")
         _grant(connection, asked.auth_data)
     except NotAuthenticated as error:
         _turn_away(connection, ServerError.AUTHENTICATION, str(error))
@@ -135,7 +135,7 @@ def _grant(connection: Connection, token: bytes) -> None:
             f"this token is for the {SCOPES[granted.scope]} only: it can neither produce nor consume"
         )
     if connection.started and granted.role != connection.role:
-        raise NotAuthenticated("the new token names another role than the one before")
+        raise NotAuthenticated("the new token is for another role than the previous one")
     connection.role = granted.role
     connection.broker.expiries.watch(connection, granted.expires, granted.key)
 

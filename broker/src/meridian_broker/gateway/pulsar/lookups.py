@@ -27,7 +27,9 @@ def lookup(connection: Connection, command: Any) -> None:
 def _counted(broker: Broker) -> Iterator[None]:
     """:raises TooManyRequestsError: as many lookups as the broker takes are under way."""
     if broker.lookups >= broker.concurrent_lookups:
-        raise TooManyRequestsError(f"{broker.lookups} lookups are under way, the limit: try again in a moment")
+        raise TooManyRequestsError(
+            f"{broker.lookups} lookups are in progress, which is the limit: try again in a moment"
+        )
     broker.lookups += 1
     try:
         yield
@@ -100,7 +102,7 @@ async def _get_schema(connection: Connection, asked: pb.CommandGetSchema) -> Non
         try:
             version = asked.schema_version if asked.HasField("schema_version") else None
             if version == b"":
-                raise IncompatibleSchema("an empty version is that of no schema: leave it out to get the newest one")
+                raise IncompatibleSchema("a schema version cannot be empty: leave it out to get the newest schema")
             found = await connection.broker.service.schemas.get(topic_name.parse(asked.topic), version)
             if found is None:
                 answer.error_code = ServerError.TOPIC_NOT_FOUND

@@ -35,12 +35,12 @@ def producer(connection: Connection, command: Any) -> None:
     """PRODUCER. The same id again: an error while it is being made, the same answer once it is there."""
     asked: pb.CommandProducer = command.message
     if asked.producer_id in connection.introducing:
-        connection.fail(asked.request_id, ServiceNotReadyError("this producer is still being made"))
+        connection.fail(asked.request_id, ServiceNotReadyError("this producer is still being created"))
         return
     existing = (connection.producers or {}).get(asked.producer_id)
     if existing is not None:
         if existing.remote_region is not None:
-            connection.fail(asked.request_id, NotAllowed("a replicator's producer is asked for once: it resumes anew"))
+            connection.fail(asked.request_id, NotAllowed("this replicator's producer exists already: close it first"))
         else:
             _answer(connection, asked.request_id, existing)
         return
@@ -72,7 +72,9 @@ async def _make(connection: Connection, asked: pb.CommandProducer) -> None:
         if (remote is not None or is_replicator) and not connection.is_peer:
             raise NotAllowed("producer names of replicators and origins are for brokers of other regions (R7)")
         if remote is not None and remote != connection.peer_name:
-            raise NotAllowed(f"region {connection.peer_name} brings its own messages, not those of {remote!r} (R7)")
+            raise NotAllowed(
+                f"region {connection.peer_name} may replicate its own messages only, not those of {remote!r} (R7)"
+            )
         name = topic_name.parse(asked.topic)
         incarnation = None if remote is None else asked.replication_source.incarnation
         if incarnation is not None and (told := await incarnations.differing(service, name, incarnation)) is not None:
@@ -91,7 +93,7 @@ async def _make(connection: Connection, asked: pb.CommandProducer) -> None:
             await (backlog_quotas.check_producer(topic) if remote is None else topic.intake.enter(remote))
         if topic.rules.encryption_required and not asked.encrypted and remote is None:
             raise MetadataError(
-                f"{topic.name} takes encrypted messages only (encryptionRequired): give the producer keys"
+                f"{topic.name} accepts encrypted messages only (encryptionRequired): give the producer keys"
             )
         version = b""
         if asked.HasField("schema") and asked.schema.type != pb.Schema.NoSchema:
@@ -130,7 +132,10 @@ async def _make(connection: Connection, asked: pb.CommandProducer) -> None:
         made.topic.remove_producer(made)
         return
     if made.topic.producers.get(made.name) is not made:  # sent away again while it came in
-        connection.fail(asked.request_id, TopicFenced(f"{topic.name} is not this producer's any more: make it again"))
+        connection.fail(
+            asked.request_id,
+            TopicFenced(f"{topic.name} closed this producer while it was being created: create it again"),
+        )
         return
     if connection.producers is None:
         connection.producers = {}
@@ -150,7 +155,7 @@ def _created(asked: pb.CommandProducer) -> Stamp | None:
     try:
         return Stamp.parse(asked.replication_source.created) if asked.replication_source.created else None
     except ValueError as error:
-        raise MetadataError(f"the topic's creation has no stamp: {error}") from error
+        raise MetadataError(f"the topic's creation time is not a valid stamp: {error}") from error
 
 
 def _answer_durable(
@@ -166,10 +171,10 @@ def _answer_durable(
 def _enter_replicator(topic: Topic | NonPersistentTopic, made: Producer, source: peer_pb2.ReplicationSource) -> None:
     """:raises TopicError: it means another topic than we do, or one that is not replicated."""
     if not isinstance(topic, Topic):
-        raise NotAllowed(f"{topic.name} stores nothing, so nothing of it is replicated")
+        raise NotAllowed(f"{topic.name} is non-persistent, so it cannot be replicated")
     if source.incarnation != topic.incarnation:
         raise TopicFenced(
-            f"{made.remote_region} speaks of another incarnation of {topic.name}: wait until both know it (R8)"
+            f"{made.remote_region} has another incarnation of {topic.name}: wait until both know the same one (R8)"
         )
     topic.add_producer(made)
     if source.missing_ledger >= 0:

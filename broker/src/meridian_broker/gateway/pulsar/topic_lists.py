@@ -94,7 +94,7 @@ def _watched(connection: Connection, text: str) -> TopicPattern:
     """:raises NotAllowedError: this broker does not evaluate it; clients go on asking for the list instead."""
     most = connection.broker.pattern_length
     if len(text) > most:
-        raise NotAllowedError(f"a pattern of {len(text)} characters; this broker watches with up to {most}")
+        raise NotAllowedError(f"a pattern of {len(text)} characters; the limit for watching topics is {most}")
     try:
         return TopicPattern(text)
     except BadPattern as error:

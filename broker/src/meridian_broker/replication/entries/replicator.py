@@ -453,7 +453,8 @@ class Replicator:
             Hold.GAP,
             f"{self.topic}: {self.remote} has {self.region}'s entries up to {self._chain}, but {missing} {where}is no "
             f"longer stored in {self.region}, or damaged. {self.remote} asks the other regions for them; what none of "
-            f"them has is lost, and goes on when somebody accepts that in {self.remote}: meridian topics accept-gap",
+            f"them has is lost, and replication resumes once an operator accepts that in {self.remote}: "
+            "meridian topics accept-gap",
         )
 
     def _stop_rolled_back(self, theirs: Position, ours: Position) -> bool:

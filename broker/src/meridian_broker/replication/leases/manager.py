@@ -174,13 +174,13 @@ class LeaseDesk:
                 gone = ", ".join(voter for voter in voters if voter in away)
                 if gone and len(voters) == 2 and known.is_settled:
                     if home_among(voters, claim.home) != self._topics.region:
-                        return f"{gone} cannot be reached: of two regions, one takes over for the other by command only"
+                        return f"{gone} cannot be reached: with two regions, only a command lets one take over"
                 elif len([voter for voter in voters if voter not in away]) < known.enough(voters):
                     return f"no majority of {', '.join(voters)}: {gone} cannot be reached"
         if lacking := self.electing.lacking(claim.stream[:2]):
-            return f"the voters are being agreed on: {', '.join(lacking)} did not confirm yet"
+            return f"the list of voters is changing: {', '.join(lacking)} did not confirm it yet"
         refusals = sorted(f"{voter}: {item.reason} {item.holder}".strip() for voter, item in claim.refusals.items())
-        return f"votes are asked for; {'; '.join(refusals)}" if refusals else "votes are asked for"
+        return f"waiting for votes; {'; '.join(refusals)}" if refusals else "waiting for votes"
 
     # -- from links ----------------------------------------------------------------------------------------------
 

@@ -43,7 +43,7 @@ def decompress(codec: int, payload: bytes, size: int, limit: int) -> Steps:
     if codec == pb.NONE:
         return payload
     if size > limit:
-        raise CompressionError(f"{size} bytes uncompressed, {limit} are allowed")
+        raise CompressionError(f"{size} bytes uncompressed; the limit is {limit}")
     try:
         if codec == pb.ZLIB:
             return (yield from _inflate(payload, size))
@@ -74,7 +74,7 @@ def _inflate(payload: bytes, size: int) -> Steps:
             break
         yield len(piece) // STEP_BYTES
     if len(found) != size or not reader.eof:
-        raise CompressionError(f"zlib gives other than the {size} bytes announced")
+        raise CompressionError(f"zlib does not yield the {size} bytes announced")
     return bytes(found)
 
 

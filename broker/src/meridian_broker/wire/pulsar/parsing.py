@@ -162,7 +162,7 @@ def _send(message: pb.CommandSend, payload: bytes | None) -> Send:
 def _ack(message: pb.CommandAck) -> Ack:
     """:raises FrameTooLarge: so many ids that taking them apart would hold up everybody else."""
     if len(message.message_id) > ACK_IDS:
-        raise FrameTooLarge(f"an ACK of {len(message.message_id)} message ids; {ACK_IDS} are the most")
+        raise FrameTooLarge(f"an ACK of {len(message.message_id)} message ids; the limit is {ACK_IDS}")
     unusual = (
         message.HasField("validation_error")
         or message.HasField("txnid_most_bits")

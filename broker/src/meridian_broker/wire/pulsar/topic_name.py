@@ -82,9 +82,7 @@ def of(tenant: str, namespace: str, local_name: str, domain: str = PERSISTENT) -
         raise InvalidTopicNameError(f"{domain!r} is not a domain: a topic is persistent:// or non-persistent://")
     for what, name in (("tenant", tenant), ("namespace", namespace)):
         if not _ENTITY.fullmatch(name):
-            raise InvalidTopicNameError(
-                f"{name!r} is no name of a {what}: letters, digits and - = : . _ are allowed, and at least one of them"
-            )
+            raise InvalidTopicNameError(f"{name!r} is not a valid {what} name: expected letters, digits and - = : . _")
     if not local_name.strip() or "/" in local_name or _CONTROL.search(local_name):
         raise InvalidTopicNameError(
             f"{local_name!r} is not a topic name: it is blank or holds a / or a control character"
@@ -113,7 +111,7 @@ def parse(text: str) -> TopicName:
             return of(DEFAULT_TENANT, DEFAULT_NAMESPACE, parts[0])
     if len(parts) == 4 and domain in DOMAINS:
         raise InvalidTopicNameError(
-            f"{text!r} has four parts: names with a cluster in them are of Pulsar 1.x, write tenant/namespace/name"
+            f"{text!r} has four parts: names that contain a cluster are from Pulsar 1.x; write tenant/namespace/name"
         )
     if len(parts) != 3:
         raise InvalidTopicNameError(
