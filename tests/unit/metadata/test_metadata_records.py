@@ -279,7 +279,7 @@ def test_without_its_base_a_namespace_is_not_visible() -> None:
         ({"message_ttl_in_seconds": -1}, "cannot be negative"),
         ({"message_ttl_in_seconds": True}, "expected a whole number"),
         ({"deduplicationEnabled": 1}, "expected true or false"),
-        ({"replication_clusters": "us-east"}, "a list is wanted"),
+        ({"replication_clusters": "us-east"}, "expected a list"),
         ({"replication_clusters": [1]}, "expected a list of names"),
         ({"backlog_quota_map": {"moon": {}}}, "the kinds are"),
         ({"backlog_quota_map": {"message_age": {"policy": "explode"}}}, "not a backlog quota policy"),

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a client may say over the Pulsar protocol.
+"""Limits on client commands of the Pulsar protocol.
 
-`topics/validation.py` compares each command with these before anything comes of it.
+`topics/validation.py` checks each command against these before it takes effect.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ MESSAGE_BYTES: Final[Bytes] = 5 << 20
 """Default of `maxMessageSize`, and Pulsar's: metadata and payload of one message."""
 
 FRAME_PADDING_BYTES: Final[Bytes] = 10 << 10
-"""What a frame may add to its message for the command and the sizes; the number Pulsar uses."""
+"""Room in a frame for the command and the sizes beside the message; the number Pulsar uses."""
 
 FRAME_BYTES: Final[Bytes] = MESSAGE_BYTES + FRAME_PADDING_BYTES
 """A frame without its own size field. A larger one ends the connection."""
@@ -38,8 +38,8 @@ BATCHED_MESSAGE_BYTES: Final[Bytes] = 6
 that claims more messages than its bytes can hold is refused."""
 
 UNCOMPRESSED_BYTES: Final[Bytes] = 64 << 20
-"""What a compressed payload may claim to unfold to, chunks of a larger message left out: consumers and compaction take
-memory for it. Never less than `maxMessageSize`."""
+"""Size that a compressed payload may claim to expand to, chunks of a larger message excepted: consumers and compaction
+allocate memory for it. Never less than `maxMessageSize`."""
 
 LATEST_TIME_MS: Final[Milliseconds] = 253_402_300_799_999
 """The last millisecond of the year 9999: publish time, event time and delivery time. Later ones have no date in most
@@ -55,7 +55,7 @@ CHUNKS: Final[Chunks] = 100_000
 # -- ACK
 
 ACK_IDS: Final[Ids] = 10_000
-"""Message ids in one ACK, each of which takes some microseconds of the event loop. Clients group 1000."""
+"""Message ids in one ACK; each takes some microseconds of the event loop. Clients group 1000."""
 
 ACK_SET_WORDS: Final[Words] = 1 << 14
 """64-bit words of the set that acknowledges a batch in part: enough for the largest batch that any version stored."""
@@ -85,11 +85,11 @@ CLIENTS_PER_CONNECTION: Final[Clients] = 10_000
 # -- rates
 
 RATE_DEBT_MS: Final[Milliseconds] = 20_000
-"""How long a rate holds clients up at most because of what was published or sent before, or one period of the rate when
-that is longer. Clients give a message up after 30 seconds by default."""
+"""Longest time for which a rate delays clients because of what was published or sent before, or one period of the rate
+if that is longer. Clients give up on a message after 30 seconds by default."""
 
 # -- PRODUCER
 
 EPOCH_LEAP: Final[Epochs] = 1 << 20
-"""How far the epoch in which an exclusive producer says it was let in may be ahead of its topic's, whose record may be
-restored from an older copy. One that is further ahead is nobody's."""
+"""How far the epoch that an exclusive producer claims may be ahead of its topic's, whose record may have been
+restored from an older copy. An epoch further ahead was never issued."""

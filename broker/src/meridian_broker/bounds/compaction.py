@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What compaction opens. A batch beyond one of these stays whole: none of its messages is compacted away.
+"""Limits on the batches that compaction opens. A batch beyond one of them stays whole: none of its messages is removed.
 
-`wire/pulsar/batches.py` and `topics/compaction/compactor.py` compare with these.
+`wire/pulsar/batches.py` and `topics/compaction/compactor.py` check against these.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a connection may take before anybody knows whose it is: of an HTTP port, and of every port that encrypts.
+"""Limits on connections whose client is not identified yet: to an HTTP port, and to every TLS port.
 
-`admin/http/connections.py`, `admin/http/requests.py` and `gateway/tls_listeners.py` compare with these.
+`admin/http/connections.py`, `admin/http/requests.py` and `gateway/tls_listeners.py` check against these.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ BODY_SECONDS: Final[Seconds] = 60.0
 """From the end of the headers to the end of the body."""
 
 IDLE_SECONDS: Final[Seconds] = 60.0
-"""For which a connection stays open without a request."""
+"""How long a connection stays open without a request."""
 
 STALLED_SECONDS: Final[Seconds] = 120.0
-"""For which a client may take nothing of an answer. The streams of an export allow the same."""
+"""How long a client may read nothing of an answer. The streams of an export have the same limit."""
 
 HEADER_BYTES: Final[Bytes] = 64 << 10
 """Request line and headers together."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the numbers of the table count. The page of limits prints these words."""
+"""Units of the numbers in the table. The page of limits prints these words."""
 
 from __future__ import annotations
 

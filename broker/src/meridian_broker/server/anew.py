@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A broker that cannot go on with what it knows begins anew, as after a crash.
+"""Restarts a broker whose in-memory state is no longer valid, as after a crash.
 
-When its metadata were restored from an older copy while it ran, what it has in memory and what they say do not go
-together any more, and each write could bury what only the volume knows. A broker that starts on older metadata adopts
-that (``topics/lifecycle/orphans.py``). So the process becomes a broker that starts, at once: nothing is drained, for
-draining writes; whatever was promised is on the disk, as with any crash. Sockets and files are closed by becoming
-another program, and the process keeps its number, so whoever watches it need not know.
+When the metadata were restored from an older copy while the broker ran, its memory and the metadata no longer match,
+and each write could destroy what only the volume still knows. A broker that starts with older metadata adopts the
+ledgers on its volume (``topics/lifecycle/orphans.py``). So the process re-executes itself at once. It does not drain,
+because draining writes; everything it promised is on the disk, as with any crash. Replacing the program closes sockets
+and files and keeps the process id, so a supervisor notices nothing.
 """
 
 from __future__ import annotations

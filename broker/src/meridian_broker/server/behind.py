@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How far other regions are behind, over restarts: who looks at that figure does so while a region is away.
+"""Keeps how far other regions are behind across restarts: operators look at that figure while a region is away.
 
-What a region lacks is counted in memory (``replication/progress/lag.py``). On record is one number per region: since
-when it may lack anything, written when its link breaks and when it was found to have all again, so twice an outage
-whatever is acknowledged meanwhile. The next life counts what the progress logs hold since then
-(``topics/lifecycle/unconfirmed.py``).
+What a region lacks is counted in memory (``replication/progress/lag.py``). One number per region is on record: since
+when it may lack something. It is written when the region's link breaks and when the region has everything again, so
+twice per outage, however much is acknowledged meanwhile. After a restart, the broker counts what the progress logs hold
+since then (``topics/lifecycle/unconfirmed.py``).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 
 class BehindBook:
-    """``topics.unconfirmed.Before`` of a broker, and what keeps it on record."""
+    """Implements ``topics.unconfirmed.Before`` for a broker and keeps it on record."""
 
     def __init__(self, catalog: Catalog, broker_id: str, exchange: ExchangeShell, wall_ms: Callable[[], int]) -> None:
         self._catalog = catalog
@@ -52,7 +52,7 @@ class BehindBook:
         return max(0, self._wall_ms() - since_ms)
 
     async def follow(self) -> None:
-        """Called every second: put on record which regions went, and which have all again."""
+        """Called every second: record which regions fell behind, and which have everything again."""
         now_ms, behind = self._wall_ms(), self._exchange.behind_for()
         self._before = {region: since for region, since in self._before.items() if region in behind}
         if behind.keys() == self._on_record.keys():

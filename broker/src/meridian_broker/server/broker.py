@@ -2,7 +2,7 @@
 """The composition root: one broker process, from its settings to its last sealed ledger.
 
 Everything is built here, in the order in which it is needed, and taken down in the opposite order. A drain after
-SIGTERM: no new connections, acknowledgements and ledgers written, peers told, clients sent away, everything closed.
+SIGTERM: no new connections, acknowledgements and ledgers written, peers told, clients disconnected, everything closed.
 """
 
 from __future__ import annotations
@@ -89,8 +89,8 @@ log = logging.getLogger(__name__)
 BROKER_ID: Final = "broker-0"
 """A region has one broker, whichever process it is."""
 CONTACT_SECONDS: Final = 1.0
-"""A broker that starts waits so long for other regions before clients are let in: what was acknowledged there while it
-was away must be known first. A region that is down is noticed at once and not waited for."""
+"""Longest time a starting broker waits for other regions before it admits clients: it must first learn what was
+acknowledged there while it was away. A region that is down is noticed at once and not waited for."""
 SWITCH_INTERVAL_SECONDS: Final = 0.0005
 """The thread that makes entries durable gets the interpreter this soon; the default of 5 ms would stand in every
 receipt's latency."""
@@ -141,7 +141,7 @@ async def _run(settings: Settings, files: Callable[[Path], FilePort] | None, ear
             return
         log.info("region %s serves %s", process.region, process.doors)
         gc.collect()
-        gc.freeze()  # what the broker is made of needs no more looking at
+        gc.freeze()  # long-lived objects: collections need not visit them again
         gc.set_threshold(*GC_THRESHOLD)
         await served(process.catalog, BROKER_ID, process.service.fence, stop)
         log.info("draining")
@@ -150,7 +150,7 @@ async def _run(settings: Settings, files: Callable[[Path], FilePort] | None, ear
 
 
 async def _started(start: Coroutine[Any, Any, BrokerProcess], stop: asyncio.Event) -> BrokerProcess | None:
-    """None: it was told to stop before it stood. :raises StartFailed: what is stored cannot be reached or read."""
+    """None if it was told to stop before it was up. :raises StartFailed: the stores cannot be reached or read."""
     starting = asyncio.ensure_future(start)
     stopping = asyncio.ensure_future(stop.wait())
     await asyncio.wait((starting, stopping), return_when=asyncio.FIRST_COMPLETED)
@@ -214,7 +214,8 @@ class BrokerProcess:
         files: Callable[[Path], FilePort] | None = None,
         early: EarlyPorts | None = None,
     ) -> BrokerProcess:
-        """Open what is stored, then the doors: to other regions first, to clients once those were heard (R10).
+        """Open the stores, then the listeners: first for other regions, then, once those have answered, for clients
+        (R10).
 
         ``stack`` closes everything again.
 
@@ -320,7 +321,7 @@ class BrokerProcess:
         shares = LeaseDesk(
             streams,
             f"{self.region}#{fence}",
-            self.scheduler.monotonic_ms,  # goes on in sleep: a lease lasts no longer here than elsewhere (R26)
+            self.scheduler.monotonic_ms,  # counts suspended time: a lease lasts no longer here than elsewhere (R26)
             LeaseTimes(duration=replication.dispatch_lease_seconds * 1000),
         )
         core = ProgressExchange(
@@ -397,7 +398,7 @@ class BrokerProcess:
         await self.doors.open(self.gateway, self.admin, stack)
 
     async def _bootstrap(self) -> None:
-        """Make what every region needs: the clusters, tenant ``public``, namespace ``public/default``."""
+        """Create what every region needs: the clusters, tenant ``public``, namespace ``public/default``."""
         mine = self.doors.addresses("") or Addresses()
         clusters = {
             self.region: ClusterRecord(
@@ -410,10 +411,10 @@ class BrokerProcess:
     def _resolve(self, region: str) -> tuple[str, str | None] | None:
         """Where another region is.
 
-        With TLS, a relay between two regions is noticed, so any record of a cluster will do. Without TLS it is not, and
-        whoever could write a record could be one. So then only the file that came with the settings counts.
+        With TLS, a relay between two regions is noticed, so any cluster record may be used. Without TLS it is not, and
+        anyone who can write such a record could be the relay: then only the file named in the settings counts.
 
-        :raises ConnectFailed: it has no address that may be used.
+        :raises ConnectFailed: the region has no address that may be used.
         """
         if self._client_tls is None:
             listed = self._listed.get(region)
@@ -450,7 +451,7 @@ class BrokerProcess:
                 await settled(self.service, self.gateway)
                 await self.service.send_consumers_away()
                 await self._confirmed()
-                self.leases.release_unwanted()  # others go on at once with what was dispatched here (R26)
+                self.leases.release_unwanted()  # other regions take over dispatch at once (R26)
                 await self.service.close()
         except TimeoutError:
             log.warning(
@@ -460,7 +461,7 @@ class BrokerProcess:
             connection.end("this broker is shutting down")
 
     async def _confirmed(self) -> None:
-        """Wait, within the barrier's time, until peers confirmed what was told (R20)."""
+        """Wait, within the barrier's time, until peers confirmed the changes sent to them (R20)."""
 
         async def flush(topic: str, subscription: str) -> None:
             await self.scheduler.answer(lambda ready: self.exchange.flush(topic, subscription, lambda: ready(None)))
@@ -477,7 +478,7 @@ def _http_places(settings: Settings, allowed: Shares) -> Places:
 
 
 def _defaults(settings: Settings) -> Rules:
-    """What holds for topics when neither they nor their namespaces say otherwise."""
+    """Rules for topics where neither they nor their namespaces have a policy."""
     unused = settings.removal
     topics, storage, limits = settings.topics, settings.storage, settings.limits
     return Rules(

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """File descriptors: as many as the system allows, and never all of them for clients.
 
-A broker that has none left can open no segment and reach no other region. So connections get shares of the limit, and
-a part stays for the ledgers, the metadata store and the links.
+A broker without free descriptors can open no segment and reach no other region. So each kind of connection gets a share
+of the limit, and the rest is reserved for the ledgers, the metadata store and the links.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ class Shares(NamedTuple):
     clients: int
     """To the Pulsar ports, of clients that were let in."""
     strangers: int
-    """To the Pulsar ports, of those that have not said who they are."""
+    """To the Pulsar ports, by clients that have not sent CONNECT."""
     http: int
     handshakes: int
-    """Of TLS, to any port."""
+    """TLS handshakes on any port."""
 
 
 def raise_limit() -> None:

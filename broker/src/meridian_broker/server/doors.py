@@ -48,9 +48,9 @@ class Doors:
         self._own = Addresses()
 
     async def open(self, gateway: Broker, state: AdminState, stack: AsyncExitStack) -> None:
-        """Take all addresses; HTTP is served from now on.
+        """Bind all addresses; HTTP is served from now on.
 
-        :raises SettingsError: an address is taken, or is none of this machine.
+        :raises SettingsError: an address is in use or does not belong to this machine.
         """
         network, ports = self._settings.network, self._settings.tls
         stack.callback(self.close)
@@ -108,7 +108,7 @@ class Doors:
             server.close()
 
     def addresses(self, listener: str) -> Addresses | None:
-        """What a client is told, see ``gateway.addresses.AddressBook``."""
+        """The addresses for clients of a listener, see ``gateway.addresses.AddressBook``."""
         name = listener or self._internal
         if not name:
             return self._own
@@ -153,7 +153,7 @@ def _tls_listeners(settings: Settings, handshakes: Places) -> TlsListeners | Non
 
 
 def client_tls(settings: Settings) -> tls.ContextSource | None:
-    """For connections to other regions; None: they are not encrypted.
+    """TLS for connections to other regions; None: they are not encrypted.
 
     :raises SettingsError: its files cannot be used.
     """

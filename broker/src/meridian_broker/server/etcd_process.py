@@ -7,10 +7,10 @@ started with the check that detects it; like every single-member etcd before 3.4
 that it confirmed just before it was killed.
 Production regions run etcd as a service of their own; this module is not for them.
 
-Every user of the machine can connect to a port on loopback. So ``meridian up`` runs a *secured* etcd, which asks for a
+Every user of the machine can connect to a loopback port. So ``meridian up`` runs a *secured* etcd, which requires a
 password that is kept in a file of this user. A new etcd is open until its authentication is switched on; that happens
-while it listens on a socket in a private directory, before it ever has a port. The listener for other members, which
-has no authentication of its own, is a socket whose file is removed once etcd is up: there are no other members.
+while it listens on a socket in a private directory, before it ever has a port. The listener for other members has no
+authentication of its own, so it is a socket whose file is removed once etcd is up: there are no other members.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ STOP_SECONDS = 10.0
 """How long it may take to end after SIGTERM before it is killed."""
 
 START_ATTEMPTS = 5
-"""Free ports are guessed: somebody else may take one before etcd does."""
+"""Free ports are guessed: another process may take one before etcd does."""
 
 BROKERS = "meridian"
 """etcd's user for brokers."""
@@ -92,18 +92,18 @@ class EtcdProcess:
         self.binary = binary
         self.data_dir = data_dir
         self.url = url
-        """What clients connect to, as ``http://127.0.0.1:port``."""
+        """Client address, as ``http://127.0.0.1:port``."""
         self.login = ANONYMOUS
-        """What clients show."""
+        """Credentials for clients."""
         self._process = process
 
     @classmethod
     async def start(cls, data_dir: Path | str, *, client_port: int = 0, secured: bool = False) -> EtcdProcess:
         """Start etcd on loopback and wait until it answers. A port of 0 means any free one. Prints nothing.
 
-        :param secured: only who shows ``login`` is let in. Once it was, the data stay secured.
+        :param secured: admit only clients with ``login``. A data directory that was secured once stays secured.
 
-        An etcd that an earlier, killed run left behind on the same directory is ended first.
+        An etcd that an earlier, killed run left behind on the same directory is stopped first.
 
         :raises EtcdFailed: there is no etcd, or it does not come up; the message shows its log.
         """
@@ -131,9 +131,9 @@ class EtcdProcess:
 
     @classmethod
     async def _secured(cls, binary: EtcdBinary, directory: Path) -> Login:
-        """Switch authentication on, unless it is, where nobody else can connect.
+        """Switch authentication on, unless it is on already, while no other user can connect.
 
-        :raises EtcdFailed: it does not come up, or its root has another password than the file says.
+        :raises EtcdFailed: it does not come up, or the password of its root differs from that in the file.
         """
         from meridian_broker.engines.etcd.securing import secure  # gRPC: only where etcd is used
 
@@ -193,7 +193,7 @@ class EtcdProcess:
         await self._end(signal.SIGTERM)
 
     async def kill(self) -> None:
-        """SIGKILL, as a crash would: for tests of what survives."""
+        """SIGKILL, like a crash: for tests of what survives."""
         await self._end(signal.SIGKILL)
 
     async def _end(self, how: signal.Signals) -> None:
@@ -225,7 +225,7 @@ class _PortTaken(Exception):
 
 def command(binary: EtcdBinary, directory: Path, client: str) -> list[str]:
     """The arguments of an etcd that keeps its data there. Its sockets are in the process's working directory."""
-    # Nobody is told of an address; etcd insists on one with a port.
+    # No address is advertised to anyone; etcd insists on one with a port.
     advertised = client if client.startswith("http:") else "http://127.0.0.1:1"
     peer = f"unix://{_PEER_SOCKET}"
     command = [
@@ -270,7 +270,7 @@ def _packaged_binary() -> Path | None:
 
 
 async def _version(path: Path) -> str | None:
-    """What ``etcd --version`` says; None when it does not run here (another architecture, say)."""
+    """Output of ``etcd --version``; None if it does not run here, for example on another architecture."""
     try:
         process = await asyncio.create_subprocess_exec(
             path, "--version", stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL
@@ -304,7 +304,7 @@ async def _healthy(connect: _Connect) -> bool:
 
 
 def _prepare(directory: Path) -> None:
-    """Make the directory private; end the etcd whose starter was killed, if the process noted really is that one."""
+    """Make the directory private; stop an etcd whose starter was killed, if the recorded process really is that one."""
     directory.mkdir(parents=True, exist_ok=True)
     directory.chmod(0o700)
     try:

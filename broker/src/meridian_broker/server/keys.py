@@ -33,7 +33,7 @@ class Keys:
     """Read when the broker starts, so that a file that cannot be used ends the start."""
 
     def __init__(self, settings: Settings) -> None:
-        """:raises SettingsError: a file cannot be read, or what it holds is no key."""
+        """:raises SettingsError: a file cannot be read, or does not hold a key."""
         asked = settings.authentication
         self._settings = settings
         try:
@@ -109,7 +109,7 @@ class Keys:
 
 
 def secret_files(settings: Settings) -> list[Path]:
-    """The files that nobody but this broker should be able to read."""
+    """The files that only this broker should be able to read."""
     asked = settings.authentication
     files = [
         settings.region.peer_token_file,

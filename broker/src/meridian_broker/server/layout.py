@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What ``meridian up`` keeps in its directory: one folder per region, the peers' secret, and who is where.
+"""The directory of ``meridian up``: one folder per region, the peer secret, and the regions' addresses.
 
 DIR/regions.json         every region's name, addresses, process id and directory
 DIR/peer.token           the secret by which the regions' brokers know each other, mode 0600
@@ -32,7 +32,7 @@ PORT_STEP = 10
 
 
 class UpFailed(Exception):
-    """The regions cannot be run as asked. The message says what is in the way and what to do."""
+    """The regions cannot be run as asked. The message says why, and what to do."""
 
 
 SET_BY_UP = (
@@ -45,7 +45,7 @@ PORTS_BY_UP = ("brokerServicePort", "webServicePort", "brokerServicePortTls", "w
 OPTION_OF = dict(
     zip(PORTS_BY_UP, ("--base-port", "--base-http-port", "--base-port-tls", "--base-http-port-tls"), strict=True)
 )
-"""Of ``meridian up``, by the setting."""
+"""Options of ``meridian up``, by setting."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class RegionPlan:
     name: str
     directory: Path
     host: str
-    """The address that clients are told."""
+    """The address for clients."""
     ports: Mapping[str, int]
     """By the key of the setting; those for TLS only when there is a certificate."""
 
@@ -83,7 +83,7 @@ class RegionPlan:
 
     @property
     def log_file(self) -> Path:
-        """What the broker writes to standard error."""
+        """The broker's standard error."""
         return self.directory / "broker.log"
 
     @property
@@ -123,9 +123,9 @@ def plan_regions(options: UpOptions, given: Given) -> list[RegionPlan]:
 
 
 def require_free_ports(plans: Iterable[RegionPlan], bind_address: str) -> None:
-    """Notice a taken port before anything is started, and say which.
+    """Notice a port in use before anything is started, and say which.
 
-    :raises UpFailed: somebody listens there.
+    :raises UpFailed: another process listens there.
     """
     family = socket.AF_INET6 if ":" in bind_address else socket.AF_INET
     for plan in plans:
@@ -166,7 +166,7 @@ class Directory:
 
     @property
     def regions_file(self) -> Path:
-        """Who is where, for brokers and people."""
+        """The regions and their addresses, for brokers and people."""
         return self.path / "regions.json"
 
     @property
@@ -217,7 +217,7 @@ class Directory:
         unfinished.rename(self.regions_file)
 
     def write_config(self, plan: RegionPlan, metadata: Mapping[str, str], given: Given) -> None:
-        """Write the region's ``broker.conf`` out of what was given and what this program chooses."""
+        """Write the region's ``broker.conf``: the given settings and those that this program chooses."""
         chosen = {
             "clusterName": plan.name,
             "dataDirectory": str(plan.directory / "data"),

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A child process that must not outlive its parent, even one that is killed without a chance to say goodbye.
+"""Starts a program as a child that does not outlive its parent, even if the parent is killed.
 
-Linux sends a process the signal it asked for when its parent dies. Asking has a gap, though: a parent that died before
-the child asked is never noticed. So the child is told whom to expect as parent and compares afterwards.
+Linux sends a process a signal of its choice when its parent dies. Asking for it leaves a gap: a parent that died before
+the child asked is never noticed. So the child gets the expected parent's id and compares afterwards.
 
-``python -m meridian_broker.server.lifeline PID PROGRAM ARGUMENT...`` asks, compares and becomes the program: what was
-asked survives exec. On systems without the call nothing happens: there, a killed supervisor leaves children running.
+``python -m meridian_broker.server.lifeline PID PROGRAM ARGUMENT...`` asks, compares and becomes the program: the
+request survives exec. On systems without the call nothing happens: there, a killed supervisor leaves children running.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ HEALTH_ANSWER_SECONDS_MAX: Final = 5.0
 """How long one health request may take before it is asked again."""
 
 STOP_MARGIN_SECONDS: Final = 5.0
-"""What a broker gets beyond ``brokerShutdownTimeoutMs`` before it is killed."""
+"""Extra time that a broker gets beyond ``brokerShutdownTimeoutMs`` before it is killed."""
 
 LOG_TAIL_LINES: Final = 8
 """Lines of a broker's log that are shown when it does not start: enough for the end of a traceback."""

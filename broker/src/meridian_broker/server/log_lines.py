@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The format of the log: one line per event, whatever text of clients is part of it."""
+"""The format of the log: one line per event, whatever client-supplied text it contains."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Final
 from meridian_broker.wire.shown import cut, shown
 
 LINE_BYTES: Final = 2048
-"""A longer line is cut: a name or reason that somebody else chose must not fill the disk."""
+"""A longer line is cut: a name or reason that a client chose must not fill the disk."""
 TRACEBACK_LINES: Final = 100
-"""Of a longer traceback the end is kept, where the error is."""
+"""A longer traceback is cut to its end, where the error is."""
 
 
 class LogLines(logging.Formatter):

@@ -15,7 +15,7 @@ _CLOCK: Final = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
 class LoopScheduler:
-    """Implements ``ledgers.scheduling.Scheduler``. ``await close()`` ends what still runs."""
+    """Implements ``ledgers.scheduling.Scheduler``. ``await close()`` cancels running tasks."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -57,12 +57,12 @@ class LoopScheduler:
         return await future
 
     async def settled(self) -> None:
-        """Wait for what runs now, without cancelling it."""
+        """Wait for the running tasks, without cancelling them."""
         while self._tasks:
             await asyncio.wait(tuple(self._tasks))
 
     async def close(self) -> None:
-        """Cancel what still runs and wait for its end."""
+        """Cancel the running tasks and wait until they have ended."""
         for task in tuple(self._tasks):
             task.cancel()
         if self._tasks:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The entry point of the command ``meridian``: joins the command line to what it starts.
 
-The command line may not import this room, so the programs that build brokers are handed to it. They are imported when
-they are started and not before: ``meridian topics list`` should not wait for an event loop and a storage engine.
+The command line may not import this room, so the programs that build brokers are passed to it. They are imported only
+when they are started: ``meridian topics list`` should not wait for an event loop and a storage engine.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def start_logging(level: LogLevel) -> None:
 
 
 def main() -> None:
-    """What the installed script calls."""
+    """Entry point of the installed script."""
     try:
         build(ServerPrograms())()
     except Exception as failure:
@@ -98,7 +98,7 @@ def main() -> None:
 
 
 def _start_failures() -> tuple[type[Exception], ...]:
-    """What a person can mend, and is told without a traceback."""
+    """Failures that the user can fix, reported without a traceback."""
     from meridian_broker.server.layout import UpFailed
     from meridian_broker.server.rank import Outranked
     from meridian_broker.server.setting_fields import SettingsError

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a broker stores is for its own user: messages, names, properties, schemas."""
+"""Stored data is readable by the broker's own user only: messages, names, properties, schemas."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ OTHERS: Final = 0o077
 
 
 def create_for_ourselves() -> None:
-    """From now on this process, and those that it starts, create files that nobody else may read."""
+    """From now on this process and its children create files that other users cannot read."""
     os.umask(OTHERS)
 
 
 def close_to_others(directory: Path) -> None:
-    """Let nobody else into a directory. One of another user, such as the root of a volume, stays as it is."""
+    """Deny others access to a directory. One of another user, such as the root of a volume, stays as it is."""
     mode = stat.S_IMODE(directory.stat().st_mode)
     if not mode & OTHERS:
         return

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """A region has one broker at a time: the one that started last.
 
-Each start takes a greater epoch from the metadata and fences the ledgers and topics of all before it (R10). An earlier
-broker that still runs, on a node that was cut off or beside a second pod, can write nothing any more. If it stayed, it
-would look healthy and keep clients that it cannot serve, so it ends as soon as it learns of the later epoch. It drains
-nothing, because draining writes, and what it promised is on its disk.
+Each start takes a greater epoch from the metadata and fences the ledgers and topics of all earlier brokers (R10). An
+earlier broker that still runs, on a node that was cut off or beside a second pod, can write nothing any more. If it
+stayed, it would look healthy and keep clients that it cannot serve, so it exits as soon as it learns of the later
+epoch. It does not drain, because draining writes, and what it promised is on its disk.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class Outranked(Exception):
 
 
 async def until_outranked(catalog: Catalog, broker_id: str, epoch: int) -> None:
-    """Wait for a later broker, for ever if none starts.
+    """Wait for a later broker; never returns if none starts.
 
     :raises Outranked: one has started.
     """

@@ -15,9 +15,9 @@ REQUIRED: Final = ("name", "service_url", "admin_url")
 
 
 def listed_regions(settings: Settings) -> dict[str, ClusterRecord]:
-    """The regions of ``regionsFile`` by name; none when that is not set.
+    """The regions of ``regionsFile`` by name; empty when that is not set.
 
-    :raises SettingsError: it cannot be used, or names other regions and there is no secret to know them by.
+    :raises SettingsError: the file cannot be used, or it names other regions and there is no peer secret.
     """
     file = settings.region.regions_file
     if file is None:
@@ -33,9 +33,9 @@ def listed_regions(settings: Settings) -> dict[str, ClusterRecord]:
 
 
 def clusters_in(file: Path) -> dict[str, ClusterRecord]:
-    """Each region that is listed, by name.
+    """Each listed region, by name.
 
-    :raises SettingsError: the file cannot be read, or lists no regions, or one of them without what it takes.
+    :raises SettingsError: the file cannot be read, lists no regions, or one of them lacks a field.
     """
     try:
         listed = json.loads(file.read_text(encoding="utf-8"))

@@ -18,7 +18,7 @@ def run_secure_etcd(settings: Settings, root_password_file: Path, say: Callable[
     """Returns 0.
 
     :raises SettingsError: the metadata are not in etcd.
-    :raises StartFailed: etcd cannot be reached, or lets nobody in.
+    :raises StartFailed: etcd cannot be reached or rejects the login.
     """
     kind, _, urls = settings.metadata_store_url.partition(":")
     if kind != "etcd":

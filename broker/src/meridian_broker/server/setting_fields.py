@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a field of a settings class says more than its type and default, and what is wrong with a value."""
+"""Metadata of a settings field beyond its type and default, and the error for invalid values."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 class SettingsError(Exception):
-    """What the operator wrote cannot be used. The message names the key, its source and what is expected."""
+    """A setting cannot be used. The message names the key, its source and what is expected."""
 
 
 def whole(default: int, minimum: int, maximum: int, *, key: str | None = None) -> Any:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Everything an operator can set, in one tree of small frozen classes, and the one place where it is read.
+"""Every setting of a broker, in one tree of small frozen classes, and the one place where settings are read.
 
 A key is spelled as Pulsar's ``broker.conf`` spells it where Pulsar has the setting, and in camelCase where it has not.
 The Python attribute is the same name in snake_case. A value comes from the first of these that has it:
@@ -9,7 +9,7 @@ The Python attribute is the same name in snake_case. A value comes from the firs
 3. the file given by ``--config``, one ``key=value`` per line, ``#`` begins a comment line,
 4. the default below.
 
-A key nobody knows is an error that names the nearest one, because a misspelt limit that is silently ignored is found
+An unknown key is an error that names the nearest one, because a misspelt limit that is silently ignored is found
 at the worst moment. Nothing else in the broker reads the environment. The sentence under each field is its
 documentation: ``docs/configuration.md`` is generated from it, and a test notices when the two differ.
 
@@ -53,7 +53,7 @@ LogLevel = Literal["debug", "info", "warning", "error"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RegionSettings:
-    """Who this region is and where it keeps its things."""
+    """The region's identity, and where it keeps its data."""
 
     cluster_name: str = "standalone"
     """Name of this region. Pulsar's API calls it cluster. It becomes part of every message's origin, so it never
@@ -97,7 +97,7 @@ class NetworkSettings:
     pulsar, pulsar+ssl, http or https. A client that names a listener is sent to its addresses."""
 
     internal_listener_name: str = ""
-    """The listener whose addresses are told to clients that name none, and to other regions. Empty: the first one."""
+    """The listener whose addresses are given to other regions and to clients that name none. Empty: the first one."""
 
     bind_addresses: str = ""
     """More places to listen on for the Pulsar protocol: `name:scheme://ip:port`, separated by commas, with pulsar or
@@ -110,15 +110,15 @@ class NetworkSettings:
     """Port of the admin REST API, health and metrics. 0 lets the system choose."""
 
     probe_service_port: int = _int(0, 0, 65535)
-    """Port that answers `/ready` and `/live` by HTTP and nothing else, for the probes of Kubernetes or a load balancer:
-    connections to the other ports take none of its places. 0: there is none; `webServicePort` answers
-    `/admin/v2/brokers/ready` in any case."""
+    """HTTP port for `/ready` and `/live` only, for the probes of Kubernetes or a load balancer: connections to the
+    other ports do not use up its places. 0: no such port; `webServicePort` answers `/admin/v2/brokers/ready` in any
+    case."""
 
     web_service_allowed_hosts: str = ""
-    """Host names, with commas between, by which this broker is also known to those who use its HTTP ports: that of a
-    proxy, say. Where no token is asked for, a request that names any other host is refused, because a web page whose
-    name leads to this machine could read the answers. Addresses, `localhost`, names without a dot, `advertisedAddress`
-    and what `advertisedListeners` and `regionsFile` say of this broker are always allowed."""
+    """Further host names, separated by commas, under which clients reach this broker's HTTP ports, for example that of
+    a proxy. While no token is required, a request for any other host is refused: otherwise a web page whose host name
+    resolves to this machine could read the answers. Addresses, `localhost`, names without a dot, `advertisedAddress`
+    and this broker's names in `advertisedListeners` and `regionsFile` are always allowed."""
 
     insecure: bool = False
     """Allows a bind address that other machines can reach although nothing authenticates clients."""
@@ -159,9 +159,9 @@ class ReplicationSettings:
     subscription that had no consumers here, and for their confirmation before a consumer's close is answered."""
 
     dispatch_lease_seconds: int = _int(6, 2, 600)
-    """Of subscriptions with dispatch scope ``origin``: so long after a region fails another takes its share over, and
-    so long after a crash a region waits for its own. A third of it passes between renewals, one message to each
-    region."""
+    """For subscriptions with dispatch scope `origin`: how long, in seconds, after a region fails another one takes over
+    its share, and how long after a crash a region waits for its own. Leases are renewed after a third of it, with one
+    message to each region."""
 
     progress_coalesce_millis: int = _int(2, 0, 1000)
     """Longest time, in milliseconds, for which acknowledgements wait to travel together while others are under way to
@@ -176,18 +176,18 @@ class ProcessSettings:
     """The process itself."""
 
     log_level: LogLevel = "info"
-    """Least important kind of line that goes to the log, which is standard error."""
+    """Minimum level of log lines. The log is standard error."""
 
     fault_injection_enabled: bool = False
-    """For tests of the verification: offers admin calls that lose messages on purpose. Never set it where messages
+    """For tests of the verification: enables admin calls that lose messages on purpose. Never set it where messages
     matter."""
 
     start_timeout_seconds: int = _int(60, 0, 3600)
-    """How long, in seconds, a broker that starts waits for its metadata store to answer, and for an earlier broker to
-    let go of its volume. Then it ends and says which of them it waited for."""
+    """How long, in seconds, a starting broker waits for its metadata store to answer, and for an earlier broker to
+    release its volume. After that it exits and says which of them it waited for."""
 
     broker_shutdown_timeout_ms: int = _int(60_000, 0, 3_600_000)
-    """Longest time, in milliseconds, in which the broker hands over and stores what is open after SIGTERM."""
+    """Longest time, in milliseconds, that the broker takes after SIGTERM to hand over and store open work."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -231,7 +231,7 @@ class Settings:
 
     @property
     def advertised_address(self) -> str:
-        """The address that clients are told, with the default filled in."""
+        """The address for clients, with the default filled in."""
         return self.network.advertised_address or self.network.bind_address
 
     @classmethod
@@ -244,7 +244,7 @@ class Settings:
 
     @classmethod
     def build(cls, given: Given) -> Self:
-        """Settings from what was collected.
+        """Settings from collected keys.
 
         :raises SettingsError: as ``of``.
         """
@@ -273,7 +273,7 @@ def load(config: Path | None, assignments: Sequence[str], environment: Mapping[s
 
 
 def collect(config: Path | None, assignments: Sequence[str], environment: Mapping[str, str]) -> Given:
-    """What the three sources say, the stronger over the weaker, before it is checked.
+    """Keys from the three sources, the stronger overriding the weaker, before they are checked.
 
     :raises SettingsError: the file cannot be read, or a line of it or an assignment is not ``key=value``.
     """

@@ -13,7 +13,7 @@ PublicAlgorithm = Literal["RS256", "RS384", "RS512", "ES256", "ES384", "ES512"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuthenticationSettings:
-    """Who clients are. Files of keys are read again, within a few seconds, when they change."""
+    """How clients authenticate. Key files are read again within a few seconds when they change."""
 
     authentication_enabled: bool = False
     """Clients, and users of the admin API, show a signed token (a JSON Web Token). Probes and metrics stay open."""
@@ -26,8 +26,8 @@ class AuthenticationSettings:
     token with each of them."""
 
     token_public_key: str = ""
-    """The public key of a pair of which the private one signs tokens, in PEM or DER: `file:///PATH` or a path.
-    `meridian tokens create-key-pair` makes a pair. Or a directory, as for `tokenSecretKey`, with files that end in
+    """The public key of a pair whose private key signs tokens, in PEM or DER: `file:///PATH` or a path.
+    `meridian tokens create-key-pair` creates a pair. Or a directory, as for `tokenSecretKey`, with files that end in
     `.pem`. Tokens may be signed with any key of either setting."""
 
     token_public_alg: PublicAlgorithm = "RS256"
@@ -41,11 +41,11 @@ class AuthenticationSettings:
     """Claim of a token that names where it is valid: a text or a list of texts."""
 
     token_audience: str = ""
-    """What that claim has to contain. Empty: tokens with the claim need the name of this region in it (`meridian
+    """Required content of that claim. Empty: tokens with the claim need the name of this region in it (`meridian
     tokens create --region`), tokens without it are valid everywhere. Set: tokens without it are refused."""
 
     super_user_roles: str = ""
-    """Roles that may use the whole admin API, with commas between. Others may only connect, and look up what their
+    """Roles that may use the whole admin API, separated by commas. Others may only connect, and look up what their
     clients need."""
 
     def check(self) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Settings of how much may wait for subscriptions and other regions, and what happens beyond that."""
+"""Limits on the backlog of subscriptions and other regions, and what happens beyond them."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Settings of what clients may ask for in all, so that many of them cannot take the broker from each other."""
+"""Limits on all clients together, so that many of them cannot take the broker from each other."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ class LimitSettings:
     read from for a while; nothing is refused."""
 
     broker_max_connections: int = whole(0, 0, 1_000_000)
-    """Connections of clients to the Pulsar ports; those of other regions do not count. Further connections receive an
-    error and are closed. 0: as many as the limit of open files allows, of which a part is kept for the broker
+    """Client connections to the Pulsar ports; those of other regions do not count. Further connections receive an
+    error and are closed. 0: as many as the limit of open files allows, minus those reserved for the broker
     itself."""
 
     broker_max_connections_per_ip: int = whole(0, 0, 1_000_000)

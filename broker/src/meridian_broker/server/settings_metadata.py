@@ -33,7 +33,7 @@ class MetadataSettings:
 
     @property
     def login(self) -> Login:
-        """What etcd is shown."""
+        """The credentials for etcd."""
         return Login(
             self.metadata_store_user,
             self.metadata_store_password_file,
@@ -49,7 +49,7 @@ class MetadataSettings:
         """
         kind, _, rest = url.partition(":")
         if "@" in rest and kind != "sqlite":
-            # What stands before it may be a password: nothing of the text is repeated.
+            # The part before it may be a password: do not repeat any of the text.
             raise SettingsError(
                 "metadataStoreUrl contains a user name or password. Addresses appear in logs: remove the credentials "
                 "and set metadataStoreUser and metadataStorePasswordFile"

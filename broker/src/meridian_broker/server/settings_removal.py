@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Settings of what goes by itself when nobody uses it."""
+"""Settings for the automatic deletion of unused topics and subscriptions."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ InactiveMode = Literal["delete_when_no_subscriptions", "delete_when_subscription
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemovalSettings:
-    """Topics and subscriptions that nobody uses. Policies of the topic or its namespace come first. A topic that
-    lives in several regions never goes by itself."""
+    """Deletion of unused topics and subscriptions. Policies of the topic or its namespace come first. A topic that
+    exists in several regions is never deleted automatically."""
 
     broker_delete_inactive_topics_enabled: bool = False
     """Unused topics are deleted with their messages. Pulsar's default is true; here nothing is deleted unless you ask
@@ -24,7 +24,7 @@ class RemovalSettings:
     """Seconds between checks for them."""
 
     broker_delete_inactive_topics_mode: InactiveMode = "delete_when_no_subscriptions"
-    """Which topics these are: those without subscriptions, or also those whose subscriptions have acknowledged
+    """Topics that count as unused: those without subscriptions, or also those whose subscriptions have acknowledged
     everything."""
 
     broker_delete_inactive_topics_max_inactive_duration_seconds: int = whole(0, 0, 1_000_000_000)

@@ -2,7 +2,7 @@
 """The settings as a JSON schema, so that the Helm chart refuses what the broker would refuse.
 
 ``python -m meridian_broker.server.settings_schema FILE`` prints the chart's schema FILE with its definition
-``settings`` written anew.
+``settings`` regenerated.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _DEFINITION: Final = re.compile(r'("settings": \{[^{}]*"properties": \{\n).*?(\n
 
 
 def value_schema(setting: Setting) -> dict[str, Any]:
-    """What values of one setting may be."""
+    """The allowed values of one setting."""
     if setting.kind is bool:
         return {"type": "boolean"}
     if setting.kind is int:

@@ -60,12 +60,12 @@ class TlsSettings:
 
     @property
     def server_files(self) -> TlsFiles:
-        """What listeners use."""
+        """Files of the listeners."""
         return TlsFiles(self.tls_certificate_file_path, self.tls_key_file_path, self.tls_trust_certs_file_path)
 
     @property
     def client_files(self) -> TlsFiles:
-        """What connections to other regions use."""
+        """Files of connections to other regions."""
         return TlsFiles(
             self.broker_client_certificate_file_path,
             self.broker_client_key_file_path,
@@ -73,7 +73,7 @@ class TlsSettings:
         )
 
     def check(self) -> None:
-        """:raises SettingsError: something is given without what it needs."""
+        """:raises SettingsError: a setting is given without another one that it needs."""
         if (self.tls_certificate_file_path is None) != (self.tls_key_file_path is None):
             raise SettingsError("tlsCertificateFilePath and tlsKeyFilePath: expected both or neither")
         if (self.broker_client_certificate_file_path is None) != (self.broker_client_key_file_path is None):

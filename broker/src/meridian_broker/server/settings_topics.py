@@ -19,7 +19,7 @@ class TopicSettings:
     """A producer or consumer that names a topic which does not exist creates it."""
 
     allow_auto_topic_creation_type: TopicCreationType = "non-partitioned"
-    """What is created then."""
+    """Kind of topic that is created then."""
 
     default_num_partitions: int = whole(1, 1, 1000)
     """Partitions of a partitioned topic that is created that way."""
@@ -29,7 +29,7 @@ class TopicSettings:
 
     subscription_pattern_max_length: int = whole(50, 0, 1000)
     """Longest pattern over topic names that the broker evaluates for a client, in characters. With a longer one the
-    client gets all names and applies it itself, and cannot watch for new topics. 0: clients evaluate every pattern
+    client gets all names and filters them itself, and cannot watch for new topics. 0: clients evaluate every pattern
     themselves."""
 
     max_unacked_messages_per_consumer: int = whole(50_000, 0, 10_000_000)
@@ -44,8 +44,8 @@ class TopicSettings:
     first. 0: 10000, which is also the most."""
 
     max_consumers_per_topic: int = whole(0, 0, 1_000_000)
-    """Consumers of one topic or partition, readers among them. 0: no limit. As with all policies, what the topic or its
-    namespace says comes first."""
+    """Consumers of one topic or partition, including readers. 0: no limit. As with all policies, the topic's or its
+    namespace's comes first."""
 
     max_consumers_per_subscription: int = whole(0, 0, 1_000_000)
     """Consumers of one subscription of a topic or partition. 0: no limit."""

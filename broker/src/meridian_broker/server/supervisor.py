@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """``meridian up``: several regions on one machine, one broker process each, watched and stopped together.
 
-The supervisor does little on purpose. It starts what a region needs, waits until every region says that it is healthy,
-and then only watches. A broker that dies is reported and not started again: whoever killed it may want to see what the
-others do. Its ``broker.conf`` starts it again by hand, with the command that the report prints.
+The supervisor does little on purpose. It starts what a region needs, waits until every region reports that it is
+healthy, and then only watches. A broker that dies is reported but not restarted: whoever killed it may want to see how
+the others react. Its ``broker.conf`` restarts it by hand, with the command that the report prints.
 
-Stopping is a drain: SIGTERM to every broker, a bounded wait, then force. The brokers stop before their metadata
-stores, because they write to them until the end. Children are in sessions of their own, so that Ctrl-C at the terminal
+Stopping is a drain: SIGTERM to every broker, a bounded wait, then SIGKILL. The brokers stop before their metadata
+stores, because they write to them until the end. Children run in sessions of their own, so that Ctrl-C at the terminal
 reaches the supervisor alone, and none outlives a supervisor that is killed (see ``lifeline``).
 """
 
@@ -37,14 +37,14 @@ __all__ = ["UpFailed", "run_up"]
 Say = Callable[[str], None]
 
 BROKER_PROGRAM: Final = (sys.executable, "-P", "-m", "meridian_broker.server.main", "broker")
-"""What a child runs, before ``--config FILE --supervisor PID``."""
+"""The command of a child, before ``--config FILE --supervisor PID``."""
 
 
 def run_up(options: UpOptions, say: Say, program: Sequence[str] = BROKER_PROGRAM) -> int:
     """Run the regions until SIGTERM or SIGINT. Returns 0 when all stopped in good order, else 1.
 
-    :param program: another one than the broker lets tests see how a misbehaving child is treated.
-    :raises UpFailed: they could not be started; whatever was started is stopped again.
+    :param program: tests pass another program to see how a misbehaving child is treated.
+    :raises UpFailed: the regions could not be started; those that were are stopped again.
     :raises SettingsError: a setting cannot be used.
     """
     given = collect(None, options.assignments, os.environ)
@@ -120,7 +120,7 @@ class Supervisor:
         pids = {name: process.pid for name, process in self._brokers.items()}
         self._directory.write_regions(self._plans, self._metadata, pids)
         deadline = time.monotonic() + limits.START_SECONDS_MAX
-        # Health never goes through a proxy: it asks this machine.
+        # The health check asks this machine, so it must not go through a proxy.
         timeout = aiohttp.ClientTimeout(total=limits.HEALTH_ANSWER_SECONDS_MAX)
         async with aiohttp.ClientSession(timeout=timeout, trust_env=False) as http:
             for plan in self._plans:
@@ -230,7 +230,7 @@ class Supervisor:
 
 async def _start_broker(plan: RegionPlan, program: Sequence[str]) -> asyncio.subprocess.Process:
     """The region's broker as a child that logs to its file and does not outlive this process."""
-    # What the environment sets is in the file already; left in place it would win over the file's ports and names.
+    # The environment's settings are already in the file; left in place they would override its ports and names.
     environment = {
         name: value for name, value in os.environ.items() if name.removeprefix(ENVIRONMENT_PREFIX) not in BY_KEY
     }

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A broker that starts waits for what it stands on.
+"""A starting broker waits for its dependencies.
 
-A region's parts are started in any order, and a broker that was killed may still be letting go of its volume while the
-next one is there already. To end and to be started again would settle that too, but nobody could tell it from a fault.
+A region's parts are started in any order, and a broker that was killed may still be releasing its volume when the
+next one starts. Exiting and being restarted would work, too, but would look like a fault.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ LAST_PAUSE_SECONDS: Final = 2.0
 
 
 class StartFailed(Exception):
-    """What the broker stands on cannot be reached or read. The message says what, and what to do."""
+    """A dependency of the broker cannot be reached or read. The message says which, and what to do."""
 
 
 async def once_there(opened: Callable[[], Awaitable[T]], away: type[Exception], seconds: float) -> T:
-    """Try ``opened`` again and again, for so long, while it raises ``away``; then that is raised."""
+    """Retry ``opened`` for up to ``seconds`` while it raises ``away``; after that the exception is raised."""
     loop = asyncio.get_running_loop()
     until = loop.time() + seconds
     pause = FIRST_PAUSE_SECONDS
